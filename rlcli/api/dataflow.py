@@ -1,0 +1,150 @@
+"""The dataflow graph: model function calls, linked by the keys they produce and consume. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
+
+if TYPE_CHECKING:
+    import networkx
+
+
+class ModelInterfaceType(StrEnum):
+    """Which method of its interface a call runs."""
+
+    GENERATE = "generate"
+    INFERENCE = "inference"
+    TRAIN_STEP = "train_step"
+    EVALUATE = "evaluate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParamReallocHook:
+    """Give `target` the parameters of `source`: target ← eta · source + (1 − eta) · target."""
+
+    source: str
+    target: str
+    eta: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadHook:
+    """Move the model's weights to host memory once the call is done."""
+
+
+Hook = ParamReallocHook | OffloadHook
+
+
+@dataclass(frozen=True, kw_only=True)
+class MFCDef:
+    """One model function call of the graph: `model.call(inputs) -> outputs`."""
+
+    name: str
+    model_name: str
+    """The role that runs the call."""
+    interface_type: ModelInterfaceType
+    interface_impl: ModelInterfaceAbstraction
+    input_keys: tuple[str, ...] = ()
+    output_keys: tuple[str, ...] = ()
+    input_key_remap: Mapping[str, str] = field(default_factory=dict)
+    """Name in the buffer → name the interface reads."""
+    output_key_remap: Mapping[str, str] = field(default_factory=dict)
+    """Name the interface writes → name in the buffer."""
+    mb_spec: MicroBatchSpec = MicroBatchSpec()
+    pre_hooks: tuple[Hook, ...] = ()
+    post_hooks: tuple[Hook, ...] = ()
+
+    @property
+    def is_train(self) -> bool:
+        return self.interface_type is ModelInterfaceType.TRAIN_STEP
+
+    @property
+    def produced_keys(self) -> tuple[str, ...]:
+        """The keys that appear in the buffer once the call is done."""
+        return tuple(self.output_key_remap.get(key, key) for key in self.output_keys)
+
+
+@dataclass(frozen=True)
+class VersionEdge:
+    """At step k, `consumer` needs the weights of `role` that `producer` made at step k − 1 − η."""
+
+    producer: str
+    consumer: str
+    role: str
+    max_staleness: int
+
+    def required_version(self, step: int) -> int:
+        """How many training steps of the role must be done before the consumer may run at `step` (from 0)."""
+        return max(0, step - self.max_staleness)
+
+
+class GraphError(ValueError):
+    """A graph that cannot run; `calls` and `key` say where, for the recipe's error message."""
+
+    def __init__(self, what: str, *, calls: Sequence[str] = (), key: str | None = None):
+        super().__init__(what)
+        self.calls = tuple(calls)
+        self.key = key
+
+
+def build_graph(
+    mfcs: Sequence[MFCDef], dataset_keys: Sequence[str] | None = None, max_staleness: int = 0
+) -> networkx.DiGraph:
+    """Link producers to consumers by key.
+
+    Nodes are call names with attribute `mfc`; edges carry `keys`, the tuple of keys that flow along them.
+    `graph.graph["version_edges"]` holds the parameter-version edges, `graph.graph["dataset_keys"]` the keys
+    that the dataset must bring. Raises GraphError for a duplicate name, two producers of one key, a cycle,
+    or (when `dataset_keys` is given) a key that nobody makes.
+    """
+    import networkx
+
+    graph = networkx.DiGraph()
+    producers: dict[str, str] = {}
+    for mfc in mfcs:
+        if mfc.name in graph:
+            raise GraphError(f"two calls are named {mfc.name}", calls=[mfc.name])
+        graph.add_node(mfc.name, mfc=mfc)
+        for key in mfc.produced_keys:
+            if key in producers:
+                raise GraphError(
+                    f"both {producers[key]} and {mfc.name} produce {key}", calls=[producers[key], mfc.name], key=key
+                )
+            producers[key] = mfc.name
+
+    from_dataset: set[str] = set()
+    for mfc in mfcs:
+        for key in mfc.input_keys:
+            if key in producers:
+                keys = graph.get_edge_data(producers[key], mfc.name, {"keys": ()})["keys"]
+                graph.add_edge(producers[key], mfc.name, keys=(*keys, key))
+            elif dataset_keys is not None and key not in dataset_keys:
+                raise GraphError(f"{mfc.name} reads {key}, which nobody produces", calls=[mfc.name], key=key)
+            else:
+                from_dataset.add(key)
+
+    if not networkx.is_directed_acyclic_graph(graph):
+        cycle = [edge[0] for edge in networkx.find_cycle(graph)]
+        raise GraphError("the calls wait for each other: " + " → ".join([*cycle, cycle[0]]), calls=cycle)
+    graph.graph["dataset_keys"] = tuple(sorted(from_dataset))
+    graph.graph["version_edges"] = tuple(_version_edges(mfcs, max_staleness))
+    return graph
+
+
+def _version_edges(mfcs: Sequence[MFCDef], max_staleness: int) -> list[VersionEdge]:
+    """A generate call may lag `max_staleness` versions behind; every other call needs the newest weights."""
+    trainers = {mfc.model_name: mfc.name for mfc in mfcs if mfc.is_train}
+    return [
+        VersionEdge(
+            producer=trainers[mfc.model_name],
+            consumer=mfc.name,
+            role=mfc.model_name,
+            max_staleness=max_staleness if mfc.interface_type is ModelInterfaceType.GENERATE else 0,
+        )
+        for mfc in mfcs
+        if mfc.model_name in trainers
+    ]

@@ -1,0 +1,132 @@
+"""Every error a user can meet: one tree, each class with its exit code.
+
+RlcliError                 1  a bug in rlcli unless a subclass says otherwise
+├── UsageError             2  the command line
+│   ├── RecipeError        2  the recipe, with file:line:col; holds every problem found
+│   ├── ProjectError       2  the folders that hold components
+│   └── UnknownComponent   2  a name nobody registered
+├── DataError              4  a dataset is missing, empty, malformed
+├── ModelError             5  a model, tokenizer or checkpoint is missing or does not fit
+├── ResourceError          6  lock, disk, port, permission, not enough devices
+├── WorkerError            7  a rank or a server died
+├── HangError              8  a deadline passed
+├── NumericError           9  a non-finite value stopped the run
+└── Stopped               75  asked to stop; stopped at a step boundary with everything committed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class RlcliError(Exception):
+    """Base of every error that reaches a user; renders as one line.
+
+    `code` is the stable id that tests and search engines hold on to; `where` is
+    `file:line:col` for recipes, `file:line` for datasets, `rank N pid P` for workers.
+    """
+
+    exit_code = 1
+    code = "BUG"
+
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None, code: str | None = None):
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.hint = hint
+        if code is not None:
+            self.code = code
+
+    def __str__(self) -> str:
+        return render(self.code, self.what, self.where, self.hint)
+
+
+def render(code: str, what: str, where: str | None, hint: str | None) -> str:
+    """`error[<ID>] <where>: <what>. hint: <next action>`, control characters escaped."""
+    place = f" {where}" if where else ""
+    advice = f". hint: {hint}" if hint else ""
+    return escape_control(f"error[{code}]{place}: {what.rstrip('.')}{advice}")
+
+
+def escape_control(text: str) -> str:
+    """Make text from files, models and peers safe to print: no control character reaches a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+class UsageError(RlcliError):
+    exit_code = 2
+    code = "USAGE"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong in a recipe."""
+
+    code: str
+    what: str
+    where: str | None = None
+    hint: str | None = None
+    excerpt: str | None = None
+    """The offending line with a caret, ready to print."""
+
+    def __str__(self) -> str:
+        line = render(self.code, self.what, self.where, self.hint)
+        return f"{line}\n{self.excerpt}" if self.excerpt else line
+
+
+class RecipeError(UsageError):
+    """All problems of a recipe, reported together."""
+
+    code = "RECIPE"
+
+    def __init__(self, problems: Sequence[Problem]):
+        first = problems[0]
+        super().__init__(first.what, where=first.where, hint=first.hint, code=first.code)
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
+
+
+class ProjectError(UsageError):
+    code = "PROJECT"
+
+
+class UnknownComponent(UsageError):
+    code = "R70"
+
+
+class DataError(RlcliError):
+    exit_code = 4
+    code = "DATA"
+
+
+class ModelError(RlcliError):
+    exit_code = 5
+    code = "MODEL"
+
+
+class ResourceError(RlcliError):
+    exit_code = 6
+    code = "RESOURCE"
+
+
+class WorkerError(RlcliError):
+    exit_code = 7
+    code = "WORKER"
+
+
+class HangError(RlcliError):
+    exit_code = 8
+    code = "HANG"
+
+
+class NumericError(RlcliError):
+    exit_code = 9
+    code = "NUMERIC"
+
+
+class Stopped(RlcliError):
+    exit_code = 75
+    code = "STOPPED"

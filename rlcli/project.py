@@ -1,0 +1,116 @@
+"""Where components and recipes live: the installed package, this checkout, the user's project.
+
+A project is a folder whose pyproject.toml has a `[tool.rlcli]` table. It may hold four folders, `interfaces`,
+`backends`, `datasets` and `recipes`, none of them with an `__init__.py`. This repository is itself a project.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlcli.errors import ProjectError
+
+FOLDERS = ("interfaces", "backends", "datasets", "recipes")
+"""The folders of a project that rlcli reads."""
+
+VARIABLE = "RLCLI_PROJECT"
+"""Names the user's project in every process of a run; without it the working directory decides."""
+
+PACKAGE = Path(__file__).resolve().parent
+"""The installed package; in a wheel the built-in components lie in its subfolders."""
+
+
+def roots() -> list[Path]:
+    """Every folder that may hold component folders, in search order: package, checkout, the user's project."""
+    found = [PACKAGE]
+    if is_project(PACKAGE.parent):  # never true in site-packages, whatever else lies there
+        found.append(PACKAGE.parent)
+    project = current_project()
+    if project is not None:
+        found.append(project)
+    found = list(dict.fromkeys(found))
+    for root in found:
+        _refuse_init_files(root)
+    return found
+
+
+def search_path(kind: str) -> list[str]:
+    """The folders that `rlcli.<kind>` is made of; `kind` is one of `FOLDERS`."""
+    return [str(folder) for folder in (root / kind for root in roots()) if folder.is_dir()]
+
+
+def is_project(folder: Path) -> bool:
+    """Whether the folder's pyproject.toml has a `[tool.rlcli]` table."""
+    marker = folder / "pyproject.toml"
+    try:
+        text = marker.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    if "rlcli" not in text:  # somebody else's project: not ours to judge
+        return False
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ProjectError(f"not valid TOML: {error}", where=str(marker)) from error
+    tool = tables.get("tool")
+    return isinstance(tool, dict) and isinstance(tool.get("rlcli"), dict)
+
+
+def find_project(start: Path) -> Path | None:
+    """The nearest project at or above `start`."""
+    return next((folder for folder in _upward(start.resolve()) if is_project(folder)), None)
+
+
+def current_project() -> Path | None:
+    """The user's project: `RLCLI_PROJECT`, else the nearest one at or above the working directory."""
+    named = os.environ.get(VARIABLE)
+    if not named:
+        return find_project(Path.cwd())
+    return _checked(Path(named), VARIABLE)
+
+
+def use_project(folder: str | Path) -> Path:
+    """Make `folder` the user's project in this process and in all that it starts (`--project`)."""
+    project = _checked(Path(folder), "--project")
+    os.environ[VARIABLE] = str(project)
+    return project
+
+
+def is_built_in(path: Path) -> bool:
+    """Whether a component or recipe came with rlcli, rather than from the user's project."""
+    checkout = [PACKAGE.parent / kind for kind in FOLDERS] if is_project(PACKAGE.parent) else []
+    return any(path.resolve().is_relative_to(folder) for folder in [PACKAGE, *checkout])
+
+
+def _upward(folder: Path) -> Iterator[Path]:
+    yield folder
+    yield from folder.parents
+
+
+def _checked(folder: Path, source: str) -> Path:
+    project = folder.expanduser().resolve()
+    if not project.is_dir():
+        raise ProjectError(f"{source} names {folder}, which is not a folder")
+    if not is_project(project):
+        raise ProjectError(
+            f"{source} names {project}, whose pyproject.toml does not mark it as a project",
+            hint=f"put an empty table [tool.rlcli] into {project / 'pyproject.toml'}",
+        )
+    return project
+
+
+def _refuse_init_files(root: Path) -> None:
+    """An `__init__.py` in a project's `datasets` would hide Hugging Face's library from the whole process."""
+    if root == PACKAGE:  # the doors
+        return
+    for kind in FOLDERS:
+        init = root / kind / "__init__.py"
+        if init.exists():
+            raise ProjectError(
+                f"makes {kind}/ a package, which hides other libraries of that name and the built-in {kind}",
+                where=str(init),
+                hint="delete the file; the folder needs none",
+            )

@@ -1,0 +1,28 @@
+"""Components by name: one component, one file, one name.
+
+`interface: {type: grpo}` is `interfaces/grpo.py`. Names are listed by reading folders, arguments by reading source
+text; a component's file is imported when a run needs the class, and never earlier.
+"""
+
+from rlcli.api.component import KINDS, register_backend, register_dataset, register_interface
+from rlcli.registry.listing import module_of, names, path_of
+from rlcli.registry.loading import load, make_backend, make_dataset, make_interface
+from rlcli.registry.signature import COMPUTED, Argument, Signature, signature
+
+__all__ = [
+    "COMPUTED",
+    "KINDS",
+    "Argument",
+    "Signature",
+    "load",
+    "make_backend",
+    "make_dataset",
+    "make_interface",
+    "module_of",
+    "names",
+    "path_of",
+    "register_backend",
+    "register_dataset",
+    "register_interface",
+    "signature",
+]

@@ -1,0 +1,221 @@
+"""Checking a recipe's `args:` against a component's signature, and building what they describe."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, Union
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictBytes,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from rlcli.errors import ProjectError, UsageError
+from rlcli.registry.signature import COMPUTED, Argument, arguments_of, nested_dataclass, signature
+from rlcli.registry.source import Definition, Module, dotted, find
+
+_PLAIN: dict[str, Any] = {
+    "int": StrictInt,
+    "float": StrictFloat,
+    "str": StrictStr,
+    "bool": StrictBool,
+    "bytes": StrictBytes,
+    "None": None,
+    "object": Any,
+    "Any": Any,
+    "typing.Any": Any,
+    "pathlib.Path": Path,
+    "os.PathLike": Path,
+}
+_CONTAINERS: dict[str, Any] = {
+    **dict.fromkeys(("list", "typing.List"), list),
+    **dict.fromkeys(("tuple", "typing.Tuple"), tuple),
+    **dict.fromkeys(("dict", "typing.Dict"), dict),
+    **dict.fromkeys(("set", "typing.Set"), set),
+    **dict.fromkeys(("frozenset", "typing.FrozenSet"), frozenset),
+}
+for _module in ("collections.abc", "typing"):
+    _CONTAINERS.update(dict.fromkeys((f"{_module}.{name}" for name in ("Mapping", "MutableMapping")), dict))
+    _sequences = ("Sequence", "MutableSequence", "Iterable", "Collection")
+    _CONTAINERS.update(dict.fromkeys((f"{_module}.{name}" for name in _sequences), list))
+_WRAPPERS = ("typing.Annotated", "typing.Final", "dataclasses.InitVar", "typing.Required")
+
+
+class Arguments(BaseModel):
+    """Base of the models made from signatures; knows which dataclass one stands for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    home: ClassVar[tuple[str, str] | None] = None
+    """Module and name of a nested dataclass; None for the component itself."""
+
+    @model_validator(mode="after")
+    def check_by_the_dataclass(self) -> Self:
+        """Settings that need no torch run their own checks already in `rlcli validate`."""
+        if self.home is not None and self.home[0] == "rlcli.api.config":
+            try:
+                construct(self)
+            except UsageError as error:
+                raise ValueError(error.what.removeprefix("args: ")) from error
+        return self
+
+
+def arguments_model(name: str, arguments: Sequence[Argument]) -> type[BaseModel]:
+    """The pydantic model of a component's arguments."""
+    return _model(name, arguments, Arguments)
+
+
+def validated(kind: str, name: str, args: Mapping[str, Any]) -> BaseModel:
+    """The arguments of a component, checked and coerced; every mistake in them is told at once."""
+    try:
+        return signature(kind, name).model().model_validate(dict(args))
+    except ValidationError as error:
+        lines = [
+            f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}"
+            for detail in error.errors(include_url=False)
+        ]
+        raise UsageError(f"{kind.removesuffix('s')} {name}: {'; '.join(lines)}", code="R42") from error
+
+
+def construct(value: Any, what: str = "args") -> Any:
+    """Replace each nested model by its real dataclass; the outermost becomes a dict of keyword arguments.
+
+    Only what the recipe gave is passed on, so defaults stay those of the classes.
+    """
+    if isinstance(value, Arguments):
+        given = {
+            info.alias or key: construct(getattr(value, key), what)
+            for key, info in type(value).model_fields.items()
+            if key in value.model_fields_set
+        }
+        return given if value.home is None else _instance(value.home, given, what)
+    if isinstance(value, dict):
+        return {key: construct(item, what) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return type(value)(construct(item, what) for item in value)
+    return value
+
+
+def _instance(home: tuple[str, str], given: dict[str, Any], what: str) -> Any:
+    cls = getattr(importlib.import_module(home[0]), home[1])
+    try:
+        return cls(**given)
+    except ValueError as error:
+        raise UsageError(f"{what}: {error}") from error
+
+
+def _model(name: str, arguments: Sequence[Argument], base: type[Arguments]) -> type[Arguments]:
+    fields: dict[str, Any] = {}
+    for argument in arguments:
+        default: Any = (
+            ... if argument.required else None if argument.default is COMPUTED else argument.default
+        )
+        computed: dict[str, Any] | None = (
+            {"default": argument.default_text} if argument.default is COMPUTED else None
+        )
+        info = Field(
+            default, alias=argument.name, description=argument.doc or None, json_schema_extra=computed
+        )
+        # An alias, because a field may be called like a method of pydantic's (copy, json, schema).
+        fields[f"arg_{argument.name}"] = (_type_of_argument(argument), info)
+    return create_model(name, __base__=base, **fields)
+
+
+def _type_of_argument(argument: Argument) -> Any:
+    assert argument.type_node is not None
+    assert argument.module is not None
+    try:
+        return _type(argument.module, argument.type_node)
+    except (ValueError, TypeError, SyntaxError, RecursionError) as error:
+        what = f"the type of {argument.name} cannot be read: {argument.annotation}"
+        raise ProjectError(what, where=f"{argument.path}:{argument.line}") from error
+
+
+def _type(module: Module, node: ast.expr) -> Any:
+    """The type that an annotation stands for, as pydantic is to check it."""
+    match node:
+        case ast.Constant(value=None):
+            return None
+        case ast.Constant(value=str(text)):
+            return _type(module, ast.parse(text, mode="eval").body)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _union([_type(module, left), _type(module, right)])
+        case ast.Subscript(value=head, slice=inner):
+            items = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+            return _generic(module, node, dotted(module, head) or "", items)
+    name = dotted(module, node) or ""
+    if name in _PLAIN:
+        return _PLAIN[name]
+    if name in _CONTAINERS:
+        return _CONTAINERS[name]
+    nested = nested_dataclass(module, node)
+    if nested is not None:
+        return _nested(nested)
+    alias = find(name) or _local_alias(module, node)
+    if alias is not None and not isinstance(alias.node, ast.ClassDef):
+        return _type(alias.module, alias.node)
+    return _unwritable(ast.unparse(node))
+
+
+def _generic(module: Module, node: ast.expr, head: str, items: list[ast.expr]) -> Any:
+    if head in ("typing.Literal", "typing_extensions.Literal"):
+        return Literal[tuple(ast.literal_eval(item) for item in items)]
+    if head in _WRAPPERS:
+        return _type(module, items[0])
+    if head == "typing.Optional":
+        return _union([_type(module, items[0]), None])
+    if head == "typing.Union":
+        return _union([_type(module, item) for item in items])
+    container = _CONTAINERS.get(head)
+    if container is None:
+        return _unwritable(ast.unparse(node))
+    inner = [
+        ... if isinstance(item, ast.Constant) and item.value is ... else _type(module, item) for item in items
+    ]
+    return container[tuple(inner)]
+
+
+def _union(types: list[Any]) -> Any:
+    return functools.reduce(lambda one, other: Union[one, other], types)  # noqa: UP007 - not all are classes
+
+
+def _nested(definition: Definition) -> type[Arguments]:
+    """The model of a nested dataclass."""
+
+    class Nested(Arguments):
+        home: ClassVar[tuple[str, str] | None] = (definition.module.name, definition.name)
+
+    return _model(definition.name, arguments_of(definition), Nested)
+
+
+def _local_alias(module: Module, node: ast.expr) -> Definition | None:
+    if isinstance(node, ast.Name) and node.id in module.aliases:
+        return Definition(module, node.id, module.aliases[node.id])
+    return None
+
+
+def _unwritable(annotation: str) -> Any:
+    """A type that YAML has no words for: the field keeps its default, and a recipe that sets it is told so."""
+
+    def refuse(value: Any) -> Any:
+        raise PydanticCustomError(
+            "unwritable", "a value of type {type} cannot be written in a recipe", {"type": annotation}
+        )
+
+    validator: Callable[[Any], Any] = refuse
+    return Annotated[Any, BeforeValidator(validator)]

@@ -1,0 +1,71 @@
+"""Which components there are, told from the names of files."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+
+from rlcli.api.component import KINDS, module_name
+from rlcli.errors import ProjectError, UnknownComponent
+from rlcli.project import search_path
+
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+"""What a component may be called; so a name is never a path or a Python expression."""
+
+
+def names(kind: str) -> dict[str, Path]:
+    """The components of a kind and their files, sorted; files that start with `_` are shared code."""
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is no kind of component; the kinds are {', '.join(KINDS)}")
+    found: dict[str, Path] = {}
+    for folder in search_path(kind):
+        for path in sorted(Path(folder).glob("*.py")):
+            if not (NAME.fullmatch(path.stem) and path.stem.isidentifier() and path.is_file()):
+                continue
+            if path.stem in found:
+                raise ProjectError(
+                    f"two {kind} are named {path.stem!r}: {found[path.stem]} and {path}",
+                    hint="rename yours; if both are built in, one is installed and one is this checkout: "
+                    "`pip install -e .` makes them one",
+                )
+            found[path.stem] = path
+    return dict(sorted(found.items()))
+
+
+def path_of(kind: str, name: str) -> Path:
+    """The file that holds a component."""
+    known = names(kind)
+    path = known.get(module_name(name)) if NAME.fullmatch(name) else None
+    if path is None:
+        raise _unknown(kind, name, known)
+    return path
+
+
+def module_of(kind: str, name: str) -> str:
+    """The module that a component is in every process: `rlcli.interfaces.grpo`."""
+    return f"rlcli.{kind}.{path_of(kind, name).stem}"
+
+
+def _unknown(kind: str, name: str, known: dict[str, Path]) -> UnknownComponent:
+    one = kind.removesuffix("s")
+    article = "an" if one[0] in "aeiou" else "a"
+    folders = search_path(kind)
+    listed = f"the {kind} are {', '.join(known) or 'none'}; searched {', '.join(folders) or 'no folder'}"
+    misnamed = [
+        str(Path(folder) / f"{name}.py") for folder in folders if _has_file(Path(folder), f"{name}.py")
+    ]
+    if misnamed or not NAME.fullmatch(name):
+        rule = f"{article} {one}'s name is a lower-case letter, then letters, digits, _ or -"
+        if misnamed:
+            return UnknownComponent(
+                f"{misnamed[0]} cannot be {article} {one}: {rule}; its file uses _ for -", hint=listed
+            )
+        return UnknownComponent(f"{name!r} cannot name {article} {one}: {rule}", hint=listed)
+    close = difflib.get_close_matches(module_name(name), known, n=1, cutoff=0.5)
+    guess = f"; did you mean {close[0]!r}?" if close else ""
+    return UnknownComponent(f"no {one} is named {name!r}{guess}", hint=listed)
+
+
+def _has_file(folder: Path, name: str) -> bool:
+    return any(entry.name == name for entry in folder.iterdir())

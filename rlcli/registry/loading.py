@@ -1,0 +1,96 @@
+"""From a name to a class, and from a class and a recipe's arguments to a component."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.api.component import module_name, registered
+from rlcli.api.config import DatasetAbstraction, ModelBackendAbstraction, ModelInterfaceAbstraction
+from rlcli.errors import ProjectError, RlcliError, UsageError
+from rlcli.project import search_path
+from rlcli.registry.listing import path_of
+
+if TYPE_CHECKING:
+    from rlcli.api.model import ModelBackend, ModelInterface
+
+
+def load(kind: str, name: str) -> type:
+    """The class of a component. Imports its file and no other."""
+    path = path_of(kind, name)
+    _import_file(kind, path)
+    found = {key: cls for key, cls in registered(kind).items() if module_name(key) == path.stem}
+    classes = list(dict.fromkeys(found.values()))
+    if not classes:
+        raise ProjectError(
+            f"the file registers no {kind.removesuffix('s')} named {path.stem!r}",
+            where=str(path),
+            hint=f"end it with register_{kind.removesuffix('s')}({path.stem!r}, TheClass)",
+        )
+    if len(classes) > 1:
+        raise ProjectError(
+            f"the file registers {', '.join(map(repr, found))}; it must register one class", where=str(path)
+        )
+    return classes[0]
+
+
+def make_interface(cfg: ModelInterfaceAbstraction) -> ModelInterface:
+    """The interface that `interface: {type: …, args: {…}}` describes."""
+    return _make("interfaces", cfg.type_, cfg.args)
+
+
+def make_backend(cfg: ModelBackendAbstraction) -> ModelBackend:
+    """The backend that `backend: {type: …, args: {…}}` describes."""
+    return _make("backends", cfg.type_, cfg.args)
+
+
+def make_dataset(cfg: DatasetAbstraction, util: Any) -> Any:
+    """The dataset that `{type: …, args: {…}}` describes; `util` is its `DatasetUtility`."""
+    return _make("datasets", cfg.type_, cfg.args, util=util)
+
+
+def _make(kind: str, name: str, args: Mapping[str, Any], **given: Any) -> Any:
+    from rlcli.registry.arguments import construct, validated
+
+    cls = load(kind, name)
+    values = construct(validated(kind, name, args), what=f"{kind.removesuffix('s')} {name}")
+    try:
+        return cls(**given, **values)
+    except ValueError as error:
+        raise UsageError(f"{kind.removesuffix('s')} {name}: {error}") from error
+
+
+def _import_file(kind: str, path: Path) -> None:
+    """Import a component's file through the door of its kind."""
+    door = importlib.import_module(f"rlcli.{kind}")
+    folders = search_path(kind)
+    if list(door.__path__) != folders:  # the project became known after the door was opened
+        door.__path__ = folders
+        importlib.invalidate_caches()
+    name = f"rlcli.{kind}.{path.stem}"
+    loaded = sys.modules.get(name)
+    if loaded is not None and Path(str(loaded.__file__)).resolve() != path.resolve():
+        raise ProjectError(
+            f"this process already uses {loaded.__file__}", where=str(path), hint="start a new process"
+        )
+    try:
+        importlib.import_module(name)
+    except RlcliError:
+        raise
+    except Exception as error:
+        raise _broken(path, error) from error
+
+
+def _broken(path: Path, error: Exception) -> ProjectError:
+    """What went wrong inside a component's file, whole, from that file on."""
+    report = traceback.TracebackException.from_exception(error)
+    frames = list(report.stack)
+    first = next((i for i, frame in enumerate(frames) if Path(frame.filename) == path), len(frames))
+    report.stack = traceback.StackSummary.from_list(frames[first:])
+    line = frames[first].lineno if first < len(frames) else getattr(error, "lineno", None)
+    text = "".join(report.format()).rstrip()
+    return ProjectError(f"the file cannot be imported\n{text}", where=f"{path}:{line}" if line else str(path))

@@ -1,0 +1,146 @@
+"""Reading Python source without running it: what a module binds, and where a name really comes from."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlcli.errors import ProjectError
+from rlcli.project import FOLDERS, PACKAGE, search_path
+
+_MAX_HOPS = 32
+"""Re-exports and aliases followed before a name counts as unknown; more is a circle."""
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """One source file: its classes, its aliases (`Names = list[str]`) and what its imports stand for."""
+
+    name: str
+    path: Path
+    tree: ast.Module
+    classes: dict[str, ast.ClassDef] = field(default_factory=dict)
+    aliases: dict[str, ast.expr] = field(default_factory=dict)
+    imports: dict[str, str] = field(default_factory=dict)
+    """Local name to dotted origin: `model_api` to `rlcli.api.model`."""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A class, or the expression behind an alias, in the module that defines it."""
+
+    module: Module
+    name: str
+    node: ast.ClassDef | ast.expr
+
+
+def read_module(name: str, path: Path) -> Module:
+    """Parse a source file; a syntax error in it is the user's."""
+    status = path.stat()
+    return _read_module(name, path, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=256)
+def _read_module(name: str, path: Path, mtime: int, size: int) -> Module:
+    try:
+        tree = ast.parse(path.read_bytes(), filename=str(path))
+    except (SyntaxError, ValueError) as error:  # ValueError: a NUL byte, an unknown encoding
+        where = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else str(path)
+        raise ProjectError(f"not valid Python: {error}", where=where) from error
+    module = Module(name, path, tree)
+    for statement in _top_level(tree.body):
+        _bind(module, statement)
+    return module
+
+
+def dotted(module: Module, node: ast.expr) -> str | None:
+    """The full name that `Name` or `a.b.Name` stands for in a module; None for any other expression."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.insert(0, node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return None
+    head = node.id
+    if head in module.imports:
+        head = module.imports[head]
+    elif head in module.classes or head in module.aliases:
+        head = f"{module.name}.{head}"
+    return ".".join([head, *parts])
+
+
+def find(full_name: str) -> Definition | None:
+    """The definition behind a full name, through re-exports; None if it lies outside rlcli."""
+    for _ in range(_MAX_HOPS):
+        module_name, _, name = full_name.rpartition(".")
+        path = _file_of(module_name)
+        if path is None:
+            return None
+        module = read_module(module_name, path)
+        if name in module.classes:
+            return Definition(module, name, module.classes[name])
+        if name in module.aliases:
+            return Definition(module, name, module.aliases[name])
+        if name not in module.imports:
+            return None
+        full_name = module.imports[name]
+    return None
+
+
+def _file_of(module: str) -> Path | None:
+    """The file of a module of rlcli or of a component."""
+    package, *parts = module.split(".")
+    if package != "rlcli":
+        return None
+    folders = [PACKAGE]
+    if len(parts) > 1 and parts[0] in FOLDERS:
+        folders = [Path(folder) for folder in search_path(parts.pop(0))]
+    for folder in folders:
+        place = folder.joinpath(*parts)
+        for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+            if path.is_file():
+                return path
+    return None
+
+
+def _top_level(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements of a module, those inside `if TYPE_CHECKING:` and `try:` included."""
+    found: list[ast.stmt] = []
+    for statement in body:
+        if isinstance(statement, ast.If):
+            found += _top_level(statement.body + statement.orelse)
+        elif isinstance(statement, ast.Try):
+            handlers = [line for handler in statement.handlers for line in handler.body]
+            found += _top_level(statement.body + handlers + statement.orelse + statement.finalbody)
+        else:
+            found.append(statement)
+    return found
+
+
+def _bind(module: Module, statement: ast.stmt) -> None:
+    match statement:
+        case ast.ClassDef(name=name):
+            module.classes[name] = statement
+        case ast.Import(names=aliases):
+            for alias in aliases:
+                head = alias.name.split(".")[0]
+                module.imports[alias.asname or head] = alias.name if alias.asname else head
+        case ast.ImportFrom(module=origin, names=aliases, level=level):
+            package = _package(module, level) if level else ""
+            prefix = ".".join(part for part in (package, origin) if part)
+            for alias in aliases:
+                module.imports[alias.asname or alias.name] = f"{prefix}.{alias.name}"
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            module.aliases[name] = value
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+            module.aliases[name] = value
+
+
+def _package(module: Module, level: int) -> str:
+    """The package that `from .` (level 1) or `from ..` (level 2) means in a module."""
+    parts = module.name.split(".")
+    if module.path.name == "__init__.py":
+        parts.append("")
+    return ".".join(parts[:-level])

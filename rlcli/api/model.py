@@ -109,6 +109,8 @@ class Model:
     ft_spec: FinetuneSpec | None = None
     seed: int = 0
     """Root of every random draw of this role."""
+    device_mesh: Any = None
+    """The role's torch `DeviceMesh` (dimensions dp, tp, … by name), or None on a single rank."""
 
     def inc_version(self) -> None:
         """Count one training step."""

@@ -1,0 +1,400 @@
+"""The data contract: `SequenceSample`, a batch of packed sequences that are never padded.
+
+A batch holds samples (rows of a dataset); a sample holds, for every key, one or several sequences: the
+responses of a group, the two sides of a pair. The rows of a key lie end to end in one tensor, [rows, *trailing],
+in the order of the samples; `seqlens` says where each sequence ends. Without `data` a batch describes one that
+is elsewhere.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+
+from rlcli.api.component import register_dataset
+from rlcli.api.config import DatasetAbstraction, MicroBatchSpec
+from rlcli.api.lengths import Lengths, infer_lengths, read_lengths, rows_of
+from rlcli.api.partition import SequenceSplitSpec, ffd_allocate, flat2d, min_abs_diff_partition
+from rlcli.api.sample_checks import KeySet, check_alike, check_indices, read_fields, read_ids, read_keys
+from rlcli.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = [
+    "DatasetAbstraction",
+    "DatasetUtility",
+    "MicroBatchSpec",
+    "SequenceSample",
+    "SequenceSplitSpec",
+    "register_dataset",
+]
+
+
+@dataclass(frozen=True)
+class DatasetUtility:
+    """What every dataset is built with, beside the recipe's `args`."""
+
+    seed: int
+    dp_rank: int
+    world_size: int
+    tokenizer: PreTrainedTokenizerBase
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dp_rank < self.world_size:
+            raise ValueError(f"dp_rank is {self.dp_rank}; it must lie between 0 and {self.world_size - 1}")
+
+
+@dataclass(kw_only=True, eq=False)
+class SequenceSample:
+    """A batch of samples with packed sequences under named keys; see the module's docstring.
+
+    Anything inconsistent raises ValueError at construction. Operations return new batches with lists and
+    dicts of their own (those that end in `_`, `cuda` and `cpu` work in place); tensors are shared where that is
+    possible, and never cast.
+    """
+
+    ids: list[Hashable]
+    """One per sample, all different; strings or ints if the batch is to travel."""
+    keys: KeySet = None  # type: ignore[assignment]
+    """By default those of `seqlens`."""
+    seqlens: dict[str, Lengths]
+    """Key → for each sample the lengths of its sequences. Ints, lists, 1-D tensors and arrays are read."""
+    trailing_shapes: dict[str, tuple[int, ...] | None] = None  # type: ignore[assignment]
+    """Key → shape of one row of its tensor; None if there is no tensor. Inferred from `data`."""
+    dtypes: dict[str, torch.dtype | None] = None  # type: ignore[assignment]
+    """Key → dtype of its tensor; None if there is no tensor. Inferred from `data`."""
+    data: dict[str, torch.Tensor | None] | None = None
+    """Key → tensor [sum of its lengths, *trailing shape], None for a key without one. None: a description."""
+    metadata: dict[str, list[Any]] = field(default_factory=dict)
+    """Name → a JSON-able value for each sample."""
+
+    def __post_init__(self) -> None:
+        read_fields(self)
+
+    @classmethod
+    def _made(cls, **fields: Any) -> SequenceSample:
+        """A batch from parts of batches that were validated: nothing is checked again."""
+        sample = object.__new__(cls)
+        sample.__dict__.update(fields)
+        return sample
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    @property
+    def bs(self) -> int:
+        """Number of samples; may be 0."""
+        return len(self.ids)
+
+    def flat_seqlens(self, key: str) -> list[int]:
+        """[N] lengths of all sequences of `key`, sample after sample."""
+        return flat2d(self.seqlens[self._known(key)])
+
+    def cu_seqlens(self, key: str) -> torch.Tensor:
+        """[N + 1] int32, on the device of the data: where each sequence starts, and the end of the last."""
+        lengths = self.flat_seqlens(key)
+        tensor = (self.data or {}).get(key)
+        starts = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+        starts[1:] = torch.tensor(lengths, dtype=torch.int64).cumsum(0)
+        return starts if tensor is None else starts.to(tensor.device)
+
+    def _known(self, key: str) -> str:
+        if key not in self.keys:
+            raise ValueError(f"there is no key {key!r}; there are {list(self.keys)}")
+        return key
+
+    def _longest_key(self) -> str:
+        if not self.keys:
+            raise ValueError("a batch without keys cannot be split by tokens")
+        return max(self.keys, key=lambda key: rows_of(self.seqlens[key]))
+
+    # -- putting together ------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_default(
+        cls,
+        *,
+        ids: Sequence[Hashable],
+        seqlens: Sequence[Any] | torch.Tensor | Mapping[str, Any],
+        data: Mapping[str, torch.Tensor | None],
+        metadata: Mapping[str, list[Any]] | None = None,
+    ) -> SequenceSample:
+        """A batch from its tensors and the token counts of its sequences.
+
+        `seqlens` is one list for all keys: how many rows a key has follows from its name (`values` one per
+        token, `packed_logprobs` one less per sequence, `rewards` one per sequence, …) or, for other names, its
+        number of rows, if that fits one reading only. Else give a mapping from key to its own lengths.
+        """
+        if not isinstance(seqlens, Mapping):
+            lengths = read_lengths(seqlens, "seqlens")
+            seqlens = {key: infer_lengths(key, tensor, lengths) for key, tensor in data.items()}
+        return cls(ids=list(ids), seqlens=dict(seqlens), data=dict(data), metadata=dict(metadata or {}))
+
+    @classmethod
+    def gather(cls, samples: Sequence[SequenceSample], keys: Iterable[str] | None = None) -> SequenceSample:
+        """All samples of all batches, in order. `keys` (default: all, which must then agree) selects.
+
+        Batches without samples are passed over. Ids must stay unique; dtypes, trailing shapes, metadata names
+        and the presence of data must agree.
+        """
+        if not samples:
+            raise ValueError("nothing to gather: the list of batches is empty")
+        parts = [sample for sample in samples if sample.bs] or [samples[0]]
+        if keys is not None:
+            wanted = read_keys(keys)
+            parts = [part.select(wanted) for part in parts]
+        first = parts[0]
+        for number, part in enumerate(parts[1:], start=1):
+            check_alike(first, part, number)
+        return cls._made(
+            ids=read_ids(flat2d(part.ids for part in parts)),
+            keys=first.keys,
+            seqlens={key: [list(inner) for p in parts for inner in p.seqlens[key]] for key in first.keys},
+            trailing_shapes=dict(first.trailing_shapes),
+            dtypes=dict(first.dtypes),
+            data=None
+            if first.data is None
+            else {key: _joined([_data(part)[key] for part in parts]) for key in first.keys},
+            metadata={name: flat2d(part.metadata[name] for part in parts) for name in first.metadata},
+        )
+
+    def update_(self, other: SequenceSample) -> None:
+        """Add keys and metadata of `other`, which has the same ids in the same order; a name it has wins."""
+        if other.ids != self.ids:
+            kind = "the same ids in another order" if set(other.ids) == set(self.ids) else "other ids"
+            raise ValueError(f"cannot update a batch from one with {kind}")
+        if (self.data is None) != (other.data is None):
+            with_data, without = ("the other", "this") if self.data is None else ("this", "the other")
+            raise ValueError(f"cannot update: {with_data} batch has data and {without} has none; use meta()")
+        addition = other.select(other.keys)
+        self.keys = KeySet(self.keys | addition.keys)
+        self.seqlens = self.seqlens | addition.seqlens
+        self.trailing_shapes = self.trailing_shapes | addition.trailing_shapes
+        self.dtypes = self.dtypes | addition.dtypes
+        self.metadata = self.metadata | addition.metadata
+        if self.data is not None:
+            self.data = self.data | _data(addition)
+
+    # -- taking apart ----------------------------------------------------------------------------------------
+
+    def select(self, keys: Iterable[str]) -> SequenceSample:
+        """The same samples with these keys only."""
+        wanted = KeySet(self._known(key) for key in read_keys(keys))
+        return self._made(
+            ids=list(self.ids),
+            keys=wanted,
+            seqlens={key: [list(inner) for inner in self.seqlens[key]] for key in wanted},
+            trailing_shapes={key: self.trailing_shapes[key] for key in wanted},
+            dtypes={key: self.dtypes[key] for key in wanted},
+            data=None if self.data is None else {key: self.data[key] for key in wanted},
+            metadata={name: list(values) for name, values in self.metadata.items()},
+        )
+
+    def select_indices(self, indices: Iterable[int]) -> SequenceSample:
+        """These samples in this order, each at most once. None at all: a batch of size 0, same keys."""
+        return self._pick([list(indices)])[0]
+
+    def _pick(self, groups: Sequence[Sequence[int]]) -> list[SequenceSample]:
+        """One batch for each group of sample indices."""
+        for group in groups:
+            check_indices(group, self.bs)
+        pieces: dict[str, Sequence[torch.Tensor] | None] = {}
+        for key, tensor in (self.data or {}).items():
+            rows = [sum(inner) for inner in self.seqlens[key]]
+            pieces[key] = None if tensor is None else tensor.split(rows)
+        return [
+            self._made(
+                ids=[self.ids[i] for i in group],
+                keys=self.keys,
+                seqlens={key: [list(lengths[i]) for i in group] for key, lengths in self.seqlens.items()},
+                trailing_shapes=dict(self.trailing_shapes),
+                dtypes=dict(self.dtypes),
+                data=None
+                if self.data is None
+                else {key: self._rows(key, pieces[key], group) for key in self.keys},
+                metadata={name: [values[i] for i in group] for name, values in self.metadata.items()},
+            )
+            for group in groups
+        ]
+
+    def _rows(
+        self, key: str, pieces: Sequence[torch.Tensor] | None, group: Sequence[int]
+    ) -> torch.Tensor | None:
+        """The rows of `key` of the samples in `group`: a view where they lie together, else a copy."""
+        tensor = _data(self)[key]
+        if tensor is None or pieces is None:
+            return None
+        if not group:
+            return tensor[:0]
+        if len(group) == 1:
+            return pieces[group[0]]
+        if all(i + 1 == j for i, j in itertools.pairwise(group)):
+            start = sum(len(piece) for piece in pieces[: group[0]])
+            return tensor[start : start + sum(len(pieces[i]) for i in group)]
+        return torch.cat([pieces[i] for i in group])
+
+    def unpack(self) -> list[SequenceSample]:
+        """Every sample as a batch of its own."""
+        return self._pick([[i] for i in range(self.bs)])
+
+    def get_split_spec(self, k: int, key: str | None = None, min_size: int = 1) -> SequenceSplitSpec:
+        """k contiguous parts of `min_size` samples or more, balanced by the tokens of `key`."""
+        lengths = self.seqlens[self._known(key) if key is not None else self._longest_key()]
+        tokens = [sum(inner) for inner in lengths]
+        return SequenceSplitSpec(partitions=min_abs_diff_partition(tokens, k, min_size))
+
+    def split_with_spec(self, spec: SequenceSplitSpec) -> list[SequenceSample]:
+        """The contiguous parts that `spec` describes; it must cover the batch."""
+        partitions = spec.partitions or []
+        if not partitions or partitions[-1][1] != self.bs:
+            raise ValueError(f"partitions {partitions} do not cover a batch of {self.bs} samples")
+        return self._pick([range(start, end) for start, end in partitions])
+
+    @overload
+    def split(self, k: int, key: str | None = None, min_size: int = 1) -> list[SequenceSample]: ...
+    @overload
+    def split(
+        self, k: MicroBatchSpec, key: str | None = None
+    ) -> tuple[list[SequenceSample], list[int], list[int]]: ...
+    def split(
+        self, k: int | MicroBatchSpec, key: str | None = None, min_size: int = 1
+    ) -> list[SequenceSample] | tuple[list[SequenceSample], list[int], list[int]]:
+        """`split(k)`: k contiguous parts. `split(mb_spec)`: micro-batches, forward and backward indices.
+
+        The forward indices say which sample stands where once the micro-batches are laid end to end; the
+        backward indices undo that, see `reorder_output`.
+        """
+        if isinstance(k, MicroBatchSpec):
+            parts, groups = self.split_to_micro_batches(k, key)
+            forward = flat2d(groups)
+            return parts, forward, sorted(range(len(forward)), key=forward.__getitem__)
+        return self.split_with_spec(self.get_split_spec(k, key, min_size))
+
+    def split_to_micro_batches(
+        self, mb_spec: MicroBatchSpec, key: str | None = "packed_input_ids"
+    ) -> tuple[list[SequenceSample], list[list[int]]]:
+        """Micro-batches under the token cap (first-fit-decreasing), and the indices of the samples in each.
+
+        Tokens are those of `key`, or of the longest key if the batch has no such key. At least `n_mbs`
+        micro-batches, but none is empty. Raises DataError if one sample alone exceeds the cap.
+        """
+        if self.bs == 0:
+            return [], []
+        counted = key if key is not None and key in self.keys else self._longest_key()
+        tokens = [sum(inner) for inner in self.seqlens[counted]]
+        cap = mb_spec.max_tokens_per_mb
+        for id_, count in zip(self.ids, tokens, strict=True):
+            if cap is not None and count > cap:
+                raise DataError(
+                    f"sample {id_} has {count} tokens of {counted}, more than a micro-batch may hold: {cap}",
+                    hint="raise max_tokens_per_microbatch, or shorten prompts and responses",
+                    code="F30",
+                )
+        capacity = sum(tokens) if cap is None else cap
+        allocated = ffd_allocate(tokens, capacity, min(mb_spec.n_mbs, self.bs))
+        groups = sorted(sorted(group) for group in allocated)
+        return self._pick(groups), groups
+
+    # -- order -----------------------------------------------------------------------------------------------
+
+    def reorder(self, indices: Sequence[int]) -> SequenceSample:
+        """The same samples in another order: place i gets sample `indices[i]`."""
+        if sorted(indices) != list(range(self.bs)):
+            raise ValueError(f"{list(indices)} is no permutation of {self.bs} samples")
+        return self._pick([list(indices)])[0]
+
+    @staticmethod
+    def reorder_output(
+        x: torch.Tensor,
+        expected_seqlens: Sequence[Sequence[int]],
+        forward_indices: Sequence[int],
+        backward_indices: Sequence[int],
+    ) -> torch.Tensor:
+        """Rows computed micro-batch after micro-batch, put back into the order of the batch that was split.
+
+        `expected_seqlens` are the lengths of the result per sample, in the batch's order.
+        """
+        n = len(expected_seqlens)
+        there, back = list(forward_indices), list(backward_indices)
+        if (
+            sorted(there) != list(range(n))
+            or sorted(back) != sorted(there)
+            or [there[i] for i in back] != sorted(there)
+        ):
+            raise ValueError(f"forward and backward indices are not inverse permutations of {n} samples")
+        rows = [sum(expected_seqlens[i]) for i in forward_indices]
+        if x.shape[0] != sum(rows):
+            raise ValueError(f"the output has {x.shape[0]} rows, but expected_seqlens say {sum(rows)}")
+        if not n:
+            return x
+        pieces = x.split(rows)
+        return torch.cat([pieces[i] for i in backward_indices])
+
+    # -- other forms -----------------------------------------------------------------------------------------
+
+    def remap_keys_(self, remap: Mapping[str, str]) -> None:
+        """Rename keys in place, all at once, so that two may swap names. No two may end up with one name."""
+        for key in remap:
+            self._known(key)
+        names = {key: remap.get(key, key) for key in self.keys}
+        if len(set(names.values())) != len(names):
+            raise ValueError(f"renaming {dict(remap)} gives two of the keys {list(self.keys)} the same name")
+        self.keys = read_keys(names.values())
+        for part in ("seqlens", "trailing_shapes", "dtypes", "data"):
+            mapping = getattr(self, part)
+            if mapping is not None:
+                setattr(
+                    self, part, {names[key]: mapping[key] for key in sorted(mapping, key=names.__getitem__)}
+                )
+
+    def meta(self) -> SequenceSample:
+        """The batch without its data. It shares nothing that can be changed with this one."""
+        described = self.select(self.keys)
+        described.data = None
+        described.metadata = copy.deepcopy(self.metadata)
+        return described
+
+    def to(self, device: torch.device | str) -> SequenceSample:
+        """The batch on another device."""
+        moved = self.select(self.keys)
+        if moved.data is not None:
+            moved.data = {key: None if t is None else t.to(device) for key, t in moved.data.items()}
+        return moved
+
+    def cuda(self) -> SequenceSample:
+        """Move to the current CUDA device, in place."""
+        self.data = self.to("cuda").data
+        return self
+
+    def cpu(self) -> SequenceSample:
+        """Move to host memory, in place."""
+        self.data = self.to("cpu").data
+        return self
+
+    def as_json(self) -> dict[str, Any]:
+        """The batch, data included, as lists, numbers and strings; `from_json` restores values and dtypes."""
+        from rlcli.api.sample_json import encode
+
+        return encode(self)
+
+    @classmethod
+    def from_json(cls, encoded: Mapping[str, Any]) -> SequenceSample:
+        """Read what `as_json` wrote; anything else raises ValueError."""
+        from rlcli.api.sample_json import decode
+
+        return decode(cls, encoded)
+
+
+def _data(sample: SequenceSample) -> dict[str, torch.Tensor | None]:
+    assert sample.data is not None
+    return sample.data
+
+
+def _joined(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    present = [tensor for tensor in tensors if tensor is not None]
+    return None if not present else present[0] if len(present) == 1 else torch.cat(present)

@@ -1,0 +1,151 @@
+"""How long each sequence of a key is: as people write lengths, and as a key's name tells."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch  # noqa: TID253 - only data.py imports this file
+
+from rlcli.api.partition import flat2d
+
+Lengths = list[list[int]]
+"""Outer: the samples of a batch; inner: the sequences of one sample."""
+
+_ONE_PER_SEQUENCE = (
+    "base_scores",
+    "greedy_base_scores",
+    "greedy_rewards",
+    "greedy_seq_no_eos_mask",
+    "rewards",
+    "seq_no_eos_mask",
+    "solved",
+    "task_ids",
+)
+_ONE_PER_TOKEN = (
+    "input_ids",
+    "logits_mask",
+    "packed_input_ids",
+    "packed_logits_mask",
+    "packed_prompts",
+    "packed_seq",
+    "prompt_mask",
+    "seq",
+    "values",
+)
+_ONE_PER_NEXT_TOKEN = (
+    "advantages",
+    "kl_rewards",
+    "logprobs",
+    "old_logp",
+    "packed_logprobs",
+    "packed_ref_logprobs",
+    "ppo_loss_mask",
+    "prox_logp",
+    "ref_logp",
+    "returns",
+)
+
+
+def one(_length: int) -> int:
+    return 1
+
+
+def full(length: int) -> int:
+    return length
+
+
+def minus_one(length: int) -> int:
+    return max(length - 1, 0)
+
+
+KNOWN_RULES: dict[str, Callable[[int], int]] = {
+    **dict.fromkeys(_ONE_PER_SEQUENCE, one),
+    **dict.fromkeys(_ONE_PER_TOKEN, full),
+    **dict.fromkeys(_ONE_PER_NEXT_TOKEN, minus_one),
+}
+"""Key → its length in a sequence of so many tokens."""
+
+
+def read_length(value: Any, what: str) -> int:
+    """A whole number ≥ 0. Booleans, strings and floats are refused, not converted."""
+    try:
+        length = None if isinstance(value, bool | torch.Tensor) else operator.index(value)
+    except TypeError:
+        length = None
+    if length is None:
+        raise ValueError(f"{what}: {value!r} is not a length (a whole number)")
+    if length < 0:
+        raise ValueError(f"{what}: length {length} is negative")
+    return length
+
+
+def read_lengths(value: Any, what: str) -> Lengths:
+    """Lists of ints from what was given for one key: a list, tuple, 1-D tensor or array over the samples.
+
+    Each entry is an int (a sample of one sequence) or again a list, tuple, 1-D tensor or array of ints.
+    """
+    return [
+        [read_length(length, what) for length in _items(entry, what)]
+        if _is_sequence(entry)
+        else [read_length(entry, what)]
+        for entry in _items(value, what)
+    ]
+
+
+def _is_sequence(value: Any) -> bool:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, list | tuple)
+
+
+def _items(value: Any, what: str) -> Iterable[Any]:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        kind = value.dtype.kind if isinstance(value, np.ndarray) else _kind(value.dtype)
+        if kind not in "iu" and len(value):
+            raise ValueError(f"{what}: lengths of dtype {value.dtype} are not whole numbers")
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [v.item() if isinstance(v, torch.Tensor) and v.ndim == 0 else v for v in value]
+    raise ValueError(f"{what}: {value!r} is not a list of lengths")
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return "b" if dtype is torch.bool else "f" if dtype.is_floating_point or dtype.is_complex else "i"
+
+
+def infer_lengths(key: str, tensor: torch.Tensor | None, lengths: Lengths) -> Lengths:
+    """The lengths of `key` in samples whose sequences have `lengths` tokens.
+
+    A known name has its rule. Another key must fit exactly one of: as many rows as tokens, one row less per
+    sequence, one row per sequence.
+    """
+    rules = [KNOWN_RULES[key]] if key in KNOWN_RULES else [full, minus_one, one]
+    candidates: list[Lengths] = []
+    for rule in rules:
+        candidate = [[rule(length) for length in sample] for sample in lengths]
+        if candidate not in candidates:
+            candidates.append(candidate)
+    if tensor is None:
+        if len(candidates) == 1:
+            return candidates[0]
+        raise ValueError(
+            f"the lengths of {key!r} cannot be inferred without its tensor; give seqlens as a dict"
+        )
+    rows = tensor.shape[0] if tensor.ndim else 0
+    fitting = [candidate for candidate in candidates if rows_of(candidate) == rows]
+    if len(fitting) == 1:
+        return fitting[0]
+    totals = " or ".join(str(rows_of(candidate)) for candidate in candidates)
+    problem = "fits more than one reading" if fitting else f"should have {totals}"
+    raise ValueError(
+        f"{key!r} has {rows} rows, which {problem} for sequences of lengths {lengths}; "
+        "give the lengths of every key as a dict of seqlens"
+    )
+
+
+def rows_of(lengths: Sequence[Sequence[int]]) -> int:
+    """All rows of a key: the sum over samples and sequences."""
+    return sum(flat2d(lengths))

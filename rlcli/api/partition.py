@@ -1,0 +1,144 @@
+"""Sharing out sequences: contiguous balanced parts, groups under a cap, balanced batches. No torch here."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+
+def flat2d(nested: Iterable[Iterable[T]]) -> list[T]:
+    """[[a, b], [c]] → [a, b, c]."""
+    return list(itertools.chain.from_iterable(nested))
+
+
+@dataclass
+class SequenceSplitSpec:
+    """A cut of a batch into contiguous parts, none empty: `partitions`, `sizes`, or both if they agree."""
+
+    partitions: list[tuple[int, int]] | None = None
+    """(start, end) of every part, end excluded; the first starts at 0, each next where the last one ended."""
+    sizes: list[int] | None = None
+    """Number of samples in every part."""
+
+    def __post_init__(self) -> None:
+        if self.partitions is None:
+            if self.sizes is None:
+                raise ValueError("a SequenceSplitSpec needs partitions or sizes")
+            ends = list(itertools.accumulate(self.sizes))
+            self.partitions = list(zip([0, *ends], ends, strict=False))
+        self.partitions = [(start, end) for start, end in self.partitions]
+        if not self.partitions:
+            raise ValueError("a SequenceSplitSpec needs at least one part")
+        bound = 0
+        for start, end in self.partitions:
+            if start != bound:
+                raise ValueError(
+                    f"part ({start}, {end}) does not start at {bound}, where the one before it ends"
+                )
+            if end <= start:
+                raise ValueError(f"part ({start}, {end}) is empty")
+            bound = end
+        sizes = [end - start for start, end in self.partitions]
+        if self.sizes is not None and list(self.sizes) != sizes:
+            raise ValueError(f"sizes {list(self.sizes)} contradict partitions {self.partitions}")
+        self.sizes = sizes
+
+
+def partition_balanced(nums: Sequence[int] | np.ndarray, k: int, min_size: int = 1) -> np.ndarray:
+    """The k + 1 cut points of k contiguous parts whose sums lie close together; ties go to the later cut.
+
+    Dynamic programming over (prefix, number of parts): each state keeps the one cut with the smallest
+    difference between its largest and smallest sum. Exact for k = 2, a good heuristic above. O(k · n²) time.
+    """
+    n = len(nums)
+    prefix = np.concatenate([[0], np.cumsum(np.asarray(nums, dtype=np.int64))])
+    largest, smallest = prefix.copy(), prefix.copy()
+    best_cut = np.zeros((k + 1, n + 1), dtype=np.int64)
+    for parts in range(2, k + 1):
+        next_largest, next_smallest = largest.copy(), smallest.copy()
+        for end in range(parts * min_size, n + 1):
+            cuts = np.arange((parts - 1) * min_size, end - min_size + 1)
+            last = prefix[end] - prefix[cuts]
+            high, low = np.maximum(largest[cuts], last), np.minimum(smallest[cuts], last)
+            difference = high - low
+            best = len(cuts) - 1 - int(np.argmin(difference[::-1]))
+            next_largest[end], next_smallest[end] = high[best], low[best]
+            best_cut[parts, end] = cuts[best]
+        largest, smallest = next_largest, next_smallest
+    cut_points = [n]
+    for parts in range(k, 1, -1):
+        cut_points.append(int(best_cut[parts, cut_points[-1]]))
+    return np.array([0, *reversed(cut_points)], dtype=np.int64)
+
+
+def min_abs_diff_partition(
+    arr: Sequence[int] | np.ndarray, k: int, min_size: int = 1
+) -> list[tuple[int, int]]:
+    """(start, end) of k contiguous parts, each of at least `min_size` items, with sums as equal as can be."""
+    array = np.asarray(arr)
+    if array.ndim != 1:
+        raise ValueError(f"lengths must be one-dimensional, not of shape {array.shape}")
+    if k < 1 or min_size < 1:
+        raise ValueError(f"cannot cut into {k} parts of at least {min_size}: both must be at least 1")
+    if len(array) < k:
+        raise ValueError(f"cannot cut {len(array)} items into {k} parts")
+    if len(array) < k * min_size:
+        raise ValueError(f"cannot cut {len(array)} items into {k} parts of at least {min_size}")
+    points = partition_balanced(array, k, min_size).tolist()
+    return list(itertools.pairwise(points))
+
+
+def ffd_allocate(values: Sequence[int], capacity: int, min_groups: int = 1) -> list[list[int]]:
+    """First-fit-decreasing: groups of indices with sums ≤ `capacity`, at least `min_groups` of them.
+
+    Largest first; a value goes to the fitting group with the fewest items, among those to the one with the
+    smallest sum (Algorithm 1 of the AReaL paper). Nothing is added to a group until `min_groups` are open.
+    """
+    for i, value in enumerate(values):
+        if value > capacity:
+            raise ValueError(f"value {value} at index {i} is larger than capacity {capacity}")
+    if len(values) < min_groups:
+        raise ValueError(f"the number of values, {len(values)}, is smaller than min_groups, {min_groups}")
+    groups: list[list[int]] = []
+    sums: list[tuple[int, int]] = []  # (sum, group), ascending
+    for index in sorted(range(len(values)), key=lambda i: -values[i]):
+        value = values[index]
+        fitting = bisect.bisect_right(sums, (capacity - value, len(values)))
+        if len(groups) < min_groups or fitting == 0:
+            bisect.insort(sums, (value, len(groups)))
+            groups.append([index])
+            continue
+        chosen = min(range(fitting), key=lambda place: len(groups[sums[place][1]]))
+        total, group = sums.pop(chosen)
+        bisect.insort(sums, (total + value, group))
+        groups[group].append(index)
+    return groups
+
+
+def reorder_to_balanced_batches(
+    seqlens: Sequence[int] | np.ndarray, n_seqs_per_batch: int
+) -> tuple[list[int], int]:
+    """An order whose consecutive batches of `n_seqs_per_batch` hold similar token counts; their max − min.
+
+    Longest first, each to the lightest batch that has room; only the last batch may be short.
+    """
+    if n_seqs_per_batch < 1:
+        raise ValueError(f"n_seqs_per_batch is {n_seqs_per_batch}; it must be at least 1")
+    lengths = [int(length) for length in seqlens]
+    if not lengths:
+        return [], 0
+    room = [min(n_seqs_per_batch, len(lengths) - start) for start in range(0, len(lengths), n_seqs_per_batch)]
+    batches: list[list[int]] = [[] for _ in room]
+    tokens = [0] * len(room)
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        lightest = min((b for b in range(len(room)) if len(batches[b]) < room[b]), key=tokens.__getitem__)
+        batches[lightest].append(index)
+        tokens[lightest] += lengths[index]
+    return flat2d(batches), max(tokens) - min(tokens)

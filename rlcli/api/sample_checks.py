@@ -1,0 +1,147 @@
+"""Reading what a `SequenceSample` is built from, and checking what it is asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch  # noqa: TID253 - only data.py imports this file
+
+from rlcli.api.lengths import read_length, read_lengths, rows_of
+
+if TYPE_CHECKING:
+    from rlcli.api.data import SequenceSample
+
+
+class KeySet(frozenset[str]):
+    """A set of keys that iterates in alphabetical order: the same on every rank, under every hash seed."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(super().__iter__()))
+
+
+def read_fields(sample: SequenceSample) -> None:
+    """Bring what the constructor was given into its final form; ValueError if it does not fit together."""
+    sample.ids = read_ids(sample.ids)
+    given = by_name(sample.seqlens, "seqlens")
+    sample.seqlens = {key: read_lengths(lengths, f"seqlens of {key!r}") for key, lengths in given}
+    sample.keys = read_keys(sample.seqlens if sample.keys is None else sample.keys)
+    _same_keys(sample, "seqlens", sample.seqlens)
+    for key, lengths in sample.seqlens.items():
+        if len(lengths) != sample.bs:
+            raise ValueError(f"seqlens of {key!r} are for {len(lengths)} samples, not for {sample.bs}")
+    if sample.data is not None:
+        sample.data = dict(by_name(sample.data, "data"))
+        _same_keys(sample, "data", sample.data)
+    sample.dtypes = _read_traits(sample, "dtypes", sample.dtypes, lambda tensor: tensor.dtype)
+    shapes = _read_traits(sample, "trailing_shapes", sample.trailing_shapes, lambda tensor: tensor.shape[1:])
+    sample.trailing_shapes = {key: None if s is None else _read_shape(s, key) for key, s in shapes.items()}
+    for key in sample.keys:
+        _check_tensor(sample, key, None if sample.data is None else sample.data[key])
+    sample.metadata = dict(by_name(sample.metadata, "metadata"))
+    for name, values in sample.metadata.items():
+        if not isinstance(values, list):
+            raise ValueError(f"metadata {name!r} must be a list, one entry per sample, not {values!r:.60}")
+        if len(values) != sample.bs:
+            raise ValueError(f"metadata {name!r} has {len(values)} entries for {sample.bs} samples")
+        sample.metadata[name] = list(values)
+
+
+def _same_keys(sample: SequenceSample, what: str, mapping: Mapping[str, Any]) -> None:
+    names = set(mapping)
+    if names ^ sample.keys:
+        missing, extra = sorted(sample.keys - names), sorted(names - sample.keys)
+        raise ValueError(f"{what} and keys differ: missing {missing}, unexpected {extra}")
+
+
+def _read_traits(
+    sample: SequenceSample, what: str, given: Any, of: Callable[[torch.Tensor], Any]
+) -> dict[str, Any]:
+    """`dtypes` or `trailing_shapes` as given, or else read off the tensors."""
+    if given is not None:
+        traits = dict(by_name(given, what))
+        _same_keys(sample, what, traits)
+        return traits
+    if sample.data is None:
+        if sample.keys:
+            raise ValueError(f"{what} cannot be inferred without data")
+        return {}
+    return {key: of(t) if isinstance(t, torch.Tensor) else None for key, t in sample.data.items()}
+
+
+def _check_tensor(sample: SequenceSample, key: str, tensor: Any) -> None:
+    dtype, shape = sample.dtypes[key], sample.trailing_shapes[key]
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise ValueError(f"dtype of {key!r} is {dtype!r}, not a torch.dtype")
+    if tensor is None:
+        return
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"data of {key!r} is a {type(tensor).__name__}, not a tensor")
+    if tensor.dtype != dtype:
+        raise ValueError(f"data of {key!r} has dtype {tensor.dtype}, but dtypes say {dtype}")
+    expected = None if shape is None else (rows_of(sample.seqlens[key]), *shape)
+    if tuple(tensor.shape) != expected:
+        raise ValueError(f"data of {key!r} has shape {tuple(tensor.shape)}, expected {expected}")
+
+
+def by_name(mapping: Any, what: str) -> list[tuple[str, Any]]:
+    """The items in alphabetical order, so that all ranks walk through keys alike."""
+    if not isinstance(mapping, Mapping):
+        raise ValueError(f"{what} is a {type(mapping).__name__}, not a mapping from names")
+    if not all(isinstance(name, str) for name in mapping):
+        odd = [name for name in mapping if not isinstance(name, str)]
+        raise ValueError(f"{what} has names that are not strings: {odd}")
+    return sorted(mapping.items())
+
+
+def read_keys(keys: Iterable[str]) -> KeySet:
+    if isinstance(keys, str):
+        raise ValueError(f"keys is the string {keys!r}; give a list or set of keys")
+    listed = list(keys)
+    if not all(isinstance(key, str) for key in listed):
+        raise ValueError(f"keys must be strings: {listed}")
+    if len(set(listed)) != len(listed):
+        raise ValueError(f"keys occur twice: {sorted({key for key in listed if listed.count(key) > 1})}")
+    return KeySet(listed)
+
+
+def read_ids(ids: Any) -> list[Hashable]:
+    if not isinstance(ids, list | tuple):
+        raise ValueError(f"ids is a {type(ids).__name__}, not a list")
+    if len(set(ids)) != len(ids):
+        seen: set[Hashable] = set()
+        repeated = [i for i in ids if i in seen or seen.add(i)]  # type: ignore[func-returns-value]
+        raise ValueError(f"{len(repeated)} ids occur more than once, among them {repeated[:5]}")
+    return list(ids)
+
+
+def _read_shape(shape: Any, key: str) -> tuple[int, ...]:
+    if not isinstance(shape, list | tuple):
+        raise ValueError(f"trailing shape of {key!r} is {shape!r}, not a tuple of sizes")
+    return tuple(read_length(size, f"trailing shape of {key!r}") for size in shape)
+
+
+def check_indices(indices: Sequence[int], bs: int) -> None:
+    if len(set(indices)) != len(indices):
+        raise ValueError(f"sample indices {list(indices)} hold duplicates")
+    if any(not 0 <= i < bs for i in indices):
+        raise ValueError(f"sample indices {list(indices)} do not all lie between 0 and {bs - 1}")
+
+
+def check_alike(first: SequenceSample, part: SequenceSample, number: int) -> None:
+    """Whether `part` may stand behind `first` in one batch."""
+    for what, of_first, of_part in (
+        ("keys", first.keys, part.keys),
+        ("dtypes", first.dtypes, part.dtypes),
+        ("trailing shapes", first.trailing_shapes, part.trailing_shapes),
+        ("metadata names", first.metadata.keys(), part.metadata.keys()),
+    ):
+        if of_first != of_part:
+            raise ValueError(f"cannot gather: batch {number} has {what} {of_part}, the first has {of_first}")
+    here, there = _keys_with_data(first), _keys_with_data(part)
+    if here != there:
+        raise ValueError(f"cannot gather: batch {number} holds the data of {there}, the first that of {here}")
+
+
+def _keys_with_data(sample: SequenceSample) -> list[str] | None:
+    return None if sample.data is None else [key for key in sample.keys if sample.data[key] is not None]

@@ -1,0 +1,1 @@
+"""Fakes and contract suites, for our tests and for those of users' components."""

@@ -1,0 +1,207 @@
+"""An engine over a few hundred parameters: the whole engine contract, in milliseconds, without a backend.
+
+Its language model predicts the next token from the mean of the embeddings so far, so it depends on every earlier token
+of the same sequence and on nothing else: a leak between packed sequences shows. Several ranks can be played by threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from rlcli.api.config import GenerationHyperparameters
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import GeneratedResponses, Model, ModelOutput, PipelinableEngine
+
+T = TypeVar("T")
+
+
+class TinyLM(nn.Module):
+    """[T] token ids of packed sequences → logits [T, vocab] and values [T]."""
+
+    def __init__(self, vocab: int = 11, width: int = 8, seed: int = 0, dtype: torch.dtype = torch.float64):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+
+        def drawn(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(*shape, generator=generator, dtype=dtype))
+
+        self.embedding, self.head, self.value_head = drawn(vocab, width), drawn(vocab, width), drawn(width)
+
+    def forward(self, tokens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """Hidden states [T, width]."""
+        states = []
+        for sequence in self.embedding[tokens].split(list(lengths)):
+            counts = torch.arange(1, len(sequence) + 1, dtype=sequence.dtype)[:, None]
+            states.append(torch.tanh(sequence.cumsum(0) / counts + sequence))
+        return torch.cat(states) if states else self.embedding[tokens]
+
+
+class TinyOutput:
+    """`ModelOutput` of a `TinyLM`."""
+
+    def __init__(self, module: TinyLM, tokens: torch.Tensor, lengths: Sequence[int]):
+        self.temperature = 1.0
+        self._module = module
+        self._tokens = tokens
+        ends = torch.tensor(list(lengths), dtype=torch.long).cumsum(0) - 1
+        self._acting = torch.ones(len(tokens), dtype=torch.bool)
+        self._acting[ends] = False
+        self._hidden = module(tokens, lengths)
+
+    @property
+    def logits(self) -> torch.Tensor:
+        return (self._hidden @ self._module.head.T) / self.temperature
+
+    @property
+    def logprobs(self) -> torch.Tensor:
+        following = self._tokens.roll(-1)[self._acting]
+        return self.logits[self._acting].log_softmax(-1).gather(1, following[:, None])[:, 0]
+
+    @property
+    def entropy(self) -> torch.Tensor:
+        log_probs = self.logits[self._acting].log_softmax(-1)
+        return -(log_probs.exp() * log_probs).sum(-1)
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self._hidden @ self._module.value_head
+
+
+class TinyRanks:
+    """n data-parallel ranks as threads of this process, with a real reduction between them."""
+
+    def __init__(self, n: int):
+        self.n = n
+        self._barrier = threading.Barrier(n, timeout=60)
+        self._slots: list[torch.Tensor] = [torch.empty(0)] * n
+
+    def all_reduce(self, rank: int, value: torch.Tensor, op: str) -> torch.Tensor:
+        self._slots[rank] = value.detach().clone()
+        self._barrier.wait()
+        stacked = torch.stack(self._slots)
+        self._barrier.wait()
+        return {"sum": stacked.sum(0), "max": stacked.amax(0), "min": stacked.amin(0)}[op]
+
+    def run(self, work: Callable[[int], T]) -> list[T]:
+        """`work(rank)` on all ranks at once; raises the first error of any."""
+        results: dict[int, T] = {}
+        errors: list[BaseException] = []
+
+        def one(rank: int) -> None:
+            try:
+                results[rank] = work(rank)
+            except BaseException as error:
+                errors.append(error)
+                self._barrier.abort()
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.n)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+        return [results[rank] for rank in range(self.n)]
+
+
+class TinyEngine(PipelinableEngine):
+    """Plain gradient descent on a `TinyLM`, in float64 by default, so that equal means equal to 1e-12."""
+
+    def __init__(self, module: TinyLM, lr: float = 0.1, ranks: TinyRanks | None = None, rank: int = 0):
+        self.model = module
+        self.lr = lr
+        self.ranks = ranks
+        self.rank = rank
+        self.steps = 0
+        """Optimizer steps applied."""
+        self.scheduled: list[int] = []
+        """The `version_steps` of every call of the schedule."""
+        self.gradient: dict[str, torch.Tensor] = {}
+        """Gradients of the last optimizer step, over all ranks."""
+        self.micro_batches = 0
+        """Forward passes so far."""
+
+    def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
+        assert micro_batch.data is not None
+        self.micro_batches += 1
+        tokens = micro_batch.data["packed_input_ids"]
+        assert tokens is not None
+        return then(TinyOutput(self.model, tokens, micro_batch.flat_seqlens("packed_input_ids")))
+
+    def idle_micro_batch(self) -> torch.Tensor:
+        return torch.stack([parameter.sum() * 0 for parameter in self.model.parameters()]).sum()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        if loss.requires_grad:
+            loss.backward()
+
+    def optimizer_step(self) -> float:
+        for name, parameter in self.model.named_parameters():
+            gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+            self.gradient[name] = self.all_reduce(gradient)
+        norm = float(torch.stack([g.square().sum() for g in self.gradient.values()]).sum().sqrt())
+        if norm - norm == 0:
+            self.steps += 1
+            with torch.no_grad():
+                for name, parameter in self.model.named_parameters():
+                    parameter -= self.lr * self.gradient[name]
+        return norm
+
+    def optimizer_zero_grad(self) -> None:
+        self.model.zero_grad()
+
+    def lr_scheduler_step(self, version_steps: int) -> float:
+        self.scheduled.append(version_steps)
+        return self.lr
+
+    def all_reduce(self, value: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        return value if self.ranks is None else self.ranks.all_reduce(self.rank, value, op)
+
+    @property
+    def dp_size(self) -> int:
+        return 1 if self.ranks is None else self.ranks.n
+
+    def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
+        from safetensors.torch import save_file
+
+        Path(save_dir).mkdir(parents=True, exist_ok=True)
+        save_file(dict(self.model.state_dict()), str(Path(save_dir) / "model.safetensors"))
+
+    @torch.no_grad()
+    def generate(
+        self, input_: SequenceSample, tokenizer: Any, gconfig: GenerationHyperparameters, seeds: Sequence[int]
+    ) -> GeneratedResponses:
+        assert input_.data is not None
+        stops = {tokenizer.eos_token_id, *gconfig.stop_token_ids}
+        packed = input_.data["packed_prompts"]
+        assert packed is not None
+        prompts = packed.split(input_.flat_seqlens("packed_prompts"))
+        responses, scores, ended = [], [], []
+        for number, seed in enumerate(seeds):
+            prompt = prompts[number // gconfig.responses_per_prompt]
+            generator = torch.Generator().manual_seed(seed)
+            tokens, logprobs = prompt, []
+            while len(logprobs) < gconfig.max_new_tokens and not (logprobs and int(tokens[-1]) in stops):
+                output = TinyOutput(self.model, tokens, [len(tokens)])
+                output.temperature = gconfig.temperature
+                choices = output.logits[-1].log_softmax(-1)
+                token = choices.argmax() if gconfig.greedy else choices.exp().multinomial(1, generator=generator)[0]
+                logprobs.append(choices[token])
+                tokens = torch.cat([tokens, token[None]])
+            responses.append(tokens[len(prompt) :])
+            scores.append(torch.stack(logprobs).float())
+            ended.append(int(tokens[-1]) in stops)
+        return GeneratedResponses(responses, scores, torch.tensor(ended, dtype=torch.bool))
+
+
+def tiny_model(tokenizer: Any = None, ranks: TinyRanks | None = None, rank: int = 0, **settings: Any) -> Model:
+    """A role with a `TinyEngine`; `settings` are those of `TinyLM`, and `lr`."""
+    lr = settings.pop("lr", 0.1)
+    engine = TinyEngine(TinyLM(**settings), lr, ranks, rank)
+    return Model("tiny", engine, tokenizer, torch.device("cpu"))

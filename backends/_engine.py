@@ -1,0 +1,136 @@
+"""What every engine over a transformers model shares: forward passes, generation, reductions, saving."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rlcli.api.config import GenerationHyperparameters
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import GeneratedResponses, Model, ModelOutput, PipelinableEngine
+from rlcli.errors import ModelError
+
+from ._generation import Decoder, Sampler
+from ._transformers import PackedModel, compute_dtype
+
+T = TypeVar("T")
+
+
+class TransformersEngine(PipelinableEngine):
+    """Forward passes and generation; `inference` uses it as it is, `fsdp` adds training."""
+
+    def __init__(self, model: Model, dtype: str):
+        if not isinstance(model.module, nn.Module):
+            raise ModelError(f"role {model.name} has no weights to run", hint="use backend: null for such a role")
+        self.role = model.name
+        self.lm = model.module.to(model.device)
+        self.lm.eval()
+        self.packed = PackedModel(self.lm, compute_dtype(dtype, model.device))
+        self.vocabulary = len(model.tokenizer) if model.tokenizer is not None else self.lm.config.vocab_size
+        self._device = model.device
+        self._dp_group = model.device_mesh["dp"].get_group() if model.device_mesh is not None else None
+
+    # -- primitives ------------------------------------------------------------------------------------------
+
+    def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
+        assert micro_batch.data is not None
+        tokens = micro_batch.data["packed_input_ids"].to(self._device)
+        return self.packed(tokens, tuple(micro_batch.flat_seqlens("packed_input_ids")), then)
+
+    def idle_micro_batch(self) -> torch.Tensor:
+        token = torch.zeros(1, dtype=torch.int64, device=self._device)
+        return self.packed(token, (1,), _zero)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        raise ModelError(f"the backend of role {self.role} cannot train", hint="give the role backend: fsdp")
+
+    def optimizer_step(self) -> float:
+        raise ModelError(f"the backend of role {self.role} cannot train", hint="give the role backend: fsdp")
+
+    def optimizer_zero_grad(self) -> None:
+        return None
+
+    def lr_scheduler_step(self, version_steps: int) -> float:
+        raise ModelError(f"the backend of role {self.role} cannot train", hint="give the role backend: fsdp")
+
+    # -- ranks -----------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def dp_size(self) -> int:
+        return dist.get_world_size(self._dp_group) if self._dp_group is not None else 1
+
+    def all_reduce(self, value: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        if self.dp_size == 1:
+            return value
+        reduced = value.detach().clone()
+        operations = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+        dist.all_reduce(reduced, op=operations[op], group=self._dp_group)
+        return reduced
+
+    # -- generation ------------------------------------------------------------------------------------------
+
+    def generate(
+        self, input_: SequenceSample, tokenizer: Any, gconfig: GenerationHyperparameters, seeds: Sequence[int]
+    ) -> GeneratedResponses:
+        assert input_.data is not None
+        prompts = list(input_.data["packed_prompts"].split(input_.flat_seqlens("packed_prompts")))
+        if min((len(prompt) for prompt in prompts), default=1) == 0:
+            raise ModelError("a prompt has no tokens; there is nothing to answer")
+        longest = max((len(prompt) for prompt in prompts), default=0) + gconfig.max_new_tokens
+        limit = getattr(self.lm.config, "max_position_embeddings", None)
+        if limit is not None and longest > limit:
+            raise ModelError(
+                f"prompt and response of role {self.role} may reach {longest} tokens; the model has {limit} positions",
+                hint="lower generation.max_new_tokens or the dataset's max_length",
+            )
+        ends = torch.tensor(sorted({tokenizer.eos_token_id, *gconfig.stop_token_ids}), device=self._device)
+        sampler = Sampler(gconfig, ends, self.vocabulary)
+        return Decoder(self.generator(), self.packed.compute_dtype, gconfig, sampler).run(prompts, seeds)
+
+    def generator(self) -> nn.Module:
+        """The model with whole parameters on this rank."""
+        return self.lm
+
+    # -- saving ----------------------------------------------------------------------------------------------
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """Every parameter and buffer, whole, on the host."""
+        return {name: tensor.detach().cpu() for name, tensor in self.lm.state_dict().items()}
+
+    def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
+        state = self.full_state_dict()
+        if self._dp_group is None or dist.get_rank(self._dp_group) == 0:
+            _write_folder(self.lm, tokenizer, state, Path(save_dir))
+        if self._dp_group is not None:
+            dist.barrier(self._dp_group)
+
+
+def _zero(output: Any) -> torch.Tensor:
+    return output.touch()
+
+
+def _write_folder(lm: nn.Module, tokenizer: Any, state: dict[str, torch.Tensor], folder: Path) -> None:
+    """Write beside the target, then rename: a folder is either whole or not there."""
+    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(partial)
+        if lm.can_generate():  # type: ignore[operator]
+            lm.generation_config.eos_token_id = tokenizer.eos_token_id
+            lm.generation_config.pad_token_id = tokenizer.pad_token_id
+    lm.save_pretrained(partial, state_dict=state)  # type: ignore[operator]
+    if folder.exists():
+        shutil.rmtree(folder)
+    partial.rename(folder)

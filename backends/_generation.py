@@ -1,0 +1,272 @@
+"""Batched generation with a static KV cache: packed prefill, one token per row and step, free slots refilled.
+
+Each response draws from a random stream of its own, one uniform number per token, and picks its token by
+inverting the cumulative distribution. So a response depends on its prompt, the weights and its seed alone, not on
+what else is in the batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache
+
+from rlcli.api.config import GenerationHyperparameters
+from rlcli.api.model import GeneratedResponses
+from rlcli.ops.attention import CachedAttention, packed_attention
+from rlcli.ops.packing import positions
+
+from ._transformers import compute_in, head_of
+
+
+class SlotCache(Cache):
+    """Keys and values of up to S sequences of up to L tokens, [S, H_kv, L, D] per layer."""
+
+    def __init__(self, slots: int, length: int):
+        super().__init__(layers=[])
+        self.slots, self.length = slots, length
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        self.rows = torch.zeros(0, dtype=torch.int64)
+        self.columns = torch.zeros(0, dtype=torch.int64)
+        self.source: torch.Tensor | None = None
+        self.window: tuple[int, int] | None = None
+
+    def write_prompts(self, source: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> None:
+        """Next pass: token `source[i]` of the pack goes to slot `rows[i]`, column `columns[i]`."""
+        self.source, self.rows, self.columns, self.window = source, rows, columns, None
+
+    def write_next(self, columns: torch.Tensor, longest: int) -> None:
+        """Next pass: one token per active row, at `columns`; attention reads the first `longest` columns."""
+        self.source = None
+        self.rows, self.columns = torch.arange(len(columns), device=columns.device), columns
+        self.window = len(columns), longest
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: E501  # fmt: skip
+        if layer_idx == len(self.keys):
+            shape = (self.slots, key_states.shape[1], self.length, key_states.shape[3])
+            self.keys.append(key_states.new_zeros(shape))
+            self.values.append(value_states.new_zeros(shape))
+        keys, values = self.keys[layer_idx], self.values[layer_idx]
+        if self.source is not None:
+            keys[self.rows, :, self.columns] = key_states[0][:, self.source].transpose(0, 1)
+            values[self.rows, :, self.columns] = value_states[0][:, self.source].transpose(0, 1)
+            return key_states, value_states
+        assert self.window is not None
+        active, longest = self.window
+        keys[self.rows, :, self.columns] = key_states[:, :, 0]
+        values[self.rows, :, self.columns] = value_states[:, :, 0]
+        return keys[:active, :, :longest], values[:active, :, :longest]
+
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy slots `source` over slots `target`."""
+        for tensor in (*self.keys, *self.values):
+            tensor[target] = tensor[source]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return query_length, 0
+
+
+class Sampler:
+    """Next tokens from logits, as `gconfig` says."""
+
+    def __init__(self, gconfig: GenerationHyperparameters, end_ids: torch.Tensor, vocabulary: int):
+        self.gconfig = gconfig
+        self.end_ids = end_ids
+        self.vocabulary = vocabulary
+        """Ids from here on are padding of the embedding matrix; they are never sampled."""
+
+    def next(self, logits: torch.Tensor, drawn: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: E501  # fmt: skip
+        """Tokens and their log-probs, [B] each, from logits [B, V] already divided by the temperature.
+
+        `drawn` [B] counts the tokens each row has so far, `uniform` [B] is its random number. The log-prob is that
+        of the whole distribution, before top-p, top-k and bans.
+        """
+        allowed = logits
+        if self.vocabulary < logits.shape[1]:
+            allowed = allowed.clone()
+            allowed[:, self.vocabulary :] = -torch.inf
+        if self.gconfig.min_new_tokens > 0:
+            early = drawn < self.gconfig.min_new_tokens
+            allowed = allowed.clone()
+            allowed[early[:, None] & torch.isin(torch.arange(logits.shape[1], device=logits.device), self.end_ids)] = (
+                -torch.inf
+            )
+        tokens = allowed.argmax(-1) if self.gconfig.greedy else self._draw(self._truncate(allowed), uniform)
+        logprobs = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+        return tokens, logprobs
+
+    def _truncate(self, logits: torch.Tensor) -> torch.Tensor:
+        top_k, top_p = self.gconfig.top_k, self.gconfig.top_p
+        if 0 < top_k < logits.shape[1]:
+            threshold = logits.topk(top_k, dim=-1).values[:, -1:]
+            logits = logits.masked_fill(logits < threshold, -torch.inf)
+        if top_p < 1:
+            ordered, order = logits.sort(dim=-1, descending=True)
+            probs = ordered.softmax(-1)
+            beyond = probs.cumsum(-1) - probs >= top_p
+            logits = logits.masked_fill(beyond.scatter(1, order, beyond), -torch.inf)
+        return logits
+
+    @staticmethod
+    def _draw(logits: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+        """The first token whose cumulative probability exceeds the row's uniform number."""
+        cumulative = logits.softmax(-1).double().cumsum(-1)
+        target = uniform * cumulative[:, -1]
+        last = cumulative.argmax(-1)  # the first place where the total is reached: the last token with any probability
+        return torch.minimum(torch.searchsorted(cumulative, target[:, None], right=True)[:, 0], last)
+
+
+class Decoder:
+    """Answers a list of prompts with one model."""
+
+    def __init__(self, lm: nn.Module, dtype: torch.dtype, gconfig: GenerationHyperparameters, sampler: Sampler):
+        self.lm = lm
+        self.dtype = dtype
+        self.gconfig = gconfig
+        self.sampler = sampler
+        self.device = next(lm.parameters()).device
+
+    @torch.no_grad()
+    def run(self, prompts: Sequence[torch.Tensor], seeds: Sequence[int]) -> GeneratedResponses:
+        """`seeds` has responses_per_prompt seeds per prompt, in prompt-major order."""
+        group, limit = self.gconfig.responses_per_prompt, self.gconfig.max_new_tokens
+        if len(seeds) != len(prompts) * group:
+            raise ValueError(f"{len(prompts)} prompts need {len(prompts) * group} seeds, {len(seeds)} given")
+        total = len(seeds)
+        tokens: list[torch.Tensor] = [torch.zeros(0, dtype=torch.int64)] * total
+        logprobs: list[torch.Tensor] = [torch.zeros(0)] * total
+        ended = torch.zeros(total, dtype=torch.bool)
+        if not total:
+            return GeneratedResponses(tokens, logprobs, ended)
+
+        slots = min(total, self.gconfig.max_concurrent_responses)
+        cache = SlotCache(slots, max(len(p) for p in prompts) + limit)
+        rows = _Rows(slots, limit, self.device)
+        waiting = deque(range(total))
+        with compute_in(self.dtype, self.device):
+            while waiting or rows.active:
+                if waiting and rows.active < slots:
+                    batch = [waiting.popleft() for _ in range(min(slots - rows.active, len(waiting)))]
+                    self._admit(cache, rows, batch, [prompts[i // group] for i in batch], [seeds[i] for i in batch])
+                else:
+                    self._advance(cache, rows)
+                for response, row_tokens, row_logprobs, stopped in rows.collect(self.sampler.end_ids, limit):
+                    tokens[response], logprobs[response], ended[response] = row_tokens, row_logprobs, stopped
+                rows.compact(cache)
+        return GeneratedResponses(tokens, logprobs, ended)
+
+    def _admit(self, cache: SlotCache, rows: _Rows, responses: list[int], prompts: list[torch.Tensor],
+               seeds: list[int]) -> None:  # fmt: skip
+        """Prefill the prompts of new responses, each different prompt once, and draw their first tokens."""
+        distinct: dict[int, int] = {}
+        for prompt in prompts:
+            distinct.setdefault(id(prompt), len(distinct))
+        unique = list({id(prompt): prompt for prompt in prompts}.values())
+        lengths = [len(prompt) for prompt in unique]
+        starts = [sum(lengths[:i]) for i in range(len(lengths))]
+        which = [distinct[id(prompt)] for prompt in prompts]
+        new_rows = rows.add(responses, [lengths[w] for w in which], seeds)
+
+        source = torch.cat([torch.arange(starts[w], starts[w] + lengths[w]) for w in which]).to(self.device)
+        at = torch.cat([torch.full((lengths[w],), row) for w, row in zip(which, new_rows.tolist(), strict=True)])
+        cache.write_prompts(source, at.to(self.device), positions([lengths[w] for w in which], self.device))
+        packed = torch.cat(unique).to(self.device)
+        hidden = self._forward(
+            packed[None], positions(lengths, self.device)[None], cache, packed_attention(lengths, self.device)
+        )
+        last = torch.tensor([starts[w] + lengths[w] - 1 for w in which], device=self.device)
+        self._sample(rows, hidden[0, last], new_rows.to(self.device))
+
+    def _advance(self, cache: SlotCache, rows: _Rows) -> None:
+        """One more token for every active row."""
+        active = torch.arange(rows.active, device=self.device)
+        columns = rows.prompt_length[active] + rows.drawn[active] - 1
+        longest = int(columns.max()) + 1
+        cache.write_next(columns, longest)
+        hidden = self._forward(
+            rows.last_token[active][:, None], columns[:, None], cache, CachedAttention(columns + 1, longest)
+        )
+        self._sample(rows, hidden[:, 0], active)
+
+    def _forward(self, tokens: torch.Tensor, places: torch.Tensor, cache: SlotCache, packing: Any) -> torch.Tensor:
+        output = self.lm.base_model(
+            input_ids=tokens, position_ids=places, attention_mask=None, past_key_values=cache, use_cache=True,
+            packing=packing,
+        )  # fmt: skip
+        return output.last_hidden_state
+
+    def _sample(self, rows: _Rows, hidden: torch.Tensor, which: torch.Tensor) -> None:
+        logits = head_of(self.lm, self.gconfig.temperature).logits(hidden, self.dtype)
+        drawn = rows.drawn[which]
+        tokens, logprobs = self.sampler.next(logits, drawn, rows.uniform[which, drawn])
+        rows.tokens[which, drawn] = tokens
+        rows.logprobs[which, drawn] = logprobs
+        rows.drawn[which] = drawn + 1
+        rows.last_token[which] = tokens
+
+
+class _Rows:
+    """The state of the responses being decoded: one row per cache slot, active rows in front."""
+
+    def __init__(self, slots: int, limit: int, device: torch.device):
+        self.active = 0
+        self.response: list[int] = []
+        self.prompt_length = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.drawn = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.last_token = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.tokens = torch.zeros(slots, limit, dtype=torch.int64, device=device)
+        self.logprobs = torch.zeros(slots, limit, device=device)
+        self.uniform = torch.zeros(slots, limit, dtype=torch.float64, device=device)
+        self._finished: list[int] = []
+
+    def add(self, responses: list[int], prompt_lengths: list[int], seeds: list[int]) -> torch.Tensor:
+        rows = torch.arange(self.active, self.active + len(responses))
+        limit, device = self.uniform.shape[1], self.uniform.device
+        streams = [torch.rand(limit, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in seeds]
+        self.prompt_length[rows] = torch.tensor(prompt_lengths, device=device)
+        self.drawn[rows] = 0
+        self.uniform[rows] = torch.stack(streams).to(device)
+        self.response.extend(responses)
+        self.active += len(responses)
+        return rows
+
+    def collect(self, end_ids: torch.Tensor, limit: int) -> list[tuple[int, torch.Tensor, torch.Tensor, bool]]:
+        """Responses that have just finished: (number, tokens, log-probs, ended by itself)."""
+        stopped = torch.isin(self.last_token[: self.active], end_ids)
+        over = stopped | (self.drawn[: self.active] >= limit)
+        self._finished = over.nonzero()[:, 0].tolist()
+        if not self._finished:
+            return []
+        drawn, by_itself = self.drawn[: self.active].tolist(), stopped.tolist()
+        tokens, logprobs = self.tokens[self._finished].cpu(), self.logprobs[self._finished].cpu()
+        return [
+            (self.response[row], tokens[i, : drawn[row]].clone(), logprobs[i, : drawn[row]].clone(), by_itself[row])
+            for i, row in enumerate(self._finished)
+        ]
+
+    def compact(self, cache: SlotCache) -> None:
+        """Close the gaps that finished rows leave, by moving the hindmost rows into them."""
+        if not self._finished:
+            return
+        gone = set(self._finished)
+        self.active -= len(gone)
+        gaps = [row for row in self._finished if row < self.active]
+        movers = [row for row in range(self.active, self.active + len(gone)) if row not in gone]
+        if movers:
+            device = self.drawn.device
+            source, target = torch.tensor(movers, device=device), torch.tensor(gaps, device=device)
+            for state in (self.prompt_length, self.drawn, self.last_token, self.tokens, self.logprobs, self.uniform):
+                state[target] = state[source]
+            cache.move(source, target)
+            for gap, mover in zip(gaps, movers, strict=True):
+                self.response[gap] = self.response[mover]
+        del self.response[self.active :]
+        self._finished = []

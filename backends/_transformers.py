@@ -1,0 +1,165 @@
+"""Unmodified `transformers` models on packed batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from rlcli.errors import ModelError
+from rlcli.ops.attention import PackedAttention, packed_attention
+from rlcli.ops.logprobs import Head, token_scores
+from rlcli.ops.packing import all_but_last, positions
+
+T = TypeVar("T")
+
+ATTENTION = "rlcli_packed"
+"""Name of our attention in transformers' registry."""
+
+
+def use_packed_attention(lm: nn.Module) -> None:
+    """Let the model attend by the layout that each forward pass brings along as `packing=`."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(ATTENTION, _attention)
+    AttentionMaskInterface.register(ATTENTION, _no_mask)
+    lm.set_attn_implementation(ATTENTION)  # type: ignore[operator]
+
+
+def _attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    packing: Any = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    kind = type(module).__name__
+    if sliding_window is not None and packing.longest > sliding_window:
+        raise ModelError(
+            f"a sequence of {packing.longest} tokens exceeds the sliding window of {kind}, {sliding_window} tokens",
+            hint="shorten the sequences; attention windows are not supported yet",
+        )
+    for name in ("softcap", "s_aux", "position_bias"):
+        if others.get(name) is not None:
+            raise ModelError(f"{kind} needs {name} in its attention, which packed attention does not offer")
+    return packing.attend(query, key.to(query.dtype), value.to(query.dtype), scaling), None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """The layout carries all that a mask would say."""
+
+
+class PackedOutput:
+    """A `ModelOutput` over hidden states [T, H]; see the protocol for shapes."""
+
+    def __init__(self, lm: nn.Module, hidden: torch.Tensor, tokens: torch.Tensor, lengths: tuple[int, ...],
+                 dtype: torch.dtype):  # fmt: skip
+        self.temperature = 1.0
+        self._lm = lm
+        self._hidden = hidden
+        self._tokens = tokens
+        self._lengths = lengths
+        self._dtype = dtype
+        self._with_entropy: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @cached_property
+    def logprobs(self) -> torch.Tensor:
+        if self._with_entropy is not None:
+            return self._with_entropy[0]
+        return self._scores(entropy=False)[0]
+
+    @cached_property
+    def entropy(self) -> torch.Tensor:
+        """Ask for it before `logprobs` and one pass over the vocabulary serves both."""
+        logprobs, entropies = self._scores(entropy=True)
+        assert entropies is not None
+        self._with_entropy = logprobs, entropies
+        return entropies
+
+    @cached_property
+    def values(self) -> torch.Tensor:
+        score = getattr(self._lm, "score", None)
+        if score is None:
+            raise ModelError("this model has no value head", hint="set head: value for the role")
+        return score(self._hidden)[:, 0].float()
+
+    @cached_property
+    def logits(self) -> torch.Tensor:
+        return head_of(self._lm, self.temperature).logits(self._hidden, self._dtype)
+
+    def touch(self) -> torch.Tensor:
+        """A zero that depends on every parameter which a loss could reach."""
+        head = getattr(self._lm, "score", None) or self._lm.get_output_embeddings()  # type: ignore[operator]
+        return (self._hidden.sum() + sum(p.sum() for p in head.parameters())) * 0.0
+
+    def _scores(self, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        rows = all_but_last(self._lengths, self._tokens.device)
+        return token_scores(
+            self._hidden[rows], head_of(self._lm, self.temperature), self._tokens[rows + 1],
+            entropy=entropy, dtype=self._dtype,
+        )  # fmt: skip
+
+
+def head_of(lm: nn.Module, temperature: float = 1.0) -> Head:
+    """The language-model head with everything that its family does to the logits."""
+    linear = lm.get_output_embeddings()  # type: ignore[operator]
+    if linear is None:
+        raise ModelError("this model has no language-model head", hint="set head: lm for the role")
+    config = lm.config
+    scale = getattr(config, "logit_scale", None) or 1.0
+    if scaling := getattr(config, "logits_scaling", None):
+        scale = 1.0 / scaling
+    softcap = getattr(config, "final_logit_softcapping", None)
+    return Head(linear.weight, getattr(linear, "bias", None), softcap, scale, temperature)
+
+
+class PackedModel(nn.Module):
+    """A transformers model whose forward pass takes a packed batch and what to do with the result.
+
+    The loss is computed inside `forward`, so hooks that surround it (FSDP's gathering of parameters) cover the
+    head as well.
+    """
+
+    def __init__(self, lm: nn.Module, compute_dtype: torch.dtype):
+        super().__init__()
+        use_packed_attention(lm)
+        self.lm = lm
+        self.compute_dtype = compute_dtype
+
+    def forward(self, tokens: torch.Tensor, lengths: tuple[int, ...], then: Callable[[PackedOutput], T]) -> T:
+        """`then(output)` for `tokens` [T], packed sequences of `lengths` [N]."""
+        hidden = self.hidden_states(tokens, positions(lengths, tokens.device), packed_attention(lengths, tokens.device))
+        return then(PackedOutput(self.lm, hidden, tokens, lengths, self.compute_dtype))
+
+    def hidden_states(self, tokens: torch.Tensor, places: torch.Tensor, packing: PackedAttention) -> torch.Tensor:
+        """[T, H] of the last layer."""
+        backbone = self.lm.base_model
+        with compute_in(self.compute_dtype, tokens.device):
+            output = backbone(
+                input_ids=tokens[None], position_ids=places[None], attention_mask=None, use_cache=False, packing=packing
+            )
+        return output.last_hidden_state[0]
+
+
+def compute_in(dtype: torch.dtype, device: torch.device) -> torch.autocast:
+    """Matrix products in `dtype` over float32 parameters."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype is torch.bfloat16)
+
+
+def compute_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 where the hardware multiplies it natively, else float32."""
+    if name == "auto":
+        native = torch.cuda.is_bf16_supported(False) if device.type == "cuda" else torch.cpu._is_amx_tile_supported()
+        return torch.bfloat16 if native else torch.float32
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if name not in dtypes:
+        raise ValueError(f"dtype is {name!r}; it must be auto, float32 or bfloat16")
+    return dtypes[name]

@@ -1,0 +1,17 @@
+"""No engine at all: for roles whose interface brings what it needs, such as a rule-based reward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlcli.api.model import Model, ModelBackend, register_backend
+
+
+@register_backend("null")
+@dataclass(frozen=True, kw_only=True)
+class Null(ModelBackend):
+    """Leaves the role without weights; `model.module` stays None."""
+
+    def _initialize(self, model: Model) -> Model:
+        model.module = None
+        return model

@@ -1,0 +1,140 @@
+"""Arithmetic problems of graded difficulty, in symbols and in words, and a tokenizer that fits them.
+
+A problem of level k starts from a number and makes k additions and subtractions. Its worked answer keeps a running
+total, one line per operation, and ends like GSM8K's: `#### 14`. One expression in eight, chosen by a hash of its
+numbers, belongs to the held-out split however it is worded, so the two splits share no problem.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+NAMES = ("Tom", "Ann", "Sam", "Mia", "Ben", "Eva", "Leo", "Zoe", "Max", "Ida", "Jack", "Lucy")
+THINGS = ("apples", "pears", "books", "coins", "pens", "cards", "cakes", "stamps")
+GAINS = ("buys", "finds", "gets", "wins", "makes", "picks")
+LOSSES = ("eats", "loses", "sells", "drops", "gives away", "breaks")
+LARGEST_TOTAL = 99
+
+Operation = tuple[str, int]
+"""A sign and a number: ("+", 7)."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem: the question as asked and the numbers behind it."""
+
+    question: str
+    first: int
+    operations: tuple[Operation, ...]
+
+    @property
+    def lines(self) -> list[str]:
+        """The working: one line per operation."""
+        written, total = [], self.first
+        for sign, number in self.operations:
+            after = _apply(total, sign, number)
+            written.append(f"{total}{sign}{number}={after}")
+            total = after
+        return written
+
+    @property
+    def answer(self) -> str:
+        return self.lines[-1].rsplit("=", 1)[1]
+
+
+def worked(problem: Problem) -> str:
+    """The whole working and the answer."""
+    return "\n".join([*problem.lines, f"#### {problem.answer}"])
+
+
+def hasty(problem: Problem) -> str:
+    """What somebody in a hurry writes: the first line, and its total as the answer."""
+    line = problem.lines[0]
+    return f"{line}\n#### {line.rsplit('=', 1)[1]}"
+
+
+def problems(count: int, *, seed: int, levels: Sequence[int], held_out: bool) -> list[Problem]:
+    """`count` different problems, levels in rotation; the same for the same arguments, always."""
+    rng = random.Random(f"{'held-out' if held_out else 'train'}-{seed}")
+    found: dict[str, Problem] = {}
+    while len(found) < count:
+        problem = _draw(rng, levels[len(found) % len(levels)])
+        if is_held_out(problem) == held_out:
+            found.setdefault(problem.question, problem)
+    return list(found.values())
+
+
+def is_held_out(problem: Problem) -> bool:
+    """Whether the problem belongs to the held-out eighth, by its numbers alone."""
+    return hashlib.sha256(_expression(problem.first, problem.operations).encode()).digest()[0] < 32
+
+
+def _draw(rng: random.Random, level: int) -> Problem:
+    total = first = rng.randint(2, 20)
+    operations: list[Operation] = []
+    for _ in range(level):
+        number, sign = rng.randint(2, 9), rng.choice("+-")
+        if total - number < 0:
+            sign = "+"
+        elif total + number > LARGEST_TOTAL:
+            sign = "-"
+        total = _apply(total, sign, number)
+        operations.append((sign, number))
+    in_words = rng.random() < 0.5
+    question = _story(rng, first, operations) if in_words else f"What is {_expression(first, operations)}?"
+    return Problem(question, first, tuple(operations))
+
+
+def _story(rng: random.Random, first: int, operations: Sequence[Operation]) -> str:
+    name, things = rng.choice(NAMES), rng.choice(THINGS)
+    deeds = [f"{rng.choice(GAINS if sign == '+' else LOSSES)} {number}" for sign, number in operations]
+    told = " and ".join([", ".join(deeds[:-1]), deeds[-1]] if len(deeds) > 1 else deeds)
+    return f"{name} has {first} {things}, {told}. How many {things} now?"
+
+
+def _expression(first: int, operations: Sequence[Operation]) -> str:
+    return str(first) + "".join(f"{sign}{number}" for sign, number in operations)
+
+
+def _apply(total: int, sign: str, number: int) -> int:
+    return total + number if sign == "+" else total - number
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE over the problems' words; every digit is a token of its own, any other text falls to bytes."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"[0-9]|\n| ?[A-Za-z]+|#+|[^A-Za-z0-9\s#]|\s"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    words.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=512,
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=["<pad>", "<bos>", "<eos>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
+    examples = problems(4000, seed=0, levels=(1, 2, 3, 4), held_out=False)
+    words.train_from_iterator([text for p in examples for text in (f"{p.question}\n", worked(p))], trainer)
+    words.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", words.token_to_id("<bos>"))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>",
+        clean_up_tokenization_spaces=False,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Tensor maths as pure functions on packed batches: no model, no parallelism, no configuration."""

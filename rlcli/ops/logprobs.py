@@ -1,0 +1,128 @@
+"""Log-probs and entropies of tokens without ever holding [tokens, vocab].
+
+The head's matrix product, softmax and gather run over chunks of tokens; the backward pass recomputes each
+chunk. Memory is [chunk, vocab] instead of [tokens, vocab].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+CHUNK_ELEMENTS = 1 << 24
+"""Logits held at once, in elements: 64 MiB of float32."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """How hidden states become logits: softcap · tanh(scale · (h Wᵀ + b) / softcap) / temperature."""
+
+    weight: torch.Tensor
+    """[V, H]"""
+    bias: torch.Tensor | None = None
+    softcap: float | None = None
+    scale: float = 1.0
+    temperature: float = 1.0
+
+    def logits(self, hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """[n, V] float32; the matrix product runs in `dtype`."""
+        raw = hidden.to(dtype) @ self.weight.to(dtype).t()
+        logits = raw.float()
+        if self.bias is not None:
+            logits = logits + self.bias.float()
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return logits / self.temperature if self.temperature != 1.0 else logits
+
+
+def token_scores(
+    hidden: torch.Tensor,
+    head: Head,
+    tokens: torch.Tensor,
+    *,
+    entropy: bool = False,
+    dtype: torch.dtype = torch.float32,
+    chunk: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-prob of `tokens` [n] under `head` applied to `hidden` [n, H], and the entropy of each distribution.
+
+    Both are [n] float32 and differentiable in the hidden states and in the head's weight and bias. The product runs
+    in `dtype`, softmax in float32. `chunk` is the number of tokens whose logits are held at once.
+    """
+    rows = chunk or max(1, CHUNK_ELEMENTS // head.weight.shape[0])
+    logprobs, entropies = _TokenScores.apply(hidden, head.weight, head.bias, tokens, head, entropy, dtype, rows)
+    return logprobs, entropies if entropy else None
+
+
+class _TokenScores(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tokens: torch.Tensor,
+        head: Head, entropy: bool, dtype: torch.dtype, rows: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        logprobs = torch.empty(len(tokens), device=hidden.device)
+        entropies = torch.zeros(len(tokens), device=hidden.device)
+        normalizers = torch.empty(len(tokens), device=hidden.device)
+        cast = _cast(head, weight, bias, dtype)
+        for begin in range(0, len(tokens), rows):
+            part = slice(begin, begin + rows)
+            logits = cast.logits(hidden[part], dtype)
+            normalizers[part] = logits.logsumexp(-1)
+            logprobs[part] = logits.gather(1, tokens[part, None])[:, 0] - normalizers[part]
+            if entropy:
+                expected = (logits.softmax(-1) * logits).sum(-1)
+                entropies[part] = normalizers[part] - expected
+        ctx.save_for_backward(hidden, weight, bias, tokens, normalizers, entropies)
+        ctx.settings = head, dtype, rows
+        ctx.set_materialize_grads(False)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, grad_logprobs: torch.Tensor | None, grad_entropies: torch.Tensor | None) -> Any:  # type: ignore[override]
+        hidden, weight, bias, tokens, normalizers, entropies = ctx.saved_tensors
+        head, dtype, rows = ctx.settings
+        cast = _cast(head, weight, bias, dtype)
+        grad_hidden = torch.zeros_like(hidden)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
+        for begin in range(0, len(tokens), rows):
+            part = slice(begin, begin + rows)
+            logits = cast.logits(hidden[part], dtype)
+            probs = (logits - normalizers[part, None]).exp()
+            grad = torch.zeros_like(logits)
+            if grad_logprobs is not None:
+                grad -= probs * grad_logprobs[part, None]
+                grad.scatter_add_(1, tokens[part, None], grad_logprobs[part, None].to(grad.dtype))
+            if grad_entropies is not None:
+                log_p = logits - normalizers[part, None]
+                grad -= grad_entropies[part, None] * probs * (log_p + entropies[part, None])
+            grad = _through_head(grad, logits, head).to(dtype)
+            grad_hidden[part] = (grad @ cast.weight).to(hidden.dtype)
+            if grad_weight is not None:
+                grad_weight += (grad.t() @ hidden[part].to(dtype)).float()
+            if grad_bias is not None:
+                grad_bias += grad.float().sum(0)
+        return (
+            grad_hidden,
+            grad_weight.to(weight.dtype) if grad_weight is not None else None,
+            grad_bias.to(bias.dtype) if grad_bias is not None else None,
+            None, None, None, None, None,
+        )  # fmt: skip
+
+
+def _cast(head: Head, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Head:
+    """The head with its weight in the product's dtype, cast once instead of once per chunk."""
+    return Head(weight.to(dtype), bias, head.softcap, head.scale, head.temperature)
+
+
+def _through_head(grad: torch.Tensor, logits: torch.Tensor, head: Head) -> torch.Tensor:
+    """The gradient with respect to h Wᵀ + b, from that with respect to the final logits."""
+    grad = grad / head.temperature
+    if head.softcap is not None:
+        tanh = logits * head.temperature / head.softcap
+        grad = grad * (1 - tanh * tanh)
+    return grad * head.scale

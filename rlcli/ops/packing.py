@@ -1,0 +1,46 @@
+"""Index arithmetic of packed sequences. [T] tokens of N sequences lie end to end; `lengths` has N entries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def cumulative(lengths: Sequence[int], device: torch.device | None = None) -> torch.Tensor:
+    """[N + 1] int32: where each sequence starts, and the end of the last."""
+    starts = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+    starts[1:] = torch.tensor(lengths, dtype=torch.int32).cumsum(0)
+    return starts.to(device) if device is not None else starts
+
+
+def positions(lengths: Sequence[int], device: torch.device | None = None) -> torch.Tensor:
+    """[T] int64: the place of each token within its own sequence, counted from 0."""
+    if not lengths:
+        return torch.zeros(0, dtype=torch.int64, device=device)
+    return torch.cat([torch.arange(length) for length in lengths]).to(device)
+
+
+def all_but_last(lengths: Sequence[int], device: torch.device | None = None) -> torch.Tensor:
+    """[T − N] int64: indices of the tokens that have a successor in their sequence."""
+    keep = torch.ones(sum(lengths), dtype=torch.bool)
+    ends = torch.tensor(lengths, dtype=torch.int64).cumsum(0)
+    keep[ends[torch.tensor(lengths, dtype=torch.int64) > 0] - 1] = False
+    return keep.nonzero()[:, 0].to(device)
+
+
+def rectangles(lengths: Sequence[int], growth: float = 1.5) -> list[tuple[list[int], int]]:
+    """Groups of sequences of similar length, as (sequence numbers, longest length).
+
+    Within a group no sequence is shorter than the longest divided by `growth` (groups of sequences of at most
+    8 tokens are not split), so padding a group to a rectangle wastes little.
+    """
+    order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
+    groups: list[tuple[list[int], int]] = []
+    for i in order:
+        longest = groups[-1][1] if groups else 0
+        if groups and (lengths[i] * growth >= longest or longest <= 8):
+            groups[-1][0].append(i)
+        else:
+            groups.append(([i], lengths[i]))
+    return groups

@@ -1,0 +1,73 @@
+"""Run under torchrun: trains a tiny model for three steps on the ranks' shares of each batch; rank 0 writes numbers."""
+
+import gc
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from rlcli.api.config import FinetuneSpec, GenerationHyperparameters, MicroBatchSpec, ModelBackendAbstraction
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import Model
+from rlcli.registry import make_backend
+from rlcli.testing.tiny_models import VOCABULARY, TinyTokenizer, tiny_model
+
+LENGTHS = [5, 11, 3, 8, 2, 9, 7]
+
+
+def batch(step):
+    torch.manual_seed(step)
+    return SequenceSample.from_default(
+        ids=[f"s{i}" for i in range(len(LENGTHS))],
+        seqlens=LENGTHS,
+        data={"packed_input_ids": torch.randint(3, VOCABULARY, (sum(LENGTHS),))},
+    )
+
+
+def nll(output, sample):
+    return -output.logprobs.sum()
+
+
+def share(sample, rank, size, step):
+    """Uneven on purpose; at step 2 the last of several ranks has nothing."""
+    if size == 1:
+        return sample
+    cut = [4, 5, len(LENGTHS)][step]
+    return sample.select_indices(range(cut) if rank == 0 else range(cut, len(LENGTHS)))
+
+
+def main(out: Path) -> None:
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("dp",))
+    model = Model("actor", tiny_model(), TinyTokenizer(), torch.device("cpu"), device_mesh=mesh)
+    spec = FinetuneSpec(total_train_steps=3, dataset_size=21, train_batch_size=7)
+    backend = make_backend(ModelBackendAbstraction("fsdp", {"lr": 1e-3, "dtype": "float32"}))
+    engine = backend.initialize(model, spec).module
+    steps = [
+        engine.train_batch(
+            share(batch(step), rank, size, step), nll, lambda s: s.bs and s.data["packed_input_ids"].numel() - s.bs,
+            mb_spec=MicroBatchSpec(n_mbs=1 + step),
+        )
+        for step in range(3)
+    ]  # fmt: skip
+    poisoned = engine.train_batch(
+        share(batch(0), rank, size, 0), lambda o, s: nll(o, s) * (float("nan") if rank == 0 else 1.0), lambda s: 1
+    )
+    prompts = SequenceSample.from_default(ids=["p"], seqlens=[4], data={"packed_prompts": torch.tensor([5, 6, 7, 8])})
+    gconfig = GenerationHyperparameters(max_new_tokens=6)
+    response = engine.generate(prompts, TinyTokenizer(), gconfig, [3]).tokens[0].tolist()
+    engine.save_to_hf(None, str(out.with_suffix(".model")))
+    if rank == 0:
+        out.write_text(json.dumps({"steps": steps, "poisoned": poisoned["update_skipped"], "response": response}))
+    del engine, model, backend, mesh
+    gc.collect()  # what holds the process group goes before it does
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -24,7 +24,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def roots() -> list[Path]:
-    """Every folder that may hold component folders, in search order: package, checkout, the user's project."""
+    """Every folder that may hold component folders, in search order: package, checkout, user's project."""
     found = [PACKAGE]
     if is_project(PACKAGE.parent):  # never true in site-packages, whatever else lies there
         found.append(PACKAGE.parent)

@@ -1,9 +1,8 @@
 """The data contract: `SequenceSample`, a batch of packed sequences that are never padded.
 
 A batch holds samples (rows of a dataset); a sample holds, for every key, one or several sequences: the
-responses of a group, the two sides of a pair. The rows of a key lie end to end in one tensor, [rows, *trailing],
-in the order of the samples; `seqlens` says where each sequence ends. Without `data` a batch describes one that
-is elsewhere.
+responses of a group, the two sides of a pair. The rows of a key lie end to end in one tensor, in the order of
+the samples; `seqlens` says where each sequence ends. Without `data` a batch describes one that is elsewhere.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ class SequenceSample:
     """A batch of samples with packed sequences under named keys; see the module's docstring.
 
     Anything inconsistent raises ValueError at construction. Operations return new batches with lists and
-    dicts of their own (those that end in `_`, `cuda` and `cpu` work in place); tensors are shared where that is
-    possible, and never cast.
+    dicts of their own (those that end in `_`, `cuda` and `cpu` work in place). Tensors are shared where that
+    is possible, and never cast.
     """
 
     ids: list[Hashable]
@@ -127,8 +126,8 @@ class SequenceSample:
         """A batch from its tensors and the token counts of its sequences.
 
         `seqlens` is one list for all keys: how many rows a key has follows from its name (`values` one per
-        token, `packed_logprobs` one less per sequence, `rewards` one per sequence, …) or, for other names, its
-        number of rows, if that fits one reading only. Else give a mapping from key to its own lengths.
+        token, `packed_logprobs` one less per sequence, `rewards` one per sequence, …), for other names from
+        the number of rows if that fits one reading only. Else give a mapping from key to its own lengths.
         """
         if not isinstance(seqlens, Mapping):
             lengths = read_lengths(seqlens, "seqlens")

@@ -376,14 +376,12 @@ class PipelinableEngine(abc.ABC):
     def _reduce_stats(self, collected: Sequence[Mapping[str, Any]], weight: torch.Tensor) -> dict[str, float]:
         """Sum over micro-batches and ranks, then divide each stat by its own count or by the loss weight.
 
-        A stat's slot is its place among the sorted names, which the loss function fixes; so a rank that had no
-        micro-batch, and knows no names, still takes part with zeros.
+        All ranks return the same, ranks without a micro-batch included: `step_if` must decide alike everywhere.
         """
-        slots = {name: slot for slot, name in enumerate(sorted({name for sums in collected for name in sums}))}
-        if len(slots) > _MAX_STATS:
-            raise ValueError(f"the loss reports {len(slots)} stats; at most {_MAX_STATS} fit")
-        table = torch.zeros((_MAX_STATS + 1, 2), dtype=torch.float64)
-        table[_MAX_STATS, 0] = weight
+        own_count = self._agree_on_names(collected)
+        slots = {name: slot for slot, name in enumerate(own_count)}
+        table = torch.zeros((len(slots) + 1, 2), dtype=torch.float64)
+        table[-1, 0] = weight
         for sums in collected:
             for name, value in sums.items():
                 total, count = value if isinstance(value, tuple) else (value, None)
@@ -391,12 +389,28 @@ class PipelinableEngine(abc.ABC):
                 if count is not None:
                     table[slots[name], 1] += _as_scalar(count)
         table = self.all_reduce(table.to(self.device)).cpu()
-        own_count = {name for sums in collected for name, value in sums.items() if isinstance(value, tuple)}
-        counts = {name: table[slot, 1] if name in own_count else table[_MAX_STATS, 0] for name, slot in slots.items()}
+        counts = {name: table[slot, 1] if own_count[name] else table[-1, 0] for name, slot in slots.items()}
         return {name: float(table[slot, 0] / counts[name]) if counts[name] else 0.0 for name, slot in slots.items()}
+
+    def _agree_on_names(self, collected: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+        """Name of each stat → whether it brings its own count, the same on all ranks.
+
+        The loss function fixes the names, but a rank that had no micro-batch has not run it: it learns them here.
+        """
+        known = {name: isinstance(value, tuple) for sums in collected for name, value in sums.items()}
+        if len(known) > _MAX_STATS or any(len(name.encode()) > _NAME_BYTES for name in known):
+            raise ValueError(f"a loss may report {_MAX_STATS} stats with names of {_NAME_BYTES} bytes, not {sorted(known)}")
+        table = torch.zeros((_MAX_STATS, 1 + _NAME_BYTES), dtype=torch.int64)
+        for row, name in zip(table, sorted(known), strict=False):
+            encoded = name.encode()
+            row[0] = 1 + known[name]
+            row[1 : 1 + len(encoded)] = torch.tensor(list(encoded))
+        rows = self.all_reduce(table.to(self.device), "max").cpu().tolist()
+        return {bytes(byte for byte in row[1:] if byte).decode(): row[0] == 2 for row in rows if row[0]}
 
 
 _MAX_STATS = 63
+_NAME_BYTES = 64
 
 
 def _as_scalar(value: torch.Tensor | float) -> torch.Tensor:

@@ -210,7 +210,7 @@ def _local_alias(module: Module, node: ast.expr) -> Definition | None:
 
 
 def _unwritable(annotation: str) -> Any:
-    """A type that YAML has no words for: the field keeps its default, and a recipe that sets it is told so."""
+    """A type that YAML has no words for: the field keeps its default, a recipe that sets it is told so."""
 
     def refuse(value: Any) -> Any:
         raise PydanticCustomError(

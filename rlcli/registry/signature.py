@@ -1,7 +1,7 @@
 """What a component takes and does, read from its source without importing it.
 
-So `rlcli validate`, `show` and `ls` check and explain the arguments of a component that needs torch, a GPU or a
-library that is not installed.
+So `rlcli validate`, `show` and `ls` check and explain the arguments of a component that needs torch, a GPU or
+a library that is not installed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Signature:
     line: int
     class_name: str
     doc: str
-    """First line of the class's docstring."""
+    """First paragraph of the class's docstring, on one line."""
     arguments: tuple[Argument, ...]
     """What a recipe may write under `args:`; a dataset's `util` is not among them."""
     methods: frozenset[str]
@@ -102,7 +102,7 @@ def signature(kind: str, name: str) -> Signature:
         path=path,
         line=definition.node.lineno,
         class_name=definition.name,
-        doc=next(iter((ast.get_docstring(definition.node) or "").splitlines()), ""),
+        doc=" ".join((ast.get_docstring(definition.node) or "").partition("\n\n")[0].split()),
         arguments=arguments,
         methods=frozenset(
             name for part in lineage if part and not _is_contract(part) for name in _methods(part)
@@ -111,7 +111,7 @@ def signature(kind: str, name: str) -> Signature:
     )
 
 
-# -- the class ---------------------------------------------------------------------------------------------------
+# -- the class -------------------------------------------------------------------------------------------
 
 
 def _registered_class(kind: str, module: Module) -> Definition:
@@ -138,7 +138,7 @@ def _registered_class(kind: str, module: Module) -> Definition:
         raise ProjectError(
             f"the file {what}",
             where=str(module.path),
-            hint=f"end it with {registrar}({module.path.stem!r}, TheClass), or name the file for what it registers",
+            hint=f"end it with {registrar}({module.path.stem!r}, TheClass), or rename the file",
         )
     return next(iter(classes.values()))
 
@@ -215,7 +215,7 @@ def _methods(definition: Definition) -> Iterator[str]:
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
-# -- its arguments -----------------------------------------------------------------------------------------------
+# -- its arguments ---------------------------------------------------------------------------------------
 
 
 def arguments_of(definition: Definition, inside: tuple[str, ...] = ()) -> tuple[Argument, ...]:

@@ -1,11 +1,13 @@
 """An engine over a few hundred parameters: the whole engine contract, in milliseconds, without a backend.
 
-Its language model predicts the next token from the mean of the embeddings so far, so it depends on every earlier token
-of the same sequence and on nothing else: a leak between packed sequences shows. Several ranks can be played by threads.
+Its language model predicts the next token from the mean of the embeddings so far, so it depends on every
+earlier token of the same sequence and on nothing else: a leak between packed sequences shows. Several ranks
+can be played by threads.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -146,11 +148,11 @@ class TinyEngine(PipelinableEngine):
             gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
             self.gradient[name] = self.all_reduce(gradient)
         norm = float(torch.stack([g.square().sum() for g in self.gradient.values()]).sum().sqrt())
-        if norm - norm == 0:
+        if math.isfinite(norm):
             self.steps += 1
             with torch.no_grad():
                 for name, parameter in self.model.named_parameters():
-                    parameter -= self.lr * self.gradient[name]
+                    parameter.sub_(self.lr * self.gradient[name])
         return norm
 
     def optimizer_zero_grad(self) -> None:
@@ -186,12 +188,17 @@ class TinyEngine(PipelinableEngine):
         for number, seed in enumerate(seeds):
             prompt = prompts[number // gconfig.responses_per_prompt]
             generator = torch.Generator().manual_seed(seed)
-            tokens, logprobs = prompt, []
+            tokens = prompt
+            logprobs: list[torch.Tensor] = []
             while len(logprobs) < gconfig.max_new_tokens and not (logprobs and int(tokens[-1]) in stops):
                 output = TinyOutput(self.model, tokens, [len(tokens)])
                 output.temperature = gconfig.temperature
                 choices = output.logits[-1].log_softmax(-1)
-                token = choices.argmax() if gconfig.greedy else choices.exp().multinomial(1, generator=generator)[0]
+                token = (
+                    choices.argmax()
+                    if gconfig.greedy
+                    else choices.exp().multinomial(1, generator=generator)[0]
+                )
                 logprobs.append(choices[token])
                 tokens = torch.cat([tokens, token[None]])
             responses.append(tokens[len(prompt) :])
@@ -200,7 +207,9 @@ class TinyEngine(PipelinableEngine):
         return GeneratedResponses(responses, scores, torch.tensor(ended, dtype=torch.bool))
 
 
-def tiny_model(tokenizer: Any = None, ranks: TinyRanks | None = None, rank: int = 0, **settings: Any) -> Model:
+def tiny_model(
+    tokenizer: Any = None, ranks: TinyRanks | None = None, rank: int = 0, **settings: Any
+) -> Model:
     """A role with a `TinyEngine`; `settings` are those of `TinyLM`, and `lr`."""
     lr = settings.pop("lr", 0.1)
     engine = TinyEngine(TinyLM(**settings), lr, ranks, rank)

@@ -1,0 +1,60 @@
+# Every target does its own set-up: a virtual environment in .venv, made once and renewed when pyproject.toml changes.
+
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.stamp
+
+.PHONY: help train test check lint floors types wheel clean setup
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+train: $(STAMP) ## teach a small language model arithmetic by PPO, here and now
+	$(BIN)/rlcli train recipes/ppo_math.yaml
+
+# Two multi-threaded torch processes on few cores slow each other down many times over: one thread each.
+test: export OMP_NUM_THREADS = 1
+test: export OMP_WAIT_POLICY = PASSIVE
+test: $(STAMP) ## run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint floors types test wheel ## all that must hold before a change lands
+
+lint: $(STAMP) ## style, and heavy imports where none may be
+	$(BIN)/ruff check .
+
+floors: $(STAMP) ## which room may import which
+	$(BIN)/lint-imports --no-cache
+
+types: $(STAMP) ## mypy on rlcli/
+	$(BIN)/mypy
+
+wheel: $(STAMP) ## build dist/*.whl and use it from a project elsewhere
+	rm -rf dist
+	$(BIN)/python -m build --wheel --no-isolation
+	$(BIN)/python -m pytest tests/packaging
+
+setup: $(STAMP) ## only make .venv
+
+# A GPU that answers decides for the ordinary torch build, which carries CUDA. Without one the exact version is asked
+# for first, so that a CPU build is taken where one is on offer.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "rlcli needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 | head -n 1)." >&2; \
+	  echo "Name another one: make PYTHON=python3.12 $(firstword $(MAKECMDGOALS))" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@if nvidia-smi >/dev/null 2>&1; then \
+	  echo "set-up: nvidia-smi answers, so the ordinary torch with CUDA"; torch='torch>=2.11'; \
+	else \
+	  echo "set-up: no NVIDIA GPU here, so torch 2.13.0, as a CPU build where pip finds one"; torch='torch==2.13.0'; \
+	fi; \
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq "$$torch"
+	@echo "set-up: rlcli and what it needs (a minute or two)"
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --editable '.[test]'
+	@$(BIN)/python -c 'import torch; print("set-up: done, with torch", torch.__version__)'
+	@touch $(STAMP)
+
+clean: ## remove what building and checking made (.venv and runs stay)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,245 @@
+"""Rows of a jsonl file or a JSON list, read strictly: whatever is wrong is said with its file and line."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from rlcli.errors import DataError
+
+logger = logging.getLogger("rlcli.datasets")
+
+T = TypeVar("T")
+
+BadRows = Literal["error", "skip"]
+
+
+class BadRow(ValueError):
+    """What is wrong with one row; `code` is its id in the fault catalogue."""
+
+    def __init__(self, what: str, code: str = "F31"):
+        super().__init__(what)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Row(Generic[T]):
+    """One row, read and checked."""
+
+    id: str
+    """Its own `id` if every row has one, else `<file>:<line>` (in a JSON list: `<file>:<place>`, from 1)."""
+    where: str
+    """`path:line`, for messages."""
+    content: T
+
+
+def read_rows(
+    path: str,
+    read: Callable[[dict[str, Any]], T],
+    *,
+    bad_rows: BadRows = "error",
+    max_bad_rows: int = 10,
+    max_rows: int | None = None,
+) -> list[Row[T]]:
+    """The rows of a file as `read` makes them; `read` raises BadRow for a row it cannot use.
+
+    `bad_rows="skip"` passes over up to `max_bad_rows` of them; the ids of the others stay what they were. At
+    most `max_rows` good rows are read. Raises DataError, also for a file without rows and for duplicate ids.
+    """
+    if max_rows is not None and max_rows < 1:
+        raise ValueError(f"max_rows is {max_rows}; it must be at least 1")
+    file = Path(path).expanduser()
+    found: list[tuple[int, int, Any, T]] = []
+    bad: list[str] = []
+    for number, line, parsed in _parsed_rows(file):
+        if max_rows is not None and len(found) >= max_rows:
+            break
+        try:
+            if isinstance(parsed, BadRow):
+                raise parsed
+            found.append((number, line, parsed.get("id"), read(parsed)))
+        except BadRow as error:
+            where = f"{path}:{line}"
+            if bad_rows == "error":
+                raise DataError(str(error), where=where, code=error.code) from None
+            bad.append(f"{where}: {error}")
+            if len(bad) > max_bad_rows:
+                what = f"{len(bad)} bad rows, more than max_bad_rows = {max_bad_rows}; the last: {error}"
+                raise DataError(what, where=where, code=error.code) from None
+    if bad:
+        logger.warning("%s: %d bad rows skipped; the first: %s", path, len(bad), bad[0])
+    if not found:
+        why = f"all {len(bad)} rows are bad, the first: {bad[0]}" if bad else "it is empty"
+        raise DataError(f"{path} holds no rows: {why}", code="F80")
+    own_ids = all(isinstance(own, str | int) and not isinstance(own, bool) for _, _, own, _ in found)
+    rows = [
+        Row(str(own) if own_ids else f"{file.stem}:{number}", f"{path}:{line}", content)
+        for number, line, own, content in found
+    ]
+    _refuse_duplicates(rows)
+    return rows
+
+
+def text_field(fields: dict[str, Any], key: str) -> str:
+    """A field that must hold text."""
+    if key not in fields:
+        raise BadRow(f"there is no field {key!r}; the row has {sorted(fields)}")
+    return _text(fields[key], f"field {key!r}")
+
+
+def texts_field(fields: dict[str, Any], key: str) -> list[str]:
+    """A field that must hold a list of texts, at least one."""
+    if key not in fields:
+        raise BadRow(f"there is no field {key!r}; the row has {sorted(fields)}")
+    values = fields[key]
+    if not isinstance(values, list) or not values:
+        raise BadRow(f"field {key!r} is not a list of texts")
+    return [_text(value, f"entry {number} of field {key!r}") for number, value in enumerate(values, start=1)]
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise BadRow(f"{what} is of type {type(value).__name__}, not text")
+    if not value.strip():
+        raise BadRow(f"{what} is empty")
+    return value
+
+
+def _parsed_rows(file: Path) -> Iterator[tuple[int, int, dict[str, Any] | BadRow]]:
+    """(number of the row, its line, what it holds or what is wrong with it), both counted from 1."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise DataError(
+            f"cannot read {file}: {reason}", hint="set the dataset's path to a .jsonl file"
+        ) from error
+    content = content.removeprefix(codecs.BOM_UTF8)
+    if content.lstrip().startswith(b"["):
+        yield from _listed_rows(file, content)
+        return
+    for line, raw in enumerate(content.split(b"\n"), start=1):
+        if raw.strip():
+            yield line, line, _parse_line(raw)
+
+
+def _parse_line(raw: bytes) -> dict[str, Any] | BadRow:
+    try:
+        return _checked(_DECODER.decode(raw.decode("utf-8").strip()))
+    except BadRow as error:
+        return error
+    except UnicodeDecodeError as error:
+        return BadRow(f"not UTF-8: byte {error.start + 1} of the line is 0x{raw[error.start]:02x}", "F82")
+    except json.JSONDecodeError as error:
+        return BadRow(f"not JSON: {error.msg} at column {error.colno}")
+    except RecursionError:
+        return BadRow("not JSON that can be read: nested too deeply", "F82")
+    except ValueError as error:
+        return BadRow(f"not JSON that can be read: {error}", "F82")
+
+
+def _listed_rows(file: Path, content: bytes) -> Iterator[tuple[int, int, dict[str, Any] | BadRow]]:
+    """The elements of a JSON list. Behind broken syntax nothing can be trusted: always an error."""
+    line, place, number = 1, 0, 0
+    try:
+        text = content.decode("utf-8")
+        end, position = len(text), _skip(text, text.index("[") + 1)
+        while not (number == 0 and text[position : position + 1] == "]"):
+            line += text.count("\n", place, position)
+            place = position
+            value, position = _DECODER.raw_decode(text, position)
+            number += 1
+            yield number, line, _checked_or_bad(value)
+            position = _skip(text, position)
+            mark = text[position : position + 1]
+            if mark == "]":
+                break
+            if mark != ",":
+                raise BadRow("the JSON list is broken: ',' or ']' is missing after this row")
+            position = _skip(text, position + 1)
+        if _skip(text, position + 1) < end:
+            raise BadRow("text follows the JSON list")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError("not UTF-8", where=f"{file}:{line}", code="F82") from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"not JSON: {error.msg}", where=f"{file}:{error.lineno}", code="F31") from None
+    except (ValueError, RecursionError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise DataError(what, where=f"{file}:{line}", code=getattr(error, "code", "F82")) from None
+
+
+def _skip(text: str, position: int) -> int:
+    """The next place that is no blank."""
+    match = re.compile(r"[ \t\r\n]*").match(text, position)
+    return match.end() if match else position
+
+
+def _checked_or_bad(value: Any) -> dict[str, Any] | BadRow:
+    try:
+        return _checked(value)
+    except BadRow as error:
+        return error
+
+
+def _checked(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadRow(f"a row must be a JSON object, not of type {type(value).__name__}")
+    _refuse_surrogates(value)
+    return value
+
+
+def _refuse_surrogates(value: Any) -> None:
+    if isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            raise BadRow("a text holds half of a surrogate pair, which is no character", "F82") from None
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            _refuse_surrogates(key)
+            _refuse_surrogates(entry)
+    elif isinstance(value, list):
+        for entry in value:
+            _refuse_surrogates(entry)
+
+
+def _refuse_constant(name: str) -> None:
+    raise BadRow(f"{name} is no JSON number", "F82")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise BadRow(f"{digits:.40} is too large a number", "F82")
+    return number
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise BadRow(f"field {next(n for n in names if names.count(n) > 1)!r} occurs twice", "F82")
+    return fields
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
+
+
+def _refuse_duplicates(rows: list[Row[T]]) -> None:
+    first: dict[str, str] = {}
+    repeated = []
+    for row in rows:
+        if row.id in first:
+            repeated.append(f"{row.id!r} at {first[row.id]} and {row.where}")
+        first.setdefault(row.id, row.where)
+    if repeated:
+        shown = "; ".join(repeated[:5]) + ("; …" if len(repeated) > 5 else "")
+        raise DataError(f"{len(repeated)} ids are duplicates: {shown}", code="F79")

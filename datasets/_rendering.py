@@ -1,0 +1,152 @@
+"""From texts to tokens: chat templates, end-of-sequence tokens, and what becomes of over-long texts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from rlcli.errors import DataError, ModelError
+
+from ._jsonl import Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger("rlcli.datasets")
+
+T = TypeVar("T")
+Tokens = list[int]
+
+Overlong = Literal["error", "drop", "truncate_left", "truncate_right"]
+Chat = bool | Literal["auto"]
+
+
+def uses_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> bool:
+    """Whether prompts go through the tokenizer's chat template."""
+    has_template = bool(tokenizer.chat_template)
+    if chat is True and not has_template:
+        hint = "set chat: auto, or take a chat model's tokenizer"
+        raise ModelError("chat is true, but the tokenizer has no chat template", hint=hint, code="F32")
+    return has_template if chat == "auto" else chat
+
+
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, chat: Chat, system: str | None = None
+) -> list[Tokens]:
+    """Tokens of prompts, ready for a response to follow.
+
+    With a chat template each text is the user's message and the template writes all special tokens itself.
+    Without one the system prompt stands before the text, and the tokenizer adds what it adds at the start of
+    a text; an end-of-sequence token that it would put at the end is taken away.
+    """
+    if not texts:
+        return []
+    if uses_chat(tokenizer, chat):
+        rendered = [_render(tokenizer, text, system) for text in texts]
+        return [list(ids) for ids in tokenizer(rendered, add_special_tokens=False).input_ids]
+    plain = [text if system is None else f"{system}\n\n{text}" for text in texts]
+    return [_open_ended(tokenizer, list(ids)) for ids in tokenizer(plain).input_ids]
+
+
+def encode_answers(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Tokens]:
+    """Tokens of answers as a model would have to write them: no special tokens but the end of sequence."""
+    if tokenizer.eos_token_id is None:
+        raise ModelError(
+            "the tokenizer has no end-of-sequence token, so no answer could ever end", code="F32"
+        )
+    if not texts:
+        return []
+    return [
+        [*ids, tokenizer.eos_token_id] for ids in tokenizer(list(texts), add_special_tokens=False).input_ids
+    ]
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, text: str, system: str | None) -> str:
+    from jinja2.exceptions import TemplateError
+
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    messages.append({"role": "user", "content": text})
+    try:
+        rendered: Any = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except TemplateError as error:
+        raise ModelError(f"the tokenizer's chat template fails: {error}", code="F32") from error
+    return str(rendered)
+
+
+def _open_ended(tokenizer: PreTrainedTokenizerBase, ids: Tokens) -> Tokens:
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if bos is not None and ids[:2] == [bos, bos]:
+        ids = ids[1:]
+    return ids[:-1] if eos is not None and ids[-1:] == [eos] else ids
+
+
+class TooLong(ValueError):
+    """A text that no allowed truncation brings under the limit."""
+
+
+def fit_prompt(prompt: Tokens, limit: int, overlong: Overlong) -> Tokens:
+    """The prompt within `limit` tokens: the last ones (truncate_left) or the first ones (truncate_right)."""
+    return prompt[-limit:] if overlong == "truncate_left" else prompt[:limit]
+
+
+def fit_answers(
+    prompt: Tokens, answers: Sequence[Tokens], limit: int, overlong: Overlong
+) -> tuple[Tokens, list[Tokens]]:
+    """Prompt and answers so that the prompt with any of the answers has at most `limit` tokens.
+
+    truncate_left shortens the prompt at its start and keeps the answers whole; truncate_right shortens the
+    answers at their end, which then lack the end-of-sequence token. Raises TooLong if that leaves nothing of
+    the prompt, or of an answer.
+    """
+    longest = max(len(answer) for answer in answers)
+    if overlong == "truncate_left":
+        if longest >= limit:
+            raise TooLong(f"an answer of {longest} tokens leaves no room for the prompt")
+        return prompt[-(limit - longest) :], list(answers)
+    if len(prompt) >= limit:
+        raise TooLong(f"a prompt of {len(prompt)} tokens leaves no room for an answer")
+    return prompt, [answer[: limit - len(prompt)] for answer in answers]
+
+
+def within_limit(
+    rows: Sequence[Row[Any]],
+    encoded: Sequence[T],
+    *,
+    length: Callable[[T], int],
+    fit: Callable[[T, int, Overlong], T],
+    max_length: int,
+    overlong: Overlong,
+) -> list[tuple[Row[Any], T]]:
+    """Rows with their tokens, none longer than `max_length`; `overlong` decides what becomes of others."""
+    if max_length < 1:
+        raise ValueError(f"max_length is {max_length}; it must be at least 1")
+    kept: list[tuple[Row[Any], T]] = []
+    dropped: list[str] = []
+    for row, tokens in zip(rows, encoded, strict=True):
+        count = length(tokens)
+        if not count:
+            raise DataError("the tokenizer makes no tokens of this row", where=row.where, code="F31")
+        if count <= max_length:
+            kept.append((row, tokens))
+        elif overlong == "drop":
+            dropped.append(row.id)
+        elif overlong == "error":
+            hint = "raise max_length, or set overlong to drop, truncate_left or truncate_right"
+            what = f"row {row.id} has {count} tokens, more than max_length = {max_length}"
+            raise DataError(what, where=row.where, hint=hint, code="F30")
+        else:
+            try:
+                kept.append((row, fit(tokens, max_length, overlong)))
+            except TooLong as error:
+                what = f"row {row.id} has {count} tokens, more than max_length = {max_length}, and {error}"
+                raise DataError(what, where=row.where, hint=f"{overlong} cannot help", code="F30") from None
+    if dropped:
+        logger.warning("%d of %d rows dropped, longer than %d tokens", len(dropped), len(rows), max_length)
+        logger.info("dropped: %s", ", ".join(dropped))
+    if not kept:
+        what = f"no rows are left: all {len(dropped)} are longer than max_length = {max_length}"
+        raise DataError(
+            what, where=rows[0].where, hint="overlong: drop removed them; raise max_length", code="F80"
+        )
+    return kept

@@ -1,0 +1,133 @@
+"""Prompts with preferred and rejected answers, for reward models and direct preference optimisation."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from rlcli.api.config import stable_seed
+from rlcli.api.data import DatasetUtility, SequenceSample, register_dataset
+
+from ._jsonl import BadRow, Row, read_rows, text_field, texts_field
+from ._rendering import Tokens, encode_answers, encode_prompts, fit_answers, within_limit
+
+Texts = tuple[str, list[str], list[str]]
+Encoded = tuple[Tokens, list[Tokens]]
+
+
+@register_dataset("paired")
+@dataclass(kw_only=True)
+class Paired:
+    """Rows of a prompt with equally many positive and negative answers.
+
+    A sample holds the sequences positive 0, negative 0, positive 1, negative 1, …, each with the prompt in
+    front and the end-of-sequence token behind; `prompt_lens` is the length of the prompt.
+    """
+
+    KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_lens")
+
+    util: DatasetUtility
+
+    path: str
+    """A .jsonl file, or a .json file with a list. A field `id`, if every row has one, names the rows."""
+
+    prompt_key: str = "prompt"
+    """Field that holds the prompt."""
+
+    positive_key: str = "pos_answers"
+    """Field that holds the list of preferred answers."""
+
+    negative_key: str = "neg_answers"
+    """Field that holds the list of rejected answers; the n-th goes with the n-th preferred one."""
+
+    max_pairs_per_prompt: int = 2
+    """Of a prompt with more pairs take so many, drawn by the run's seed."""
+
+    chat: bool | Literal["auto"] = "auto"
+    """Put the prompt through the tokenizer's chat template; auto: if it has one."""
+
+    system: str | None = None
+    """System prompt."""
+
+    max_length: int = 1024
+    """Longest prompt with any one of its answers, in tokens."""
+
+    overlong: Literal["error", "drop", "truncate_left", "truncate_right"] = "error"
+    """What to do with longer rows; truncate_left shortens the prompt, truncate_right the answers."""
+
+    bad_rows: Literal["error", "skip"] = "error"
+    """What to do with a malformed row."""
+
+    max_bad_rows: int = 10
+    """Skip no more malformed rows than this."""
+
+    max_rows: int | None = None
+    """Read only so many rows, from the start of the file."""
+
+    _rows: list[tuple[Row[Texts], Encoded]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.max_pairs_per_prompt < 1:
+            raise ValueError(f"max_pairs_per_prompt is {self.max_pairs_per_prompt}; it must be at least 1")
+        rows = read_rows(
+            self.path,
+            self._read,
+            bad_rows=self.bad_rows,
+            max_bad_rows=self.max_bad_rows,
+            max_rows=self.max_rows,
+        )
+        self._rows = within_limit(
+            rows,
+            self._encode(rows),
+            length=lambda encoded: len(encoded[0]) + max(map(len, encoded[1])),
+            fit=lambda encoded, limit, overlong: fit_answers(*encoded, limit, overlong),
+            max_length=self.max_length,
+            overlong=self.overlong,
+        )
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self.KEYS
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> SequenceSample:
+        row, (prompt, answers) = self._rows[index]
+        return SequenceSample.from_default(
+            ids=[row.id],
+            seqlens={"packed_input_ids": [[len(prompt) + len(a) for a in answers]], "prompt_lens": [[1]]},
+            data={
+                "packed_input_ids": torch.tensor([token for a in answers for token in (*prompt, *a)]),
+                "prompt_lens": torch.tensor([len(prompt)]),
+            },
+        )
+
+    def _read(self, fields: dict[str, Any]) -> Texts:
+        positive, negative = texts_field(fields, self.positive_key), texts_field(fields, self.negative_key)
+        if len(positive) != len(negative):
+            raise BadRow(f"{len(positive)} {self.positive_key} but {len(negative)} {self.negative_key}")
+        return text_field(fields, self.prompt_key), positive, negative
+
+    def _encode(self, rows: list[Row[Texts]]) -> list[Encoded]:
+        prompts = [row.content[0] for row in rows]
+        encoded_prompts = encode_prompts(self.util.tokenizer, prompts, chat=self.chat, system=self.system)
+        answers = [self._answers(row) for row in rows]
+        encoded_answers = iter(encode_answers(self.util.tokenizer, list(chain.from_iterable(answers))))
+        return [
+            (prompt, [next(encoded_answers) for _ in own])
+            for prompt, own in zip(encoded_prompts, answers, strict=True)
+        ]
+
+    def _answers(self, row: Row[Texts]) -> list[str]:
+        """Positive 0, negative 0, positive 1, … of the pairs that are taken."""
+        _, positive, negative = row.content
+        pairs = list(zip(positive, negative, strict=True))
+        if len(pairs) > self.max_pairs_per_prompt:
+            rng = random.Random(stable_seed("paired", self.util.seed, row.id))
+            pairs = [pairs[i] for i in sorted(rng.sample(range(len(pairs)), self.max_pairs_per_prompt))]
+        return list(chain.from_iterable(pairs))

@@ -1,0 +1,30 @@
+"""Log-probs of given sequences under a model's present weights."""
+
+from __future__ import annotations
+
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import MicroBatchSpec, Model, ModelOutput
+from rlcli.ops.rewards import action_mask
+
+
+def recompute_logprobs(
+    model: Model, data: SequenceSample, mb_spec: MicroBatchSpec, key: str, temperature: float
+) -> SequenceSample:
+    """A sample with `key`: [T - N] float32 log-probs of the logits divided by `temperature`.
+
+    0 on prompt positions where the data says which these are (`prompt_mask`).
+    """
+
+    def logprobs(output: ModelOutput, _: SequenceSample) -> torch.Tensor:
+        output.temperature = temperature
+        return output.logprobs
+
+    seqlens = [[length - 1 for length in lengths] for lengths in data.seqlens["packed_input_ids"]]
+    model.module.eval()
+    scores = model.module.forward(data, mb_spec, post_hook=logprobs, output_seqlens=seqlens).float()
+    if "prompt_mask" in data.keys:
+        response = action_mask(data.data["prompt_mask"], data.flat_seqlens("packed_input_ids"))
+        scores = torch.where(response.to(scores.device), scores, 0.0)
+    return SequenceSample.from_default(ids=data.ids, seqlens={key: seqlens}, data={key: scores})

@@ -1,0 +1,156 @@
+"""Symbolic comparison in killable processes. A comparison takes its time limit at most, whatever the answer
+does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlcli.errors import ModelError, WorkerError
+
+START_LIMIT_S = 120.0
+"""A worker imports a computer-algebra system first, on a machine that may be busy."""
+
+Verdict = bool | str
+"""Equal or not; or "timeout"; or what went wrong, as "error: …"."""
+
+
+@dataclass
+class _Worker:
+    process: subprocess.Popen[bytes]
+    deadline: float
+    task: int | None = None
+    """Number of the comparison at work; None while starting or idle."""
+    ready: bool = False
+    buffer: bytes = b""
+
+
+class MathPool:
+    """Compares pairs of answers with math-verify. Processes start at the first call and stay for later
+    ones."""
+
+    def __init__(self, n_workers: int, limit_s: float, command: Sequence[str] | None = None):
+        script = Path(__file__).with_name("_math_worker.py")
+        self.n_workers = n_workers
+        self.limit_s = limit_s
+        self._command = list(command or [sys.executable, "-P", str(script), str(os.getpid())])
+        self._workers: list[_Worker] = []
+        self._stop = weakref.finalize(self, _stop_all, self._workers)
+
+    def compare(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """A verdict for each (answer, expected), in order."""
+        verdicts: list[Verdict | None] = [None] * len(pairs)
+        waiting = deque(range(len(pairs)))
+        self._workers[:] = [worker for worker in self._workers if worker.process.poll() is None]
+        while waiting or any(worker.task is not None for worker in self._workers):
+            while len(self._workers) < min(self.n_workers, len(waiting) + self._busy()):
+                self._workers.append(self._start())
+            for worker in self._workers:
+                if worker.ready and worker.task is None and waiting:
+                    self._give(worker, waiting.popleft(), pairs)
+            self._collect(verdicts)
+        return [verdict if verdict is not None else "error: no verdict" for verdict in verdicts]
+
+    def close(self) -> None:
+        """End all processes; a later `compare` starts new ones."""
+        _stop_all(self._workers)
+
+    def _busy(self) -> int:
+        return sum(worker.task is not None for worker in self._workers)
+
+    def _start(self) -> _Worker:
+        keep = {
+            name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ
+        }
+        process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=keep
+            | {
+                "PYTHONHASHSEED": "0",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "OMP_NUM_THREADS": "1",
+                "LC_ALL": "C.UTF-8",
+            },
+            cwd="/",
+        )
+        return _Worker(process, deadline=time.monotonic() + START_LIMIT_S)
+
+    def _give(self, worker: _Worker, number: int, pairs: Sequence[tuple[str, str]]) -> None:
+        answer, expected = pairs[number]
+        task = json.dumps({"answer": answer, "expected": expected, "limit_s": self.limit_s}) + "\n"
+        worker.task, worker.deadline = number, time.monotonic() + self.limit_s
+        assert worker.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # a worker that died is noticed when its replies end
+            worker.process.stdin.write(task.encode())
+            worker.process.stdin.flush()
+
+    def _collect(self, verdicts: list[Verdict | None]) -> None:
+        """Wait for the next reply, death or deadline."""
+        waited_for = [worker for worker in self._workers if worker.task is not None or not worker.ready]
+        with selectors.DefaultSelector() as selector:
+            for worker in waited_for:
+                assert worker.process.stdout is not None
+                selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+            patience = min(worker.deadline for worker in waited_for) - time.monotonic()
+            for key, _ in selector.select(max(patience, 0.0)):
+                self._read(key.data, verdicts)
+        for worker in waited_for:
+            if worker in self._workers and (worker.task is not None or not worker.ready):
+                self._check_deadline(worker, verdicts)
+
+    def _read(self, worker: _Worker, verdicts: list[Verdict | None]) -> None:
+        assert worker.process.stdout is not None
+        received = os.read(worker.process.stdout.fileno(), 1 << 16)
+        worker.buffer += received
+        if not received:
+            self._bury(worker, verdicts, f"error: the worker died (exit code {worker.process.wait()})")
+        elif worker.buffer.endswith(b"\n"):
+            reply, worker.buffer = json.loads(worker.buffer), b""
+            if "broken" in reply:
+                self.close()
+                raise ModelError(
+                    f"math-verify cannot be imported: {reply['broken']}",
+                    hint="pip install math-verify",
+                    code="F51",
+                )
+            if worker.task is not None:
+                verdicts[worker.task] = reply["equal"] if "equal" in reply else f"error: {reply['error']}"
+            worker.ready, worker.task = True, None
+
+    def _check_deadline(self, worker: _Worker, verdicts: list[Verdict | None]) -> None:
+        if time.monotonic() >= worker.deadline:
+            self._bury(worker, verdicts, "timeout")
+
+    def _bury(self, worker: _Worker, verdicts: list[Verdict | None], verdict: str) -> None:
+        _stop_all([worker])
+        self._workers.remove(worker)
+        if not worker.ready:
+            self.close()
+            raise WorkerError(f"a math-verify process did not start: {verdict}", code="F52")
+        if worker.task is not None:
+            verdicts[worker.task] = verdict
+
+
+def _stop_all(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.process.kill()
+    for worker in workers:
+        worker.process.wait()
+        for pipe in (worker.process.stdin, worker.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+    workers.clear()

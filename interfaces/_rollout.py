@@ -1,0 +1,189 @@
+"""From a finished rollout to what PPO trains on: KL, token rewards, advantages, returns. Shared by actor and
+critic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import Model
+from rlcli.errors import UsageError
+from rlcli.interfaces._best_of import keep_best
+from rlcli.interfaces._ppo import PPOArgs
+from rlcli.ops.gae import gae
+from rlcli.ops.kl import kl_estimate
+from rlcli.ops.losses import behaviour_weights
+from rlcli.ops.minibatches import assign_minibatches
+from rlcli.ops.normalization import group_normalize, masked_normalize
+from rlcli.ops.reduce import AllReduce, identity
+from rlcli.ops.rewards import action_mask, dense_rewards, shape_scores, token_rewards
+
+PER_ACTION = ("loss_mask", "response_mask", "old_logprobs", "loss_weights", "kl", "advantages", "returns")
+
+
+def prepare(args: PPOArgs, data: SequenceSample, kl_coef: float, all_reduce: AllReduce) -> SequenceSample:
+    """The sequences to train on, with these keys beside `packed_input_ids` (A = T - N actions):
+
+    `response_mask` [A] actions of the response; `loss_mask` [A] those that are trained on; `old_logprobs`
+    [A]; `kl` [A] from the reference, 0 off the response; `advantages` [A] and `returns` [A]; `values` [T];
+    `loss_weights` [A] of the decoupled loss (else 1); per sequence `rewards`, `shaped_rewards`,
+    `seq_no_eos_mask`.
+    """
+    if args.generation_size is not None:
+        _need(data.data, "rewards")
+        data = keep_best(data, args.generation.responses_per_prompt)
+    tensors, lengths = data.data, data.flat_seqlens("packed_input_ids")
+    response = action_mask(_need(tensors, "prompt_mask"), lengths)
+    no_eos = _need(tensors, "seq_no_eos_mask")
+    trained = response
+    if args.mask_too_long:
+        actions = torch.tensor(lengths, device=no_eos.device) - 1
+        trained = response & ~torch.repeat_interleave(no_eos, actions)
+    old, weights, trained = _old_policy(args, tensors, trained)
+    kl = torch.zeros_like(old)
+    if args.kl_ctl:
+        reference = _need(tensors, "packed_ref_logprobs", "or set kl_ctl: 0")
+        kl = torch.where(response, kl_estimate(old, reference, args.kl_estimator), 0.0)
+    values = _values(args, tensors, lengths)
+    scores, rewards = _rewards(args, tensors, lengths, kl, response, kl_coef)
+    bootstrap = no_eos if args.bootstrap_no_eos else torch.zeros_like(no_eos)
+    advantages, returns = gae(rewards, values, lengths, bootstrap, args.discount, args.gae_lambda)
+    per_action = dict(
+        zip(PER_ACTION, (trained, response, old, weights, kl, advantages, returns), strict=True)
+    )
+    per_action["advantages"] = _normalize(args, data, advantages, trained, all_reduce)
+    per_sequence = {
+        "rewards": tensors.get("rewards", scores),
+        "shaped_rewards": scores,
+        "seq_no_eos_mask": no_eos,
+    }
+    return _batch(data, per_action, per_sequence, values)
+
+
+def optimizer_batches(args: PPOArgs, model: Model, data: SequenceSample) -> list[SequenceSample]:
+    """This rank's part of each optimizer step, epoch after epoch; a part may be empty."""
+    index = data.metadata.get("batch_index") or list(range(data.bs))
+    seed = f"{model.seed}/{model.version.global_step}"
+    return [
+        data.select_indices(part)
+        for epoch in range(args.ppo_epochs)
+        for part in assign_minibatches(index, args.minibatches, seed, epoch)
+    ]
+
+
+def reduce_over(model: Model) -> AllReduce:
+    """The sum over the ranks of a role; a role without an engine has a single one."""
+    engine = model.module
+    if engine is None:
+        return identity
+    return lambda value: engine.all_reduce(value.to(engine.device), "sum").to(value.device)
+
+
+def means(pairs: Mapping[str, tuple[torch.Tensor, int]], all_reduce: AllReduce) -> dict[str, float]:
+    """{name: (sum, count)} → {name: sum / count over all ranks}; 0 where nothing was counted."""
+    sums = torch.stack([total.detach().to("cpu", torch.float64) for total, _ in pairs.values()])
+    counts = torch.tensor([count for _, count in pairs.values()], dtype=torch.float64)
+    table = all_reduce(torch.stack([sums, counts]))
+    return {name: float(table[0, i] / table[1, i].clamp(min=1)) for i, name in enumerate(pairs)}
+
+
+def response_kl(batch: SequenceSample, all_reduce: AllReduce) -> tuple[float, int]:
+    """(KL from the reference per response in nats, responses), over all ranks: what a KL controller is
+    fed."""
+    responses = len(batch.flat_seqlens("packed_input_ids"))
+    total = batch.data["kl"].to(torch.float64).sum()
+    table = all_reduce(torch.stack([total, torch.full_like(total, responses)]))
+    return float(table[0] / table[1].clamp(min=1)), int(table[1])
+
+
+def average(steps: list[dict[str, float]]) -> dict[str, float]:
+    """Stats of a training step from those of its optimizer steps: the mean of each over the steps that report
+    it.
+
+    `update_skipped` and `loss_weight` are summed; steps that had no tokens to train on count for these alone.
+    """
+    total = {name: sum(step.get(name, 0.0) for step in steps) for name in ("update_skipped", "loss_weight")}
+    seen = [step for step in steps if step.get("loss_weight")] or steps
+    values: dict[str, list[float]] = {}
+    for step in seen:
+        for name, value in step.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(entries) / len(entries) for name, entries in values.items()} | total
+
+
+def _need(tensors: Mapping[str, torch.Tensor], key: str, otherwise: str = "") -> torch.Tensor:
+    if key not in tensors:
+        hint = f"add {key} to the call's inputs" + (f", {otherwise}" if otherwise else "")
+        raise UsageError(f"PPO needs the key {key}, which the call does not receive", hint=hint, code="R61")
+    return tensors[key]
+
+
+def _old_policy(
+    args: PPOArgs, tensors: Mapping[str, torch.Tensor], trained: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(log-probs that the ratio is taken to, weight of each action, actions still trained on)."""
+    behaviour = _need(tensors, "packed_logprobs")
+    ones = torch.ones_like(behaviour)
+    if not (args.use_decoupled_loss or args.recompute_logprob):
+        return behaviour, ones, trained
+    proximal = _need(tensors, "proximal_logprobs", "or turn use_decoupled_loss and recompute_logprob off")
+    if not args.use_decoupled_loss:
+        return proximal, ones, trained
+    return proximal, *behaviour_weights(proximal, behaviour, trained, args.behav_imp_weight_cap)
+
+
+def _values(args: PPOArgs, tensors: Mapping[str, torch.Tensor], lengths: list[int]) -> torch.Tensor:
+    if args.disable_value:
+        return torch.zeros(sum(lengths), device=tensors["packed_input_ids"].device)
+    return _need(tensors, "values", "or set disable_value: true")
+
+
+def _rewards(
+    args: PPOArgs, tensors: Mapping[str, torch.Tensor], lengths: list[int], kl: torch.Tensor,
+    response: torch.Tensor, kl_coef: float,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(shaped score of each sequence, reward of each action)."""
+    no_eos, scaling, clip = tensors["seq_no_eos_mask"], args.reward_output_scaling, args.max_reward_clip
+    if args.use_dense_reward:
+        state_scores = _need(tensors, "dense_rewards", "or set use_dense_reward: false")
+        dense = dense_rewards(state_scores, lengths, args.reward_delta, scaling, clip)
+        scores = torch.zeros(len(lengths), device=dense.device)
+        return scores, token_rewards(scores, kl, response, lengths, kl_coef, dense)
+    scores = shape_scores(
+        _need(tensors, "rewards"), no_eos, scaling=scaling, bias=args.reward_output_bias, clip=clip,
+        mask_no_eos_with_zero=args.mask_no_eos_with_zero,
+    )  # fmt: skip
+    return scores, token_rewards(scores, kl, response, lengths, kl_coef)
+
+
+def _normalize(
+    args: PPOArgs, data: SequenceSample, advantages: torch.Tensor, mask: torch.Tensor, all_reduce: AllReduce
+) -> torch.Tensor:
+    if not args.adv_norm:
+        return torch.where(mask, advantages, 0.0)
+    if not args.group_adv_norm:
+        return masked_normalize(advantages, mask, all_reduce=all_reduce)
+    actions = torch.tensor([sum(lengths) - len(lengths) for lengths in data.seqlens["packed_input_ids"]])
+    group = torch.repeat_interleave(torch.arange(data.bs), actions).to(mask.device)
+    return group_normalize(advantages, group, mask)
+
+
+def _batch(
+    data: SequenceSample,
+    per_action: dict[str, torch.Tensor],
+    per_sequence: dict[str, torch.Tensor],
+    values: torch.Tensor,
+) -> SequenceSample:
+    tokens = data.seqlens["packed_input_ids"]
+    seqlens = {"packed_input_ids": tokens, "values": tokens}
+    seqlens |= {key: [[n - 1 for n in lengths] for lengths in tokens] for key in per_action}
+    seqlens |= {key: [[1] * len(lengths) for lengths in tokens] for key in per_sequence}
+    tensors = {
+        "packed_input_ids": data.data["packed_input_ids"],
+        "values": values,
+        **per_action,
+        **per_sequence,
+    }
+    return SequenceSample.from_default(ids=data.ids, seqlens=seqlens, data=tensors, metadata=data.metadata)

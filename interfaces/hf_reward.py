@@ -1,0 +1,101 @@
+"""Reward from a Hugging Face sequence classifier, such as a sentiment model, with a tokenizer of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_interface
+from rlcli.errors import ModelError
+from rlcli.interfaces._text import full_texts, response_texts
+
+
+@dataclass(kw_only=True)
+class HFRewardInterface(ModelInterface):
+    """Scores each sequence's text by one output of a classifier. Its role holds no weights: backend `null`,
+    and the actor's tokenizer, which turns tokens back into text.
+    """
+
+    path: str
+    """Folder or Hub id of the classifier and its tokenizer; weights as safetensors, no code of its own."""
+
+    label: int | str = -1
+    """Which output: its number (-1 is the last) or its name in the classifier's config."""
+
+    output: Literal["logit", "prob", "logprob"] = "logit"
+    """The raw output, its softmax probability (sigmoid if there is only one output), or the log of that."""
+
+    text: Literal["full", "response"] = "full"
+    """Score prompt and response together, or the response alone (needs `prompt_mask`)."""
+
+    batch_size: int = 32
+    """Texts per forward pass of the classifier."""
+
+    max_length: int = 512
+    """Texts are truncated to this many tokens of the classifier."""
+
+    classifier: Any = field(init=False, default=None, repr=False)
+    tokenizer: Any = field(init=False, default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.output not in ("logit", "prob", "logprob"):
+            raise ValueError(f"output is {self.output!r}; it must be logit, prob or logprob")
+        if self.text not in ("full", "response"):
+            raise ValueError(f"text is {self.text!r}; it must be full or response")
+        if self.batch_size < 1 or self.max_length < 1:
+            raise ValueError("batch_size and max_length must be at least 1")
+
+    @torch.no_grad()
+    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
+        """`packed_input_ids` (and `prompt_mask`) → `rewards`."""
+        if self.classifier is None:
+            self._load(model.device)
+        texts = (full_texts if self.text == "full" else response_texts)(model.tokenizer, data)
+        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # little padding per batch
+        rewards = torch.zeros(len(texts))
+        for begin in range(0, len(order), self.batch_size):
+            places = order[begin : begin + self.batch_size]
+            rewards[places] = self._score([texts[place] for place in places])
+        ones = {"rewards": [[1] * len(lengths) for lengths in data.seqlens["packed_input_ids"]]}
+        return SequenceSample.from_default(ids=data.ids, seqlens=ones, data={"rewards": rewards})
+
+    def _load(self, device: torch.device) -> None:
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(self.path, trust_remote_code=False)
+            classifier = AutoModelForSequenceClassification.from_pretrained(
+                self.path, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+            )
+        except (OSError, ValueError) as problem:
+            raise ModelError(f"cannot load the reward classifier {self.path}: {problem}") from problem
+        if self.tokenizer.pad_token_id is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        if classifier.config.pad_token_id is None:
+            classifier.config.pad_token_id = self.tokenizer.pad_token_id
+        names = classifier.config.label2id
+        if isinstance(self.label, str) and self.label not in names:
+            raise ModelError(f"{self.path} has no label {self.label!r}", hint=f"it has {', '.join(names)}")
+        if isinstance(self.label, int) and not -classifier.num_labels <= self.label < classifier.num_labels:
+            raise ModelError(
+                f"{self.path} has {classifier.num_labels} outputs, none with number {self.label}"
+            )
+        self.classifier = classifier.to(device).eval()
+
+    def _score(self, texts: list[str]) -> torch.Tensor:
+        inputs = self.tokenizer(
+            texts, padding=True, truncation=True, max_length=self.max_length, return_tensors="pt"
+        ).to(self.classifier.device)
+        logits = self.classifier(**inputs).logits.float()
+        place = self.classifier.config.label2id[self.label] if isinstance(self.label, str) else self.label
+        if self.output != "logit":
+            single = logits.shape[-1] == 1
+            logits = torch.nn.functional.logsigmoid(logits) if single else logits.log_softmax(-1)
+        scores = logits[:, place]
+        return (scores.exp() if self.output == "prob" else scores).cpu()
+
+
+register_interface("hf_reward", HFRewardInterface)

@@ -1,0 +1,156 @@
+"""The policy of PPO: samples responses, recomputes their log-probs, learns from their advantages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rlcli.api.config import stable_seed
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
+from rlcli.interfaces._logprobs import recompute_logprobs
+from rlcli.interfaces._ppo import PPOArgs
+from rlcli.interfaces._rollout import average, means, optimizer_batches, prepare, reduce_over, response_kl
+from rlcli.ops.kl import KLController
+from rlcli.ops.losses import ppo_actor_loss
+from rlcli.ops.reduce import AllReduce
+
+
+@dataclass(kw_only=True)
+class PPOActorInterface(PPOArgs, ModelInterface):
+    """Generates responses and trains the policy on them with PPO's clipped loss."""
+
+    controller: KLController = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.controller = self.kl_controller()
+
+    def generate(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
+        """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`, `seq_no_eos_mask`."""
+        group = self.generation_size or self.generation.responses_per_prompt
+        settings = dataclasses.replace(self.generation, responses_per_prompt=group)
+        step = model.version.global_step
+        seeds = [
+            stable_seed(model.seed, str(id_), number, step) for id_ in data.ids for number in range(group)
+        ]
+        model.module.eval()
+        sampled = model.module.generate(data, model.tokenizer, settings, seeds)
+        prompts = data.data["packed_prompts"].split(data.flat_seqlens("packed_prompts"))
+        tokens, masks, logprobs, lengths = [], [], [], []
+        for i, (response, scores) in enumerate(zip(sampled.tokens, sampled.logprobs, strict=True)):
+            prompt = prompts[i // group].to(response.device)
+            tokens.append(torch.cat([prompt, response]))
+            masks.append(torch.arange(len(tokens[-1]), device=response.device) < len(prompt))
+            logprobs.append(torch.cat([scores.new_zeros(len(prompt) - 1), scores]))
+            lengths.append(len(tokens[-1]))
+        groups = [lengths[i : i + group] for i in range(0, len(lengths), group)]
+        return SequenceSample.from_default(
+            ids=data.ids,
+            seqlens={
+                "packed_input_ids": groups,
+                "prompt_mask": groups,
+                "packed_logprobs": [[n - 1 for n in lengths] for lengths in groups],
+                "seq_no_eos_mask": [[1] * group for _ in groups],
+            },
+            data={
+                "packed_input_ids": _cat(tokens, torch.int64),
+                "prompt_mask": _cat(masks, torch.bool),
+                "packed_logprobs": _cat(logprobs, torch.float32),
+                "seq_no_eos_mask": ~sampled.ended.to(torch.bool),
+            },
+        )
+
+    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
+        """`packed_input_ids` → `packed_logprobs` under the present weights."""
+        return recompute_logprobs(model, data, mb_spec, "packed_logprobs", self.generation.temperature)
+
+    def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
+        """`ppo_epochs` times `minibatches` optimizer steps on one batch of responses."""
+        reduce = reduce_over(model)
+        batch = prepare(self, data.to(model.module.device), self.controller.coef, reduce)
+        stats = self._batch_stats(batch, data, reduce)
+        model.module.train()
+        steps = [
+            model.module.train_batch(
+                part,
+                self._loss,
+                lambda mb: mb.data["loss_mask"].count_nonzero(),
+                token_normalize_scope=self.token_normalize_scope,
+                mb_spec=mb_spec,
+                version_steps=model.version.global_step,
+                step_if=self._may_step,
+            )
+            for part in optimizer_batches(self, model, batch)
+        ]
+        self.controller.update(*response_kl(batch, reduce))
+        model.inc_version()
+        return stats | average(steps)
+
+    def save(self, model: Model, save_dir: str) -> None:
+        model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kl_coef": self.controller.coef}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.controller.coef = state["kl_coef"]
+
+    def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
+        output.temperature = self.generation.temperature
+        tensors, mask = batch.data, batch.data["loss_mask"]
+        loss, stats = ppo_actor_loss(
+            output.logprobs,
+            tensors["old_logprobs"],
+            tensors["advantages"],
+            mask,
+            self.eps_clip,
+            self.c_clip,
+            tensors["loss_weights"] if self.use_decoupled_loss else None,
+        )
+        if self.entropy_coef:
+            entropy = output.entropy[mask].sum()
+            loss = loss - self.entropy_coef * entropy
+        else:
+            with torch.no_grad():
+                entropy = output.entropy[mask].sum()
+        return loss, {**stats, "entropy": entropy.detach()}
+
+    def _may_step(self, stats: Mapping[str, float]) -> bool:
+        ratio, kl = self.early_stop_imp_ratio, self.early_stop_kl
+        return not (
+            (ratio is not None and stats["importance_ratio"] > ratio)
+            or (kl is not None and stats["approx_kl"] > kl)
+        )
+
+    def _batch_stats(
+        self, batch: SequenceSample, data: SequenceSample, reduce: AllReduce
+    ) -> dict[str, float]:
+        tensors = batch.data
+        responses, trained = len(tensors["rewards"]), int(tensors["loss_mask"].sum())
+        tokens = int(tensors["response_mask"].sum())
+        advantages = tensors["advantages"][tensors["loss_mask"]].double()
+        pairs = {
+            "reward": (tensors["rewards"].double().sum(), responses),
+            "shaped_reward": (tensors["shaped_rewards"].double().sum(), responses),
+            "kl": (tensors["kl"].double().sum(), tokens),
+            "response_length": (tensors["response_mask"].sum(), responses),
+            "no_eos_fraction": (tensors["seq_no_eos_mask"].sum(), responses),
+            "advantage": (advantages.sum(), trained),
+            "advantage_abs": (advantages.abs().sum(), trained),
+            "return": (tensors["returns"][tensors["loss_mask"]].double().sum(), trained),
+        }
+        if "solved" in data.keys:
+            pairs["solved"] = (data.data["solved"].sum(), len(data.data["solved"]))
+        return means(pairs, reduce) | {"kl_coef": self.controller.coef}
+
+
+def _cat(pieces: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    return torch.cat(pieces).to(dtype) if pieces else torch.zeros(0, dtype=dtype)
+
+
+register_interface("ppo_actor", PPOActorInterface)

@@ -1,0 +1,116 @@
+"""The critic of PPO: predicts the return of every state, and learns from the returns that came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
+from rlcli.interfaces._ppo import PPOArgs
+from rlcli.interfaces._rollout import average, optimizer_batches, prepare, reduce_over, response_kl
+from rlcli.ops.kl import KLController
+from rlcli.ops.losses import ppo_critic_loss
+from rlcli.ops.normalization import RunningMeanStd
+from rlcli.ops.reduce import AllReduce, masked_moments
+from rlcli.ops.rewards import drop_last
+
+
+@dataclass(kw_only=True)
+class PPOCriticInterface(PPOArgs, ModelInterface):
+    """Values in real units go out, normalised returns are learned: nobody else needs the normaliser."""
+
+    controller: KLController = field(init=False, repr=False)
+    normalizer: RunningMeanStd = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.controller = self.kl_controller()
+        self.normalizer = RunningMeanStd(self.value_norm_type, self.value_norm_beta, self.value_norm_eps)
+
+    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
+        """`packed_input_ids` → `values`, the expected return after each token, in the units of the reward."""
+        model.module.eval()
+        values = model.module.forward(data, mb_spec, post_hook=lambda output, _: output.values).float()
+        values = self.normalizer.denormalize(values)
+        seqlens = {"values": data.seqlens["packed_input_ids"]}
+        return SequenceSample.from_default(ids=data.ids, seqlens=seqlens, data={"values": values})
+
+    def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
+        """`ppo_epochs` times `minibatches` optimizer steps towards the returns of one batch."""
+        reduce = reduce_over(model)
+        batch = prepare(self, data.to(model.module.device), self.controller.coef, reduce)
+        stats = self._explained(batch, reduce)
+        batch = self._normalized(batch, reduce)
+        model.module.train()
+        steps = [
+            model.module.train_batch(
+                part,
+                self._loss,
+                lambda mb: mb.data["loss_mask"].count_nonzero(),
+                token_normalize_scope=self.token_normalize_scope,
+                mb_spec=mb_spec,
+                version_steps=model.version.global_step,
+            )
+            for part in optimizer_batches(self, model, batch)
+        ]
+        self.controller.update(*response_kl(batch, reduce))
+        model.inc_version()
+        return stats | average(steps)
+
+    def save(self, model: Model, save_dir: str) -> None:
+        model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kl_coef": self.controller.coef, "normalizer": self.normalizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.controller.coef = state["kl_coef"]
+        self.normalizer.load_state_dict(state["normalizer"])
+
+    def _normalized(self, batch: SequenceSample, reduce: AllReduce) -> SequenceSample:
+        """`values` as the model gave them, `returns` in the units that it is to learn."""
+        if not self.value_norm:
+            return batch
+        tensors = dict(batch.data)
+        tensors["values"] = self.normalizer.normalize(
+            tensors["values"], clip=False
+        )  # before the update: its inverse
+        self.normalizer.update(tensors["returns"], tensors["loss_mask"], reduce)
+        tensors["returns"] = self.normalizer.normalize(tensors["returns"])
+        return SequenceSample.from_default(
+            ids=batch.ids, seqlens=batch.seqlens, data=tensors, metadata=batch.metadata
+        )
+
+    def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
+        tensors, lengths = batch.data, batch.flat_seqlens("packed_input_ids")
+        return ppo_critic_loss(
+            drop_last(output.values, lengths),
+            drop_last(tensors["values"], lengths),
+            tensors["returns"],
+            tensors["loss_mask"],
+            self.value_eps_clip,
+            self.value_loss,
+        )
+
+    def _explained(self, batch: SequenceSample, reduce: AllReduce) -> dict[str, float]:
+        """How good the predictions were: explained variance is 1 for a perfect critic, 0 for a constant
+        one."""
+        tensors, lengths = batch.data, batch.flat_seqlens("packed_input_ids")
+        mask = tensors["loss_mask"]
+        values = drop_last(tensors["values"], lengths)
+        _, value, _ = masked_moments(values, mask, reduce)
+        _, return_, spread = masked_moments(tensors["returns"], mask, reduce)
+        _, _, residual = masked_moments(tensors["returns"] - values, mask, reduce)
+        explained = 1 - residual / spread if spread > 0 else 0.0
+        return {
+            "value": value,
+            "return": return_,
+            "explained_variance": explained,
+            "kl_coef": self.controller.coef,
+        }
+
+
+register_interface("ppo_critic", PPOCriticInterface)

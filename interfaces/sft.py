@@ -1,0 +1,66 @@
+"""Supervised fine-tuning: likelihood of the answers, given their prompts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import EvalLoader, MicroBatchSpec, Model, ModelInterface, ModelOutput, register_interface
+from rlcli.ops.losses import nll_loss
+from rlcli.ops.rewards import action_mask
+
+
+@dataclass(kw_only=True)
+class SFTInterface(ModelInterface):
+    """Trains on the tokens that are no prompt (`prompt_mask`), each with the same weight."""
+
+    def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
+        """One optimizer step on the mean negative log-likelihood per answer token."""
+        model.module.train()
+        stats = model.module.train_batch(
+            data.to(model.module.device),
+            _loss,
+            _answer_tokens,
+            mb_spec=mb_spec,
+            version_steps=model.version.global_step,
+        )
+        model.inc_version()
+        return stats | {"ppl": _perplexity(stats["loss"])}
+
+    def evaluate(self, model: Model, eval_dataloader: EvalLoader) -> dict[str, float]:
+        """`loss` per answer token over all batches and ranks, and its perplexity `ppl`."""
+        model.module.eval()
+        total = count = 0.0
+        for batch in eval_dataloader:
+            batch = batch.to(model.module.device)
+            tokens = _answer_tokens(batch).to(model.module.device, torch.float64)
+            weight = float(model.module.all_reduce(tokens, "sum"))
+            total += model.module.eval_batch(batch, _loss, _answer_tokens).get("loss", 0.0) * weight
+            count += weight
+        loss = total / count if count else 0.0
+        return {"loss": loss, "ppl": _perplexity(loss), "tokens": count}
+
+    def save(self, model: Model, save_dir: str) -> None:
+        model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
+
+
+def _answer_mask(batch: SequenceSample) -> torch.Tensor:
+    return action_mask(batch.data["prompt_mask"], batch.flat_seqlens("packed_input_ids"))
+
+
+def _answer_tokens(batch: SequenceSample) -> torch.Tensor:
+    return _answer_mask(batch).count_nonzero()
+
+
+def _loss(output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
+    return nll_loss(output.logprobs, _answer_mask(batch))
+
+
+def _perplexity(loss: float) -> float:
+    return math.exp(min(loss, 700.0))
+
+
+register_interface("sft", SFTInterface)

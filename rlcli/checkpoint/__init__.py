@@ -1,0 +1,1 @@
+"""Models on disk: read from and written for Hugging Face."""

@@ -1,0 +1,157 @@
+"""What a run says on stderr: a live picture on a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self, TextIO
+
+from rlcli.errors import escape_control
+from rlcli.observe.progress import EVALUATED, Progress
+from rlcli.observe.series import clock_time, short
+from rlcli.observe.terminal import PatientStream, one_line, short_path
+
+
+class Display(Protocol):
+    """Told by the master what happens. Leaving it, by an error too, gives back a clean terminal."""
+
+    def start(self, run_name: str, run_dir: os.PathLike[str] | str, steps: int, title: str = "step") -> None:
+        """A run of so many steps begins (0: unknown); a second call begins the next run of a chain.
+
+        The title is put before the count of steps: "step" or "warm start sft_math".
+        """
+
+    def phase(self, text: str) -> None:
+        """What is going on right now: "loading actor", "actor_gen"."""
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """A step is done; the record is that of metrics.jsonl."""
+
+    def evaluation(self, step: int, record: Mapping[str, Any]) -> None:
+        """An evaluation after that step is done; names with or without `eval/`."""
+
+    def note(self, text: str) -> None:
+        """One line worth keeping."""
+
+    def warning(self, text: str) -> None:
+        """One line that somebody should act on."""
+
+    def finish(self, summary: str | None = None) -> None:
+        """The run is over; the summary is the last thing said about it."""
+
+    def stop(self) -> None:
+        """Give the terminal back. May be called at any time, and twice."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def open_display(quiet: bool = False, stream: TextIO | None = None) -> Display:
+    """The live display if the stream (default stderr) is a terminal that can redraw, else plain lines."""
+    stream = stream or sys.stderr
+    if quiet or not PatientStream(stream).isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown"):
+        return PlainDisplay(stream, quiet=quiet)
+    from rlcli.observe.live import LiveDisplay
+    from rlcli.observe.terminal import open_console
+
+    return LiveDisplay(open_console(stream))
+
+
+class PlainDisplay:
+    """One line per some steps, for logs and pipes: about twenty lines a run, more if steps are slow."""
+
+    LINES_PER_RUN = 20
+    LONGEST_SILENCE = 30.0
+    """Seconds after which a step gets its line out of turn."""
+    SHORTEST_GAP = 1.0
+
+    def __init__(self, stream: TextIO, quiet: bool = False, clock: Callable[[], float] = time.monotonic):
+        """`quiet` leaves only warnings."""
+        self._stream = PatientStream(stream)
+        self._quiet = quiet
+        self._clock = clock
+        self._progress: Progress | None = None
+        self._printed = (-float("inf"), 0)
+        """When the last line of a step was printed, and for which step."""
+
+    def start(self, run_name: str, run_dir: os.PathLike[str] | str, steps: int, title: str = "step") -> None:
+        self._progress = Progress(one_line(title), steps, self._clock)
+        self._printed = (-float("inf"), 0)
+        self.note(f"run {run_name} -> {one_line(short_path(run_dir))}")
+
+    def phase(self, text: str) -> None:
+        """Too fleeting for a log."""
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        progress = self._need_progress()
+        progress.step(record)
+        if self._is_due(progress):
+            self._printed = (self._clock(), progress.done)
+            self.note(step_line(progress))
+
+    def evaluation(self, step: int, record: Mapping[str, Any]) -> None:
+        results = self._need_progress().evaluation(step, record)
+        self.note(evaluation_line(step, results))
+
+    def note(self, text: str) -> None:
+        if not self._quiet:
+            self._say(text)
+
+    def warning(self, text: str) -> None:
+        self._say(f"warning: {text}")
+
+    def finish(self, summary: str | None = None) -> None:
+        if summary:
+            self.note(summary)
+
+    def stop(self) -> None:
+        self._stream.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _is_due(self, progress: Progress) -> bool:
+        when, step = self._printed
+        silence = self._clock() - when
+        if progress.done <= 1 or (progress.steps and progress.done >= progress.steps):
+            return True
+        is_turn = progress.done - step >= progress.steps // self.LINES_PER_RUN
+        return silence >= self.LONGEST_SILENCE or (is_turn and silence >= self.SHORTEST_GAP)
+
+    def _need_progress(self) -> Progress:
+        if self._progress is None:
+            raise RuntimeError("a display must be started before it is told of steps")
+        return self._progress
+
+    def _say(self, text: str) -> None:
+        self._stream.write(f"{escape_control(text)}\n")
+        self._stream.flush()
+
+
+def step_line(progress: Progress) -> str:
+    """`step 120/400  reward 0.612  kl 0.0120  length 34.2  2.1 s/step  2.5k tok/s  eta 7:40`."""
+    of = f"/{progress.steps}" if progress.steps else ""
+    parts = [f"{progress.title} {progress.done}{of}"]
+    parts += [f"{name} {short(values[-1])}" for name, values in progress.telling_curves()]
+    if progress.seconds_per_step is not None:
+        parts.append(f"{short(progress.seconds_per_step)} s/step")
+    if progress.tokens_per_second is not None:
+        parts.append(f"{short(progress.tokens_per_second)} tok/s")
+    if progress.eta is not None and progress.done < progress.steps:
+        parts.append(f"eta {clock_time(progress.eta)}")
+    return "  ".join(parts)
+
+
+def evaluation_line(step: int, results: Mapping[str, float]) -> str:
+    """`evaluation at step 100: accuracy 0.870  reward 0.870`, the telling ones first."""
+    names = sorted(results, key=lambda name: EVALUATED.index(name) if name in EVALUATED else len(EVALUATED))
+    return f"evaluation at step {step}: " + "  ".join(f"{name} {short(results[name])}" for name in names)

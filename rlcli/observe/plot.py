@@ -1,0 +1,162 @@
+"""The learning curve of a run as one PNG of four panels: reward, held-out accuracy, KL, response length."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.observe.json_lines import Warn
+from rlcli.observe.private_files import replace_file
+from rlcli.observe.series import curve, series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+log = logging.getLogger(__name__)
+
+DPI = 120
+WIDTH = 10.0
+ROW_HEIGHT = 3.3
+"""Inches; 2x2 panels make 1200 x 792 pixels."""
+
+INK, FAINT, ACCENT = "#1f4e79", "#9dbad5", "#c8553d"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture of the figure: finite values over steps."""
+
+    title: str
+    steps: list[float]
+    values: list[float]
+    points: bool = False
+    """Few measured points (an evaluation), joined; else a noisy curve that is smoothed."""
+    fraction: bool = False
+    """The values are fractions of one."""
+    exact: bool = False
+    """Set, not measured: nothing to smooth."""
+
+
+def plot_curves(
+    records: Sequence[Mapping[str, Any]], path: Path, title: str, warn: Warn = log.warning
+) -> Path | None:
+    """Draw up to four panels of a run's records into `path`; None if there is nothing to draw or it fails."""
+    panels = choose_panels(records)
+    if not panels:
+        return None
+    try:
+        replace_file(path, _draw(panels, title))
+    except Exception as error:
+        warn(f"the learning curve is not drawn: {error or type(error).__name__}")
+        return None
+    return path
+
+
+def choose_panels(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """The four most telling series that the run has, of reinforcement learning if it has rewards."""
+    reward = Panel("Reward", *curve(records, "reward"))
+    evaluations = [
+        Panel("Accuracy on held-out problems", *series(records, "eval/accuracy"), points=True, fraction=True),
+        Panel("Reward on held-out problems", *series(records, "eval/reward"), points=True),
+        Panel("Loss on held-out data", *series(records, "eval/loss"), points=True),
+    ]
+    evaluated = [panel for panel in evaluations if panel.values]
+    measured = {
+        name: Panel(heading, *curve(records, name), exact=name == "learning rate")
+        for name, heading in HEADINGS.items()
+    }
+    if reward.values:
+        wanted = [
+            reward,
+            *evaluated[:1],
+            measured["kl"],
+            measured["length"],
+            *evaluated[1:],
+            measured["loss"],
+        ]
+    else:
+        wanted = [measured["loss"], measured["accuracy"], *evaluated, measured["kl"], measured["length"]]
+    wanted += [measured["grad norm"], measured["learning rate"]]
+    return [panel for panel in wanted if panel.values][:4]
+
+
+HEADINGS = {
+    "kl": "KL from the reference",
+    "length": "Response length (tokens)",
+    "loss": "Loss",
+    "accuracy": "Accuracy in training",
+    "grad norm": "Gradient norm",
+    "learning rate": "Learning rate",
+}
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Centred moving mean over about a twelfth of the run; cut off at both ends."""
+    reach = max(1, len(values) // 24)
+    result = []
+    for index in range(len(values)):
+        window = values[max(0, index - reach) : index + reach + 1]
+        result.append(sum(window) / len(window))
+    return result
+
+
+def _draw(panels: Sequence[Panel], title: str) -> bytes:
+    """PNG bytes. A Figure of its own: pyplot would keep it and might look for a screen."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    columns = min(2, len(panels))
+    rows = (len(panels) + columns - 1) // columns
+    figure = Figure(figsize=(WIDTH, ROW_HEIGHT * rows), dpi=DPI, facecolor="white")
+    figure.set_layout_engine(ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, x=0.02, ha="left", fontsize=12, fontweight="bold", parse_math=False)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    first, last = min(min(panel.steps) for panel in panels), max(max(panel.steps) for panel in panels)
+    margin = max(1.0, (last - first) * 0.03)
+    for position, axis in enumerate(axes.flat):
+        if position < len(panels):
+            _draw_panel(axis, panels[position], is_lowest=position + columns >= len(panels))
+            axis.set_xlim(first - margin, last + margin)
+        else:
+            axis.set_axis_off()
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    return image.getvalue()
+
+
+def _draw_panel(axis: Axes, panel: Panel, is_lowest: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_title(panel.title, loc="left", fontsize=10)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.tick_params(labelsize=8, color="#888888")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if is_lowest:
+        axis.set_xlabel("step", fontsize=9)
+    if panel.points:
+        axis.plot(
+            panel.steps, panel.values, color=ACCENT, marker="o", markersize=4, linewidth=1.5, clip_on=False
+        )
+        for index in sorted({0, len(panel.values) - 1}):
+            step, value = panel.steps[index], panel.values[index]
+            below = panel.fraction and value > 0.85
+            place: dict[str, Any] = {"textcoords": "offset points", "ha": "center"}
+            place["xytext"] = (0, -13 if below else 7)
+            axis.annotate(f"{value:.3g}", (step, value), fontsize=8, color=ACCENT, **place)
+        axis.margins(y=0.15)
+    elif panel.exact or len(panel.values) < 12:
+        marker = "." if len(panel.values) < 12 else None
+        axis.plot(panel.steps, panel.values, color=INK, marker=marker, linewidth=1.5)
+    else:
+        axis.plot(panel.steps, panel.values, color=FAINT, linewidth=0.9)
+        axis.plot(panel.steps, smooth(panel.values), color=INK, linewidth=1.8)
+    if panel.fraction:
+        axis.set_ylim(0, 1.02)

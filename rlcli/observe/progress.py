@@ -1,0 +1,91 @@
+"""What a display knows about the run so far: the curves, the pace, the last evaluation."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlcli.observe.series import NAMES, find_key, number
+
+WINDOW = 20
+"""Steps that the pace is averaged over."""
+
+EVALUATED = ("accuracy", "reward", "loss")
+"""Evaluation results worth a line, best first."""
+
+
+class Progress:
+    """Fed by a display; `steps` of 0 means that nobody knows how many there will be."""
+
+    def __init__(self, title: str, steps: int, clock: Callable[[], float] = time.monotonic):
+        self.title = title
+        self.steps = steps
+        self.done = 0
+        self.last: dict[str, float] = {}
+        self.evaluations: list[tuple[int, dict[str, float]]] = []
+        self.curves: dict[str, list[float]] = {name: [] for name in NAMES}
+        self._clock = clock
+        self._started = clock()
+        self._ticks: deque[tuple[float, int]] = deque([(self._started, 0)], maxlen=WINDOW + 1)
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        self.last = {key: value for key in record if (value := number(record[key])) is not None}
+        self.done = int(self.last.get("step", self.done + 1))
+        self._ticks.append((self._clock(), self.done))
+        for name, values in self.curves.items():
+            key = find_key(self.last, name)
+            if key is not None:
+                values.append(self.last[key])
+
+    def evaluation(self, step: int, record: Mapping[str, Any]) -> dict[str, float]:
+        """Take the results of an evaluation and return them, their names without `eval/`."""
+        numbers = {key: value for key in record if (value := number(record[key])) is not None}
+        results = {key.removeprefix("eval/"): value for key, value in numbers.items()}
+        results.pop("step", None)
+        self.evaluations.append((step, results))
+        if not self.done:
+            # what came before the first step says nothing about the pace
+            self._ticks[0] = (self._clock(), 0)
+        return results
+
+    def evaluated(self, name: str) -> list[float]:
+        """The results of one name over all evaluations."""
+        return [results[name] for _, results in self.evaluations if name in results]
+
+    def telling_curves(self) -> list[tuple[str, list[float]]]:
+        """Name and values of what to show: reward, KL and length if there are rewards, else the fit."""
+        names = ("reward", "kl", "length") if self.curves["reward"] else ("loss", "accuracy", "kl", "length")
+        return [(name, self.curves[name]) for name in names if self.curves[name]]
+
+    @property
+    def elapsed(self) -> float:
+        return self._clock() - self._started
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Wall time per step over the last WINDOW steps, evaluations included."""
+        (first, first_step), (last, last_step) = self._ticks[0], self._ticks[-1]
+        return (last - first) / (last_step - first_step) if last_step > first_step else None
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds to go, counted down while a step runs."""
+        pace = self.seconds_per_step
+        if pace is None or not self.steps:
+            return None
+        left = (self.steps - self.done) * pace
+        return max(0.0, left - min(pace, self._clock() - self._ticks[-1][0]))
+
+    @property
+    def calls(self) -> list[tuple[str, float]]:
+        """Calls of the last step with their seconds, the longest first."""
+        finite = [(key, value) for key, value in self.last.items() if math.isfinite(value)]
+        times = [(key[5:], value) for key, value in finite if key.startswith("time/") and key != "time/step"]
+        return sorted(times, key=lambda pair: -pair[1])
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self.last.get("tokens_per_second")

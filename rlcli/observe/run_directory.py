@@ -1,0 +1,255 @@
+"""The folder of a run: where each file lies, who holds it, and how far the run is."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shlex
+import socket
+import sys
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from rlcli.errors import ResourceError, UsageError
+from rlcli.observe.environment import describe_environment
+from rlcli.observe.private_files import FOLDER_MODE, make_folder, replace_file
+from rlcli.observe.run_lock import RunLock
+
+log = logging.getLogger(__name__)
+
+RunState = Literal["starting", "running", "stopping", "done", "stopped", "failed"]
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+RESERVED = {"CON", "PRN", "AUX", "NUL", *(f"{port}{n}" for port in ("COM", "LPT") for n in range(1, 10))}
+
+BEFORE_A_RUN = {"lock", "logs"}
+"""What a folder may hold and still count as fresh: the lock, and the log files a launcher opens first."""
+
+
+def check_name(name: str, what: str) -> str:
+    """A name that becomes part of a path: letters, digits, `. _ -`, at most 64, no way out of its folder."""
+    if not NAME.fullmatch(name) or name.endswith(".") or name.split(".")[0].upper() in RESERVED:
+        hint = "use 1 to 64 of A-Z a-z 0-9 . _ - with a letter or digit first, no dot last"
+        raise UsageError(f"{name[:80]!r} cannot be the name of a {what}", hint=hint, code="R68")
+    return name
+
+
+class RunDirectory:
+    """One run's folder. `create` makes and locks it; `open` is for who reads or writes beside the owner."""
+
+    def __init__(self, path: Path, run_id: str, lock: RunLock | None = None):
+        self.path = path
+        self.run_id = run_id
+        self._lock = lock
+        self.metrics = path / "metrics.jsonl"
+        self.samples = path / "samples.jsonl"
+        self.status = path / "status.json"
+        self.models = path / "models"
+        self.curve = path / "curve.png"
+        self.tensorboard = path / "tensorboard"
+        self.recipe = path / "recipe"
+        """The recipe's layers as written."""
+        self.resolved_recipe = path / "recipe.resolved.yaml"
+        self.origins = path / "origins.json"
+        self.logs = path / "logs"
+        self.environment = path / "environment.json"
+        self.readme = path / "README.md"
+        self._started = _now()
+        self._warned = False
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | None,
+        recipe_name: str,
+        log_dir: Path | str = "runs",
+        command: Sequence[str] | None = None,
+    ) -> RunDirectory:
+        """Make the folder of a new run, hold its lock, and write README.md, environment.json and status.json.
+
+        Without a `path` it is `<log_dir>/<recipe_name>/<YYYYmmdd-HHMMSS>`, made unique. `command` is what
+        repeats the run, default this process' own. Raises ResourceError: F71 a live run holds the folder,
+        F72 the folder is in use, F75 it cannot be written; UsageError R68 for an illegal name.
+        """
+        check_name(recipe_name, "recipe")
+        try:
+            folder = _fresh_folder(Path(log_dir) / recipe_name) if path is None else Path(path).absolute()
+            make_folder(folder)
+            if not (folder / "lock").exists():
+                _refuse_used(folder)
+            lock = RunLock.acquire(folder / "lock")
+        except OSError as error:
+            raise _not_writable(path or Path(log_dir), error) from None
+        try:
+            _refuse_used(folder)  # again: another run may have come and gone before the lock was ours
+            run = cls(folder, uuid.uuid4().hex, lock)
+            run._write_first_files(recipe_name, sys.argv if command is None else command)
+        except OSError as error:
+            lock.release()
+            raise _not_writable(folder, error) from None
+        except BaseException:
+            lock.release()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunDirectory:
+        """The folder of a run that exists, without its lock. ResourceError F72 if it is no such folder."""
+        folder = Path(path).absolute()
+        status = read_status(folder)
+        if status is None:
+            raise ResourceError(f"{folder} is not the folder of a run", hint="no status.json", code="F72")
+        run = cls(folder, str(status.get("run_id", "")))
+        run._started = str(status.get("started", run._started))
+        return run
+
+    def model(self, role: str) -> Path:
+        """Where the trained model of a role is saved."""
+        return self.inside(Path("models") / check_name(role, "model"))
+
+    def inside(self, relative: Path | str) -> Path:
+        """A path in this folder; UsageError S7 if it would lie outside, links followed."""
+        root, target = self.path.resolve(), (self.path / relative).resolve()
+        if target == root or root not in target.parents:
+            raise UsageError(f"{str(relative)!r} does not lie inside {self.path}", code="S7")
+        return target
+
+    def write_text(self, relative: Path | str, text: str) -> Path:
+        """Write a file of the run, readable by its owner only, making the folders it lies in."""
+        target = self.inside(relative)
+        try:
+            make_folder(target.parent)
+            replace_file(target, text.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            raise _not_writable(target, error) from None
+        return target
+
+    def write_status(
+        self,
+        state: RunState,
+        step: int,
+        steps: int | None,
+        exit_code: int | None = None,
+        message: str | None = None,
+    ) -> None:
+        """Replace status.json, the authority on how the run stands. A full disk costs a warning, no run."""
+        status = {
+            "run_id": self.run_id,
+            "state": state,
+            "step": step,
+            "steps": steps,
+            "exit_code": exit_code,
+            "message": message,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started": self._started,
+            "updated": _now(),
+        }
+        try:
+            replace_file(self.status, _json(status))
+            self._warned = False
+        except OSError as error:
+            if not self._warned:
+                log.warning("status.json is not written: %s (%s)", error.strerror or error, self.status)
+            self._warned = True
+
+    def close(self) -> None:
+        """Let go of the lock; the files stay."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write_first_files(self, recipe_name: str, command: Sequence[str]) -> None:
+        replace_file(self.status, b"")  # tells a folder that cannot be written before anything is started
+        self.write_status("starting", 0, None)
+        replace_file(self.environment, _json({"command": list(command), **describe_environment()}))
+        self.write_text("README.md", _readme(recipe_name, self.run_id, self._started, command))
+
+
+def read_status(folder: Path | str) -> dict[str, Any] | None:
+    """What status.json says; None if there is none that can be read."""
+    try:
+        status = json.loads((Path(folder) / "status.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return status if isinstance(status, dict) else None
+
+
+def _fresh_folder(parent: Path) -> Path:
+    """A folder nobody has, named by the local time; two runs of one second get `-2`, `-3`, …"""
+    make_folder(parent.absolute())
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    number = 1
+    while True:
+        folder = parent.absolute() / (stamp if number == 1 else f"{stamp}-{number}")
+        try:
+            folder.mkdir(mode=FOLDER_MODE)
+            return folder
+        except FileExistsError:
+            number += 1
+
+
+def _refuse_used(folder: Path) -> None:
+    found = sorted(entry.name for entry in folder.iterdir() if entry.name not in BEFORE_A_RUN)
+    if not found:
+        return
+    status = read_status(folder)
+    run = f"holds a run ({status.get('state')} at step {status.get('step')})" if status else ""
+    hint = "choose another --run-dir, or leave it out for a new folder per run"
+    raise ResourceError(f"{folder} {run or 'is not empty'}", where="--run-dir", hint=hint, code="F72")
+
+
+def _not_writable(path: Path, error: OSError) -> ResourceError:
+    hint = "choose a folder you may write to with --run-dir"
+    what = f"not writable: {error.strerror or error}"
+    return ResourceError(what, where=str(error.filename or path), hint=hint, code="F75")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def _readme(recipe_name: str, run_id: str, started: str, command: Sequence[str]) -> str:
+    program, *arguments = command
+    is_module = Path(program).name == "__main__.py"
+    line = shlex.join([*(["python", "-m", "rlcli"] if is_module else [Path(program).name]), *arguments])
+    place = Path.cwd()
+    return README.format(recipe=recipe_name, run_id=run_id, started=started, folder=place, command=line)
+
+
+README = """\
+# A run of {recipe}
+
+Started {started} (run {run_id}). To repeat it, in `{folder}`:
+
+```
+{command}
+```
+
+| file | holds |
+| --- | --- |
+| `status.json` | state, step, exit code |
+| `metrics.jsonl` | one JSON object per step |
+| `samples.jsonl` | prompts, responses, rewards |
+| `curve.png` | the learning curve |
+| `models/<role>/` | the trained models, as `transformers.from_pretrained` reads them |
+| `recipe/`, `recipe.resolved.yaml`, `origins.json` | the recipe as written, as it ran, and its origins |
+| `environment.json` | versions, machine, commit |
+| `tensorboard/` | the metrics for `tensorboard --logdir` |
+| `logs/` | output of the workers |
+"""

@@ -1,0 +1,53 @@
+"""What the model was asked and said, and what it got for it: samples.jsonl."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcli.observe.json_lines import JsonLines, Warn, is_nonfinite, plain_number, read_json_lines
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleRecord:
+    """One prompt with one response. The texts are data of the model: print them through `escape_control`."""
+
+    step: int
+    id: str | int
+    """Of the dataset row."""
+    prompt: str
+    response: str
+    reward: float | None = None
+    answer: str | None = None
+    """The ground truth, if the dataset has one."""
+    phase: str = "train"
+    """train or eval."""
+
+
+class SampleWriter:
+    """Appends to samples.jsonl; a disk that fails costs the samples and one warning, not the run."""
+
+    def __init__(self, path: Path, warn: Warn = log.warning):
+        self._lines = JsonLines(path, warn)
+
+    def write(self, sample: SampleRecord) -> None:
+        fields: dict[str, Any] = {key: plain_number(value) for key, value in asdict(sample).items()}
+        fields["reward"] = None if is_nonfinite(fields["reward"]) else fields["reward"]
+        self._lines.write(fields)
+
+    def close(self) -> None:
+        self._lines.close()
+
+    def __enter__(self) -> SampleWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_samples(path: Path) -> list[SampleRecord]:
+    return [SampleRecord(**fields) for fields in read_json_lines(path)]

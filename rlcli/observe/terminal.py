@@ -1,0 +1,78 @@
+"""Printing that cannot hurt a run: a closed pipe or a full disk behind stderr silences it, nothing more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from rich.console import Console
+
+from rlcli.errors import escape_control
+
+
+class PatientStream:
+    """A text stream that goes quiet once its reader is gone, and that has a way to print every character."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+        self._open = True
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+
+    def write(self, text: str) -> int:
+        if self._open:
+            try:
+                self._stream.write(self._printable(text))
+            except (OSError, ValueError) as error:
+                self._go_quiet(error)
+        return len(text)
+
+    def flush(self) -> None:
+        if self._open:
+            try:
+                self._stream.flush()
+            except (OSError, ValueError) as error:
+                self._go_quiet(error)
+
+    def isatty(self) -> bool:
+        try:
+            return self._stream.isatty()
+        except ValueError:
+            return False
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def _go_quiet(self, error: Exception) -> None:
+        """Stay silent, and point a broken pipe at nothing for what others still print to it."""
+        self._open = False
+        if isinstance(error, BrokenPipeError):
+            with contextlib.suppress(OSError, ValueError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self._stream.fileno())
+                os.close(nowhere)
+
+    def _printable(self, text: str) -> str:
+        return text.encode(self.encoding, "backslashreplace").decode(self.encoding)
+
+
+def open_console(stream: TextIO, **options: Any) -> Console:
+    """A Rich console that prints text as it is: no markup, no emoji codes, no colouring by guess."""
+    options = {"markup": False, "highlight": False, "emoji": False, **options}
+    return Console(file=cast(TextIO, PatientStream(stream)), **options)
+
+
+def speaks_unicode(console: Console) -> bool:
+    return console.encoding.lower().replace("-", "").startswith("utf")
+
+
+def short_path(path: os.PathLike[str] | str) -> str:
+    """Relative to where the user is, if it lies below."""
+    absolute = Path(os.path.abspath(path))
+    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)
+
+
+def one_line(text: str) -> str:
+    """Text of any origin as one printable line."""
+    return escape_control(" ".join(text.split()))

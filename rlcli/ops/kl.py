@@ -1,0 +1,72 @@
+"""How far one policy is from another, and how hard to pull it back.
+
+Estimators of KL(p || q) from samples of p: J. Schulman, "Approximating KL Divergence" (2020).
+Adaptive coefficient: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import torch
+
+KLEstimator = Literal["k1", "k2", "k3"]
+
+
+def kl_estimate(
+    logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: KLEstimator = "k1"
+) -> torch.Tensor:
+    """Per-token estimate of KL(policy || reference) at tokens that the policy sampled; same shape as the
+    inputs.
+
+    With d = logprobs - ref_logprobs: k1 = d (unbiased, can be negative), k2 = d²/2 (biased, low variance),
+    k3 = exp(-d) - 1 + d (unbiased, never negative).
+    """
+    difference = logprobs - ref_logprobs
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return 0.5 * difference.square()
+    if estimator == "k3":
+        return torch.expm1(-difference) + difference
+    raise ValueError(f"unknown KL estimator {estimator!r}; choose k1, k2 or k3")
+
+
+class KLController(Protocol):
+    """Holds the coefficient of the KL penalty."""
+
+    coef: float
+
+    def update(self, kl: float, n_steps: int) -> None: ...
+
+
+class FixedKLController:
+    """The same coefficient for ever."""
+
+    def __init__(self, coef: float):
+        self.coef = coef
+
+    def update(self, kl: float, n_steps: int) -> None:
+        """Nothing to learn."""
+
+
+class AdaptiveKLController:
+    """Raises the coefficient while the KL is above `target`, lowers it while below.
+
+    error = clip(kl / target - 1, -0.2, 0.2);  coef *= 1 + error * n_steps / horizon
+    """
+
+    def __init__(self, coef: float, target: float, horizon: float):
+        if not (target > 0 and horizon > 0):
+            raise ValueError(f"the KL target ({target}) and horizon ({horizon}) must be above 0")
+        self.coef = coef
+        self.target = target
+        self.horizon = horizon
+
+    def update(self, kl: float, n_steps: int) -> None:
+        """`kl`: the true KL of this batch, summed over a response and averaged over responses, in nats (never
+        multiplied by the coefficient); `n_steps`: the responses in the batch, over all ranks. Call once per
+        step.
+        """
+        error = min(max(kl / self.target - 1, -0.2), 0.2)
+        self.coef *= 1 + error * n_steps / self.horizon

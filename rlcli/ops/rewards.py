@@ -1,0 +1,98 @@
+"""From a score per response to a reward per action."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+__all__ = ["action_mask", "shape_scores", "token_rewards"]
+
+
+def action_mask(prompt_mask: torch.Tensor, seqlens: Sequence[int]) -> torch.Tensor:
+    """[T - N] bool: the actions that chose a response token, from prompt_mask [T] (True on prompt tokens).
+
+    Action t of a sequence chose its token t + 1.
+    """
+    return ~drop_first(prompt_mask, seqlens)
+
+
+def drop_first(x: torch.Tensor, seqlens: Sequence[int]) -> torch.Tensor:
+    """[T, …] → [T - N, …]: each sequence without its first entry."""
+    return x[_all_but(x, seqlens, first=True)]
+
+
+def drop_last(x: torch.Tensor, seqlens: Sequence[int]) -> torch.Tensor:
+    """[T, …] → [T - N, …]: each sequence without its last entry."""
+    return x[_all_but(x, seqlens, first=False)]
+
+
+def shape_scores(
+    scores: torch.Tensor,
+    no_eos: torch.Tensor,
+    *,
+    scaling: float = 1.0,
+    bias: float = 0.0,
+    clip: float = 20.0,
+    mask_no_eos_with_zero: bool = False,
+) -> torch.Tensor:
+    """Task scores [N] as the algorithm uses them: (score - bias) * scaling, then clipped to ± clip, then,
+    with `mask_no_eos_with_zero`, 0 for the responses that were cut off (`no_eos`, [N] bool).
+    """
+    shaped = ((scores.to(torch.float32) - bias) * scaling).clamp(-clip, clip)
+    return torch.where(no_eos, 0.0, shaped) if mask_no_eos_with_zero else shaped
+
+
+def token_rewards(
+    scores: torch.Tensor,
+    kl: torch.Tensor,
+    mask: torch.Tensor,
+    seqlens: Sequence[int],
+    kl_coef: float,
+    dense: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Reward of each action, [T - N] float32: -kl_coef * kl, plus the score on the last action of its
+    sequence.
+
+    Args:
+        scores: [N], shaped task scores.
+        kl: [T - N], per-token KL from the reference; not read outside `mask`.
+        mask: [T - N] bool, actions that belong to the response; all others get reward 0.
+        seqlens: N lengths in tokens.
+        kl_coef: weight of the KL penalty, at least 0.
+        dense: [T - N], further rewards per action (`dense_rewards`), or None.
+    """
+    rewards = torch.where(mask, -kl_coef * kl, 0.0).to(torch.float32)
+    if dense is not None:
+        rewards = rewards + torch.where(mask, dense, 0.0)
+    actions = torch.as_tensor(list(seqlens), dtype=torch.long, device=mask.device) - 1
+    acted = actions > 0
+    last = (actions.cumsum(0) - 1)[acted]
+    rewards[last] += torch.where(mask[last], scores.to(rewards)[acted], 0.0)
+    return rewards
+
+
+def dense_rewards(
+    state_scores: torch.Tensor, seqlens: Sequence[int], delta: bool, scaling: float = 1.0, clip: float = 20.0
+) -> torch.Tensor:
+    """Rewards per action, [T - N], from a score after each token, [T].
+
+    With `delta` an action earns what it changed, (score after it - score before it) * scaling, so that the
+    rewards of a response add up to its final score less that of the prompt; without, the score after it.
+    Clipped to ± clip.
+    """
+    after = drop_first(state_scores, seqlens).to(torch.float32)
+    earned = after - drop_last(state_scores, seqlens) if delta else after
+    return (earned * scaling).clamp(-clip, clip)
+
+
+def _all_but(x: torch.Tensor, seqlens: Sequence[int], *, first: bool) -> torch.Tensor:
+    lengths = torch.as_tensor(list(seqlens), dtype=torch.long, device=x.device)
+    if int(lengths.sum()) != x.shape[0]:
+        raise ValueError(
+            f"sequences of {int(lengths.sum())} tokens in all cannot describe {x.shape[0]} entries"
+        )
+    ends = lengths.cumsum(0)
+    keep = torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
+    keep[ends - lengths if first else ends - 1] = False
+    return keep

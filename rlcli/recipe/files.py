@@ -1,0 +1,131 @@
+"""The files that a recipe names: looked for before any worker starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcli import registry
+from rlcli.errors import DataError, ModelError, UsageError
+from rlcli.recipe.components import signature_of
+from rlcli.recipe.layers import Layer
+from rlcli.recipe.schema import Recipe
+from rlcli.recipe.tree import Mapping, Mark, dotted, nearest
+from rlcli.recipe.tree import Path as TreePath
+
+BUILTIN = "builtin:"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def with_found_files(recipe: Recipe, tree: Mapping, path: Path, layers: Sequence[Layer]) -> Recipe:
+    """The recipe with its paths as the working directory sees them: looked up there, else beside the layer
+    that names them. Raises DataError or ModelError for one that is missing."""
+    finder = _Finder(tree, path, layers)
+    data = recipe.model_dump()
+    for place in _dataset_files(recipe):
+        _put(data, place, finder.dataset_file(place, _get(data, place)))
+    for place in _model_folders(recipe):
+        _put(data, place, finder.model_folder(place, _get(data, place)))
+    return Recipe.model_validate(data)
+
+
+def _dataset_files(recipe: Recipe) -> Iterator[TreePath]:
+    for name, dataset in recipe.datasets.items():
+        if isinstance(dataset.args.get("path"), str):
+            yield ("datasets", name, "args", "path")
+
+
+def _model_folders(recipe: Recipe) -> Iterator[TreePath]:
+    for name, role in recipe.models.items():
+        if role.path is not None and role.warm_start is None:
+            yield ("models", name, "path")
+        if role.tokenizer is not None:
+            yield ("models", name, "tokenizer")
+    graphs = ((("graph",), recipe.graph), (("train", "eval", "graph"), recipe.train.eval.graph))
+    for place, calls in graphs:
+        for name, call in calls.items():
+            if isinstance(call.interface.args.get("path"), str):
+                yield (*place, name, "interface", "args", "path")
+
+
+class _Finder:
+    def __init__(self, tree: Mapping, path: Path, layers: Sequence[Layer]):
+        self.tree = tree
+        self.path = path
+        self.layers = layers
+
+    def dataset_file(self, place: TreePath, text: str) -> str:
+        found = self.look(place, text)
+        if found is None:
+            what = f"{dotted(place)}: no such file: {text}"
+            raise DataError(what, where=str(self.mark(place)), hint=self.looked(place), code="F81")
+        return found
+
+    def model_folder(self, place: TreePath, text: str) -> str:
+        where = str(self.mark(place))
+        if text.startswith(BUILTIN):
+            _check_builtin(text.removeprefix(BUILTIN), dotted(place), where)
+            return text
+        found = self.look(place, text)
+        if found is not None:
+            wanted = (
+                ("tokenizer.json", "tokenizer_config.json") if place[-1] == "tokenizer" else ("config.json",)
+            )
+            if not any((Path(found) / name).is_file() for name in wanted):
+                what = f"{dotted(place)}: {text} holds no {' or '.join(wanted)}"
+                raise ModelError(what, where=where, hint="give the folder that save_pretrained wrote")
+            return found
+        if _HUB_ID.fullmatch(text):
+            return text
+        hint = f"{self.looked(place)}; a model on the Hub is written owner/name"
+        raise ModelError(f"{dotted(place)}: no such folder: {text}", where=where, hint=hint)
+
+    def look(self, place: TreePath, text: str) -> str | None:
+        """The path as the working directory sees it, or None."""
+        try:
+            if Path(text).expanduser().exists():
+                return str(Path(text).expanduser())
+            beside = self.folder(place) / text
+            return str(beside.resolve()) if beside.exists() else None
+        except (OSError, ValueError, RuntimeError):
+            return None
+
+    def looked(self, place: TreePath) -> str:
+        return f"looked in the working directory and in {self.folder(place)}"
+
+    def folder(self, place: TreePath) -> Path:
+        """Of the layer that names the file."""
+        file = self.mark(place).file
+        return next((layer.path.parent for layer in self.layers if layer.file == file), self.path.parent)
+
+    def mark(self, place: TreePath) -> Mark:
+        return nearest(self.tree, place).mark
+
+
+def _check_builtin(name: str, key: str, where: str) -> None:
+    if _makes_tokenizer(name):
+        return
+    able = [dataset for dataset in registry.names("datasets") if _makes_tokenizer(dataset)]
+    hint = f"there is {', '.join(BUILTIN + dataset for dataset in able) or 'none'}"
+    raise ModelError(f"{key}: no built-in tokenizer is named {name!r}", where=where, hint=hint)
+
+
+def _makes_tokenizer(dataset: str) -> bool:
+    try:
+        return "make_tokenizer" in signature_of("datasets", dataset).methods
+    except UsageError:
+        return False
+
+
+def _get(data: Any, path: TreePath) -> Any:
+    for part in path:
+        data = data[part]
+    return data
+
+
+def _put(data: Any, path: TreePath, value: str) -> None:
+    for part in path[:-1]:
+        data = data[part]
+    data[path[-1]] = value

@@ -1,0 +1,98 @@
+"""The calls of a recipe as `MFCDef`s, and what is wrong with how they link up."""
+
+from __future__ import annotations
+
+import graphlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
+from rlcli.api.dataflow import MFCDef, ModelInterfaceType
+from rlcli.recipe.schema import Call, Recipe
+
+
+def train_graph(recipe: Recipe) -> list[MFCDef]:
+    """The calls of one training step."""
+    return [_mfc(name, call, recipe) for name, call in recipe.graph.items()]
+
+
+def eval_graph(recipe: Recipe) -> list[MFCDef]:
+    """The calls of an evaluation; empty without an evaluation dataset."""
+    if recipe.train.eval.dataset is None:
+        return []
+    return [_mfc(name, call, recipe) for name, call in recipe.train.eval.graph.items()]
+
+
+def _mfc(name: str, call: Call, recipe: Recipe) -> MFCDef:
+    return MFCDef(
+        name=name,
+        model_name=call.model,
+        interface_type=ModelInterfaceType(call.call),
+        interface_impl=ModelInterfaceAbstraction(call.interface.type, call.interface.args),
+        input_keys=tuple(call.inputs),
+        output_keys=tuple(call.outputs),
+        input_key_remap=call.input_key_remap,
+        output_key_remap=call.output_key_remap,
+        mb_spec=MicroBatchSpec(
+            n_mbs=call.microbatches or recipe.train.microbatches,
+            max_tokens_per_mb=call.max_tokens_per_microbatch or recipe.train.max_tokens_per_microbatch,
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class GraphProblem:
+    """`call` is where to point; `key` the key of the batch in question, None for a cycle."""
+
+    what: str
+    call: str
+    key: str | None = None
+
+
+def producers(calls: Mapping[str, Call]) -> dict[str, list[str]]:
+    """Key of the batch → the calls that produce it."""
+    made: dict[str, list[str]] = {}
+    for name, call in calls.items():
+        for key in call.outputs:
+            made.setdefault(call.output_key_remap.get(key, key), []).append(name)
+    return made
+
+
+def waits_for(calls: Mapping[str, Call]) -> dict[str, set[str]]:
+    """Call → the calls whose outputs it reads."""
+    made = producers(calls)
+    return {
+        name: {maker for key in call.inputs for maker in made.get(key, ())} for name, call in calls.items()
+    }
+
+
+def stages(calls: Mapping[str, Call]) -> list[list[str]]:
+    """Calls that may run at the same time, stage by stage. The graph must have no cycle."""
+    sorter = graphlib.TopologicalSorter(waits_for(calls))
+    sorter.prepare()
+    result: list[list[str]] = []
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready(), key=list(calls).index)
+        result.append(ready)
+        sorter.done(*ready)
+    return result
+
+
+def graph_problems(calls: Mapping[str, Call], dataset_keys: Collection[str] | None) -> list[GraphProblem]:
+    """All that `build_graph` would refuse, in one go. `dataset_keys`: None if anything may come."""
+    found: list[GraphProblem] = []
+    made = producers(calls)
+    for key, makers in made.items():
+        for second in makers[1:]:
+            found.append(GraphProblem(f"both {makers[0]} and {second} produce {key}", second, key))
+    for name, call in calls.items():
+        for key in call.inputs:
+            if dataset_keys is not None and key not in made and key not in dataset_keys:
+                what = f"{name} reads {key}, which no call produces and the dataset does not bring"
+                found.append(GraphProblem(what, name, key))
+    try:
+        graphlib.TopologicalSorter(waits_for(calls)).prepare()
+    except graphlib.CycleError as error:
+        cycle = list(error.args[1])
+        found.append(GraphProblem("the calls wait for each other: " + " → ".join(cycle), cycle[0]))
+    return found

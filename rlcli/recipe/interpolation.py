@@ -1,0 +1,209 @@
+"""`${a.b}` and `${env:NAME}`: a value that is taken from elsewhere in the recipe or from the environment.
+
+A value that is nothing but a reference takes the target whole, a mapping too, and each leaf keeps its origin.
+Inside other text the target's text is put in. `$${` stands for a literal `${`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from collections.abc import Mapping as Environment
+from dataclasses import replace
+
+from rlcli.recipe.merge import merge, whole_reference
+from rlcli.recipe.problems import Problems
+from rlcli.recipe.reader import MAX_DEPTH, MAX_NODES
+from rlcli.recipe.scalars import ScalarError, core_scalar
+from rlcli.recipe.tree import Entry, Listing, Mapping, Mark, Node, Scalar, kind_of
+
+MAX_TEXT = 64 * 1024
+MAX_TEXT_IN_ALL = 4 * 1024 * 1024
+MAX_HOPS = 64
+
+_TOKEN = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
+_KEYS = re.compile(r"[^\s.{}$:]+(\.[^\s.{}$:]+)*")
+_VARIABLE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|PRIVATE|CREDENTIAL|API_?KEY|ACCESS_?KEY|(^|_)KEY$", re.IGNORECASE)
+
+
+def referenced_blocks(node: Node) -> set[str]:
+    """The top-level names that some `${name...}` refers to."""
+    return {reference.split(".")[0] for reference in _references(node)}
+
+
+def _references(node: Node) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        if node.under is not None:
+            yield from _references(node.under)
+        for entry in node.entries.values():
+            yield from _references(entry.node)
+    elif isinstance(node, Listing):
+        for item in node.items:
+            yield from _references(item)
+    elif isinstance(node.value, str) and "${" in node.value:
+        for match in _TOKEN.finditer(node.value):
+            if match.group(1) is not None:
+                yield match.group(1).strip()
+
+
+def interpolate(root: Mapping, problems: Problems, environment: Environment[str, str]) -> Mapping:
+    """The tree with every reference resolved; what cannot be resolved is noted and becomes null."""
+    resolved = _Interpolator(root, problems, environment).value(root, 0)
+    assert isinstance(resolved, Mapping)
+    return resolved
+
+
+class _Interpolator:
+    def __init__(self, root: Mapping, problems: Problems, environment: Environment[str, str]):
+        self.root = root
+        self.problems = problems
+        self.environment = environment
+        self.known: dict[str, Node] = {}
+        self.open: list[str] = []
+        self.nodes = 0
+        self.characters = 0
+        self.too_large = False
+
+    def value(self, node: Node, depth: int) -> Node:
+        """The node with all references under it resolved."""
+        self.nodes += 1
+        if self.too_large or self.nodes > MAX_NODES or depth > MAX_DEPTH:
+            limit = (
+                f"nests deeper than {MAX_DEPTH}"
+                if depth > MAX_DEPTH
+                else f"holds more than {MAX_NODES} values"
+            )
+            if not self.too_large:
+                self.problems.add("R65", f"with its references resolved the recipe {limit}", node.mark)
+            self.too_large = True
+            return Scalar(None, node.mark)
+        if isinstance(node, Listing):
+            return replace(node, items=tuple(self.value(item, depth + 1) for item in node.items))
+        if isinstance(node, Mapping):
+            node = self.over_reference(node, depth)
+            entries = {key: Entry(e.key, self.value(e.node, depth + 1)) for key, e in node.entries.items()}
+            return replace(node, entries=entries)
+        if not isinstance(node.value, str) or "${" not in node.value:
+            return node
+        reference = whole_reference(node)
+        if reference is not None and not node.value.startswith("$$"):
+            return self.recounted(self.target(reference, node.mark, depth), depth)
+        return self.text(node, depth)
+
+    def over_reference(self, node: Mapping, depth: int) -> Mapping:
+        """Entries that were laid over `${a.b}`, merged with what that refers to."""
+        if node.under is None:
+            return node
+        reference = whole_reference(node.under)
+        assert reference is not None
+        merged = merge(
+            self.target(reference, node.under.mark, depth), replace(node, under=None), self.problems
+        )
+        assert isinstance(merged, Mapping)
+        return merged
+
+    def recounted(self, node: Node, depth: int) -> Node:
+        """Resolved already, but every copy counts towards the limits."""
+        if isinstance(node, Scalar):
+            return node
+        return self.value(node, depth)
+
+    def target(self, reference: str, mark: Mark, depth: int) -> Node:
+        """What `${reference}` stands for, resolved."""
+        nothing = Scalar(None, mark)
+        if reference.startswith("env:"):
+            return self.variable(reference, mark)
+        if not _KEYS.fullmatch(reference):
+            hint = "nesting and defaults (:-) are not part of the language"
+            self.problems.add("R63", f"${{{reference}}} is no reference", mark, hint)
+            return nothing
+        if reference in self.known:
+            return self.known[reference]
+        if reference in self.open:
+            circle = " → ".join([*self.open[self.open.index(reference) :], reference])
+            self.problems.add("R64", f"the references go round in a circle: {circle}", mark)
+            return nothing
+        if len(self.open) >= MAX_HOPS:
+            self.problems.add("R65", f"more than {MAX_HOPS} references lead on from one to the next", mark)
+            return nothing
+        self.open.append(reference)
+        found = self.find(reference, mark, depth)
+        result = nothing if found is None else self.value(found, depth)
+        self.open.pop()
+        self.known[reference] = result
+        return result
+
+    def find(self, reference: str, mark: Mark, depth: int) -> Node | None:
+        node: Node = self.root
+        walked: list[str] = []
+        for part in reference.split("."):
+            if (through := whole_reference(node)) is not None:
+                node = self.target(through, node.mark, depth)
+            if isinstance(node, Mapping):
+                node = self.over_reference(node, depth)
+            child = node.get(part) if isinstance(node, Mapping) else None
+            if child is None:
+                place = f"under {'.'.join(walked)}" if walked else "at the top level"
+                self.problems.add("R61", f"${{{reference}}}: nothing is set at {part} {place}", mark)
+                return None
+            node = child
+            walked.append(part)
+        return node
+
+    def variable(self, reference: str, mark: Mark) -> Node:
+        match = _VARIABLE.fullmatch(reference)
+        value = self.environment.get(match.group(1)) if match else None
+        if match is None:
+            hint = "nesting and defaults (:-) are not part of the language"
+            self.problems.add("R63", f"${{{reference}}} is no reference", mark, hint)
+        elif _SECRET.search(match.group(1)):
+            what = f"{match.group(1)} looks like a secret; recipes are copied into run directories"
+            self.problems.add(
+                "R62", what, mark, "programs that need it read it from the environment themselves"
+            )
+        elif not value:
+            state = "is not set" if value is None else "is empty"
+            self.problems.add("R62", f"the environment variable {match.group(1)} {state}", mark)
+        elif len(value) > MAX_TEXT or not value.isprintable():
+            self.problems.add("R62", f"the environment variable {match.group(1)} holds no plain text", mark)
+        else:
+            try:
+                return Scalar(core_scalar(value), mark, value)
+            except ScalarError:
+                return Scalar(value, mark, value, plain=False)
+        return Scalar(None, mark)
+
+    def text(self, node: Scalar, depth: int) -> Scalar:
+        """Text with references inside."""
+        assert isinstance(node.value, str)
+        parts: list[str] = []
+        length = end = 0
+        for match in _TOKEN.finditer(node.value):
+            parts.append(node.value[end : match.start()])
+            end = match.end()
+            parts.append(self.part(match, node.mark, depth))
+            length += len(parts[-1]) + len(parts[-2])
+            self.characters += len(parts[-1])
+            if length > MAX_TEXT or self.characters > MAX_TEXT_IN_ALL:
+                self.problems.add(
+                    "R65", "with its references put in, the text is longer than 64 KiB", node.mark
+                )
+                return Scalar(None, node.mark)
+        parts.append(node.value[end:])
+        return Scalar("".join(parts), node.mark, "".join(parts), plain=False)
+
+    def part(self, match: re.Match[str], mark: Mark, depth: int) -> str:
+        if match.group() == "$${":
+            return "${"
+        if match.group(1) is None:
+            hint = "nesting is not part of the language; write $${ for a literal ${"
+            self.problems.add("R63", "${ without its closing brace", mark, hint)
+            return ""
+        target = self.target(match.group(1).strip(), mark, depth)
+        if not isinstance(target, Scalar):
+            self.problems.add(
+                "R37", f"{match.group()} is {kind_of(target)}; inside text it must be a scalar", mark
+            )
+            return ""
+        return target.text if target.plain else str(target.value)

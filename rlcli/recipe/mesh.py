@@ -1,0 +1,77 @@
+"""The devices of a role and how they share its work."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlcli.recipe.schema import Mesh as MeshSection
+
+
+class DevicesError(ValueError):
+    """Devices or a mesh that cannot be; `key` of the role says which, `missing` that devices do not exist."""
+
+    def __init__(self, what: str, key: str, missing: bool = False):
+        super().__init__(what)
+        self.key = key
+        self.missing = missing
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Sizes of the dimensions, always in this order."""
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+
+    @property
+    def size(self) -> int:
+        """Devices that it takes; expert-parallel groups lie inside the data-parallel ones."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    def __str__(self) -> str:
+        sizes = {name: getattr(self, name) for name in ("dp", "tp", "pp", "cp", "ep")}
+        return " ".join(f"{name}{size}" for name, size in sizes.items() if size > 1 or name == "dp")
+
+
+def devices_of(role: str, devices: str | None, world: int) -> tuple[int, ...]:
+    """The ranks that `0-3,5` names, sorted; None names all of them."""
+    if devices is None:
+        return tuple(range(world))
+    ranks: set[int] = set()
+    for part in devices.split(","):
+        match = re.fullmatch(r"\s*(\d{1,6})(?:\s*-\s*(\d{1,6}))?\s*", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise DevicesError(f"devices of {role} are {devices!r}; write ranks such as 0-3,5", "devices")
+        last = int(match[2] or match[1])
+        if last >= world:
+            what = (
+                f"{role} is to use rank {last}, but the cluster has {world} device{'s' if world > 1 else ''}"
+            )
+            raise DevicesError(
+                f"{what} (0-{world - 1})" if world > 1 else f"{what} (0)", "devices", missing=True
+            )
+        ranks |= set(range(int(match[1]), last + 1))
+    return tuple(sorted(ranks))
+
+
+def mesh_of(role: str, mesh: MeshSection, devices: int) -> Mesh:
+    """The mesh on so many devices, the data-parallel size filled in."""
+    inner = mesh.tp * mesh.pp * mesh.cp
+    dp = mesh.dp if mesh.dp is not None else devices // inner
+    result = Mesh(dp, mesh.tp, mesh.pp, mesh.cp, mesh.ep)
+    if result.size != devices or dp < 1:
+        asked = f"dp {mesh.dp} x " if mesh.dp is not None else ""
+        shape = f"{asked}tp {mesh.tp} x pp {mesh.pp} x cp {mesh.cp}"
+        product = inner * (mesh.dp or 1)
+        word = "devices" if devices > 1 else "device"
+        what = f"the mesh of {role} ({shape} = {product}) does not fit its {devices} {word}"
+        raise DevicesError(what, "mesh")
+    if (dp * mesh.cp) % mesh.ep:
+        raise DevicesError(f"ep {mesh.ep} of {role} does not divide its dp {dp} x cp {mesh.cp}", "mesh")
+    return result

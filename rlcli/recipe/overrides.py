@@ -1,0 +1,87 @@
+"""`key.path=value` on the command line: the topmost layer of a recipe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rlcli.recipe.merge import check_markers, spell_out_types
+from rlcli.recipe.problems import Problems
+from rlcli.recipe.reader import parse
+from rlcli.recipe.scalars import ScalarError, core_scalar
+from rlcli.recipe.tree import COMMAND_LINE, Entry, Mapping, Mark, Node, Path, Scalar, dotted, leaves
+
+_KEY = re.compile(r"[^\s.=\[\]{}:,]+(\.[^\s.=\[\]{}:,]+)*")
+
+
+def parse_overrides(overrides: Sequence[str], problems: Problems) -> list[Mapping]:
+    """One small tree for each override. A value set twice is refused: the later never wins silently."""
+    problems.add_source(COMMAND_LINE, "\n".join(text.replace("\n", " ") for text in overrides))
+    trees: list[Mapping] = []
+    set_by: dict[Path, int] = {}
+    for number, text in enumerate(overrides, start=1):
+        tree = _parse(text, number, problems)
+        if tree is None:
+            continue
+        trees.append(tree)
+        for path, node in leaves(tree):
+            first = next((n for p, n in set_by.items() if _overlap(p, path)), None)
+            if first is not None:
+                what = f"{dotted(path)} is set twice on the command line: {overrides[first - 1]!r}, then {text!r}"
+                problems.add("R05", what, node.mark, "keep one")
+            set_by.setdefault(path, number)
+    return trees
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    length = min(len(one), len(other))
+    return one[:length] == other[:length]
+
+
+def _parse(text: str, number: int, problems: Problems) -> Mapping | None:
+    key, equals, value = text.partition("=")
+    start = Mark(COMMAND_LINE, number, 1)
+    if not equals:
+        problems.add("R42", f"{text!r} is no override", start, "write key.path=value")
+        return None
+    if not _KEY.fullmatch(key):
+        problems.add("R41", f"{key!r} is no key", start, "write key.path=value, with the keys joined by dots")
+        return None
+    node = _value(value, Mark(COMMAND_LINE, number, len(key) + 2), problems)
+    if node is None:
+        return None
+    parts = key.split(".")
+    if parts[0] == "extends":
+        problems.add("R42", "extends: cannot be set on the command line", start)
+        return None
+    column = len(key) + 1
+    for part in reversed(parts):
+        column -= len(part)
+        mark = Mark(COMMAND_LINE, number, column)
+        node = Mapping({part: Entry(mark, node)}, mark)
+        column -= 1
+    check_markers(node, problems)
+    spelt = spell_out_types(node)
+    assert isinstance(spelt, Mapping)
+    return spelt
+
+
+def _value(text: str, mark: Mark, problems: Problems) -> Node | None:
+    """YAML's flow forms and quotes where the value begins with one; otherwise all of it is one scalar."""
+    known = len(problems.found)
+    if text[:1] in ("[", "{", '"', "'"):
+        node = parse(text, COMMAND_LINE, problems, first=mark)
+        if isinstance(node, Scalar) and node.plain:
+            node = Scalar(text, mark, text, plain=False)
+    else:
+        # Through the reader as a quoted string first: its rules on characters hold for the command line too.
+        quoted = parse(
+            '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"', COMMAND_LINE, problems, first=mark
+        )
+        if quoted is None:
+            return None
+        try:
+            node = Scalar(core_scalar(text.strip()), mark, text.strip())
+        except ScalarError as error:
+            problems.add(error.code, str(error), mark)
+    return node if len(problems.found) == known else None

@@ -1,0 +1,176 @@
+"""`load_recipe`: from a file and overrides to one validated recipe in which every value knows its origin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+from rlcli.recipe.check import check_meaning
+from rlcli.recipe.components import check_components, forget
+from rlcli.recipe.files import with_found_files
+from rlcli.recipe.interpolation import interpolate, referenced_blocks
+from rlcli.recipe.layers import Layer, collect, find_recipe
+from rlcli.recipe.merge import merge, spell_out_types, whole_reference
+from rlcli.recipe.overrides import parse_overrides
+from rlcli.recipe.problems import Problems
+from rlcli.recipe.schema import SECTIONS, Component, Recipe, Role
+from rlcli.recipe.tree import DEFAULT, Entry, Mapping, Mark, Node, Scalar, at, dotted, leaves, plain
+from rlcli.recipe.validate import check_against
+from rlcli.recipe.write import to_yaml
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One place that gives a value to a key."""
+
+    mark: Mark
+    value: Any
+    """As written: references are not resolved."""
+    via: str | None = None
+    """The key that a reference led through, such as `ppo.kl_ctl`."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A recipe, ready to run."""
+
+    recipe: Recipe
+    path: Path
+    """The file."""
+    layers: tuple[Layer, ...]
+    """The files that it is made of, lowest first, each with its text as written."""
+    overrides: tuple[str, ...]
+    """`key.path=value` from the command line, as given."""
+    tree: Mapping
+    """What the layers say, merged and with references resolved; without defaults."""
+    override_trees: tuple[Mapping, ...] = ()
+    problems: Problems = field(default_factory=Problems, compare=False, repr=False)
+    """Knows the sources, so that later checks can quote them."""
+
+    def origin(self, key: str | tuple[str | int, ...]) -> Mark:
+        """Where the value that holds was written; `default` if no layer sets it."""
+        node = at(self.tree, _path(key))
+        return node.mark if node is not None else Mark(DEFAULT, 0, 0)
+
+    def history(self, key: str | tuple[str | int, ...]) -> list[Setting]:
+        """Every place that sets the key, lowest layer first; the last one wins."""
+        return self._history(_path(key), frozenset())
+
+    def _history(self, path: tuple[str | int, ...], seen: frozenset[str]) -> list[Setting]:
+        settings: list[Setting] = []
+        for tree in (*(layer.tree for layer in self.layers), *self.override_trees):
+            node = at(tree, path)
+            rest: tuple[str | int, ...] = ()
+            if node is not None:
+                settings.append(Setting(node.mark, plain(node)))
+                reference = whole_reference(node)
+            else:
+                reference, rest = _reference_on_the_way(tree, path)
+            if reference is not None and not reference.startswith("env:"):
+                target = (*reference.split("."), *rest)
+                if dotted(target) not in seen:
+                    through = self._history(target, seen | {dotted(target)})
+                    settings.extend(
+                        replace(s, via=s.via or dotted(target)) for s in through if s not in settings
+                    )
+        return settings
+
+    @cached_property
+    def origins(self) -> dict[str, str]:
+        """Key → `file:line:col` or `command line`, for every value that a layer sets."""
+        return {dotted(path): str(node.mark) for path, node in leaves(self.tree) if path}
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole recipe with all defaults; `Recipe.model_validate` takes it back."""
+        return self.recipe.model_dump(mode="json")
+
+    def to_yaml(self) -> str:
+        """The whole recipe with all defaults, as a recipe of one layer that loads to the same."""
+        return to_yaml(self.to_json())
+
+
+def _path(key: str | tuple[str | int, ...]) -> tuple[str | int, ...]:
+    return tuple(key.split(".")) if isinstance(key, str) else key
+
+
+def _reference_on_the_way(
+    tree: Node, path: tuple[str | int, ...]
+) -> tuple[str | None, tuple[str | int, ...]]:
+    for depth in range(len(path) - 1, 0, -1):
+        node = at(tree, path[:depth])
+        if node is not None:
+            return whole_reference(node), path[depth:]
+    return None, ()
+
+
+def load_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> Resolved:
+    """Read, merge, resolve and check a recipe, by path or by name. Raises RecipeError with all problems."""
+    forget()
+    problems = Problems()
+    path = find_recipe(recipe, problems)
+    problems.raise_if_any()
+    assert path is not None
+    layers = collect(path, problems)
+    override_trees = parse_overrides(overrides, problems)
+    problems.raise_if_any()
+    tree, blocks = _merged(path, layers, override_trees, problems)
+    problems.raise_if_any()
+    tree, unknown_in = check_components(tree, problems)
+    checked = check_against(Recipe, tree, problems, blocks=blocks)
+    if checked.value is None:
+        problems.raise_if_any()
+    resolved = Resolved(
+        recipe=_with_backends(checked.value),
+        path=path,
+        layers=tuple(layers),
+        overrides=tuple(overrides),
+        tree=cast(Mapping, checked.tree),
+        override_trees=tuple(override_trees),
+        problems=problems,
+    )
+    check_meaning(resolved.recipe, resolved.tree, problems, unknown_in | checked.unknown_in)
+    problems.raise_if_any()
+    return replace(resolved, recipe=with_found_files(resolved.recipe, resolved.tree, path, layers))
+
+
+def _merged(
+    path: Path, layers: list[Layer], override_trees: list[Mapping], problems: Problems
+) -> tuple[Mapping, set[str]]:
+    """All layers laid over each other, references resolved, shorthands spelt out; and the names of the
+    blocks, the mappings of the recipe's own that references lead to."""
+    top = layers[-1].tree
+    name = Scalar(path.stem, Mark(DEFAULT, 0, 0), path.stem, plain=False)
+    tree: Node = Mapping({"name": Entry(name.mark, name)}, top.mark)
+    for layer in layers:
+        tree = merge(tree, layer.tree, problems)
+    for override in override_trees:
+        tree = merge(tree, override, problems)
+    assert isinstance(tree, Mapping)
+    problems.raise_if_any()
+    spelt = spell_out_types(interpolate(tree, problems, os.environ))
+    assert isinstance(spelt, Mapping)
+    blocks = referenced_blocks(tree) - set(SECTIONS)
+    return replace(
+        spelt, entries={key: entry for key, entry in spelt.entries.items() if key not in blocks}
+    ), blocks
+
+
+def _with_backends(recipe: Recipe) -> Recipe:
+    """Every role with the backend that it has by default."""
+    models = {
+        name: role
+        if role.backend
+        else role.model_copy(update={"backend": Component(type=_backend(recipe, name, role))})
+        for name, role in recipe.models.items()
+    }
+    return recipe.model_copy(update={"models": models})
+
+
+def _backend(recipe: Recipe, name: str, role: Role) -> str:
+    if not role.has_weights:
+        return "null"
+    return "fsdp" if name in recipe.trained_roles else "inference"

@@ -1,0 +1,275 @@
+"""The sections of a recipe, with the meaning of every key. Unknown keys are refused, types are strict."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
+
+from rlcli.api.config import GenerationHyperparameters
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+KEY_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
+
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+Key = Annotated[str, StringConstraints(pattern=KEY_PATTERN)]
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """Base of all sections."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+class Component(Section):
+    """A component by name, with its arguments; text alone names the type."""
+
+    type: str
+    """Name of the component: `rlcli ls` lists them."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Fields of the component's class: `rlcli show <name>` lists them."""
+
+
+class Mesh(Section):
+    """How the devices of a role share the work, in this order."""
+
+    dp: Positive | None = None
+    """Data-parallel size; null: all devices of the role that the other dimensions leave."""
+    tp: Positive = 1
+    """Tensor-parallel size."""
+    pp: Positive = 1
+    """Pipeline stages."""
+    cp: Positive = 1
+    """Context-parallel size (one sequence over several devices)."""
+    ep: Positive = 1
+    """Expert-parallel size."""
+
+
+class Role(Section):
+    """A model: what runs it, and its weights from exactly one of path, init and scratch (or none at all)."""
+
+    path: str | None = None
+    """A folder, the id of a model on the Hub (`owner/name`), or `recipe:<name or path>#<role>`: the result of
+    another recipe, which is run first if its result is not there."""
+    init: str | None = None
+    """Name of another role: start from the weights that it starts from."""
+    scratch: dict[str, Any] | None = None
+    """A transformers config with its `model_type`: random initial weights. Needs a tokenizer."""
+    tokenizer: str | None = None
+    """A folder, a Hub id or `builtin:<name>`; null: the one that comes with the weights."""
+    head: Literal["lm", "value"] = "lm"
+    """What the model predicts: the next token, or one value per token (a critic)."""
+    backend: Component | None = None
+    """What runs the model; null: fsdp if a call trains it, inference if not, `null` without weights."""
+    mesh: Mesh = Mesh()
+    """How its devices share the work."""
+    devices: str | None = None
+    """Ranks that hold the role, such as `0-3,5`; null: all of the cluster."""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there is a model to load at all."""
+        return self.path is not None or self.init is not None or self.scratch is not None
+
+    @property
+    def warm_start(self) -> tuple[str, str] | None:
+        """(recipe, its role) if the weights are the result of another recipe."""
+        if self.path is None or not self.path.startswith("recipe:"):
+            return None
+        recipe, _, role = self.path.removeprefix("recipe:").partition("#")
+        return recipe, role
+
+
+class Call(Section):
+    """One call of the graph: `model.call(inputs) -> outputs`."""
+
+    model: str
+    """The role that runs it."""
+    call: Literal["generate", "inference", "train_step", "evaluate"]
+    """The method of the interface."""
+    interface: Component
+    """What the role does."""
+    inputs: list[Key] = Field(default_factory=list)
+    """Keys of the batch that it reads."""
+    outputs: list[Key] = Field(default_factory=list)
+    """Keys that it adds to the batch."""
+    input_key_remap: dict[str, str] = Field(default_factory=dict)
+    """Name in the batch → name that the interface reads."""
+    output_key_remap: dict[str, str] = Field(default_factory=dict)
+    """Name that the interface writes → name in the batch."""
+    microbatches: Positive | None = None
+    """At least so many micro-batches; null: `train.microbatches`."""
+    max_tokens_per_microbatch: Positive | None = None
+    """Most tokens of a micro-batch; null: `train.max_tokens_per_microbatch`."""
+
+
+class Eval(Section):
+    """Evaluation on held-out data."""
+
+    dataset: str | None = None
+    """Which of `datasets`; null: no evaluation."""
+    every_steps: Positive | None = None
+    """Evaluate after every so many steps; null: not during the run."""
+    at_start: bool = True
+    """Evaluate before the first step."""
+    at_end: bool = True
+    """Evaluate after the last step."""
+    graph: dict[Name, Call] = Field(default_factory=dict)
+    """Calls, written as in the graph: `rewards` become eval/reward, `solved` eval/accuracy, and the stats of
+    a call to evaluate eval/<stat>."""
+
+
+class Train(Section):
+    """How long to train, and how a batch is made. Exactly one of steps and epochs."""
+
+    steps: Positive | None = None
+    """Training steps of the run."""
+    epochs: Positive | None = None
+    """Passes over the training dataset."""
+    prompts_per_step: Positive
+    """Rows of the training dataset per step."""
+    dataset: str = "train"
+    """Which of `datasets` to train on."""
+    shuffle: bool = True
+    """Draw the rows in another order each epoch, fixed by the seed."""
+    max_staleness: NotNegative = 0
+    """Versions that generation may lag behind training; 0 is synchronous."""
+    microbatches: Positive = 1
+    """At least so many micro-batches per optimizer step and rank."""
+    max_tokens_per_microbatch: Positive = 16384
+    """Most tokens of a micro-batch."""
+    max_nonfinite_streak: Positive = 3
+    """Stop after so many skipped non-finite updates in a row."""
+    eval: Eval = Eval()
+    """Evaluation on held-out data."""
+
+
+class Cluster(Section):
+    """The machines."""
+
+    nodes: Positive = 1
+    """Number of machines."""
+    devices_per_node: Positive = 1
+    """Devices (and worker processes) per machine."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What the workers compute on; auto: cuda where there is one."""
+
+
+class Launch(Section):
+    """How the workers are started."""
+
+    type: Literal["inline", "local"] = "inline"
+    """inline: in this process, one device; local: one process per device on this machine, by torchrun."""
+    max_restarts: NotNegative = 0
+    """Restarts of the workers after one has died (local)."""
+    startup_deadline: Seconds = 600.0
+    """Seconds until all workers must have loaded their models."""
+    step_deadline: Seconds = 3600.0
+    """Seconds that one call of the graph may take."""
+
+
+class Checkpoint(Section):
+    """What is kept of the run."""
+
+    save: bool = True
+    """Write the trained models at the end, as folders that transformers reads."""
+    roles: list[str] | None = None
+    """Roles to save; null: every trained one."""
+
+
+class Log(Section):
+    """What is written while running."""
+
+    dir: str = "runs"
+    """Folder of the run directories."""
+    tensorboard: bool = True
+    """Write TensorBoard events."""
+    samples_per_step: NotNegative = 4
+    """Prompts whose responses go to samples.jsonl, per step."""
+    plot: bool = True
+    """Draw the learning curve at the end (curve.png)."""
+
+
+class _Generation(Section):
+    """How responses are sampled."""
+
+    if TYPE_CHECKING:
+        responses_per_prompt: int
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> _Generation:
+        self.build()
+        return self
+
+    def build(self) -> GenerationHyperparameters:
+        """The settings as interfaces and engines take them."""
+        return GenerationHyperparameters(**self.model_dump())
+
+
+def _generation_model() -> type[_Generation]:
+    """The fields of GenerationHyperparameters as a section, so that they are written down once."""
+    from rlcli.recipe.docs import attribute_docs
+
+    docs = attribute_docs(GenerationHyperparameters)
+    lists = {"stop_token_ids": (Annotated[tuple[int, ...], Field(strict=False)])}
+    types = {"int": int, "float": float, "bool": bool}
+    fields: dict[str, Any] = {
+        f.name: (
+            lists.get(f.name) or types[str(f.type)],
+            Field(default=f.default, description=docs.get(f.name)),
+        )
+        for f in dataclasses.fields(GenerationHyperparameters)
+    }
+    return create_model("Generation", __base__=_Generation, __module__=__name__, **fields)
+
+
+if TYPE_CHECKING:
+    Generation = _Generation
+else:
+    Generation = _generation_model()
+
+
+class Recipe(Section):
+    """An experiment: models, datasets, the graph of calls, and how to run them."""
+
+    name: Name
+    """Name of the run; default: that of the file."""
+    seed: NotNegative = 1
+    """Root of every random draw."""
+    datasets: dict[Name, Component]
+    """Where rows come from."""
+    models: dict[Name, Role]
+    """The roles."""
+    graph: dict[Name, Call]
+    """The calls of one training step, linked by the keys they read and write."""
+    train: Train
+    """How long, and with which batches."""
+    generation: Generation = Generation()
+    """How responses are sampled."""
+    cluster: Cluster = Cluster()
+    """The machines."""
+    launch: Launch = Launch()
+    """How workers are started."""
+    checkpoint: Checkpoint = Checkpoint()
+    """What is kept."""
+    log: Log = Log()
+    """What is written while running."""
+
+    @property
+    def trained_roles(self) -> tuple[str, ...]:
+        """Roles that some call trains, in the graph's order."""
+        return tuple(dict.fromkeys(call.model for call in self.graph.values() if call.call == "train_step"))
+
+    @property
+    def saved_roles(self) -> tuple[str, ...]:
+        """Roles whose weights are written at the end."""
+        if not self.checkpoint.save:
+            return ()
+        return self.trained_roles if self.checkpoint.roles is None else tuple(self.checkpoint.roles)
+
+
+SECTIONS = tuple(Recipe.model_fields)

@@ -1,0 +1,157 @@
+"""The tree that a recipe is read into: plain YAML values, each with the place where it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+COMMAND_LINE = "command line"
+DEFAULT = "default"
+
+Path = tuple["str | int", ...]
+"""Keys and list indices from the top of a recipe down to a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a file; line and column count from 1. On the command line, line n is the n-th override."""
+
+    file: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return self.file if self.file in (COMMAND_LINE, DEFAULT) else f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    value: bool | int | float | str | None
+    mark: Mark
+    text: str = ""
+    """As written, without quotes."""
+    plain: bool = True
+    """Written without quotes: a field of type str may still want the text `1.10` and not the number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    items: tuple[Node, ...]
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    key: Mark
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    entries: dict[str, Entry]
+    mark: Mark
+    under: Scalar | None = field(default=None)
+    """A whole-value reference `${a.b}` in a lower layer: what it refers to lies under these entries."""
+
+    def get(self, key: str) -> Node | None:
+        entry = self.entries.get(key)
+        return entry.node if entry else None
+
+
+Node = Scalar | Mapping | Listing
+
+
+def plain(node: Node) -> Any:
+    """The Python value of a tree: dict, list, str, int, float, bool or None."""
+    if isinstance(node, Mapping):
+        return {key: plain(entry.node) for key, entry in node.entries.items()}
+    if isinstance(node, Listing):
+        return [plain(item) for item in node.items]
+    return node.value
+
+
+def at(node: Node, path: Path) -> Node | None:
+    """The node at a path, or None where the path leaves the tree."""
+    for part in path:
+        child: Node | None = None
+        if isinstance(node, Mapping) and isinstance(part, str):
+            child = node.get(part)
+        elif isinstance(node, Listing) and isinstance(part, int) and part < len(node.items):
+            child = node.items[part]
+        if child is None:
+            return None
+        node = child
+    return node
+
+
+def nearest(node: Node, path: Path) -> Node:
+    """The deepest node on the way to a path: where a message about a missing value points."""
+    for depth in range(len(path), 0, -1):
+        if (found := at(node, path[:depth])) is not None:
+            return found
+    return node
+
+
+def key_mark(node: Node, path: Path) -> Mark | None:
+    """Where the last key of a path is written."""
+    parent = at(node, path[:-1])
+    if isinstance(parent, Mapping) and path and path[-1] in parent.entries:
+        return parent.entries[str(path[-1])].key
+    return None
+
+
+def with_value(node: Node, path: Path, value: Node | None) -> Node:
+    """A copy of the tree with another node at an existing path, or without it (None)."""
+    if not path:
+        assert value is not None
+        return value
+    head, rest = path[0], path[1:]
+    if isinstance(node, Mapping):
+        entries = dict(node.entries)
+        entry = entries[str(head)]
+        if value is None and not rest:
+            del entries[str(head)]
+        else:
+            entries[str(head)] = Entry(entry.key, with_value(entry.node, rest, value))
+        return replace(node, entries=entries)
+    assert isinstance(node, Listing)
+    assert isinstance(head, int)
+    items = list(node.items)
+    items[head] = with_value(items[head], rest, value)
+    return replace(node, items=tuple(items))
+
+
+def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
+    """Every value of a recipe that was set as a whole: scalars, lists and empty mappings."""
+    if isinstance(node, Mapping) and node.entries:
+        for key, entry in node.entries.items():
+            yield from leaves(entry.node, (*path, key))
+    else:
+        yield path, node
+
+
+def dotted(path: Path) -> str:
+    """`models.actor.path`, and `graph.x.inputs[1]` for list items."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
+    return text
+
+
+def kind_of(node: Node) -> str:
+    """The word for a value in a message."""
+    if isinstance(node, Mapping):
+        return "a mapping"
+    if isinstance(node, Listing):
+        return "a list"
+    match node.value:
+        case None:
+            return "null"
+        case bool():
+            return "bool"
+        case int():
+            return "int"
+        case float():
+            return "float"
+    return "text"

@@ -1,0 +1,79 @@
+"""`path: recipe:sft_math#actor`: recipes whose results a recipe starts from, and in which order they run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlcli.errors import RecipeError
+from rlcli.recipe.layers import find_recipe
+from rlcli.recipe.problems import Problems
+from rlcli.recipe.resolve import Resolved, load_recipe
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """A role that starts from the result of another recipe."""
+
+    role: str
+    source: Resolved
+    """The other recipe."""
+    source_role: str
+    """The role of it whose saved model is taken."""
+
+
+def warm_starts(resolved: Resolved) -> list[WarmStart]:
+    """What the recipe itself starts from. Raises RecipeError where it names a recipe or role in vain."""
+    found: list[WarmStart] = []
+    for name, role in resolved.recipe.models.items():
+        if role.warm_start is None:
+            continue
+        recipe, source_role = role.warm_start
+        source = load_recipe(_find(resolved, name, recipe))
+        if source_role not in source.recipe.saved_roles:
+            saved = ", ".join(source.recipe.saved_roles) or "nothing"
+            raise _error(resolved, name, f"{recipe} saves no role {source_role!r}", f"it saves {saved}")
+        found.append(WarmStart(name, source, source_role))
+    return found
+
+
+def chain(resolved: Resolved) -> list[Resolved]:
+    """Every recipe that must have run before this one, in the order to run them; without this one itself."""
+    order: list[Resolved] = []
+    _visit(resolved, [], order)
+    return order[:-1]
+
+
+def _visit(resolved: Resolved, opened: list[Resolved], order: list[Resolved]) -> None:
+    paths = [one.path.resolve() for one in opened]
+    if resolved.path.resolve() in paths:
+        circle = [*opened[paths.index(resolved.path.resolve()) :], resolved]
+        names = " → ".join(one.recipe.name for one in circle)
+        role = next(name for name, role in opened[-1].recipe.models.items() if role.warm_start)
+        raise _error(opened[-1], role, f"the recipes start from each other: {names}", None, code="R52")
+    if any(done.path.resolve() == resolved.path.resolve() for done in order):
+        return
+    for start in warm_starts(resolved):
+        _visit(start.source, [*opened, resolved], order)
+    order.append(resolved)
+
+
+def _find(resolved: Resolved, role: str, recipe: str) -> Path:
+    for candidate in (resolved.path.parent / recipe, resolved.path.parent / f"{recipe}.yaml"):
+        if candidate.is_file():
+            return candidate
+    problems = Problems()
+    found = find_recipe(recipe, problems)
+    if found is None:
+        problem = problems.found[0]
+        raise _error(resolved, role, problem.what, problem.hint)
+    return found
+
+
+def _error(resolved: Resolved, role: str, what: str, hint: str | None, code: str = "R51") -> RecipeError:
+    mark = resolved.origin(("models", role, "path"))
+    problems = Problems()
+    problems.sources = resolved.problems.sources
+    problems.pulled_in_by = resolved.problems.pulled_in_by
+    problems.add(code, what, mark, hint)
+    return RecipeError(problems.found)

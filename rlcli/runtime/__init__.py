@@ -1,0 +1,1 @@
+"""Running a recipe: one master worker decides what runs when, model workers hold models and tensors."""

@@ -1,0 +1,108 @@
+"""What master and workers say to each other: msgpack maps, checked on arrival. No pickle."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import msgpack
+
+from rlcli import errors
+from rlcli.errors import RlcliError
+
+LARGEST = 1 << 28
+"""Bytes of one message; metadata of a batch is far smaller."""
+
+
+class ProtocolError(ValueError):
+    """A message that is not one of ours."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Master → worker: run `op` with `args`."""
+
+    number: int
+    op: str
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error on its way from a worker to the master."""
+
+    kind: str
+    what: str
+    code: str
+    where: str | None
+    hint: str | None
+    traceback: str
+
+    @staticmethod
+    def of(error: BaseException, where: str, traceback: str) -> Failure:
+        if isinstance(error, RlcliError):
+            return Failure(type(error).__name__, error.what, error.code, error.where or where, error.hint, traceback)
+        return Failure("RlcliError", f"{type(error).__name__}: {error}", "BUG", where, None, traceback)
+
+    def as_error(self) -> RlcliError:
+        """The worker's error with its class, so that the exit code survives the journey."""
+        cls = getattr(errors, self.kind, RlcliError)
+        if not (isinstance(cls, type) and issubclass(cls, RlcliError)) or cls is errors.RecipeError:
+            cls = RlcliError
+        error = cls(self.what, where=self.where, hint=self.hint, code=self.code)
+        error.add_note(self.traceback)
+        return error
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Worker → master: what request `number` came to."""
+
+    number: int
+    rank: int
+    value: dict[str, Any] = field(default_factory=dict)
+    failure: Failure | None = None
+
+
+def pack(message: Request | Reply, token: bytes) -> bytes:
+    kind = "request" if isinstance(message, Request) else "reply"
+    packed: bytes = msgpack.packb({"token": token, "kind": kind, **asdict(message)}, use_bin_type=True)
+    return packed
+
+
+def unpack(frame: bytes, token: bytes, cls: type[Request] | type[Reply]) -> Any:
+    """The message in a frame. Raises ProtocolError for anything that is not a `cls` with our token."""
+    import hmac
+
+    if len(frame) > LARGEST:
+        raise ProtocolError(f"a message of {len(frame)} bytes; at most {LARGEST} are read")
+    try:
+        fields = msgpack.unpackb(frame, raw=False, max_buffer_size=LARGEST, strict_map_key=False)
+    except Exception as error:  # msgpack raises many kinds; all mean the same here
+        raise ProtocolError(f"not a message: {error}") from None
+    if not isinstance(fields, dict) or not isinstance(fields.get("token"), bytes):
+        raise ProtocolError("not a message: no token")
+    if not hmac.compare_digest(fields.pop("token"), token):
+        raise ProtocolError("wrong token")
+    if fields.pop("kind", None) != ("request" if cls is Request else "reply"):
+        raise ProtocolError(f"not a {cls.__name__.lower()}")
+    return _request(fields) if cls is Request else _reply(fields)
+
+
+def _request(fields: dict[str, Any]) -> Request:
+    if not (isinstance(fields.get("number"), int) and isinstance(fields.get("op"), str)):
+        raise ProtocolError("not a request: number and op are missing")
+    if fields.keys() != {"number", "op", "args"} or not isinstance(fields["args"], dict):
+        raise ProtocolError("not a request: wrong fields")
+    return Request(**fields)
+
+
+def _reply(fields: dict[str, Any]) -> Reply:
+    if fields.keys() != {"number", "rank", "value", "failure"} or not isinstance(fields["value"], dict):
+        raise ProtocolError("not a reply: wrong fields")
+    failure = fields.pop("failure")
+    if failure is not None:
+        if not isinstance(failure, dict) or failure.keys() != Failure.__dataclass_fields__.keys():
+            raise ProtocolError("not a reply: malformed failure")
+        failure = Failure(**failure)
+    return Reply(**fields, failure=failure)

@@ -1,0 +1,115 @@
+"""From a recipe's roles to models with engines, on the ranks that hold them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlcli import registry
+from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction, stable_seed
+from rlcli.api.model import Model, ModelBackend
+from rlcli.checkpoint.huggingface import load_model, load_tokenizer
+from rlcli.errors import DataError, ModelError, ResourceError
+from rlcli.recipe.schema import Recipe, Role
+from rlcli.topology import RolePlacement, Topology
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Meshes = dict[str, Any]
+"""Role → its DeviceMesh; a role on one rank has none."""
+
+
+def pick_device(wanted: str, local_rank: int) -> torch.device:
+    """The device of a rank. Raises ResourceError if the recipe asks for one that is not there."""
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise ResourceError(
+            f"rank {local_rank} of this machine needs a CUDA device; there are {torch.cuda.device_count()}",
+            hint="set cluster.device=cpu, or fewer cluster.devices_per_node",
+            code="R50",
+        )
+    return torch.device("cuda", local_rank)
+
+
+def make_meshes(topology: Topology, device_type: str) -> Meshes:
+    """Every rank makes every mesh, in the same order: making one is a collective of all ranks."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    meshes: Meshes = {}
+    made: dict[RolePlacement, Any] = {}
+    for placement in topology.placements:
+        if len(placement.ranks) == 1:
+            continue
+        same = next((m for p, m in made.items() if (p.ranks, p.mesh) == (placement.ranks, placement.mesh)), None)
+        if same is None:
+            sizes = {name: size for name in ("dp", "tp", "pp", "cp") if (size := getattr(placement.mesh, name)) > 1}
+            shape = tuple(sizes.values()) or (1,)
+            names = tuple(sizes) or ("dp",)
+            same = DeviceMesh(device_type, torch.tensor(placement.ranks).view(shape), mesh_dim_names=names)
+        made[placement] = meshes[placement.role] = same
+    return meshes
+
+
+def training_length(recipe: Recipe, rows: int) -> FinetuneSpec:
+    """How many steps a run has. Raises DataError if the dataset does not fill one step."""
+    batch = recipe.train.prompts_per_step
+    if rows < batch:
+        raise DataError(
+            f"dataset {recipe.train.dataset} has {rows} rows, fewer than one step takes: prompts_per_step is {batch}",
+            hint="lower train.prompts_per_step",
+            code="F80",
+        )
+    steps = recipe.train.steps if recipe.train.steps is not None else -(-rows * (recipe.train.epochs or 1) // batch)
+    return FinetuneSpec(total_train_steps=steps, dataset_size=rows, train_batch_size=batch)
+
+
+def build_roles(
+    recipe: Recipe, topology: Topology, rank: int, device: torch.device, meshes: Meshes, spec: FinetuneSpec
+) -> dict[str, tuple[Model, ModelBackend]]:
+    """The roles that live on `rank`, initialised by their backends."""
+    built = {}
+    for name in topology.roles_on(rank):
+        role = recipe.models[name]
+        seed = stable_seed(recipe.seed, name)
+        tokenizer = role_tokenizer(recipe, name)
+        module = None
+        if role.has_weights:
+            module = load_model(_source(recipe, role), head=role.head, tokenizer=tokenizer, seed=seed)
+        model = Model(
+            name=name, module=module, tokenizer=tokenizer, device=device, seed=seed, device_mesh=meshes.get(name)
+        )
+        assert role.backend is not None
+        backend = registry.make_backend(ModelBackendAbstraction(role.backend.type, role.backend.args))
+        built[name] = backend.initialize(model, spec), backend
+    return built
+
+
+def role_tokenizer(recipe: Recipe, name: str) -> PreTrainedTokenizerBase:
+    """A role's tokenizer: its own, that of its weights, or, without weights, that of the first role which has one."""
+    role = _origin(recipe, recipe.models[name])
+    source = recipe.models[name].tokenizer or role.tokenizer or role.path
+    if source is None:
+        others = [r for r in recipe.models.values() if r.tokenizer or r.path]
+        if not others:
+            raise ModelError(f"role {name} has no tokenizer", hint=f"set models.{name}.tokenizer")
+        source = others[0].tokenizer or others[0].path
+    assert source is not None
+    if source.startswith("builtin:"):
+        tokenizer: PreTrainedTokenizerBase = registry.load("datasets", source.removeprefix("builtin:")).make_tokenizer()  # type: ignore[attr-defined]
+        return tokenizer
+    return load_tokenizer(source)
+
+
+def _origin(recipe: Recipe, role: Role) -> Role:
+    """The role whose weights a role starts from: itself, or the end of its chain of `init`."""
+    while role.init is not None:
+        role = recipe.models[role.init]
+    return role
+
+
+def _source(recipe: Recipe, role: Role) -> Any:
+    origin = _origin(recipe, role)
+    return origin.path if origin.path is not None else origin.scratch

@@ -1,0 +1,223 @@
+"""ModelWorker: one per device. It owns its shards of one or more roles and the tensors that it produced."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rlcli import registry
+from rlcli.api.config import DatasetAbstraction, ModelInterfaceAbstraction
+from rlcli.api.data import DatasetUtility, SequenceSample
+from rlcli.api.dataflow import MFCDef, ModelInterfaceType
+from rlcli.api.model import Model, ModelBackend, ModelInterface
+from rlcli.errors import DataError
+from rlcli.recipe.graph import eval_graph, train_graph
+from rlcli.recipe.schema import Recipe
+from rlcli.runtime.buffer import Transfer
+from rlcli.runtime.exchange import carry_out
+from rlcli.runtime.messages import Request
+from rlcli.runtime.roles import Meshes, build_roles, role_tokenizer, training_length
+from rlcli.topology import Topology
+
+
+class ModelWorker:
+    """Answers the master's requests; `handle` is the only way in."""
+
+    def __init__(self, recipe: Recipe, topology: Topology, rank: int, device: torch.device, meshes: Meshes):
+        self.recipe = recipe
+        self.topology = topology
+        self.rank = rank
+        self.device = device
+        self.meshes = meshes
+        self.calls = {mfc.name: mfc for mfc in (*train_graph(recipe), *eval_graph(recipe))}
+        self.models: dict[str, Model] = {}
+        self._backed: dict[str, tuple[Model, ModelBackend]] = {}
+        self.datasets: dict[str, Any] = {}
+        self._interfaces: dict[str, ModelInterface] = {}
+        self._samples: dict[str, SequenceSample] = {}
+        self._operations: dict[str, Callable[..., dict[str, Any]]] = {
+            "open_datasets": self.open_datasets,
+            "build": self.build,
+            "load_rows": self.load_rows,
+            "run_call": self.run_call,
+            "totals": self.totals,
+            "describe": self.describe,
+            "clear": self.clear,
+            "save": self.save,
+            "shutdown": self.shutdown,
+        }
+
+    def handle(self, request: Request) -> dict[str, Any]:
+        return self._operations[request.op](**request.args)
+
+    # -- starting --------------------------------------------------------------------------------------------
+
+    def open_datasets(self) -> dict[str, Any]:
+        """Read all datasets; returns their numbers of rows."""
+        tokenizer = role_tokenizer(self.recipe, self._prompt_role())
+        for name, component in self.recipe.datasets.items():
+            util = DatasetUtility(self.recipe.seed, 0, 1, tokenizer)
+            self.datasets[name] = registry.make_dataset(DatasetAbstraction(component.type, component.args), util)
+        return {"rows": {name: len(dataset) for name, dataset in self.datasets.items()}}
+
+    def build(self) -> dict[str, Any]:
+        """Load this rank's roles and give them their engines."""
+        rows = len(self.datasets[self.recipe.train.dataset])
+        spec = training_length(self.recipe, rows)
+        self._backed = build_roles(self.recipe, self.topology, self.rank, self.device, self.meshes, spec)
+        self.models = {name: model for name, (model, _) in self._backed.items()}
+        return {"parameters": {name: _count(model) for name, model in self.models.items()}}
+
+    def _prompt_role(self) -> str:
+        """The role whose tokenizer the datasets are read with: that of the graph's first call with weights."""
+        with_weights = [call.model for call in self.recipe.graph.values() if self.recipe.models[call.model].has_weights]
+        return with_weights[0] if with_weights else next(iter(self.recipe.models))
+
+    # -- data ------------------------------------------------------------------------------------------------
+
+    def load_rows(self, dataset: str, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """Take rows, given as (id, row, place in the step's batch); returns their description."""
+        batch = []
+        for id_, row, place in rows:
+            sample = self.datasets[dataset][row]
+            if sample.bs != 1:
+                raise DataError(f"row {row} of dataset {dataset} is a batch of {sample.bs} samples; it must be one")
+            sample.ids = [id_]
+            sample.metadata = {**sample.metadata, "batch_index": [place]}
+            self._samples[id_] = sample
+            batch.append(sample.meta())
+        return {"batch": SequenceSample.gather(batch).as_json() if batch else None}
+
+    def clear(self, ids: Sequence[str]) -> dict[str, Any]:
+        for id_ in ids:
+            self._samples.pop(id_, None)
+        return {}
+
+    # -- calls -----------------------------------------------------------------------------------------------
+
+    def run_call(self, call: str, ids: Sequence[str], step: int, transfers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Fetch what the call reads, run it on this rank's samples, keep what it makes.
+
+        A rank that only sends is given no ids and runs nothing.
+        """
+        carry_out([Transfer.from_json(t) for t in transfers], self.rank, self._samples, self.device)
+        mfc = self.calls[call]
+        if mfc.model_name not in self.models:
+            return {"batch": None, "stats": {}, "seconds": 0.0}
+        began = time.perf_counter()
+        data = self._inputs(mfc, ids)
+        model, interface = self.models[mfc.model_name], self._interface(mfc)
+        batch, stats = None, {}
+        if mfc.interface_type is ModelInterfaceType.TRAIN_STEP:
+            stats = interface.train_step(model, data, mfc.mb_spec)
+        elif mfc.interface_type is ModelInterfaceType.EVALUATE:
+            stats = interface.evaluate(model, [data])
+        else:
+            made = getattr(interface, mfc.interface_type.value)(model, data, mfc.mb_spec)
+            batch = self._keep(mfc, data, made)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return {
+            "batch": batch.as_json() if batch is not None else None,
+            "stats": {name: float(value) for name, value in stats.items()},
+            "seconds": time.perf_counter() - began,
+        }
+
+    def _inputs(self, mfc: MFCDef, ids: Sequence[str]) -> SequenceSample:
+        samples = [self._samples[id_].select(mfc.input_keys) for id_ in ids]
+        data = SequenceSample.gather(samples)
+        data.remap_keys_({old: new for old, new in mfc.input_key_remap.items() if old in data.keys})
+        return data
+
+    def _keep(self, mfc: MFCDef, data: SequenceSample, made: SequenceSample | None) -> SequenceSample | None:
+        """Store the outputs sample by sample; returns their description."""
+        if made is None:
+            return None
+        if made.ids != data.ids:
+            raise DataError(f"call {mfc.name} answered for other samples than it was given")
+        missing = [key for key in mfc.output_keys if key not in made.keys]
+        if missing:
+            raise DataError(
+                f"interface {mfc.interface_impl.type_} did not produce {', '.join(missing)}, which call {mfc.name} promises",
+                hint="correct the call's outputs",
+            )
+        made = made.select(mfc.output_keys)
+        made.metadata = {}
+        made.remap_keys_(dict(mfc.output_key_remap))
+        for sample in made.unpack():
+            self._samples[str(sample.ids[0])].update_(sample)
+        return made.meta()
+
+    def _interface(self, mfc: MFCDef) -> ModelInterface:
+        """One interface per role, type and arguments, so that calls of one role share its state."""
+        described = ModelInterfaceAbstraction(mfc.interface_impl.type_, mfc.interface_impl.args)
+        name = f"{mfc.model_name}/{described.type_}/{described.args!r}"
+        if name not in self._interfaces:
+            self._interfaces[name] = registry.make_interface(described)
+        return self._interfaces[name]
+
+    # -- looking ---------------------------------------------------------------------------------------------
+
+    def totals(self, ids: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
+        """Sum and count of the entries of keys that hold one number per sequence."""
+        totals: dict[str, list[float]] = {}
+        for id_ in ids:
+            for key in keys:
+                if key in self._samples[id_].keys:
+                    entries = _tensors(self._samples[id_])[key].double()
+                    sums = totals.setdefault(key, [0.0, 0.0])
+                    sums[0] += float(entries.sum())
+                    sums[1] += entries.numel()
+        return {"totals": totals}
+
+    def describe(self, ids: Sequence[str]) -> dict[str, Any]:
+        """The first response of each sample as text, with its reward."""
+        tokenizer = next((m.tokenizer for m in self.models.values() if m.tokenizer is not None), None)
+        return {"samples": [_text(self._samples[id_], tokenizer) for id_ in ids if tokenizer is not None]}
+
+    # -- ending ----------------------------------------------------------------------------------------------
+
+    def save(self, role: str, folder: str) -> dict[str, Any]:
+        """Every rank of the role takes part."""
+        trainer = next((m for m in self.calls.values() if m.model_name == role and m.is_train), None)
+        if trainer is not None:
+            self._interface(trainer).save(self.models[role], folder)
+        else:
+            self.models[role].module.save_to_hf(self.models[role].tokenizer, folder)
+        return {}
+
+    def shutdown(self) -> dict[str, Any]:
+        for model, backend in self._backed.values():
+            backend.destroy(model)
+        self._backed.clear()
+        self.models.clear()
+        self._interfaces.clear()
+        self._samples.clear()
+        return {}
+
+
+def _count(model: Model) -> int:
+    module = getattr(model.module, "lm", None)
+    return sum(p.numel() for p in module.parameters()) if module is not None else 0
+
+
+def _tensors(sample: SequenceSample) -> Mapping[str, torch.Tensor]:
+    return {key: tensor for key, tensor in (sample.data or {}).items() if tensor is not None}
+
+
+def _text(sample: SequenceSample, tokenizer: Any) -> dict[str, Any]:
+    tensors = _tensors(sample)
+    record: dict[str, Any] = {"id": str(sample.ids[0]), "prompt": "", "response": "", "reward": None, "answer": None}
+    if "answer" in sample.metadata:
+        record["answer"] = str(sample.metadata["answer"][0])
+    if "packed_input_ids" in tensors and "prompt_mask" in tensors:
+        length = sample.flat_seqlens("packed_input_ids")[0]
+        tokens, mask = tensors["packed_input_ids"][:length], tensors["prompt_mask"][:length].bool()
+        record["prompt"] = tokenizer.decode(tokens[mask], skip_special_tokens=True)
+        record["response"] = tokenizer.decode(tokens[~mask], skip_special_tokens=True)
+    if "rewards" in tensors:
+        record["reward"] = float(tensors["rewards"][0])
+    return record

@@ -1,0 +1,507 @@
+"""What a SequenceSample accepts and refuses, and the traps of its ancestors, each of which is a test here."""
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from rlcli.api.data import DatasetUtility, MicroBatchSpec, SequenceSample, SequenceSplitSpec
+from rlcli.errors import DataError
+
+
+def batch(ids=("a", "b", "c"), lengths=((3,), (2, 4), (1,)), **changes):
+    """Three samples of 3, 2 + 4 and 1 tokens."""
+    total = sum(map(sum, lengths))
+    fields = {
+        "ids": list(ids),
+        "seqlens": {"packed_input_ids": [list(n) for n in lengths], "values": [list(n) for n in lengths]},
+        "data": {"packed_input_ids": torch.arange(total), "values": torch.randn(total, dtype=torch.bfloat16)},
+        "metadata": {"answer": [f"answer {i}" for i in ids]},
+    }
+    return SequenceSample(**(fields | changes))
+
+
+def meta(**changes):
+    fields = {"ids": ["a"], "seqlens": {"x": [2]}, "dtypes": {"x": torch.int64}, "trailing_shapes": {"x": ()}}
+    return SequenceSample(**(fields | changes))
+
+
+# -- construction --------------------------------------------------------------------------------------------
+
+
+def test_traits_and_keys_are_inferred_from_the_data():
+    sample = batch()
+    assert sample.keys == {"packed_input_ids", "values"}
+    assert sample.dtypes == {"packed_input_ids": torch.int64, "values": torch.bfloat16}
+    assert sample.trailing_shapes == {"packed_input_ids": (), "values": ()}
+    assert (sample.bs, sample.flat_seqlens("values")) == (3, [3, 2, 4, 1])
+    assert sample.cu_seqlens("values").tolist() == [0, 3, 5, 9, 10]
+    assert sample.cu_seqlens("values").dtype == torch.int32
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        [3, 2],
+        (3, 2),
+        [[3], [2]],
+        [(3,), np.int64(2)],
+        torch.tensor([3, 2]),
+        np.array([3, 2], dtype=np.int32),
+        [torch.tensor([3]), np.array([2])],
+        [torch.tensor(3), torch.tensor(2)],
+        torch.tensor([[3], [2]]),
+    ],
+    ids=str,
+)
+def test_lengths_are_read_in_many_forms_and_kept_as_lists_of_ints(written):
+    sample = SequenceSample(ids=["a", "b"], seqlens={"x": written}, data={"x": torch.zeros(5)})
+    assert sample.seqlens == {"x": [[3], [2]]}
+    assert all(type(length) is int for length in sample.flat_seqlens("x"))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        [True],
+        ["3"],
+        "3",
+        [3.0],
+        [-1],
+        [None],
+        [[[3]]],
+        3,
+        torch.tensor([True]),
+        torch.tensor([3.0]),
+        np.array([True]),
+        np.array(["3"]),
+        [torch.tensor(True)],
+        [np.bool_(True)],
+    ],
+    ids=repr,
+)
+def test_what_is_no_length_is_refused_and_not_converted(written):
+    with pytest.raises(ValueError, match="seqlens of 'x'"):
+        SequenceSample(ids=["a"], seqlens={"x": written}, data={"x": torch.zeros(3)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ids": ["a", "b", "a"]}, "more than once.*'a'"),
+        ({"ids": ["a", "b"]}, "are for 3 samples, not for 2"),
+        ({"keys": ["values", "packed_input_ids", "values"]}, "occur twice: .'values'."),
+        ({"keys": {"values"}}, "seqlens and keys differ"),
+        ({"keys": "values"}, "is the string"),
+        ({"data": {"values": torch.zeros(10)}}, "data and keys differ: missing .'packed_input_ids'."),
+        ({"data": {"packed_input_ids": torch.arange(9), "values": torch.zeros(10)}}, "shape"),
+        ({"data": {"packed_input_ids": [1] * 10, "values": torch.zeros(10)}}, "not a tensor"),
+        ({"data": {"packed_input_ids": torch.tensor(1), "values": torch.zeros(10)}}, "shape"),
+        ({"dtypes": {"packed_input_ids": torch.int64, "values": torch.float32}}, "dtype torch.bfloat16"),
+        ({"dtypes": {"packed_input_ids": torch.int64}}, "dtypes and keys differ"),
+        ({"dtypes": {"packed_input_ids": "int64", "values": torch.bfloat16}}, "not a torch.dtype"),
+        ({"trailing_shapes": {"packed_input_ids": (), "values": (2,)}}, "shape"),
+        ({"trailing_shapes": {"packed_input_ids": (), "values": 2}}, "not a tuple"),
+        ({"metadata": {"answer": ("1", "2", "3")}}, "must be a list"),
+        ({"metadata": {"answer": "123"}}, "must be a list"),
+        ({"metadata": {"answer": ["1"]}}, "1 entries for 3 samples"),
+        ({"metadata": {1: ["1", "2", "3"]}}, "not strings"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        batch(**changes)
+
+
+def test_a_string_is_no_list_of_ids():
+    with pytest.raises(ValueError, match="ids is a str, not a list"):
+        meta(ids="a")
+
+
+def test_unknown_constructor_arguments_are_refused():
+    with pytest.raises(TypeError, match="metdata"):
+        batch(metdata={})
+
+
+def test_a_description_states_its_dtypes():
+    assert meta().data is None
+    with pytest.raises(ValueError, match="cannot be inferred without data"):
+        meta(dtypes=None)
+    with pytest.raises(ValueError, match=r"not a torch\.dtype"):
+        meta(dtypes={"x": "int64"})
+
+
+def test_the_constructor_takes_copies_of_what_it_is_given():
+    seqlens, answers, data = {"x": [[1]]}, ["1"], {"x": torch.zeros(1)}
+    sample = SequenceSample(ids=["a"], seqlens=seqlens, data=data, metadata={"answer": answers})
+    seqlens["x"][0].append(7)
+    answers.append("2")
+    data.clear()
+    assert (sample.seqlens, sample.metadata, list(sample.data)) == ({"x": [[1]]}, {"answer": ["1"]}, ["x"])
+
+
+def test_keys_are_walked_through_in_one_order_everywhere():
+    names = ["zeta", "alpha", "mid"]
+    sample = SequenceSample(
+        ids=["a"], keys=set(names), seqlens={n: [0] for n in names}, data={n: torch.zeros(0) for n in names}
+    )
+    sample.update_(sample.select(["zeta"]))
+    assert list(sample.keys) == sorted(names)
+    for mapping in (sample.data, sample.seqlens, sample.dtypes, sample.trailing_shapes):
+        assert list(mapping) == sorted(names)
+
+
+def test_copies_and_pickles():
+    sample = batch()
+    for twin in (copy.deepcopy(sample), pickle.loads(pickle.dumps(sample))):
+        assert twin.keys == sample.keys
+        assert list(twin.keys) == list(sample.keys)
+        assert torch.equal(twin.data["values"], sample.data["values"])
+
+
+def test_validation_in_one_thread_is_not_switched_off_by_another():
+    def gather_many(_):
+        for _ in range(200):
+            SequenceSample.gather([batch(["a", "b", "c"]), batch(["d", "e", "f"])])
+
+    def refuse_many(_):
+        for _ in range(200):
+            with pytest.raises(ValueError, match="more than once"):
+                batch(["a", "a", "b"])
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in [*pool.map(gather_many, range(2)), *pool.map(refuse_many, range(2))]:
+            pass
+
+
+# -- gather, update_, remap_keys_, meta ----------------------------------------------------------------------
+
+
+def test_gather_refuses_nothing_and_duplicate_ids():
+    with pytest.raises(ValueError, match="nothing to gather"):
+        SequenceSample.gather([])
+    with pytest.raises(ValueError, match="'b'"):
+        SequenceSample.gather([batch(["a", "b", "c"]), batch(["d", "b", "e"])])
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (batch(["d", "e", "f"]).select(["values"]), "keys"),
+        (batch(["d", "e", "f"]).meta(), "holds the data of None"),
+        (batch(["d", "e", "f"], metadata={}), "metadata names"),
+        (
+            batch(["d", "e", "f"], data={"packed_input_ids": torch.arange(10), "values": torch.zeros(10)}),
+            "dtypes",
+        ),
+        (
+            batch(
+                ["d", "e", "f"],
+                data={"packed_input_ids": torch.arange(10), "values": torch.zeros(10, 2).bfloat16()},
+            ),
+            "trailing shapes",
+        ),
+        (
+            batch(
+                ["d", "e", "f"],
+                data={"packed_input_ids": None, "values": torch.zeros(10).bfloat16()},
+                dtypes={"packed_input_ids": torch.int64, "values": torch.bfloat16},
+                trailing_shapes={"packed_input_ids": (), "values": ()},
+            ),
+            r"holds the data of \['values'\]",
+        ),
+    ],
+)
+def test_gather_drops_and_casts_nothing(other, message):
+    for pair in ([batch(), other], [other, batch()]):
+        with pytest.raises(ValueError, match="cannot gather"):
+            SequenceSample.gather(pair)
+    with pytest.raises(ValueError, match=message):
+        SequenceSample.gather([batch(), other])
+
+
+def test_gather_selects_keys_that_all_have():
+    parts = [batch(), batch(["d", "e", "f"]).select(["values"])]
+    assert SequenceSample.gather(parts, keys=["values"]).keys == {"values"}
+    with pytest.raises(ValueError, match="there is no key 'packed_input_ids'"):
+        SequenceSample.gather(parts, keys=["values", "packed_input_ids"])
+
+
+def test_gather_passes_over_empty_parts_and_keeps_an_empty_whole():
+    empty = batch().select_indices([])
+    assert SequenceSample.gather([empty, batch(), empty]).ids == ["a", "b", "c"]
+    assert SequenceSample.gather([empty, empty]).bs == 0
+    assert SequenceSample.gather([empty, empty]).data["values"].dtype == torch.bfloat16
+
+
+def test_keys_without_a_tensor_travel_along():
+    sample = SequenceSample(ids=["a", "b"], seqlens={"x": [1, 1]}, data={"x": None})
+    gathered = SequenceSample.gather(sample.unpack())
+    assert gathered.data == {"x": None}
+    assert gathered.dtypes == {"x": None}
+
+
+def test_update_adds_keys_and_replaces_those_it_has():
+    sample = batch()
+    addition = SequenceSample(
+        ids=["a", "b", "c"],
+        seqlens={"values": [1, 1, 1], "rewards": [1, 1, 1]},
+        data={"values": torch.ones(3), "rewards": torch.ones(3)},
+        metadata={"score": [1, 2, 3]},
+    )
+    sample.update_(addition)
+    assert sample.keys == {"packed_input_ids", "rewards", "values"}
+    assert sample.seqlens["values"] == [[1], [1], [1]]
+    assert sample.dtypes["values"] == torch.float32
+    assert sample.metadata.keys() == {"answer", "score"}
+    addition.seqlens["rewards"][0].append(9)
+    addition.metadata["score"].clear()
+    assert sample.seqlens["rewards"] == [[1], [1], [1]]
+    assert sample.metadata["score"] == [1, 2, 3]
+    SequenceSample.from_json(sample.as_json())  # still valid as a whole
+
+
+@pytest.mark.parametrize(
+    ("this", "other", "message"),
+    [
+        (batch(), batch(["a", "c", "b"]), "another order"),
+        (batch(), batch(["a", "b", "d"]), "other ids"),
+        (batch(), batch().meta(), "the other has none"),
+        (batch().meta(), batch(), "the other batch has data and this has none"),
+    ],
+)
+def test_update_drops_nothing_silently(this, other, message):
+    before = this.as_json()
+    with pytest.raises(ValueError, match=message):
+        this.update_(other)
+    assert this.as_json() == before
+
+
+def test_descriptions_update_descriptions():
+    this = batch().meta()
+    this.update_(meta(ids=["a", "b", "c"], seqlens={"x": [1, 1, 1]}))
+    assert this.keys == {"packed_input_ids", "values", "x"}
+    assert this.data is None
+
+
+def test_two_keys_can_swap_names():
+    sample = batch()
+    before = dict(sample.data)
+    sample.remap_keys_({"packed_input_ids": "values", "values": "packed_input_ids"})
+    assert sample.data["values"] is before["packed_input_ids"]
+    assert sample.data["packed_input_ids"] is before["values"]
+    assert sample.dtypes == {"packed_input_ids": torch.bfloat16, "values": torch.int64}
+
+
+def test_renaming_in_a_chain_does_not_depend_on_order():
+    one = {"values": "x", "packed_input_ids": "values"}
+    for remap in (one, dict(reversed(one.items()))):
+        sample = batch()
+        sample.remap_keys_(remap)
+        assert sample.keys == {"values", "x"}
+        assert sample.dtypes["values"] == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("remap", "message"),
+    [
+        ({"values": "packed_input_ids"}, "same name"),
+        ({"values": "x", "packed_input_ids": "x"}, "same name"),
+        ({"valuse": "x"}, "no key 'valuse'"),
+    ],
+)
+def test_renaming_clobbers_nothing(remap, message):
+    sample = batch()
+    with pytest.raises(ValueError, match=message):
+        sample.remap_keys_(remap)
+    assert sample.keys == {"packed_input_ids", "values"}
+
+
+def test_a_description_shares_nothing_with_its_parent():
+    parent = batch(metadata={"rows": [{"n": 1}, {"n": 2}, {"n": 3}]})
+    described = parent.meta()
+    described.ids.append("d")
+    described.seqlens["values"][0].append(7)
+    described.metadata["rows"][0]["n"] = 99
+    described.dtypes.clear()
+    described.trailing_shapes.clear()
+    described.remap_keys_({})
+    assert parent.ids == ["a", "b", "c"]
+    assert parent.seqlens["values"][0] == [3]
+    assert parent.metadata["rows"][0] == {"n": 1}
+    assert parent.dtypes.keys() == parent.trailing_shapes.keys() == {"packed_input_ids", "values"}
+
+
+# -- splitting -----------------------------------------------------------------------------------------------
+
+
+def test_split_into_contiguous_balanced_parts():
+    sample = batch(ids="abcde", lengths=[(1,), (2,), (3,), (4,), (5,)])
+    assert [part.ids for part in sample.split(2)] == [["a", "b", "c"], ["d", "e"]]
+    assert sample.get_split_spec(2) == SequenceSplitSpec(sizes=[3, 2])
+    assert [part.bs for part in sample.split(2, key="values", min_size=2)] == [3, 2]
+    assert [part.bs for part in sample.split_with_spec(SequenceSplitSpec(sizes=[4, 1]))] == [4, 1]
+
+
+def test_splits_that_are_not_possible_are_refused():
+    sample = batch()
+    with pytest.raises(ValueError, match="3 items into 4 parts"):
+        sample.split(4)
+    with pytest.raises(ValueError, match="at least 2"):
+        sample.split(2, min_size=2)
+    with pytest.raises(ValueError, match="no key 'nothing'"):
+        sample.split(2, key="nothing")
+    with pytest.raises(ValueError, match="do not cover"):
+        sample.split_with_spec(SequenceSplitSpec(sizes=[2]))
+
+
+def test_micro_batches_hold_their_cap():
+    sample = batch(ids="abcde", lengths=[(7,), (5,), (2, 1), (3,), (2,)])
+    parts, groups = sample.split_to_micro_batches(MicroBatchSpec(max_tokens_per_mb=10))
+    assert groups == [[0, 3], [1, 2, 4]]
+    assert [part.ids for part in parts] == [["a", "d"], ["b", "c", "e"]]
+    _, three = sample.split_to_micro_batches(MicroBatchSpec(n_mbs=3, max_tokens_per_mb=10))
+    assert len(three) == 3
+    _, clamped = sample.split_to_micro_batches(MicroBatchSpec(n_mbs=9))
+    assert len(clamped) == 5
+
+
+def test_a_sample_above_the_cap_is_named():
+    with pytest.raises(DataError, match=r"error\[F30\].*sample b has 6 tokens.*: 5"):
+        batch().split_to_micro_batches(MicroBatchSpec(max_tokens_per_mb=5))
+
+
+def test_tokens_are_counted_by_the_longest_key_if_the_asked_one_is_missing():
+    sample = batch().select(["values"])
+    assert sample.split_to_micro_batches(MicroBatchSpec(max_tokens_per_mb=6))[1] == [[0, 2], [1]]
+
+
+def test_an_empty_batch_has_no_micro_batches():
+    assert batch().select_indices([]).split_to_micro_batches(MicroBatchSpec(n_mbs=2)) == ([], [])
+
+
+@pytest.mark.parametrize("indices", [[0, 0], [3], [-1]])
+def test_indices_that_name_no_sample_once_are_refused(indices):
+    with pytest.raises(ValueError, match="sample indices"):
+        batch().select_indices(indices)
+
+
+def test_reorder_takes_permutations_only():
+    assert batch().reorder([2, 0, 1]).ids == ["c", "a", "b"]
+    for wrong in ([0, 1], [0, 1, 1], [0, 1, 3]):
+        with pytest.raises(ValueError, match="no permutation"):
+            batch().reorder(wrong)
+
+
+def test_reorder_output_refuses_what_does_not_fit():
+    with pytest.raises(ValueError, match="inverse"):
+        SequenceSample.reorder_output(torch.zeros(3), [[1], [2]], [1, 0], [0, 1])
+    with pytest.raises(ValueError, match="has 4 rows"):
+        SequenceSample.reorder_output(torch.zeros(4), [[1], [2]], [1, 0], [1, 0])
+
+
+# -- from_default --------------------------------------------------------------------------------------------
+
+
+def test_known_keys_get_their_lengths_by_name():
+    sample = SequenceSample.from_default(
+        ids=["a", "b"],
+        seqlens=[[2, 1], 3],
+        data={
+            "packed_input_ids": torch.arange(6),
+            "prompt_mask": torch.zeros(6, dtype=torch.bool),
+            "packed_logprobs": torch.zeros(3),
+            "packed_ref_logprobs": torch.zeros(3),
+            "values": torch.zeros(6),
+            "rewards": torch.zeros(3),
+            "solved": torch.zeros(3, dtype=torch.bool),
+            "seq_no_eos_mask": torch.zeros(3, dtype=torch.bool),
+        },
+        metadata={"answer": ["1", "2"]},
+    )
+    assert sample.seqlens["packed_input_ids"] == [[2, 1], [3]]
+    assert sample.seqlens["packed_logprobs"] == [[1, 0], [2]]
+    assert sample.seqlens["rewards"] == [[1, 1], [1]]
+
+
+def test_other_keys_get_theirs_by_their_rows():
+    def lengths(rows, tokens):
+        return SequenceSample.from_default(
+            ids=["a", "b"], seqlens=tokens, data={"mine": torch.zeros(rows, 3)}
+        ).seqlens["mine"]
+
+    assert lengths(7, [3, 4]) == [[3], [4]]
+    assert lengths(5, [3, 4]) == [[2], [3]]
+    assert lengths(2, [3, 4]) == [[1], [1]]
+    assert lengths(2, [1, 1]) == [[1], [1]]
+    with pytest.raises(ValueError, match="'mine' has 2 rows, which fits more than one reading"):
+        lengths(2, [1, 3])
+    with pytest.raises(ValueError, match="'mine' has 6 rows, which should have 7 or 5 or 2"):
+        lengths(6, [3, 4])
+
+
+def test_a_known_key_with_other_rows_is_refused():
+    with pytest.raises(ValueError, match="'packed_logprobs' has 3 rows, which should have 2"):
+        SequenceSample.from_default(ids=["a"], seqlens=[3], data={"packed_logprobs": torch.zeros(3)})
+    with pytest.raises(ValueError, match="without its tensor"):
+        SequenceSample.from_default(ids=["a"], seqlens=[3], data={"mine": None})
+
+
+def test_explicit_lengths_of_every_key_are_taken_as_they_are():
+    sample = SequenceSample.from_default(
+        ids=["a"],
+        seqlens={"values": [2], "mine": [[1, 2]]},
+        data={"values": torch.ones(2), "mine": torch.ones(3)},
+    )
+    assert sample.seqlens == {"mine": [[1, 2]], "values": [[2]]}
+    with pytest.raises(ValueError, match="data and keys differ"):
+        SequenceSample.from_default(ids=["a"], seqlens={"values": [2]}, data={"mine": torch.ones(2)})
+
+
+# -- other forms ---------------------------------------------------------------------------------------------
+
+
+def test_moving_keeps_dtypes_and_to_leaves_the_original_alone():
+    sample = batch()
+    moved = sample.to("meta")
+    assert moved.data["values"].device.type == "meta"
+    assert moved.data["values"].dtype == torch.bfloat16
+    assert sample.data["values"].device.type == "cpu"
+    assert sample.cpu() is sample
+    assert batch().meta().to("cpu").data is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dtypes", {"packed_input_ids": "int64", "values": "save"}),
+        ("dtypes", {"packed_input_ids": "int64", "values": ["bfloat16"]}),
+        ("data", {"packed_input_ids": [True] * 10, "values": [0.0] * 10}),
+        ("data", {"packed_input_ids": [0.5] * 10, "values": [0.0] * 10}),
+        ("data", {"packed_input_ids": [1] * 9, "values": [0.0] * 10}),
+        ("data", {"packed_input_ids": [1] * 10, "values": ["many"] * 10}),
+        ("data", {"packed_input_ids": 10, "values": [0.0] * 10}),
+        ("seqlens", {"packed_input_ids": [[3]], "values": [[3]]}),
+        ("ids", ["a", "a", "b"]),
+        ("metadata", {"answer": "123"}),
+        ("extra", 1),
+    ],
+)
+def test_foreign_json_is_checked(field, value):
+    encoded = batch().as_json() | {field: value}
+    with pytest.raises(ValueError, match=r"\w"):
+        SequenceSample.from_json(encoded)
+
+
+def test_ids_that_json_cannot_hold_are_refused():
+    with pytest.raises(ValueError, match="neither strings nor ints"):
+        SequenceSample(ids=[("a", 1)], seqlens={"x": [1]}, data={"x": torch.ones(1)}).as_json()
+
+
+def test_a_dataset_utility_knows_its_place():
+    assert DatasetUtility(1, 0, 2, None).world_size == 2
+    with pytest.raises(ValueError, match="dp_rank is 2"):
+        DatasetUtility(1, 2, 2, None)

@@ -1,0 +1,99 @@
+"""Generated problems: right answers, splits that share nothing, the same in every process."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from rlcli.api.config import DatasetAbstraction
+from rlcli.api.data import DatasetUtility
+from rlcli.registry import load, make_dataset
+
+TOKENIZER = load("datasets", "arithmetic").make_tokenizer()
+
+
+def dataset(name="arithmetic", **args):
+    return make_dataset(DatasetAbstraction(name, {"problems": 200, **args}), DatasetUtility(1, 0, 1, TOKENIZER))
+
+
+def numbers(question):
+    """The arithmetic of a question, read by other means than those that wrote it."""
+    if question.startswith("What is"):
+        return question[len("What is ") : -1]
+    gain = ("buys", "finds", "gets", "wins", "makes", "picks")
+    start = re.search(r"has (\d+)", question)[1]
+    deeds = re.findall(r"(\w+(?: away)?) (\d+)", question.split(",", 1)[1])
+    return start + "".join(("+" if verb in gain else "-") + number for verb, number in deeds)
+
+
+def total(expression):
+    return sum(int(term) for term in re.findall(r"[+-]?\d+", expression))
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_answers_are_right(held_out):
+    for sample in (dataset(held_out=held_out)[i] for i in range(200)):
+        assert total(numbers(sample.metadata["question"][0])) == int(sample.metadata["answer"][0])
+
+
+def test_splits_share_no_problem_however_worded():
+    train, held_out = (
+        {numbers(data[i].metadata["question"][0]) for i in range(len(data))}
+        for data in (dataset(problems=3000), dataset(problems=400, held_out=True))
+    )
+    assert not train & held_out
+
+
+def test_both_wordings_and_all_levels_appear():
+    data = dataset(levels=(1, 3))
+    counts = {len(re.findall(r"[+-]", numbers(data[i].metadata["question"][0]))) for i in range(200)}
+    assert counts == {1, 3}
+    symbols = sum(data[i].metadata["question"][0].startswith("What is") for i in range(200))
+    assert 60 < symbols < 140
+
+
+def test_demonstrations_mask_the_prompt_and_end_the_answer():
+    sample = dataset("arithmetic_demonstrations", hasty=0.0, levels=(3,))[5]
+    tokens, mask = sample.data["packed_input_ids"], sample.data["prompt_mask"]
+    prompt, answer = TOKENIZER.decode(tokens[mask]), TOKENIZER.decode(tokens[~mask])
+    assert prompt == f"<bos>{sample.metadata['question'][0]}\n"
+    assert answer.endswith(f"#### {sample.metadata['answer'][0]}<eos>")
+    assert answer.count("\n") == 3
+    assert mask.dtype == torch.bool
+
+
+def test_the_hasty_stop_after_the_first_line():
+    data = dataset("arithmetic_demonstrations", hasty=0.65, levels=(4,), problems=1000)
+    short = sum(TOKENIZER.decode(data[i].data["packed_input_ids"]).count("\n") == 2 for i in range(1000))
+    assert 600 < short < 700
+    with pytest.raises(Exception, match="between 0 and 1"):
+        dataset("arithmetic_demonstrations", hasty=1.5)
+
+
+def test_other_processes_make_the_same_problems_and_tokenizer():
+    program = (
+        "from rlcli.registry import load, make_dataset\n"
+        "from rlcli.api.config import DatasetAbstraction\n"
+        "from rlcli.api.data import DatasetUtility\n"
+        "import hashlib\n"
+        "t = load('datasets', 'arithmetic').make_tokenizer()\n"
+        "d = make_dataset(DatasetAbstraction('arithmetic', {'problems': 50}), DatasetUtility(1, 0, 1, t))\n"
+        "text = repr([d[i].data['packed_prompts'].tolist() for i in range(50)]) + t.backend_tokenizer.to_str()\n"
+        "print(hashlib.sha256(text.encode()).hexdigest())\n"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("0", "1")
+    }  # fmt: skip
+    assert len(digests) == 1
+
+
+def test_any_text_survives_the_tokenizer():
+    text = "Natalia sold 48/2 = <<48/2=24>>24 clips. Ünï\n#### 72"
+    assert TOKENIZER.decode(TOKENIZER(text, add_special_tokens=False).input_ids) == text
+    assert len(TOKENIZER("1234", add_special_tokens=False).input_ids) == 4

@@ -1,0 +1,180 @@
+"""Components by name: listing, loading and building them, in a user's project."""
+
+import sys
+import textwrap
+
+import pytest
+
+from rlcli import registry
+from rlcli.api.component import registered
+from rlcli.api.config import DatasetAbstraction, ModelBackendAbstraction
+from rlcli.errors import ProjectError, UnknownComponent, UsageError
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Write a component file into a fresh user's project; what it registers is forgotten afterwards."""
+    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
+    monkeypatch.setenv("RLCLI_PROJECT", str(tmp_path))
+    tables = {kind: dict(registered(kind)) for kind in registry.KINDS}
+
+    def write_file(name, text):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    yield write_file
+    for kind, table in tables.items():
+        registered(kind).clear()
+        registered(kind).update(table)
+    for name, module in list(sys.modules.items()):
+        if str(tmp_path) in str(getattr(module, "__file__", None)):
+            del sys.modules[name]
+
+
+SIMPLE = """
+    from dataclasses import dataclass
+    from rlcli.api.component import register_{one}
+
+    @register_{one}("{name}")
+    @dataclass(frozen=True, kw_only=True)
+    class Simple:
+        knob: float = 1.0
+
+        def __post_init__(self):
+            if self.knob < 0:
+                raise ValueError("knob must not be negative")
+"""
+
+
+def test_names_are_files_that_could_be_components(write):
+    mine = write("interfaces/zz_mine.py", SIMPLE.format(one="interface", name="zz_mine"))
+    for other in ("_shared.py", "Capital.py", "has-dash.py", "notes.txt"):
+        write(f"interfaces/{other}", "raise SystemExit('imported')")
+    names = registry.names("interfaces")
+    assert names["zz_mine"] == mine
+    assert list(names) == sorted(names)
+    assert not {"_shared", "Capital", "has-dash", "notes"} & set(names)
+
+
+def test_listing_imports_nothing(write):
+    write("interfaces/zz_explodes.py", "raise SystemExit('imported')")
+    assert "zz_explodes" in registry.names("interfaces")
+
+
+def test_a_component_is_one_module_in_every_process(write):
+    write("backends/zz_one.py", SIMPLE.format(one="backend", name="zz_one"))
+    cls = registry.load("backends", "zz_one")
+    assert (cls.__module__, cls.__qualname__) == ("rlcli.backends.zz_one", "Simple")
+    assert registry.load("backends", "zz_one") is cls
+
+
+def test_a_dash_in_a_name_is_an_underscore_in_its_file(write):
+    write("backends/zz_two_words.py", SIMPLE.format(one="backend", name="zz-two-words"))
+    assert registry.load("backends", "zz-two-words") is registry.load("backends", "zz_two_words")
+    assert registry.signature("backends", "zz-two-words").class_name == "Simple"
+
+
+def test_a_misspelt_name_gets_a_guess_the_list_and_the_folders(write, tmp_path):
+    write("backends/zz_tracker.py", SIMPLE.format(one="backend", name="zz_tracker"))
+    with pytest.raises(UnknownComponent) as caught:
+        registry.load("backends", "zz_trakcer")
+    assert caught.value.code == "R70"
+    assert "did you mean 'zz_tracker'" in caught.value.what
+    assert str(tmp_path / "backends") in caught.value.hint
+    assert "zz_tracker" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "name", ["os.system", "a.b:c", "x.py", "../x", "", "PPO", "_ppo", "a" * 65, "1a", "a\nb"]
+)
+def test_a_name_is_never_a_path_or_an_expression(name):
+    for read in (registry.load, registry.signature):
+        with pytest.raises(UnknownComponent) as caught:
+            read("interfaces", name)
+        assert caught.value.code == "R70"
+
+
+def test_one_name_twice_shows_both_files(write, tmp_path):
+    built_in = registry.names("backends")["fsdp"]
+    mine = write("backends/fsdp.py", SIMPLE.format(one="backend", name="fsdp"))
+    with pytest.raises(ProjectError) as caught:
+        registry.names("backends")
+    assert str(built_in) in caught.value.what
+    assert str(mine) in caught.value.what
+    assert "pip install -e ." in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "shown"),
+    [
+        ("import os\nimport no_such_library_zz\n", 2, "No module named 'no_such_library_zz'"),
+        ("def f():\n    return 1 / 0\n\nf()\n", 4, "ZeroDivisionError"),
+        ("x = (\n", 1, "SyntaxError"),
+    ],
+)
+def test_what_breaks_inside_a_file_is_shown_whole(write, text, line, shown):
+    path = write("interfaces/zz_broken.py", text)
+    with pytest.raises(ProjectError) as caught:
+        registry.load("interfaces", "zz_broken")
+    assert caught.value.where == f"{path}:{line}"
+    assert shown in str(caught.value)
+
+
+def test_a_file_must_register_its_own_name(write):
+    write("backends/zz_file.py", SIMPLE.format(one="backend", name="zz_other"))
+    write("backends/zz_silent.py", "class Forgotten: ...\n")
+    for name in ("zz_file", "zz_silent"):
+        for read in (registry.load, registry.signature):
+            with pytest.raises(ProjectError):
+                read("backends", name)
+
+
+def test_arguments_are_coerced_checked_and_passed(write):
+    write("backends/zz_knob.py", SIMPLE.format(one="backend", name="zz_knob"))
+    made = registry.make_backend(ModelBackendAbstraction("zz_knob", {"knob": 2}))
+    assert made.knob == 2.0
+    assert type(made.knob) is float
+    for args in ({"knob": "2"}, {"knob": True}, {"nob": 1.0}, {"knob": -1.0}):
+        with pytest.raises(UsageError, match="zz_knob"):
+            registry.make_backend(ModelBackendAbstraction("zz_knob", args))
+
+
+def test_nested_settings_become_the_real_dataclass(write):
+    write(
+        "datasets/zz_nested.py",
+        """
+        from dataclasses import dataclass, field
+        from rlcli.api.config import GenerationHyperparameters
+        from rlcli.api.component import register_dataset
+        from ._zz_inner import Inner
+
+        @dataclass
+        class Nested:
+            util: object
+            inner: Inner | None = None
+            generation: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
+
+        register_dataset("zz_nested", Nested)
+        """,
+    )
+    write(
+        "datasets/_zz_inner.py",
+        """
+        from dataclasses import dataclass
+
+        @dataclass(frozen=True)
+        class Inner:
+            sizes: tuple[int, ...] = (1,)
+            label: str = "default"
+        """,
+    )
+    args = {"inner": {"sizes": [2, 3]}, "generation": {"top_k": 5}}
+    made = registry.make_dataset(DatasetAbstraction("zz_nested", args), util="the util")
+    assert made.util == "the util"
+    assert (made.inner.sizes, made.inner.label) == ((2, 3), "default")
+    assert type(made.inner).__module__ == "rlcli.datasets._zz_inner"
+    assert (made.generation.top_k, made.generation.top_p) == (5, 1.0)
+    with pytest.raises(UsageError, match="util"):
+        registry.make_dataset(DatasetAbstraction("zz_nested", {"util": "from the recipe"}), util="the util")

@@ -1,0 +1,143 @@
+"""The sentiment example: a classifier with its own tokenizer as the reward."""
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import MicroBatchSpec, Model
+from rlcli.errors import ModelError
+from rlcli.interfaces.hf_reward import HFRewardInterface
+
+WORDS = ["[PAD]", "[UNK]", "[EOS]", "a", "good", "bad", "film", "very", "dull", "so"]
+ROLE_WORDS = ["<eos>", "so", "film", "good", "bad", "very", "a", "dull"]
+
+
+def word_tokenizer(words, **special):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[1]))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+def bert(labels=3):
+    config = BertConfig(
+        vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=64, num_labels=labels,
+    )  # fmt: skip
+    if labels == 3:
+        config.id2label = {0: "negative", 1: "neutral", 2: "positive"}
+        config.label2id = {name: i for i, name in config.id2label.items()}
+    return BertForSequenceClassification(config)
+
+
+def llama():
+    config = LlamaConfig(
+        vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, intermediate_size=16, max_position_embeddings=64, num_labels=1,
+    )  # fmt: skip
+    return LlamaForSequenceClassification(config)
+
+
+def saved(folder, make):
+    torch.manual_seed(0)
+    make().save_pretrained(folder)
+    special = {"pad_token": "[PAD]"} if make is not llama else {}
+    word_tokenizer(WORDS, unk_token="[UNK]", eos_token="[EOS]", **special).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def role():
+    return Model("reward", None, word_tokenizer(ROLE_WORDS, eos_token="<eos>"), torch.device("cpu"))
+
+
+TEXTS = [
+    ("so a", "very good film <eos>"),
+    ("so a", "bad <eos>"),
+    ("a film", "dull"),
+    ("so", "a very very dull film <eos>"),
+]
+
+
+@pytest.fixture
+def data(role):
+    prompts = [[ROLE_WORDS.index(word) for word in prompt.split()] for prompt, _ in TEXTS]
+    rows = [
+        p + [ROLE_WORDS.index(word) for word in r.split()] for p, (_, r) in zip(prompts, TEXTS, strict=True)
+    ]
+    lengths = [[len(rows[0]), len(rows[1])], [len(rows[2])], [len(rows[3])]]
+    mask = torch.cat([torch.arange(len(row)) < len(p) for row, p in zip(rows, prompts, strict=True)])
+    return SequenceSample.from_default(
+        ids=[0, 1, 2],
+        seqlens={"packed_input_ids": lengths, "prompt_mask": lengths},
+        data={"packed_input_ids": torch.tensor([t for row in rows for t in row]), "prompt_mask": mask},
+    )
+
+
+def direct(path, texts):
+    """Scores by transformers alone, one text at a time, nothing padded."""
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(path),
+        AutoModelForSequenceClassification.from_pretrained(path),
+    )
+    model.eval()
+    with torch.no_grad():
+        return torch.cat([model(**tokenizer(text, return_tensors="pt")).logits for text in texts])
+
+
+FULL = [f"{p} {r.removesuffix(' <eos>')}" for p, r in TEXTS]
+RESPONSES = [r.removesuffix(" <eos>") for _, r in TEXTS]
+
+
+@pytest.mark.parametrize("make", [bert, llama])
+def test_equals_transformers(tmp_path, role, data, make):
+    path = saved(tmp_path, make)
+    out = HFRewardInterface(path=path, batch_size=3).inference(role, data, MicroBatchSpec())
+    assert out.seqlens["rewards"] == [[1, 1], [1], [1]]
+    assert out.data["rewards"].dtype == torch.float32
+    torch.testing.assert_close(out.data["rewards"], direct(path, FULL)[:, -1], atol=1e-5, rtol=1e-5)
+
+
+def test_outputs_labels_and_response_only(tmp_path, role, data):
+    path = saved(tmp_path, bert)
+
+    def rewards(**settings):
+        return (
+            HFRewardInterface(path=path, **settings).inference(role, data, MicroBatchSpec()).data["rewards"]
+        )
+
+    full, response = direct(path, FULL), direct(path, RESPONSES)
+    torch.testing.assert_close(rewards(label="negative", output="prob"), full.softmax(-1)[:, 0])
+    torch.testing.assert_close(rewards(label=1, output="logprob"), full.log_softmax(-1)[:, 1])
+    torch.testing.assert_close(rewards(label="positive", text="response"), response[:, 2])
+    assert not torch.allclose(full[:, 2], response[:, 2])
+
+
+def test_no_sequences(tmp_path, role, data):
+    out = HFRewardInterface(path=saved(tmp_path, bert)).inference(
+        role, data.select_indices([]), MicroBatchSpec()
+    )
+    assert (out.bs, out.data["rewards"].dtype) == (0, torch.float32)
+
+
+def test_what_cannot_be_loaded_is_said(tmp_path, role, data):
+    with pytest.raises(ModelError, match="cannot load the reward classifier"):
+        HFRewardInterface(path=str(tmp_path / "nowhere")).inference(role, data, MicroBatchSpec())
+    path = saved(tmp_path, bert)
+    with pytest.raises(ModelError, match="no label 'happy'") as caught:
+        HFRewardInterface(path=path, label="happy").inference(role, data, MicroBatchSpec())
+    assert "positive" in caught.value.hint
+    with pytest.raises(ModelError, match="none with number 3"):
+        HFRewardInterface(path=path, label=3).inference(role, data, MicroBatchSpec())
+    with pytest.raises(ValueError, match="logit, prob or logprob"):
+        HFRewardInterface(path=path, output="score")

@@ -1,0 +1,202 @@
+"""The numbers' short forms, the learning curve as PNG, and the report at the end."""
+
+import io
+import math
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from rlcli.observe.plot import choose_panels, plot_curves, smooth
+from rlcli.observe.report import Outcome, before_and_after, print_report
+from rlcli.observe.samples import SampleRecord
+from rlcli.observe.series import clock_time, curve, find_key, short, sparkline
+from rlcli.observe.terminal import open_console
+
+RL = [
+    {
+        "step": step,
+        "reward/task_reward": step / 40,
+        "actor/kl": step / 1000,
+        "actor/response_length": 30 + step,
+        "actor/loss": 0.1,
+        "critic/loss": 0.2,
+        **({"eval/accuracy": step / 40, "eval/reward": step / 80} if step % 20 == 0 else {}),
+    }
+    for step in range(41)
+]
+SFT = [
+    {"step": step, "actor/loss": 3.0 / step, "actor/accuracy": step / 20, "actor/lr": 1e-3}
+    for step in range(1, 21)
+]
+
+
+def png_size(path):
+    content = path.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", content[16:24])
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.6123, "0.612"),
+        (34.21, "34.2"),
+        (842.4, "842"),
+        (25_300, "25.3k"),
+        (1e-6, "1.0e-06"),
+        (-0.5, "-0.500"),
+        (0.01234, "0.0123"),
+        (9.996, "10.0"),
+        (0.99996, "1.00"),
+        (2.5e6, "2.5M"),
+        (math.nan, "nan"),
+    ],
+)
+def test_short(value, text):
+    assert short(value) == text
+
+
+@given(st.floats())
+def test_short_is_short_and_close(value):
+    text = short(value)
+    assert len(text) <= 10
+    if abs(value) < 1e300 and "k" not in text and "M" not in text:
+        assert float(text) == pytest.approx(value, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (272, "4:32"), (3872, "1:04:32"), (183_600, "2d 03:00")]
+)
+def test_clock_time(seconds, text):
+    assert clock_time(seconds) == text
+
+
+@given(st.lists(st.floats(allow_nan=True), max_size=200), st.integers(0, 60))
+def test_sparkline_is_never_too_wide(values, width):
+    finite = sum(map(math.isfinite, values))
+    assert len(sparkline(values, width)) == min(finite, width)
+    assert sparkline(values, width, ascii_only=True).isascii()
+
+
+def test_sparkline_rises_with_its_values():
+    assert sparkline(range(8), 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline(range(800), 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([2.0, 2.0], 8) == "▁▁"
+
+
+def test_curves_are_found_by_the_last_part_of_their_keys():
+    assert find_key(["time/reward", "eval/reward", "reward/task_reward"], "reward") == "reward/task_reward"
+    assert find_key(["eval/reward", "time/kl"], "reward") is None
+    records = [
+        {"step": 0, "eval/reward": 1.0},
+        {"step": 1, "a/kl": math.nan},
+        {"step": 2, "a/kl": 0.5},
+        {"a/kl": None},
+    ]
+    assert curve(records, "kl") == ([2.0], [0.5])
+
+
+def test_png_of_a_reinforcement_run_has_four_panels_and_its_size(tmp_path):
+    titles = [panel.title for panel in choose_panels(RL)]
+    assert titles == [
+        "Reward",
+        "Accuracy on held-out problems",
+        "KL from the reference",
+        "Response length (tokens)",
+    ]
+    path = plot_curves(RL, tmp_path / "curve.png", "ppo_math $ unbalanced")
+    assert png_size(path) == (1200, 792)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["curve.png"]
+
+
+def test_png_of_supervised_training_shows_loss_and_accuracy(tmp_path):
+    assert [panel.title for panel in choose_panels(SFT)] == ["Loss", "Accuracy in training", "Learning rate"]
+    assert png_size(plot_curves(SFT, tmp_path / "curve.png", "sft_math")) == (1200, 792)
+
+
+def test_png_with_series_missing_and_none_without_any(tmp_path):
+    one = [{"step": 0, "eval/accuracy": 0.5}]
+    assert png_size(plot_curves(one, tmp_path / "one.png", "x")) == (1200, 396)
+    for records in ([], [{"step": 1, "note": "x", "actor/loss": math.nan}]):
+        assert plot_curves(records, tmp_path / "none.png", "x") is None
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_plot_that_fails_costs_one_warning(tmp_path):
+    warnings = []
+    assert plot_curves(RL, tmp_path / "missing" / "curve.png", "x", warnings.append) is None
+    assert len(warnings) == 1
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=100))
+def test_smoothing_stays_within_the_values(values):
+    smoothed = smooth(values)
+    assert len(smoothed) == len(values)
+    assert min(values) - 1e-6 <= min(smoothed) <= max(smoothed) <= max(values) + 1e-6
+
+
+def test_before_and_after():
+    rows = {row.label: (row.before, row.after) for row in before_and_after(RL)}
+    assert list(rows)[:2] == ["held-out accuracy", "held-out reward"]
+    assert rows["held-out accuracy"] == (0.0, 1.0)
+    assert rows["reward in training"] == pytest.approx((2 / 40, 38 / 40))  # means of steps 0..4 and 36..40
+    assert rows["response length"] == pytest.approx((32, 68))
+    (only,) = before_and_after([{"step": 0, "eval/accuracy": 0.5}])
+    assert (only.before, only.after) == (None, 0.5)
+
+
+@pytest.fixture
+def outcome(tmp_path):
+    def sample(response, reward):
+        return SampleRecord(
+            step=1, id="a", prompt="What is 17 + 50?", response=response, reward=reward, answer="67"
+        )
+
+    (tmp_path / "tensorboard").mkdir()
+    pair = (sample("it is 57\x1b[31m " + "very " * 200, 0.0), sample("[bold]it is 67[/bold]", 1.0))
+    return Outcome(
+        recipe="ppo_math",
+        run_dir=tmp_path,
+        records=RL,
+        seconds=272.0,
+        models={"actor": tmp_path / "models" / "actor"},
+        samples=[pair],
+    )
+
+
+def report(outcome, **options):
+    stream = io.StringIO()
+    print_report(outcome, open_console(stream, width=80, **options))
+    return stream.getvalue()
+
+
+def test_report_off_a_terminal_is_plain_text_of_80_columns(outcome):
+    text = report(outcome)
+    assert text.isascii()
+    assert "\x1b" not in text
+    wide = [line for line in text.splitlines() if len(line) > 80 and str(outcome.run_dir) not in line]
+    assert wide == []
+    assert "ppo_math: 40 steps in 4:32" in text
+    row = next(line for line in text.splitlines() if line.startswith("held-out accuracy"))
+    assert row.split() == ["held-out", "accuracy", "0", "1.00", "+1.00"]
+    assert "it is 57\\x1b[31m" in text
+    assert "[bold]it is 67[/bold]  [reward 1.00]" in text
+    assert f"model actor: {outcome.run_dir / 'models' / 'actor'}\n" in text
+    assert f"  tensorboard --logdir {outcome.run_dir / 'tensorboard'}\n" in text
+
+
+def test_report_on_a_terminal_fits_80_columns(outcome):
+    text = report(outcome, force_terminal=True, color_system=None)
+    assert "───" in text
+    assert all(cell_len(line) <= 80 for line in text.splitlines() if str(outcome.run_dir) not in line)
+
+
+def test_report_goes_to_stdout_and_takes_other_commands(tmp_path, capsys):
+    print_report(Outcome(recipe="x", run_dir=tmp_path, records=[], next_commands=["rlcli ls"]))
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[-1] == "  rlcli ls"
+    assert captured.err == ""

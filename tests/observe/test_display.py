@@ -1,0 +1,304 @@
+"""The displays: plain lines off a terminal, a picture of bounded size on one, and no harm from either."""
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from rlcli.observe.display import PlainDisplay, open_display
+from rlcli.observe.live import LiveDisplay
+from rlcli.observe.progress import Progress
+from rlcli.observe.terminal import PatientStream, open_console
+
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def rl_record(step):
+    times = {
+        f"time/{name}": 10.0 / (place + 1)
+        for place, name in enumerate(["actor_gen", "actor_train", "ref_inf"])
+    }
+    calls = {f"time/a_call_with_a_long_name_{number}": 0.1 for number in range(9)}
+    return {
+        "step": step,
+        "reward/task_reward": step / 400,
+        "actor/kl": 0.001 * step,
+        "actor/response_length": 842.0,
+        "actor/loss": 0.1,
+        "tokens_per_second": 2512.3,
+        **times,
+        **calls,
+    }
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def plain(clock, **options):
+    stream = io.StringIO()
+    return PlainDisplay(stream, clock=clock, **options), stream
+
+
+def test_off_a_terminal_lines_are_printed_a_few_per_run(clock):
+    display, stream = plain(clock)
+    with display:
+        display.start("ppo_math", "runs/ppo_math/1", 400)
+        display.evaluation(0, {"eval/accuracy": 0.25, "eval/length": 12, "step": 0})
+        for step in range(1, 401):
+            clock.now += 2
+            display.phase("actor_gen")
+            display.step(rl_record(step))
+        display.warning("a worker is slow")
+        display.finish("done")
+    lines = stream.getvalue().splitlines()
+    assert lines[:2] == [
+        "run ppo_math -> runs/ppo_math/1",
+        "evaluation at step 0: accuracy 0.250  length 12.0",
+    ]
+    assert lines[-2:] == ["warning: a worker is slow", "done"]
+    steps = [line for line in lines if line.startswith("step ")]
+    assert 20 <= len(steps) <= 30
+    assert steps[0].startswith(
+        "step 1/400  reward 0.0025  kl 0.0010  length 842  2.00 s/step  2512 tok/s  eta 13:18"
+    )
+    assert steps[-1].startswith("step 400/400  reward 1.00")
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_slow_steps_each_get_their_line_and_fast_ones_do_not_flood(clock):
+    for seconds, expected in ((31.0, 100), (0.001, 2)):
+        display, stream = plain(clock)
+        display.start("x", "y", 100)
+        for step in range(1, 101):
+            clock.now += seconds
+            display.step({"step": step, "actor/loss": 1.0})
+        assert stream.getvalue().count("loss 1.00") == expected
+
+
+def test_quiet_leaves_only_warnings(clock):
+    display, stream = plain(clock, quiet=True)
+    display.start("x", "y", 1)
+    display.step({"actor/loss": 1.0})
+    display.warning("low disk")
+    display.finish("done")
+    assert stream.getvalue() == "warning: low disk\n"
+
+
+def test_text_of_models_and_files_cannot_drive_the_terminal(clock):
+    display, stream = plain(clock)
+    display.start("x\x1b[2J", "y", 1)
+    display.note("says \x1b]0;owned\x07 [bold]hi[/bold]")
+    display.evaluation(1, {"eval/\x9b31m": 1.0})
+    assert "\x1b" not in stream.getvalue()
+    assert "\x9b" not in stream.getvalue()
+    assert "[bold]hi[/bold]" in stream.getvalue()
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=80, markup=False)
+    live = LiveDisplay(console)
+    live.note("\x1b[2J[bold]hi[/bold]")
+    assert console.file.getvalue() == "\\x1b[2J[bold]hi[/bold]\n"
+
+
+def render(display):
+    """The lines of the picture, on paper so wide that nothing but the display itself bounds them."""
+    console = Console(width=500, file=io.StringIO(), record=True)
+    console.print(display.picture())
+    return console.export_text().splitlines()
+
+
+@pytest.fixture(params=[(80, "utf-8"), (80, "ascii"), (40, "utf-8"), (200, "utf-8")], ids=str)
+def live(request, clock):
+    width, encoding = request.param
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = open_console(stream, force_terminal=True, width=width)
+    display = LiveDisplay(console, clock)
+    yield display, width, encoding
+    display.stop()
+
+
+def test_picture_fits_the_terminal_at_every_stage(live):
+    display, width, encoding = live
+    display.start("ppo_math", "runs/ppo_math/1", 400, "warm start sft_math")
+    pictures = [render(display)]
+    for step in range(1, 401):
+        display._clock.now += 21.4
+        display.phase("実行中 " * 30)
+        display.step(rl_record(step))
+        if step % 100 == 0:
+            display.evaluation(step, {"eval/accuracy": step / 400, "eval/reward": 1e-9})
+            pictures.append(render(display))
+    display.finish("done")
+    pictures.append(render(display))
+    for lines in pictures:
+        assert len(lines) <= 12
+        assert max(cell_len(line) for line in lines) <= min(width, 100)
+        if encoding == "ascii":
+            assert all(character.isascii() or character in "実行中" for line in lines for character in line)
+
+
+def test_picture_shows_what_matters(clock):
+    display = LiveDisplay(open_console(io.StringIO(), force_terminal=True, width=80), clock)
+    display.start("ppo_math", "runs/x", 400)
+    display.evaluation(0, {"accuracy": 0.31})
+    for step in range(1, 121):
+        clock.now += 20.0
+        display.step(rl_record(step))
+    display.evaluation(100, {"accuracy": 0.87})
+    display.phase("actor_gen")
+    picture = "\n".join(render(display))
+    display.stop()
+    assert re.search(r"step 120/400  ━+─+  eta 1:33:20", picture)
+    assert re.search(r"reward +0\.300 +▁.*█", picture)
+    assert re.search(r"eval acc +0\.870 +▁█  0\.310 at first, last at step 100", picture)
+    assert re.search(r"kl +0\.120 ", picture)
+    assert re.search(r"length +842 ", picture)
+    assert re.search(
+        r"pace +20\.0 s/step   2512 tok/s\n +actor_gen 10\.0 · actor_train 5\.00 · ref_inf 3\.33", picture
+    )
+    assert "now: actor_gen" in picture
+
+
+def test_chain_of_runs_starts_the_picture_anew(clock):
+    display = LiveDisplay(open_console(io.StringIO(), force_terminal=True, width=80), clock)
+    display.start("sft_math", "runs/a", 300, "warm start sft_math")
+    display.step({"step": 120, "actor/loss": 0.5})
+    assert render(display)[0].startswith("warm start sft_math 120/300")
+    display.start("ppo_math", "runs/b", 10)
+    assert render(display)[0].startswith("step  0/10")
+    display.stop()
+
+
+def test_terminal_is_clean_after_an_exception(clock):
+    stream = io.StringIO()
+    before = sys.stdout, sys.stderr
+    display = LiveDisplay(open_console(stream, force_terminal=True), clock)
+
+    def break_down():
+        with display:
+            display.start("x", "y", 5)
+            display.step({"actor/loss": 1.0})
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        break_down()
+    assert (sys.stdout, sys.stderr) == before
+    text = stream.getvalue()
+    assert HIDE_CURSOR in text
+    assert text.rindex(SHOW_CURSOR) > text.rindex(HIDE_CURSOR)
+    display.stop()  # twice is fine
+
+
+class GonePipe(io.StringIO):
+    def write(self, text):
+        raise BrokenPipeError
+
+    def isatty(self):
+        return True
+
+
+def test_reader_that_is_gone_stops_nothing(clock):
+    for display in (PlainDisplay(GonePipe(), clock=clock), LiveDisplay(open_console(GonePipe()), clock)):
+        with display:
+            display.start("x", "y", 2)
+            display.step({"actor/loss": 1.0})
+            display.note("hello")
+            display.finish("done")
+
+
+def test_stream_that_cannot_say_a_character_says_its_number():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
+    PatientStream(stream).write("é ▁")
+    assert raw.getvalue() == b"\\xe9 \\u2581"
+
+
+def test_open_display_chooses_by_the_stream(monkeypatch):
+    terminal = GonePipe()
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(open_display(stream=terminal), LiveDisplay)
+    assert isinstance(open_display(stream=terminal, quiet=True), PlainDisplay)
+    assert isinstance(open_display(stream=io.StringIO()), PlainDisplay)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(open_display(stream=terminal), PlainDisplay)
+
+
+SCRIPT = """
+import json, sys
+from rlcli.observe.display import open_display
+with open_display() as display:
+    display.start("x", "y", 3)
+    for step in (1, 2, 3):
+        display.step({"step": step, "actor/loss": 1.0})
+        print(json.dumps({"result": step}))
+    display.finish("over")
+"""
+
+
+def test_talk_goes_to_stderr_and_results_to_stdout():
+    """A real terminal on stderr, a pipe on stdout."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    process = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env=environment,
+        check=True,
+        timeout=60,
+    )
+    os.close(theirs)
+    talk = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert [json.loads(line) for line in process.stdout.splitlines()] == [{"result": n} for n in (1, 2, 3)]
+    assert "over" in talk
+    assert talk.rindex(SHOW_CURSOR) > talk.rindex(HIDE_CURSOR)
+
+
+REPORT = """
+import sys
+from pathlib import Path
+from rlcli.observe.report import Outcome, print_report
+sys.stdin.read()
+print_report(Outcome(recipe="x", run_dir=Path("."), records=[]))
+print("somebody else's line")
+"""
+
+
+def test_report_into_a_closed_pipe_ends_with_exit_code_0():
+    process = subprocess.Popen(
+        [sys.executable, "-c", REPORT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    process.stdin.close()
+    assert (process.wait(timeout=60), process.stderr.read()) == (0, b"")
+    process.stderr.close()
+
+
+def test_eta_counts_down_and_ignores_what_came_before_the_first_step(clock):
+    progress = Progress("step", 10, clock)
+    assert progress.eta is None
+    clock.now += 500  # loading and a first evaluation
+    progress.evaluation(0, {"eval/accuracy": 0.5})
+    clock.now += 10
+    progress.step({"step": 1})
+    assert progress.eta == pytest.approx(90)
+    clock.now += 4
+    assert progress.eta == pytest.approx(86)
+    clock.now += 100
+    assert progress.eta == pytest.approx(80)

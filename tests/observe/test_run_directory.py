@@ -1,0 +1,180 @@
+"""The folder of a run: made once, held by one, readable by its owner, and never a way out of itself."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcli.errors import ResourceError, UsageError
+from rlcli.observe.run_directory import RunDirectory, check_name, read_status
+
+HOLDER = """
+import sys
+from rlcli.observe.run_directory import RunDirectory
+run = RunDirectory.create(sys.argv[1], "other")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    with RunDirectory.create(
+        tmp_path / "a run", "ppo_math", command=["/bin/rlcli", "train", "my recipe.yaml"]
+    ) as run:
+        yield run
+
+
+def test_default_place_is_recipe_and_time_and_never_the_same_twice(tmp_path):
+    runs = [RunDirectory.create(None, "ppo_math", tmp_path / "runs") for _ in range(3)]
+    assert len({run.path for run in runs}) == 3
+    for run in runs:
+        assert run.path.parent == tmp_path / "runs" / "ppo_math"
+        assert re.fullmatch(r"\d{8}-\d{6}(-\d+)?", run.path.name)
+        run.close()
+
+
+def test_everything_is_for_the_owner_only(run, tmp_path):
+    previous = os.umask(0)
+    try:
+        other = RunDirectory.create(tmp_path / "new" / "deep", "ppo_math")
+        other.write_text("recipe/base/ppo.yaml", "a: 1\n")
+        other.close()
+    finally:
+        os.umask(previous)
+    found = [other.path, other.path.parent, *other.path.rglob("*")]
+    assert len(found) > 6
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in found}
+    assert modes == {path: 0o700 if path.is_dir() else 0o600 for path in found}
+
+
+def test_first_files_say_how_to_repeat_the_run(run):
+    assert "rlcli train 'my recipe.yaml'" in run.readme.read_text()
+    environment = json.loads(run.environment.read_text())
+    assert environment["command"] == ["/bin/rlcli", "train", "my recipe.yaml"]
+    assert environment["python"].startswith("3.")
+    assert set(environment["packages"]) >= {"torch", "transformers"}
+    status = read_status(run.path)
+    assert (status["state"], status["step"], status["run_id"]) == ("starting", 0, run.run_id)
+
+
+def test_status_is_replaced_in_one_piece_under_a_reader(run):
+    seen, done = [], threading.Event()
+
+    def watch():
+        while not done.is_set():
+            seen.append(read_status(run.path))
+
+    reader = threading.Thread(target=watch)
+    reader.start()
+    for step in range(60):
+        run.write_status("running", step, 60, message="x" * 5000)
+    done.set()
+    reader.join()
+    assert seen
+    assert None not in seen
+    run.write_status("failed", 60, 60, exit_code=9, message="nan")
+    status = read_status(run.path)
+    assert (status["state"], status["exit_code"], status["message"]) == ("failed", 9, "nan")
+    assert not [path for path in run.path.iterdir() if path.name.startswith(".")]
+
+
+def test_status_on_a_full_disk_costs_one_warning(run, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rlcli.observe.run_directory.replace_file", full)
+    run.write_status("running", 1, 2)
+    run.write_status("running", 2, 2)
+    assert len(caplog.records) == 1
+    assert "No space left on device" in caplog.text
+
+
+def test_second_process_is_refused_and_told_who_holds_it(tmp_path):
+    folder = tmp_path / "held"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(ResourceError, match=rf"F71.*pid {holder.pid} on") as refused:
+            RunDirectory.create(folder, "ppo_math")
+        assert refused.value.exit_code == 6
+    finally:
+        holder.kill()
+        holder.communicate()
+    with pytest.raises(ResourceError, match=r"F72.*starting at step 0"):
+        RunDirectory.create(folder, "ppo_math")  # the lock is free at once, the folder is still used
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "status.json", "README.md", "my thesis.tex"])
+def test_folder_with_anything_in_it_is_refused_and_left_alone(tmp_path, name):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ResourceError, match="F72"):
+        RunDirectory.create(tmp_path, "ppo_math")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_folder_with_only_a_free_lock_and_logs_is_fresh(tmp_path):
+    (tmp_path / "lock").touch()
+    (tmp_path / "logs").mkdir()
+    RunDirectory.create(tmp_path, "ppo_math").close()
+    assert read_status(tmp_path)["state"] == "starting"
+
+
+def test_file_in_the_place_of_the_folder_is_not_writable(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ResourceError, match="F75") as refused:
+        RunDirectory.create(tmp_path / "file" / "run", "ppo_math")
+    assert refused.value.hint
+
+
+def test_open_reads_the_same_run_without_its_lock(run, tmp_path):
+    same = RunDirectory.open(run.path)
+    assert same.run_id == run.run_id
+    same.write_status("running", 3, 9)
+    assert read_status(run.path)["step"] == 3
+    with pytest.raises(ResourceError, match="F72"):
+        RunDirectory.open(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "/x", "-rf", "a/b", "CON", "nul.txt", "a.", "x" * 65, "a\n", "é"]
+)
+def test_names_that_leave_their_folder_are_refused(name):
+    with pytest.raises(UsageError, match="R68"):
+        check_name(name, "recipe")
+
+
+@given(st.text(max_size=80))
+def test_a_name_that_passes_is_one_plain_path_component(name):
+    try:
+        check_name(name, "recipe")
+    except UsageError:
+        return
+    assert Path(name).parts == (name,)
+    assert name.isascii()
+    assert len(name) <= 64
+
+
+@pytest.mark.parametrize("relative", ["..", "../x", "recipe/../../x", "/etc/passwd", ".", "link/x"])
+def test_no_file_is_written_outside(run, tmp_path, relative):
+    (run.path / "link").symlink_to(tmp_path)
+    before = {path for path in tmp_path.rglob("*") if run.path not in path.parents}
+    with pytest.raises(UsageError, match="S7"):
+        run.write_text(relative, "x")
+    assert {path for path in tmp_path.rglob("*") if run.path not in path.parents} == before
+
+
+def test_model_folder_of_a_role(run):
+    assert run.model("actor") == run.path / "models" / "actor"
+    with pytest.raises(UsageError):
+        run.model("../actor")

@@ -1,0 +1,82 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcli.ops.gae import gae
+
+
+def slow_gae(rewards, values, lengths, bootstrap, discount, gae_lambda):
+    """Straight from the definition, one sequence and one action at a time."""
+    advantages, returns = [], []
+    token = action = 0
+    for length, cut in zip(lengths, bootstrap, strict=True):
+        v = values[token : token + length]
+        r = rewards[action : action + length - 1]
+        v = [*v[:-1], v[-1] if cut else 0.0]
+        result, running = [0.0] * (length - 1), 0.0
+        for t in reversed(range(length - 1)):
+            delta = r[t] + discount * v[t + 1] - v[t]
+            running = delta + discount * gae_lambda * running
+            result[t] = running
+        advantages += result
+        returns += [a + b for a, b in zip(result, v, strict=False)]
+        token, action = token + length, action + length - 1
+    return advantages, returns
+
+
+def run(rewards, values, lengths, bootstrap, discount=1.0, gae_lambda=1.0):
+    return gae(
+        torch.tensor(rewards), torch.tensor(values), lengths, torch.tensor(bootstrap), discount, gae_lambda
+    )
+
+
+def test_golden_ended():
+    advantages, returns = run([0.0, 0.0, 1.0], [0.5, 0.4, 0.3, 9.0], [4], [False])
+    torch.testing.assert_close(advantages, torch.tensor([0.5, 0.6, 0.7]))
+    torch.testing.assert_close(returns, torch.tensor([1.0, 1.0, 1.0]))
+
+
+def test_golden_lambda():
+    advantages, _ = run([0.0, 0.0, 1.0], [0.5, 0.4, 0.3, 9.0], [4], [False], gae_lambda=0.95)
+    torch.testing.assert_close(advantages, torch.tensor([0.43675, 0.565, 0.7]))
+
+
+def test_golden_truncated_bootstraps():
+    advantages, _ = run([0.0, 0.0, 1.0], [0.5, 0.4, 0.3, 0.2], [4], [True])
+    torch.testing.assert_close(advantages, torch.tensor([0.7, 0.8, 0.9]))
+
+
+@st.composite
+def batches(draw):
+    lengths = draw(st.lists(st.integers(1, 9), min_size=0, max_size=6))
+    number = st.floats(-3, 3, width=32)
+    values = draw(st.lists(number, min_size=sum(lengths), max_size=sum(lengths)))
+    n_actions = sum(lengths) - len(lengths)
+    rewards = draw(st.lists(number, min_size=n_actions, max_size=n_actions))
+    bootstrap = draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))
+    factor = st.floats(0, 1)
+    return rewards, values, lengths, bootstrap, draw(factor), draw(factor)
+
+
+@given(batches())
+def test_equals_the_definition(batch):
+    rewards, values, lengths, bootstrap, discount, gae_lambda = batch
+    tensors = torch.tensor(rewards), torch.tensor(values), lengths, torch.tensor(bootstrap, dtype=torch.bool)
+    before = [t.clone() for t in tensors[:2]]
+    advantages, returns = gae(*tensors, discount, gae_lambda)
+    expected = slow_gae(*batch)
+    torch.testing.assert_close(advantages, torch.tensor(expected[0]), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(returns, torch.tensor(expected[1]), atol=1e-5, rtol=1e-5)
+    assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=False)), "inputs were mutated"
+
+
+def test_a_long_sequence_and_an_unrelated_nan():
+    generator = torch.Generator().manual_seed(0)
+    lengths = [1000, 3, 517]
+    values, rewards = torch.randn(1520, generator=generator), torch.randn(1517, generator=generator)
+    expected = slow_gae(rewards.tolist(), values.tolist(), lengths, [True, True, False], 0.99, 0.95)[0]
+    values[1001] = float("nan")  # spoils its own sequence only
+    advantages, _ = gae(rewards, values, lengths, torch.tensor([True, True, False]), 0.99, 0.95)
+    torch.testing.assert_close(advantages[:999], torch.tensor(expected[:999]), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(advantages[1001:], torch.tensor(expected[1001:]), atol=1e-4, rtol=1e-4)
+    assert advantages[999:1001].isnan().any()

@@ -1,0 +1,185 @@
+"""What the reader takes, refuses and says where."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from rlcli.errors import RecipeError
+from rlcli.recipe.problems import Problems
+from rlcli.recipe.reader import decode, parse, read_file
+from rlcli.recipe.resolve import load_recipe
+from rlcli.recipe.tree import Mark, at, key_mark, plain
+
+
+def read(text: str):
+    problems = Problems()
+    problems.add_source("r.yaml", text)
+    node = parse(text, "r.yaml", problems)
+    return node, [(p.code, p.where) for p in problems.found]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-5", 1e-5), ("1E3", 1000.0), (".5", 0.5), ("5.", 5.0), ("+1", 1), ("-0.0", -0.0), ("0", 0),
+        ("no", "no"), ("on", "on"), ("Yes", "Yes"), ("true", True), ("FALSE", False), ("~", None), ("", None),
+        ("null", None), ("none", "none"), ("12:30:45", "12:30:45"), ("1:30", "1:30"), ("2026-01-01", "2026-01-01"),
+        ("2026-13-45", "2026-13-45"), ("0o17", "0o17"), ("0x1F", "0x1F"), ("017", "017"), ("1_000", "1_000"),
+        ("'1'", "1"), ('"true"', "true"), ("é 🎉 漢字", "é 🎉 漢字"), ("{{7*7}}x", None),
+    ],
+)  # fmt: skip
+def test_scalars_are_those_of_the_yaml_1_2_core(text, value):
+    node, problems = read(f"k: {text}\n")
+    if value is None and text.startswith("{{"):
+        assert problems
+        return
+    assert problems == []
+    assert plain(node) == {"k": value}
+    assert type(plain(node)["k"]) is type(value)
+
+
+@pytest.mark.parametrize("text", [".nan", ".inf", "-.INF", "1.0e+400"])
+def test_numbers_must_be_finite(text):
+    assert read(f"a: 1\nk: {text}\n")[1] == [("R34", "r.yaml:2:4")]
+
+
+@pytest.mark.parametrize("digits", [20, 400, 4301])
+def test_integers_beyond_64_bits(digits):
+    assert read("k: " + "9" * digits)[1] == [("R35", "r.yaml:1:4")]
+
+
+def test_every_key_and_value_keeps_its_place():
+    node, _ = read("a:\n  b: [x, {c: 1}]\n\n# note\nd: &x\n  é: 2\ne: *x\n")
+    assert at(node, ("a", "b", 1, "c")).mark == Mark("r.yaml", 2, 14)
+    assert key_mark(node, ("a", "b", 1, "c")) == Mark("r.yaml", 2, 11)
+    assert at(node, ("d", "é")).mark == Mark("r.yaml", 6, 6)
+    assert at(node, ("e", "é")).mark == Mark("r.yaml", 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: 1\nb: 2\na: 3\n", ("R05", "r.yaml:3:1")),
+        ("m:\n  a: 1\n  a: 3\n", ("R05", "r.yaml:3:3")),
+        ("b: &b {x: 1}\na:\n  <<: *b\n", ("R05", "r.yaml:3:3")),
+        ("a:\n\tb: 1\n", ("R06", "r.yaml:2:1")),
+        ("a: b: c\n", ("R07", "r.yaml:1:5")),
+        ("a: 1\nb: [1,\n", ("R07", "r.yaml:2:4")),
+        ("a: 'x\n", ("R07", "r.yaml:1:4")),
+        ("a: !!python/object/apply:os.system [touch canary]\n", ("R08", "r.yaml:1:4")),
+        ("a: !x 1\n", ("R08", "r.yaml:1:4")),
+        ("a: 1\n---\nb: 2\n", ("R03", "r.yaml:2:1")),
+        ("a: &a [*a]\n", ("R11", "r.yaml:1:8")),
+        ("a: *nowhere\n", ("R07", "r.yaml:1:4")),
+        ("1: a\n", ("R41", "r.yaml:1:1")),
+        ("true: a\n", ("R41", "r.yaml:1:1")),
+        ("null: a\n", ("R41", "r.yaml:1:1")),
+        ("[1, 2]: a\n", ("R41", "r.yaml:1:1")),
+        ("{a: 1}: a\n", ("R41", "r.yaml:1:1")),
+        ("a: x\x07y\n", ("R21", "r.yaml:1:5")),
+        ("a: x\x00\n", ("R21", "r.yaml:1:5")),
+        ("a: x\x85y\n", ("R21", "r.yaml:1:5")),
+        ("a: 'x\u202ey'\n", ("R22", "r.yaml:1:6")),
+        ("a\u200bb: 1\n", ("R22", "r.yaml:1:1")),
+        ("a\u00a0b: 1\n", ("R22", "r.yaml:1:1")),
+    ],
+)
+def test_refused_with_the_place(text, problem, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    node, problems = read(text)
+    assert node is None
+    assert problems == [problem]
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_structural_problems_are_told_together():
+    assert [code for code, _ in read("a: 1\na: 2\n1: x\nb: !t y\nc: .nan\n")[1]] == ["R05", "R41", "R08", "R34"]
+
+
+def bomb(levels: int) -> str:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, levels)]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (bomb(10), "R10"),
+        ("a: " + "[" * 40 + "]" * 40, "R14"),
+        ("a: " + "[" * 200_000, "R14"),
+        ("a: " + "{x: " * 100_000, "R14"),
+        ("a: [" + "x, " * 60_000 + "]", "R10"),
+        ("a: &x 1\nb: [" + "*x, " * 200 + "]", "R10"),
+        ("a: [" + ", ".join(f"&a{i} 1" for i in range(1100)) + "]", "R10"),
+        ("x: &x [[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]\na: [[[[[[[[[[[[[[[[*x]]]]]]]]]]]]]]]]\n", "R14"),
+    ],
+)
+def test_bombs_are_refused_quickly(text, code):
+    start = time.process_time()
+    node, problems = read(text)
+    assert node is None
+    assert problems[0][0] == code
+    assert time.process_time() - start < 2
+
+
+def test_nesting_up_to_the_limit_is_fine():
+    assert read("a: " + "[" * 31 + "]" * 31)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        (b"a: 1\nb: caf\xe9\n", ("R18", "r.yaml:2:7")),
+        ("a: 1\n".encode("utf-16"), ("R19", None)),
+    ],
+)
+def test_encodings(raw, problem):
+    problems = Problems()
+    assert decode(raw, "r.yaml", problems) is None
+    assert [(p.code, p.where) for p in problems.found] == [problem]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key():
+    assert decode(b"\xef\xbb\xbfa: 1", "r.yaml", Problems()) == "a: 1"
+
+
+def test_files_that_are_no_files(tmp_path: Path):
+    os.mkfifo(tmp_path / "fifo.yaml")
+    (tmp_path / "large.yaml").write_bytes(b"a: 1\n" * 300_000)
+    (tmp_path / "folder.yaml").mkdir()
+    for name, code in [
+        ("fifo.yaml", "R57"), ("large.yaml", "R16"), ("folder.yaml", "R57"), ("none.yaml", "R51"),
+        ("x" * 300, "R59"), ("a\0b", "R59"),
+    ]:  # fmt: skip
+        problems = Problems()
+        assert read_file(Path(os.path.join(tmp_path, name)), name, problems) is None
+        assert [p.code for p in problems.found] == [code], name
+
+
+def test_unreadable_file(tmp_path: Path, monkeypatch):
+    def refuse(*_args, **_options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    problems = Problems()
+    assert read_file(tmp_path / "r.yaml", "r.yaml", problems) is None
+    assert [p.code for p in problems.found] == ["R58"]
+
+
+@pytest.mark.parametrize("name", ["with space.yaml", "it's.yaml", "$HOME.yaml", "-rf.yaml", "é漢.yaml", "a\nb.yaml"])
+def test_odd_file_names_are_fine(folder: Path, name):
+    (folder / "small.yaml").rename(folder / name)
+    assert load_recipe(folder / name, ["name=x"]).recipe.train.steps == 3
+
+
+@pytest.mark.parametrize(("text", "found"), [("- a\n", "a list"), ("hello\n", "text"), ("", "nothing"), ("# x", "nothing")])
+def test_the_top_level_is_a_mapping(folder: Path, text, found):
+    (folder / "bad.yaml").write_text(text)
+    with pytest.raises(RecipeError, match=f"found {found}") as caught:
+        load_recipe("bad.yaml")
+    assert caught.value.problems[0].code == "R02"

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
+from typing import cast
 
 from pydantic import BaseModel
 
 from rlcli import registry
 from rlcli.errors import ProjectError, UnknownComponent
 from rlcli.recipe.problems import Problems
-from rlcli.recipe.tree import Mapping, Node, Path, Scalar, at, kind_of, with_value
+from rlcli.recipe.tree import (
+    DEFAULT,
+    Entry,
+    Mapping,
+    Mark,
+    Node,
+    Path,
+    Scalar,
+    at,
+    kind_of,
+    plain,
+    with_value,
+)
 from rlcli.recipe.validate import check_against
 
 KINDS: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -21,6 +35,38 @@ KINDS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("train", "eval", "graph", "*", "interface"), "interfaces"),
 )
 """Where a recipe names components, and of which kind."""
+
+
+def with_backends(tree: Mapping) -> Mapping:
+    """Every role with the backend that it has by default, where no layer names one."""
+    models = tree.get("models")
+    for name in models.entries if isinstance(models, Mapping) else ():
+        role = at(tree, ("models", name))
+        if not isinstance(role, Mapping):
+            continue
+        given = role.get("backend") or Scalar(None, Mark(DEFAULT, 0, 0))
+        if isinstance(given, Scalar) and given.value is None:
+            given = Mapping({}, given.mark)
+        if isinstance(given, Mapping) and "type" not in given.entries:
+            mark = Mark(DEFAULT, 0, 0)
+            kind = _default_backend(tree, name, role)
+            typed = {"type": Entry(mark, Scalar(kind, mark, kind, plain=False))}
+            backend = replace(given, entries={**typed, **given.entries})
+            role = replace(role, entries={**role.entries, "backend": Entry(backend.mark, backend)})
+            tree = cast(Mapping, with_value(tree, ("models", name), role))
+    return tree
+
+
+def _default_backend(tree: Mapping, name: str, role: Mapping) -> str:
+    weights = (role.get(key) for key in ("path", "init", "scratch"))
+    if all(node is None or (isinstance(node, Scalar) and node.value is None) for node in weights):
+        return "null"
+    graph = tree.get("graph")
+    calls = [plain(entry.node) for entry in graph.entries.values()] if isinstance(graph, Mapping) else []
+    trains = [
+        call.get("model") for call in calls if isinstance(call, dict) and call.get("call") == "train_step"
+    ]
+    return "fsdp" if name in trains else "inference"
 
 
 def check_components(tree: Mapping, problems: Problems) -> tuple[Mapping, set[Path]]:

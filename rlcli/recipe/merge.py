@@ -1,8 +1,9 @@
 """The laws by which a layer changes what lies below it.
 
-Mappings merge key by key. Scalars and lists are replaced. A mapping with `_replace_: true` replaces instead
-of merging; `{_append_: [...]}` adds to the list below. A component that changes its `type` starts its `args`
-afresh, for they belong to the type. Where a component is expected, text alone names its type: `launch: local`.
+Mappings merge key by key. Scalars and lists are replaced. A mapping with `_replace_: true` replaces
+instead of merging; `{_append_: [...]}` adds to the list below. A component that changes its `type` starts its
+`args` afresh, for they belong to the type. Where a component is expected, text alone names its type:
+`launch: local`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ def parse_overrides(overrides: Sequence[str], problems: Problems) -> list[Mappin
         for path, node in leaves(tree):
             first = next((n for p, n in set_by.items() if _overlap(p, path)), None)
             if first is not None:
-                what = f"{dotted(path)} is set twice on the command line: {overrides[first - 1]!r}, then {text!r}"
+                both = f"{overrides[first - 1]!r}, then {text!r}"
+                what = f"{dotted(path)} is set twice on the command line: {both}"
                 problems.add("R05", what, node.mark, "keep one")
             set_by.setdefault(path, number)
     return trees

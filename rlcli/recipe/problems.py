@@ -33,8 +33,8 @@ class Problems:
         width: int = 0,
         same: str | None = None,
     ) -> None:
-        """Note a problem. `width`: characters under the caret. Problems with one `same` (default: the text) at one
-        place are one problem, though an interpolation may carry it to many keys."""
+        """Note a problem. `width`: characters under the caret. Problems with one `same` (default: the text)
+        at one place are one problem, though an interpolation may carry it to many keys."""
         where = str(mark) if mark else None
         identity = (code, repr(mark), same or what)
         if identity in self._known:

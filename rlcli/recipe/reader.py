@@ -45,11 +45,12 @@ def read_file(path: Path, shown: str, problems: Problems, asked_by: Mark | None 
     except (OSError, ValueError) as error:
         problems.add(*_why_unreadable(error, shown), asked_by)
         return None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        problems.add("R57", f"{shown} is not a regular file", asked_by)
+        return None
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            problems.add("R57", f"{shown} is not a regular file", asked_by)
-            return None
         if status.st_size > MAX_BYTES:
             size = status.st_size / 1e6
             problems.add("R16", f"{shown} is {size:.1f} MB; a recipe may have 1 MiB", asked_by)
@@ -84,7 +85,7 @@ def decode(raw: bytes, shown: str, problems: Problems) -> str | None:
 
 
 def parse(text: str, file: str, problems: Problems, first: Mark | None = None) -> Node | None:
-    """The tree of a YAML text, or None with the reasons noted. `first`: where the text begins, if not at 1:1."""
+    """The tree of a YAML text, or None with the reasons noted. `first`: where it begins, if not at 1:1."""
     origin = first or Mark(file, 1, 1)
     if match := _FORBIDDEN.search(text):
         problems.add(*_forbidden(match.group()), _mark_at(text, match.start(), origin))
@@ -94,7 +95,7 @@ def parse(text: str, file: str, problems: Problems, first: Mark | None = None) -
     try:
         node = composer.document()
     except yaml.MarkedYAMLError as error:
-        problems.add(*_syntax(error, text, composer.mark), width=1)
+        problems.add(*_syntax(error, text, composer), width=1)
         return None
     except (_Refused, yaml.YAMLError, ValueError, OverflowError) as error:
         if not isinstance(error, _Refused):
@@ -117,12 +118,15 @@ def _mark_at(text: str, index: int, origin: Mark) -> Mark:
     return Mark(origin.file, origin.line + line, (origin.column if line == 0 else 1) + column)
 
 
-def _syntax(error: yaml.MarkedYAMLError, text: str, mark: Any) -> tuple[str, str, Mark, str | None]:
+def _syntax(error: yaml.MarkedYAMLError, text: str, composer: _Composer) -> tuple[str, str, Mark, str | None]:
+    mark = composer.mark
     at: Any = error.problem_mark or error.context_mark
     lines = text.split("\n")
     if at.line < len(lines) and re.match(r"[ ]*\t", lines[at.line][: at.column + 1]):
         tab = SimpleNamespace(line=at.line, column=lines[at.line].index("\t"))
         return "R06", "a tab cannot indent YAML", mark(tab), "use spaces"
+    if composer.open_flows and at.line >= text.rstrip().count("\n") + (1 if text.endswith("\n") else 0):
+        return "R07", "not YAML: this is never closed", mark(composer.open_flows[-1]), None
     problem = re.sub(r"\s+", " ", error.problem or "it cannot be parsed")
     opened = error.context_mark is not None and re.search(r"flow|quoted|block scalar", error.context or "")
     what = f"not YAML: {problem}" + (f" {error.context}" if opened else "")
@@ -142,6 +146,7 @@ class _Composer:
         self.problems = problems
         self.anchors: dict[str, tuple[Node, int]] = {}
         self.open_anchors: set[str] = set()
+        self.open_flows: list[Any] = []
         self.nodes = 0
         self.aliases = 0
 
@@ -185,11 +190,13 @@ class _Composer:
             return self.scalar(event)
         if depth >= MAX_DEPTH:
             raise self.refuse("R14", f"nesting deeper than {MAX_DEPTH}", event)
-        return (
-            self.mapping(event, depth)
-            if isinstance(event, yaml.MappingStartEvent)
-            else self.listing(event, depth)
-        )
+        if event.flow_style:
+            self.open_flows.append(event.start_mark)
+        build = self.mapping if isinstance(event, yaml.MappingStartEvent) else self.listing
+        node = build(event, depth)
+        if event.flow_style:
+            self.open_flows.pop()
+        return node
 
     def count(self, event: Any, nodes: int) -> None:
         self.nodes += nodes

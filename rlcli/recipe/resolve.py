@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from rlcli.recipe.check import check_meaning
-from rlcli.recipe.components import check_components, forget
+from rlcli.recipe.components import check_components, forget, with_backends
 from rlcli.recipe.files import with_found_files
 from rlcli.recipe.interpolation import interpolate, referenced_blocks
 from rlcli.recipe.layers import Layer, collect, find_recipe
 from rlcli.recipe.merge import merge, spell_out_types, whole_reference
 from rlcli.recipe.overrides import parse_overrides
 from rlcli.recipe.problems import Problems
-from rlcli.recipe.schema import SECTIONS, Component, Recipe, Role
+from rlcli.recipe.schema import SECTIONS, Recipe
 from rlcli.recipe.tree import DEFAULT, Entry, Mapping, Mark, Node, Scalar, at, dotted, leaves, plain
 from rlcli.recipe.validate import check_against
 from rlcli.recipe.write import to_yaml
@@ -119,12 +119,12 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> Resolved:
     problems.raise_if_any()
     tree, blocks = _merged(path, layers, override_trees, problems)
     problems.raise_if_any()
-    tree, unknown_in = check_components(tree, problems)
+    tree, unknown_in = check_components(with_backends(tree), problems)
     checked = check_against(Recipe, tree, problems, blocks=blocks)
     if checked.value is None:
         problems.raise_if_any()
     resolved = Resolved(
-        recipe=_with_backends(checked.value),
+        recipe=checked.value,
         path=path,
         layers=tuple(layers),
         overrides=tuple(overrides),
@@ -157,20 +157,3 @@ def _merged(
     return replace(
         spelt, entries={key: entry for key, entry in spelt.entries.items() if key not in blocks}
     ), blocks
-
-
-def _with_backends(recipe: Recipe) -> Recipe:
-    """Every role with the backend that it has by default."""
-    models = {
-        name: role
-        if role.backend
-        else role.model_copy(update={"backend": Component(type=_backend(recipe, name, role))})
-        for name, role in recipe.models.items()
-    }
-    return recipe.model_copy(update={"models": models})
-
-
-def _backend(recipe: Recipe, name: str, role: Role) -> str:
-    if not role.has_weights:
-        return "null"
-    return "fsdp" if name in recipe.trained_roles else "inference"

@@ -198,7 +198,7 @@ class _Generation(Section):
     """How responses are sampled."""
 
     if TYPE_CHECKING:
-        responses_per_prompt: int
+        responses_per_prompt: int = 1
 
     @model_validator(mode="after")
     def _is_consistent(self) -> _Generation:

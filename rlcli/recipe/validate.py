@@ -44,7 +44,7 @@ _EXPECTED = {
 
 
 class Checked:
-    """The outcome of a check: the tree with text where text is wanted, the object, where keys were unknown."""
+    """The outcome: the tree with text where that is wanted, the object, where keys were unknown."""
 
     def __init__(self, tree: Node, value: Any, unknown_in: set[Path]):
         self.tree = tree

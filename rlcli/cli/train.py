@@ -1,0 +1,49 @@
+"""`rlcli train`: run a recipe and watch it learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name or file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value …")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", metavar="DIR", help="Folder of the run [runs/<recipe>/<time>].")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and the report.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> int:
+    """Train as a recipe says: check it, run what it starts from, train, evaluate, save.
+
+    Example: rlcli train ppo_math ppo.kl_ctl=0.02 launch=local cluster.devices_per_node=2
+    """
+    from rlcli.cli.output import print_json
+    from rlcli.launch.run import run_recipe
+    from rlcli.observe.display import open_display
+    from rlcli.observe.report import before_and_after, print_report
+    from rlcli.recipe.resolve import load_recipe
+    from rlcli.recipe.warm_start import chain
+
+    resolved = load_recipe(recipe, overrides or ())
+    chain(resolved)  # what it starts from must be sound too, before anything is started
+    with open_display(quiet=quiet) as display:
+        finished = run_recipe(resolved, run_dir, display)
+    outcome = finished.outcome
+    if as_json:
+        print_json(
+            {
+                "ok": finished.exit_code == 0,
+                "exit_code": finished.exit_code,
+                "run_dir": str(outcome.run_dir),
+                "steps": finished.steps_done,
+                "models": {role: str(folder) for role, folder in outcome.models.items()},
+                "results": [vars(row) for row in before_and_after(outcome.records)],
+            }
+        )
+    else:
+        print_report(outcome)
+    return finished.exit_code

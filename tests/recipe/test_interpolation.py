@@ -1,0 +1,88 @@
+"""References to other values and to the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlcli.recipe.resolve import load_recipe
+
+TOP = "extends: small\n"
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "top.yaml").write_text(TOP + text)
+    return folder / "top.yaml"
+
+
+def test_a_whole_reference_keeps_type_and_origin(folder: Path):
+    path = write(folder, "n: {rows: 8, opt: {lr: 1e-3, eps: 1e-6}}\ntrain: {prompts_per_step: '${n.rows}'}\n"
+                 "models: {actor: {backend: {type: fsdp, args: '${n.opt}'}}}\n")  # fmt: skip
+    resolved = load_recipe(path)
+    assert resolved.recipe.train.prompts_per_step == 8
+    assert resolved.recipe.models["actor"].backend.args == {"lr": 1e-3, "eps": 1e-6}
+    assert str(resolved.origin("models.actor.backend.args.eps")) == "top.yaml:2:34"
+
+
+def test_inside_text_a_reference_is_text(folder: Path, monkeypatch):
+    monkeypatch.setenv("RLCLI_PLACE", "there")
+    path = write(folder, "log: {dir: 'out/${seed}-${env:RLCLI_PLACE}-$${x}'}\nseed: 5\n")
+    assert load_recipe(path).recipe.log.dir == "out/5-there-${x}"
+
+
+def test_environment_values_are_typed_by_their_field(folder: Path, monkeypatch):
+    monkeypatch.setenv("RLCLI_STEPS", "12")
+    path = write(folder, "train: {steps: '${env:RLCLI_STEPS}'}\nlog: {dir: '${env:RLCLI_STEPS}'}\n")
+    recipe = load_recipe(path).recipe
+    assert (recipe.train.steps, recipe.log.dir) == (12, "12")
+
+
+def test_entries_over_a_reference_merge_with_its_target(folder: Path):
+    path = write(folder, "opt: {lr: 1e-3, eps: 1e-6}\nmodels: {actor: {backend: {type: fsdp, args: '${opt}'}}}\n")
+    resolved = load_recipe(path, ["models.actor.backend.args.lr=0.5"])
+    assert resolved.recipe.models["actor"].backend.args == {"lr": 0.5, "eps": 1e-6}
+
+
+def test_a_block_needs_a_reference(refusal):
+    assert refusal(TOP + "ppo: {x: 1}\n") == [("R42", "bad.yaml:2:1")]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("seed: ${a}\na: ${b}\nb: ${a}\n", "R64"),
+        ("seed: ${a.x}\na: {x: '${a}'}\n", "R64"),
+        ("seed: ${seed}\n", "R64"),
+        ("seed: ${nothing.here}\n", "R61"),
+        ("seed: ${train.here}\n", "R61"),
+        ("seed: ${env:RLCLI_NOT_SET}\n", "R62"),
+        ("seed: ${env:RLCLI_EMPTY}\n", "R62"),
+        ("seed: ${env:RLCLI_API_TOKEN}\n", "R62"),
+        ("seed: '${env:RLCLI_EMPTY:-3}'\n", "R63"),
+        ("seed: '${a${b}}'\nb: 1\n", "R63"),
+        ("seed: '${}'\n", "R63"),
+        ("seed: '${open'\n", "R63"),
+        ("log: {dir: 'x${train}'}\n", "R37"),
+        ("log: {dir: '${x30}'}\n" + "x0: aaaaaaaaaa\n" + "".join(f"x{i + 1}: '${{x{i}}}${{x{i}}}'\n" for i in range(30)), "R65"),
+        ("log: {dir: '${x99}'}\n" + "x0: a\n" + "".join(f"x{i + 1}: '${{x{i}}}'\n" for i in range(99)), "R65"),
+        ("seed: '${x6}'\nx0: [" + "1, " * 20 + "]\n" + "".join(f"x{i + 1}: [{', '.join([f'${{x{i}}}'] * 20)}]\n" for i in range(6)), "R65"),
+        ("seed: '${x40}'\nx0: 1\n" + "".join(f"x{i + 1}: {{v: '${{x{i}}}'}}\n" for i in range(40)), "R65"),
+    ],
+)  # fmt: skip
+def test_references_that_are_refused(refusal, monkeypatch, text, code):
+    monkeypatch.setenv("RLCLI_EMPTY", "")
+    monkeypatch.setenv("RLCLI_API_TOKEN", "canary-value")
+    assert code in [found for found, _ in refusal(TOP + text)]
+
+
+def test_a_circle_is_named_in_order_and_no_secret_is_told(folder: Path, monkeypatch):
+    from rlcli.errors import RecipeError
+
+    monkeypatch.setenv("RLCLI_API_TOKEN", "canary-value")
+    path = write(folder, "seed: ${a}\na: ${b}\nb: ${a}\nname: ${env:RLCLI_API_TOKEN}\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path)
+    assert "a → b → a" in str(caught.value)
+    assert "RLCLI_API_TOKEN" in str(caught.value)
+    assert "canary-value" not in str(caught.value)

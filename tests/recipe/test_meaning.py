@@ -1,0 +1,318 @@
+"""The schema, the components' arguments, and what sections must mean together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rlcli.api.dataflow import GraphError, build_graph
+from rlcli.errors import DataError, ModelError, RecipeError
+from rlcli.recipe.graph import eval_graph, graph_problems, stages, train_graph
+from rlcli.recipe.resolve import load_recipe
+from rlcli.recipe.schema import Call, Recipe
+from rlcli.recipe.warm_start import chain, warm_starts
+from rlcli.topology import plan_topology
+
+TOP = "extends: small\n"
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("train: {stpes: 3}\n", ("R42", "bad.yaml:2:9")),
+        ("max_new_tokens: 3\n", ("R43", "bad.yaml:2:1")),
+        ("train: {Steps: 3}\n", ("R43", "bad.yaml:2:9")),
+        ("per_device_train_batch_size: 8\n", ("R42", "bad.yaml:2:1")),
+        ("train: {st\u0435ps: 3}\n", ("R23", "bad.yaml:2:9")),
+        ("train: {steps: true}\n", ("R37", "bad.yaml:2:16")),
+        ("train: {steps: 1e3}\n", ("R37", "bad.yaml:2:16")),
+        ("train: {steps: '3'}\n", ("R37", "bad.yaml:2:16")),
+        ("train: {shuffle: yes}\n", ("R37", "bad.yaml:2:18")),
+        ("train: {prompts_per_step: null}\n", ("R39", "bad.yaml:2:27")),
+        ("train: {prompts_per_step: 0}\n", ("R35", "bad.yaml:2:27")),
+        ("seed: -1\n", ("R35", "bad.yaml:2:7")),
+        ("train: 5\n", ("R37", "bad.yaml:2:8")),
+        ("datasets: [a]\n", ("R37", "bad.yaml:2:11")),
+        ("launch: locl\n", ("R37", "bad.yaml:2:9")),
+        ("generation: {temperature: 0.0}\n", ("R49", "bad.yaml:2:27")),
+        ("name: ../x\n", ("R68", "bad.yaml:2:7")),
+        ("datasets: {-rf: arithmetic}\n", ("R68", "bad.yaml:2:12")),
+        ("graph: {sft_train: {interface: stf}}\n", ("R70", "bad.yaml:2:32")),
+        ("graph: {sft_train: {interface: os.system}}\n", ("R70", "bad.yaml:2:32")),
+        ("datasets: {train: ../../x}\n", ("R70", "bad.yaml:2:19")),
+        ("datasets: {train: {type: arithmetic_demonstrations, args: {hasti: 1}}}\n", ("R42", "bad.yaml:2:60")),
+        ("datasets: {train: {args: {problems: 1.5}}}\n", ("R37", "bad.yaml:2:37")),
+        ("models: {actor: {backend: {args: {lr: fast}}}}\n", ("R37", "bad.yaml:2:39")),
+        ("models: {actor: {path: HuggingFaceTB/x}}\n", ("R47", "small.yaml:3:5")),
+        ("models: {actor: {scratch: null}}\n", ("R39", "bad.yaml:2:10")),
+        ("models: {actor: {tokenizer: null}}\n", ("R39", "bad.yaml:2:10")),
+        ("models: {actor: {scratch: {model_type: 3}}}\n", ("R39", "bad.yaml:2:18")),
+        ("models: {actor: {backend: {type: null}}}\n", ("R47", "bad.yaml:2:34")),
+        ("models: {spare: {init: actor}}\n", ("R71", "bad.yaml:2:10")),
+        ("graph: {sft_train: {model: actr}}\n", ("R71", "bad.yaml:2:28")),
+        ("graph: {sft_train: {call: generate}}\n", ("R71", "bad.yaml:2:27")),
+        ("graph: {sft_train: {inputs: [packed_input_ids, prompt_mesk]}}\n", ("R71", "bad.yaml:2:48")),
+        ("graph: {sft_train: {outputs: [packed_input_ids]}}\n", ("R71", "bad.yaml:2:9")),
+        ("train: {epochs: 2}\n", ("R47", "bad.yaml:2:17")),
+        ("train: {steps: null}\n", ("R39", "bad.yaml:2:1")),
+        ("train: {dataset: trian}\n", ("R71", "bad.yaml:2:18")),
+        ("train: {eval: {dataset: test}}\n", ("R71", "bad.yaml:2:25")),
+        ("train: {eval: {dataset: train}}\n", ("R39", "bad.yaml:2:9")),
+        ("cluster: {devices_per_node: 2}\n", ("R49", "bad.yaml:2:1")),
+        ("models: {actor: {devices: 0-1}}\n", ("R50", "bad.yaml:2:27")),
+        ("models: {actor: {devices: all}}\n", ("R49", "bad.yaml:2:27")),
+        ("models: {actor: {mesh: {tp: 2}}}\n", ("R49", "bad.yaml:2:18")),
+        ("launch: local\ncluster: {devices_per_node: 8}\n", ("R49", "small.yaml:15:21")),
+        ("launch: local\ncluster: {nodes: 2}\n", ("R49", "bad.yaml:3:18")),
+        ("checkpoint: {roles: [actr]}\n", ("R71", "bad.yaml:2:22")),
+    ],
+)
+def test_one_problem_at_its_place(refusal, text, problem):
+    found = refusal(TOP + text)
+    assert problem in found
+    assert {code for code, _ in found} == {problem[0]}
+
+
+def test_circle_of_init(refusal):
+    text = "models: {actor: {scratch: null, init: b}, b: {init: actor}}\n"
+    assert ("R47", "bad.yaml:2:39") in refusal(TOP + text)
+
+
+def test_all_problems_come_at_once_in_the_order_of_the_lines(refusal):
+    text = "train: {stpes: 3, shuffle: yes}\nsed: 1\nlaunch: locl\ngraph: {sft_train: {interface: stf}}\n"
+    found = refusal(TOP + text)
+    assert [where for _, where in found] == [f"bad.yaml:{p}" for p in ("2:9", "2:28", "3:1", "4:9", "5:32")]
+
+
+def test_a_misspelt_key_does_not_also_count_as_missing(refusal):
+    assert refusal(TOP + "train: {steps: null, stpes: 3}\n") == [("R42", "bad.yaml:2:22")]
+
+
+def test_a_mistake_that_a_reference_spreads_is_told_once(folder: Path):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("ppo_math", ["ppo.kl_cof=0.1"])
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.where, problem.hint) == ("R42", "command line", "did you mean kl_ctl?")
+
+
+def test_text_where_text_is_wanted(folder: Path):
+    (folder / "top.yaml").write_text(TOP + "name: 1.10\nlog: {dir: on}\nmodels: {actor: {devices: 0}}\n")
+    recipe = load_recipe("top.yaml").recipe
+    assert (recipe.name, recipe.log.dir, recipe.models["actor"].devices) == ("1.10", "on", "0")
+
+
+def test_the_message_shows_line_caret_layer_and_hint(folder: Path):
+    (folder / "mid.yaml").write_text(TOP + "train:\n  stpes: 3\n")
+    (folder / "top.yaml").write_text("\nextends: mid\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("top.yaml")
+    assert str(caught.value).splitlines() == [
+        "error[R42] mid.yaml:3:3: unknown key train.stpes. hint: did you mean steps?",
+        "    2 | train:",
+        "    3 |   stpes: 3",
+        "          ^^^^^",
+        "    pulled in by top.yaml:2",
+    ]
+
+
+def test_hostile_text_is_data_and_is_escaped_in_messages(folder: Path):
+    hostile = "'{{7*7}} {0.__class__} %s <b> ; DROP'"
+    (folder / "top.yaml").write_text(TOP + f"log: {{dir: {hostile}}}\n")
+    assert load_recipe("top.yaml").recipe.log.dir == hostile.strip("'")
+    (folder / "top.yaml").write_text(TOP + 'seed: "\\x1b[31m"\n')
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("top.yaml")
+    assert "\x1b" not in str(caught.value)
+
+
+# -- files -----------------------------------------------------------------------------------------------------
+
+
+def test_missing_model_folder(folder: Path):
+    with pytest.raises(ModelError) as caught:
+        load_recipe("ppo_math", ["models.actor.path=./gone"])
+    assert (caught.value.exit_code, caught.value.where) == (5, "command line")
+
+
+def test_missing_dataset_file_and_files_beside_the_recipe(folder: Path):
+    (folder / "sub").mkdir()
+    (folder / "sub" / "top.yaml").write_text(
+        "extends: small\ndatasets: {train: {type: prompt_answer, args: {path: rows.jsonl}}}\n"
+    )
+    (folder / "sub" / "small.yaml").write_text((folder / "small.yaml").read_text())
+    with pytest.raises(DataError) as caught:
+        load_recipe("sub/top.yaml")
+    assert (caught.value.exit_code, caught.value.where) == (4, "sub/top.yaml:2:54")
+    (folder / "sub" / "rows.jsonl").write_text("")
+    assert load_recipe("sub/top.yaml").recipe.datasets["train"].args["path"] == str(folder / "sub" / "rows.jsonl")
+    (folder / "rows.jsonl").write_text("")
+    assert load_recipe("sub/top.yaml").recipe.datasets["train"].args["path"] == "rows.jsonl"
+
+
+def test_a_hub_id_needs_no_folder(folder: Path):
+    assert load_recipe("ppo_math", ["models.actor.path=owner/name"]).recipe.models["actor"].path == "owner/name"
+
+
+# -- round trips -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ppo_math", "sft_math"])
+def test_shipped_recipes_load_plan_and_come_back(folder: Path, name):
+    resolved = load_recipe(name)
+    assert Recipe.model_validate(resolved.to_json()) == resolved.recipe
+    (folder / f"{name}.yaml").write_text(resolved.to_yaml())
+    again = load_recipe(folder / f"{name}.yaml")
+    assert again.recipe == resolved.recipe
+    assert again.to_yaml() == resolved.to_yaml()
+    assert plan_topology(again.recipe) == plan_topology(resolved.recipe)
+    for graph in (train_graph(again.recipe), eval_graph(again.recipe)):
+        assert build_graph(graph) is not None
+
+
+def test_shipped_recipes_open_with_two_lines_and_are_minimal():
+    for path in (REPOSITORY / "recipes").rglob("*.yaml"):
+        lines = path.read_text().splitlines()
+        assert lines[0].startswith("# "), path
+        assert lines[1].startswith("# Needs: "), path
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63) + 1, 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(blacklist_categories=("Cs", "Cc", "Cf", "Cn", "Zl", "Zp"))),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(st.characters(whitelist_categories=("Ll", "Nd")), min_size=1), inner, max_size=3),
+    max_leaves=10,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b", "c"]), JSON, min_size=1))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_value_is_dumped_and_loaded_unchanged(folder: Path, value):
+    (folder / "small.yaml").unlink(missing_ok=True)
+    base = load_recipe("sft_math").to_json()
+    base["models"]["actor"]["scratch"] = {"model_type": "llama", **value}
+    from rlcli.recipe.write import to_yaml
+
+    (folder / "dumped.yaml").write_text(to_yaml(base), encoding="utf-8")
+    assert load_recipe("dumped.yaml").recipe.models["actor"].scratch == base["models"]["actor"]["scratch"]
+
+
+VALID = (REPOSITORY / "recipes" / "ppo_math.yaml").read_bytes()
+
+
+@given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda t: t.encode("utf-8", "surrogatepass"))))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_bytes_give_a_recipe_or_a_recipe_error(folder: Path, raw):
+    (folder / "any.yaml").write_bytes(raw)
+    with pytest.raises(RecipeError):
+        load_recipe("any.yaml")
+
+
+@given(st.integers(0, len(VALID) - 1), st.binary(max_size=3), st.integers(0, 4))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+def test_any_mutation_gives_a_recipe_or_one_of_our_errors(folder: Path, position, inserted, removed):
+    (folder / "any.yaml").write_bytes(VALID[:position] + inserted + VALID[position + removed :])
+    try:
+        load_recipe("any.yaml")
+    except (RecipeError, ModelError) as error:
+        assert str(error).startswith("error[")
+
+
+@given(st.lists(st.text(max_size=20), max_size=3))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+def test_any_override_gives_a_recipe_or_a_recipe_error(folder: Path, overrides):
+    try:
+        load_recipe("small.yaml", overrides)
+    except RecipeError as error:
+        assert error.problems
+
+
+# -- the graph -------------------------------------------------------------------------------------------------
+
+KEYS = st.lists(st.sampled_from("abcde"), max_size=3, unique=True)
+
+
+@given(st.lists(st.tuples(KEYS, KEYS), min_size=1, max_size=5))
+def test_the_loader_and_build_graph_agree(edges):
+    calls = {
+        f"n{i}": Call.model_validate(
+            {"model": "m", "call": "inference", "interface": {"type": "x"}, "inputs": ins, "outputs": outs}
+        )
+        for i, (ins, outs) in enumerate(edges)
+    }
+    from types import SimpleNamespace
+
+    recipe = SimpleNamespace(graph=calls, train=SimpleNamespace(microbatches=1, max_tokens_per_microbatch=9))
+    problems = graph_problems(calls, ["a"])
+    try:
+        graph = build_graph(train_graph(recipe), ["a"])
+    except GraphError:
+        assert problems
+    else:
+        assert not [p for p in problems if p.what.startswith(("both", "n"))]
+        place = {name: i for i, stage in enumerate(stages(calls)) for name in stage}
+        assert all(place[a] < place[b] for a, b in graph.edges)
+
+
+# -- warm starts -----------------------------------------------------------------------------------------------
+
+
+def test_the_chain_runs_what_comes_first_first(folder: Path):
+    (folder / "a.yaml").write_text("extends: small\n")
+    warm = "extends: small\nmodels: {{actor: {{scratch: null, path: 'recipe:{}#actor'}}}}\n"
+    (folder / "b.yaml").write_text(warm.format("a"))
+    (folder / "c.yaml").write_text(warm.format("b.yaml"))
+    resolved = load_recipe("c.yaml")
+    assert [source.recipe.name for source in chain(resolved)] == ["a", "b"]
+    (start,) = warm_starts(resolved)
+    assert (start.role, start.source.recipe.name, start.source_role) == ("actor", "b", "actor")
+
+
+@pytest.mark.parametrize(
+    ("path", "code"), [("recipe:gone#actor", "R51"), ("recipe:small#critic", "R51"), ("recipe:c#actor", "R52")]
+)
+def test_warm_starts_that_cannot_be(folder: Path, path, code):
+    (folder / "c.yaml").write_text(f"extends: small\nmodels: {{actor: {{scratch: null, path: '{path}'}}}}\n")
+    with pytest.raises(RecipeError) as caught:
+        chain(load_recipe("c.yaml"))
+    assert [(p.code, p.where) for p in caught.value.problems] == [(code, "c.yaml:2:41")]
+
+
+def test_a_warm_start_names_recipe_and_role(refusal):
+    assert ("R45", "bad.yaml:2:41") in refusal(TOP + "models: {actor: {scratch: null, path: 'recipe:sft_math'}}\n")
+
+
+# -- topology --------------------------------------------------------------------------------------------------
+
+
+def test_topology(folder: Path):
+    overrides = ["launch=local", "cluster.devices_per_node=4", "models.ref.devices=2-3", "models.critic.mesh.dp=4",
+                 "models.reward.devices=0", "train.prompts_per_step=6"]  # fmt: skip
+    plan = plan_topology(load_recipe("ppo_math", overrides).recipe)
+    assert plan.world_size == 4
+    assert plan.placement("ref").ranks == (2, 3)
+    assert plan.placement("ref").mesh.dp == 2
+    assert plan.roles_on(0) == ("actor", "critic", "reward")
+    assert [(group.ranks, group.roles) for group in plan.groups] == [
+        ((0, 1, 2, 3), ("actor", "critic")), ((2, 3), ("ref",)), ((0,), ("reward",)),
+    ]  # fmt: skip
+    assert plan.batch.sequences == 24
+    assert plan.batch.sequences_per_rank["actor"] == (4, 8)
+    assert plan.batch.minibatches == {"actor": 4, "critic": 4}
+
+
+def test_two_lines_put_a_classifier_into_ppo(folder: Path):
+    """ReaLHF's sentiment example."""
+    (folder / "sentiment.yaml").write_text(
+        "extends: ppo_math\ntrain: {eval: {_replace_: true}}\n"
+        "graph: {reward_inf: {interface: {type: hf_reward, args: {path: me/classifier}}, outputs: [rewards]}}\n"
+    )
+    call = load_recipe("sentiment.yaml").recipe.graph["reward_inf"]
+    assert (call.interface.type, call.interface.args, call.outputs) == (
+        "hf_reward", {"path": "me/classifier"}, ["rewards"],
+    )  # fmt: skip

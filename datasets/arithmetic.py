@@ -27,7 +27,7 @@ class Arithmetic:
     problems: int = 4096
     """How many problems to generate."""
 
-    levels: tuple[int, ...] = (1, 2, 3, 4)
+    levels: tuple[int, ...] = (2, 3, 4)
     """Difficulties, taken in turn: the number of operations."""
 
     held_out: bool = False

@@ -25,11 +25,11 @@ class ArithmeticDemonstrations:
     problems: int = 20000
     """How many problems to generate."""
 
-    levels: tuple[int, ...] = (1, 2, 3, 4)
+    levels: tuple[int, ...] = (2, 3, 4)
     """Difficulties, taken in turn: the number of operations."""
 
-    hasty: float = 0.65
-    """Share of the answers that stop after the first line."""
+    hasty: tuple[float, ...] = (0.25, 0.65, 0.7)
+    """For each level, the share of answers that stop after the first line: the longer the sum, the more."""
 
     seed: int = 0
     """Which problems are drawn, and who was in a hurry."""
@@ -37,8 +37,8 @@ class ArithmeticDemonstrations:
     _problems: list[_arithmetic.Problem] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.hasty <= 1:
-            raise ValueError(f"hasty is {self.hasty}; it is a share between 0 and 1")
+        if len(self.hasty) != len(self.levels) or not all(0 <= share <= 1 for share in self.hasty):
+            raise ValueError(f"hasty is {self.hasty}; it needs one share between 0 and 1 for each of levels {self.levels}")
         self._problems = _arithmetic.problems(self.problems, seed=self.seed, levels=self.levels, held_out=False)
 
     def __len__(self) -> int:
@@ -46,7 +46,8 @@ class ArithmeticDemonstrations:
 
     def __getitem__(self, index: int) -> SequenceSample:
         problem = self._problems[index]
-        in_a_hurry = random.Random(f"writer-{self.seed}-{index}").random() < self.hasty
+        share = self.hasty[index % len(self.levels)]
+        in_a_hurry = random.Random(f"writer-{self.seed}-{index}").random() < share
         answer = _arithmetic.hasty(problem) if in_a_hurry else _arithmetic.worked(problem)
         prompt = self.util.tokenizer(f"{problem.question}\n").input_ids
         response = self.util.tokenizer(answer, add_special_tokens=False).input_ids

@@ -14,6 +14,7 @@ import typer
 
 from rlcli import __version__
 from rlcli.cli.ls import ls
+from rlcli.cli.output import OutputClosed
 from rlcli.cli.plan import plan
 from rlcli.cli.show import show
 from rlcli.cli.train import train
@@ -72,7 +73,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = _run(given)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except (BrokenPipeError, OutputClosed):
         # Whoever read our output has enough of it. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + 13
@@ -91,7 +92,7 @@ def _run(arguments: list[str]) -> int:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except BrokenPipeError:
+    except (BrokenPipeError, OutputClosed):
         raise
     except Exception as error:
         if hasattr(error, "format_message"):  # click's, of which typer brings its own copy

@@ -10,14 +10,18 @@ from typing import Any
 from rlcli.errors import escape_control
 
 
+class OutputClosed(Exception):
+    """Nobody reads our output any more. Not an OSError, which typer would turn into exit code 1."""
+
+
 def print_json(value: Any) -> None:
     """One JSON document on stdout."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    _write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def print_text(text: str = "") -> None:
     """Text on stdout, safe for a terminal."""
-    sys.stdout.write(escape_control(text) + "\n")
+    _write(escape_control(text) + "\n")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
@@ -35,6 +39,15 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: st
     for row in rows:
         table.add_row(*(Text(escape_control(cell)) for cell in row))
     console = Console(highlight=False, soft_wrap=False)
-    if title:
-        console.print(Text(title, style="bold"))
-    console.print(table)
+    with console.capture() as captured:
+        if title:
+            console.print(Text(title, style="bold"))
+        console.print(table)
+    _write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+    except BrokenPipeError as error:
+        raise OutputClosed from error

@@ -134,8 +134,8 @@ class _Checker:
         if role is None:
             self.unknown("role", call.model, self.recipe.models, (*path, "model"))
         elif not role.has_weights and call.call not in MODELLESS_CALLS:
-            what = f"{call.model} has no weights, so it cannot {call.call.replace('_', ' ')}"
-            self.note("R71", what, (*path, "call"))
+            what = f"models.{call.model} has no weights, which {dotted(path)} ({call.call}) needs"
+            self.note("R39", what, ("models", call.model), "give one of path, init, scratch")
 
     def roles_in_use(self) -> None:
         calls = [*self.recipe.graph.values(), *self.recipe.train.eval.graph.values()]
@@ -158,7 +158,7 @@ class _Checker:
         held_out = train.eval.dataset
         if held_out is not None and held_out not in self.recipe.datasets:
             self.unknown("dataset", held_out, self.recipe.datasets, ("train", "eval", "dataset"))
-        if held_out is not None and not train.eval.graph:
+        elif held_out is not None and not train.eval.graph:
             self.note("R39", "train.eval.graph is required: which calls evaluate?", ("train", "eval"))
         if not self.recipe.graph:
             self.note("R39", "the graph has no calls", ("graph",))
@@ -168,7 +168,8 @@ class _Checker:
         world = cluster.nodes * cluster.devices_per_node
         if self.recipe.launch.type == "inline" and world > 1:
             what = f"launch inline runs one process, but the cluster has {world} devices"
-            self.note("R49", what, ("launch", "type"), "use launch=local")
+            key = ("launch", "type") if "launch" in self.tree.entries else ("cluster", "devices_per_node")
+            self.note("R49", what, key, "use launch=local")
         if self.recipe.launch.type == "local" and cluster.nodes > 1:
             what = f"launch local stays on this machine, but the cluster has {cluster.nodes} nodes"
             self.note("R49", what, ("cluster", "nodes"), "use cluster.nodes=1")

@@ -9,6 +9,7 @@ import torch
 
 from rlcli.api.config import DatasetAbstraction
 from rlcli.api.data import DatasetUtility
+from rlcli.errors import UsageError
 from rlcli.registry import load, make_dataset
 
 TOKENIZER = load("datasets", "arithmetic").make_tokenizer()
@@ -55,7 +56,7 @@ def test_both_wordings_and_all_levels_appear():
 
 
 def test_demonstrations_mask_the_prompt_and_end_the_answer():
-    sample = dataset("arithmetic_demonstrations", hasty=0.0, levels=(3,))[5]
+    sample = dataset("arithmetic_demonstrations", hasty=(0.0,), levels=(3,))[5]
     tokens, mask = sample.data["packed_input_ids"], sample.data["prompt_mask"]
     prompt, answer = TOKENIZER.decode(tokens[mask]), TOKENIZER.decode(tokens[~mask])
     assert prompt == f"<bos>{sample.metadata['question'][0]}\n"
@@ -65,11 +66,11 @@ def test_demonstrations_mask_the_prompt_and_end_the_answer():
 
 
 def test_the_hasty_stop_after_the_first_line():
-    data = dataset("arithmetic_demonstrations", hasty=0.65, levels=(4,), problems=1000)
+    data = dataset("arithmetic_demonstrations", hasty=(0.65,), levels=(4,), problems=1000)
     short = sum(TOKENIZER.decode(data[i].data["packed_input_ids"]).count("\n") == 2 for i in range(1000))
     assert 600 < short < 700
-    with pytest.raises(Exception, match="between 0 and 1"):
-        dataset("arithmetic_demonstrations", hasty=1.5)
+    with pytest.raises(UsageError, match="between 0 and 1"):
+        dataset("arithmetic_demonstrations", hasty=(0.1, 0.1, 1.5))
 
 
 def test_other_processes_make_the_same_problems_and_tokenizer():

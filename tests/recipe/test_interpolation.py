@@ -16,13 +16,18 @@ def write(folder: Path, text: str) -> Path:
     return folder / "top.yaml"
 
 
+def chain(length: int, value: str) -> str:
+    """`x1` to `x<length>`, each of which refers to the one before."""
+    return "".join(f"x{i + 1}: {value.replace('%d', str(i))}\n" for i in range(length))
+
+
 def test_a_whole_reference_keeps_type_and_origin(folder: Path):
     path = write(folder, "n: {rows: 8, opt: {lr: 1e-3, eps: 1e-6}}\ntrain: {prompts_per_step: '${n.rows}'}\n"
                  "models: {actor: {backend: {type: fsdp, args: '${n.opt}'}}}\n")  # fmt: skip
     resolved = load_recipe(path)
     assert resolved.recipe.train.prompts_per_step == 8
     assert resolved.recipe.models["actor"].backend.args == {"lr": 1e-3, "eps": 1e-6}
-    assert str(resolved.origin("models.actor.backend.args.eps")) == "top.yaml:2:34"
+    assert str(resolved.origin("models.actor.backend.args.eps")) == "top.yaml:2:35"
 
 
 def test_inside_text_a_reference_is_text(folder: Path, monkeypatch):
@@ -39,7 +44,9 @@ def test_environment_values_are_typed_by_their_field(folder: Path, monkeypatch):
 
 
 def test_entries_over_a_reference_merge_with_its_target(folder: Path):
-    path = write(folder, "opt: {lr: 1e-3, eps: 1e-6}\nmodels: {actor: {backend: {type: fsdp, args: '${opt}'}}}\n")
+    path = write(
+        folder, "opt: {lr: 1e-3, eps: 1e-6}\nmodels: {actor: {backend: {type: fsdp, args: '${opt}'}}}\n"
+    )
     resolved = load_recipe(path, ["models.actor.backend.args.lr=0.5"])
     assert resolved.recipe.models["actor"].backend.args == {"lr": 0.5, "eps": 1e-6}
 
@@ -64,10 +71,10 @@ def test_a_block_needs_a_reference(refusal):
         ("seed: '${}'\n", "R63"),
         ("seed: '${open'\n", "R63"),
         ("log: {dir: 'x${train}'}\n", "R37"),
-        ("log: {dir: '${x30}'}\n" + "x0: aaaaaaaaaa\n" + "".join(f"x{i + 1}: '${{x{i}}}${{x{i}}}'\n" for i in range(30)), "R65"),
-        ("log: {dir: '${x99}'}\n" + "x0: a\n" + "".join(f"x{i + 1}: '${{x{i}}}'\n" for i in range(99)), "R65"),
-        ("seed: '${x6}'\nx0: [" + "1, " * 20 + "]\n" + "".join(f"x{i + 1}: [{', '.join([f'${{x{i}}}'] * 20)}]\n" for i in range(6)), "R65"),
-        ("seed: '${x40}'\nx0: 1\n" + "".join(f"x{i + 1}: {{v: '${{x{i}}}'}}\n" for i in range(40)), "R65"),
+        ("log: {dir: '${x30}'}\nx0: aaaaaaaaaa\n" + chain(30, "'${x%d}${x%d}'"), "R65"),
+        ("log: {dir: '${x99}'}\nx0: a\n" + chain(99, "'${x%d}'"), "R65"),
+        ("seed: '${x6}'\nx0: [1, 1, 1]\n" + chain(6, "[" + "'${x%d}', " * 20 + "]"), "R65"),
+        ("seed: '${x40}'\nx0: 1\n" + chain(40, "{v: '${x%d}'}"), "R65"),
     ],
 )  # fmt: skip
 def test_references_that_are_refused(refusal, monkeypatch, text, code):

@@ -62,7 +62,10 @@ def test_markers_that_mean_nothing(folder: Path, lower, upper, code):
 
 def test_a_component_that_changes_its_type_starts_its_args_afresh():
     base = "models: {a: {backend: {type: fsdp, args: {lr: 1}}}}"
-    assert lay(base, "models: {a: {backend: {args: {eps: 2}}}}")["models"]["a"]["backend"]["args"] == {"lr": 1, "eps": 2}
+    assert lay(base, "models: {a: {backend: {args: {eps: 2}}}}")["models"]["a"]["backend"]["args"] == {
+        "lr": 1,
+        "eps": 2,
+    }
     assert lay(base, "models: {a: {backend: {type: fsdp, args: {eps: 2}}}}")["models"]["a"]["backend"] == {
         "type": "fsdp", "args": {"lr": 1, "eps": 2},
     }  # fmt: skip
@@ -70,7 +73,9 @@ def test_a_component_that_changes_its_type_starts_its_args_afresh():
 
 
 def test_text_names_the_type_of_a_component():
-    assert lay("launch: local", "launch: {max_restarts: 2}") == {"launch": {"type": "local", "max_restarts": 2}}
+    assert lay("launch: local", "launch: {max_restarts: 2}") == {
+        "launch": {"type": "local", "max_restarts": 2}
+    }
     assert lay("name: local") == {"name": "local"}
 
 
@@ -127,7 +132,7 @@ def test_every_value_of_the_upper_layer_holds(lower, upper):
             assert value == plain(node)
 
 
-# -- finding layers --------------------------------------------------------------------------------------------
+# -- finding layers --------------------------------------------------------------------------------------
 
 
 def test_layers_come_lowest_first_and_a_shared_one_once(folder: Path):
@@ -150,7 +155,8 @@ def test_built_in_layers_are_found_from_anywhere(folder: Path):
 @pytest.mark.parametrize(
     ("ref", "code"),
     [
-        ("none", "R51"), ("../small", "R55"), ("/etc/passwd", "R55"), ("~/x", "R55"), ("file:///etc/x", "R55"),
+        ("none", "R51"),
+        ("../small", "R55"), ("/etc/passwd", "R55"), ("~/x", "R55"), ("file:///etc/x", "R55"),
         ("https://x.org/a.yaml", "R55"), ("sub/../../small", "R55"), ("${env:HOME}", "R55"), ("[1]", "R37"),
         ("{a: 1}", "R37"), ("''", "R37"), ("bad", "R52"), ("linked", "R55"),
     ],
@@ -182,7 +188,7 @@ def test_a_missing_layer_names_the_chain(folder: Path):
     assert "pulled in by a.yaml:1" in str(caught.value)
 
 
-# -- overrides -------------------------------------------------------------------------------------------------
+# -- overrides -------------------------------------------------------------------------------------------
 
 
 def test_overrides_lie_on_top(folder: Path):
@@ -226,7 +232,7 @@ def test_a_hash_or_colon_in_an_override_is_text(folder: Path):
     assert load_recipe("small.yaml", ["log.dir=runs #1: x"]).recipe.log.dir == "runs #1: x"
 
 
-# -- origins ---------------------------------------------------------------------------------------------------
+# -- origins ---------------------------------------------------------------------------------------------
 
 
 def test_every_value_knows_where_it_was_written(folder: Path):

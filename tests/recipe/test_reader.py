@@ -27,7 +27,8 @@ def read(text: str):
     [
         ("1e-5", 1e-5), ("1E3", 1000.0), (".5", 0.5), ("5.", 5.0), ("+1", 1), ("-0.0", -0.0), ("0", 0),
         ("no", "no"), ("on", "on"), ("Yes", "Yes"), ("true", True), ("FALSE", False), ("~", None), ("", None),
-        ("null", None), ("none", "none"), ("12:30:45", "12:30:45"), ("1:30", "1:30"), ("2026-01-01", "2026-01-01"),
+        ("null", None), ("none", "none"),
+        ("12:30:45", "12:30:45"), ("1:30", "1:30"), ("2026-01-01", "2026-01-01"),
         ("2026-13-45", "2026-13-45"), ("0o17", "0o17"), ("0x1F", "0x1F"), ("017", "017"), ("1_000", "1_000"),
         ("'1'", "1"), ('"true"', "true"), ("é 🎉 漢字", "é 🎉 漢字"), ("{{7*7}}x", None),
     ],
@@ -97,7 +98,12 @@ def test_refused_with_the_place(text, problem, tmp_path, monkeypatch):
 
 
 def test_several_structural_problems_are_told_together():
-    assert [code for code, _ in read("a: 1\na: 2\n1: x\nb: !t y\nc: .nan\n")[1]] == ["R05", "R41", "R08", "R34"]
+    assert [code for code, _ in read("a: 1\na: 2\n1: x\nb: !t y\nc: .nan\n")[1]] == [
+        "R05",
+        "R41",
+        "R08",
+        "R34",
+    ]
 
 
 def bomb(levels: int) -> str:
@@ -171,13 +177,17 @@ def test_unreadable_file(tmp_path: Path, monkeypatch):
     assert [p.code for p in problems.found] == ["R58"]
 
 
-@pytest.mark.parametrize("name", ["with space.yaml", "it's.yaml", "$HOME.yaml", "-rf.yaml", "é漢.yaml", "a\nb.yaml"])
+@pytest.mark.parametrize(
+    "name", ["with space.yaml", "it's.yaml", "$HOME.yaml", "-rf.yaml", "é漢.yaml", "a\nb.yaml"]
+)
 def test_odd_file_names_are_fine(folder: Path, name):
     (folder / "small.yaml").rename(folder / name)
     assert load_recipe(folder / name, ["name=x"]).recipe.train.steps == 3
 
 
-@pytest.mark.parametrize(("text", "found"), [("- a\n", "a list"), ("hello\n", "text"), ("", "nothing"), ("# x", "nothing")])
+@pytest.mark.parametrize(
+    ("text", "found"), [("- a\n", "a list"), ("hello\n", "text"), ("", "nothing"), ("# x", "nothing")]
+)
 def test_the_top_level_is_a_mapping(folder: Path, text, found):
     (folder / "bad.yaml").write_text(text)
     with pytest.raises(RecipeError, match=f"found {found}") as caught:

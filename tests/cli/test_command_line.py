@@ -1,0 +1,267 @@
+"""The verbs as a user meets them: output, exit codes, and nothing heavy loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcli.cli import main as command_line
+from rlcli.cli.output import print_table
+from rlcli.cli.plan import ranks_text
+
+REPOSITORY = Path(__file__).parents[2]
+HEAVY = ("torch", "transformers", "datasets", "networkx", "sympy")
+
+
+@pytest.fixture
+def rlcli(capsys, tmp_path, monkeypatch):
+    """Run the command line in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            command_line.main(list(arguments))
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def test_alone_it_prints_a_few_examples(rlcli):
+    code, out, err = rlcli()
+    assert (code, err) == (0, "")
+    assert "rlcli train ppo_math" in out
+    assert len(out.splitlines()) < 15
+
+
+def test_help_names_every_verb(rlcli):
+    code, out, _ = rlcli("--help")
+    assert code == 0
+    assert all(verb in out for verb in ("train", "validate", "plan", "show", "ls"))
+
+
+@pytest.mark.parametrize("verb", ["train", "validate", "plan", "show", "ls"])
+def test_the_help_of_each_verb_fits_a_screen_and_has_an_example(rlcli, verb):
+    code, out, _ = rlcli(verb, "--help")
+    assert code == 0
+    assert "xample" in out
+    assert len(out.splitlines()) <= 30
+    assert all(len(line) <= 100 for line in out.splitlines())
+
+
+def test_version(rlcli):
+    assert rlcli("--version")[1].startswith("rlcli ")
+
+
+def test_validate(rlcli):
+    code, out, _ = rlcli("validate", "ppo_math", "ppo.kl_ctl=0.1")
+    assert code == 0
+    assert out.startswith("ok")
+    assert "sft_math" in out
+    document = json.loads(rlcli("validate", "ppo_math", "--json")[1])
+    assert document["ok"] is True
+    assert document["runs_first"] == ["sft_math"]
+    assert document["layers"][-1].endswith("ppo_math.yaml")
+
+
+def test_a_bad_recipe_exits_2_with_all_problems_on_stderr(rlcli):
+    Path("bad.yaml").write_text("extends: sft_math\nsed: 1\ntrain: {stpes: 1}\n")
+    code, out, err = rlcli("validate", "bad.yaml")
+    assert (code, out) == (2, "")
+    assert "error[R42] bad.yaml:2:1" in err
+    assert "error[R42] bad.yaml:3:9" in err
+    assert "Traceback" not in err
+    code, out, _ = rlcli("validate", "bad.yaml", "--json")
+    assert code == 2
+    assert [p["where"] for p in json.loads(out)["problems"]] == ["bad.yaml:2:1", "bad.yaml:3:9"]
+    assert "Traceback" in rlcli("--debug", "validate", "bad.yaml")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["trian"], 2, "error[USAGE]"),
+        (["plan"], 2, "error[USAGE]"),
+        (["plan", "ppo_math", "--jsn"], 2, "error[USAGE]"),
+        (["ls", "thing"], 2, "error[USAGE]"),
+        (["plan", "no_such"], 2, "error[R51]"),
+        (["show", "no_such"], 2, "error[R51]"),
+        (["show", "interface", "ppo_acter"], 2, "error[R70]"),
+        (["show", "interface", "a", "b"], 2, "error[USAGE]"),
+        (["plan", "ppo_math", "steps"], 2, "error[R42] command line"),
+        (["plan", "ppo_math", "models.actor.path=./gone"], 5, "error[MODEL] command line"),
+        (["--project", "gone", "ls"], 2, "error[PROJECT]"),
+    ],
+)
+def test_every_mistake_has_its_code_and_message(rlcli, arguments, code, message):
+    found, out, err = rlcli(*arguments)
+    assert (found, out) == (code, "")
+    assert err.startswith(message)
+    assert "Traceback" not in err
+
+
+def test_plan_fits_80_columns_and_tells_the_arithmetic(rlcli):
+    code, out, _ = rlcli("plan", "ppo_math", "launch=local", "cluster.devices_per_node=2")
+    assert code == 0
+    assert all(len(line) <= 80 for line in out.splitlines())
+    for part in ("sft_math", "dp2", "0-1", "actor.train_step", "64 prompts x 4 responses = 256 sequences"):
+        assert part in out
+    document = json.loads(
+        rlcli("plan", "ppo_math", "launch=local", "cluster.devices_per_node=2", "--json")[1]
+    )
+    assert document["world_size"] == 2
+    assert document["batch"]["sequences"] == 256
+    assert document["stages"][0] == ["actor_gen"]
+    assert {role["role"] for role in document["roles"]} == {"actor", "critic", "ref", "reward"}
+
+
+def test_ls(rlcli):
+    code, out, _ = rlcli("ls")
+    assert code == 0
+    for name in ("ppo_actor", "fsdp", "arithmetic", "ppo_math", "base/ppo", "built-in"):
+        assert name in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    document = json.loads(rlcli("ls", "recipes", "--json")[1])
+    assert list(document) == ["recipes"]
+    (entry,) = [e for e in document["recipes"] if e["name"] == "ppo_math"]
+    assert entry["where"].endswith("recipes/ppo_math.yaml")
+    assert entry["doc"]
+
+
+def test_ls_shows_a_broken_component_instead_of_failing(rlcli, tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "broken.py").write_text("def :\n")
+    monkeypatch.delenv("RLCLI_PROJECT", raising=False)
+    code, out, _ = rlcli("ls", "datasets")
+    assert code == 0
+    assert "broken" in out
+    assert "not valid Python" in " ".join(out.split())
+
+
+def test_show_a_component(rlcli):
+    for arguments in (["ppo_actor"], ["interface", "ppo_actor"]):
+        code, out, _ = rlcli("show", *arguments)
+        assert code == 0
+        assert "kl_ctl" in out
+        assert "train_step" in out
+    document = json.loads(rlcli("show", "ppo_actor", "--json")[1])
+    (field,) = [arg for arg in document["args"] if arg["name"] == "kl_ctl"]
+    assert field["type"] == "float"
+    assert field["doc"]
+
+
+def test_show_a_recipe(rlcli):
+    code, out, _ = rlcli("show", "ppo_math", "ppo.kl_ctl=0.25")
+    assert code == 0
+    Path("again.yaml").write_text(out)
+    assert rlcli("validate", "again.yaml")[0] == 0
+    lines = rlcli("show", "ppo_math", "ppo.kl_ctl=0.25", "--origins")[1].splitlines()
+    (line,) = [one for one in lines if one.startswith("graph.actor_train.interface.args.kl_ctl = ")]
+    assert line.split() == ["graph.actor_train.interface.args.kl_ctl", "=", "0.25", "command", "line"]
+    document = json.loads(rlcli("show", "ppo_math", "ppo.kl_ctl=0.25", "--origins", "--json")[1])
+    assert document["origins"]["graph.actor_train.interface.args.kl_ctl"] == "command line"
+    assert document["recipe"]["train"]["steps"] > 0
+
+
+def test_interrupt_exits_130(rlcli, monkeypatch):
+    def interrupted(*_args, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line, "app", interrupted)
+    assert rlcli("ls") == (130, "", "")
+
+
+def test_a_bug_exits_1_and_names_its_report(rlcli, monkeypatch, tmp_path):
+    def broken(*_args, **_options):
+        raise ZeroDivisionError("x\x1b[31m")
+
+    monkeypatch.setattr(command_line, "app", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code, out, err = rlcli("ls")
+    assert (code, out) == (1, "")
+    assert err.startswith("error[BUG]")
+    assert "\x1b" not in err
+    (report,) = tmp_path.glob("rlcli-crash-*")
+    assert str(report) in err
+    assert report.stat().st_mode & 0o077 == 0
+    assert "ZeroDivisionError" in report.read_text()
+
+
+def test_ranks_text():
+    assert ranks_text((0, 1, 2, 5, 7, 8)) == "0-2,5,7-8"
+
+
+def test_tables_have_no_colour_off_a_terminal_and_escape_control_characters(capsys, monkeypatch):
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    print_table(["a", "b"], [["x", "\x1b[31mred"]], title="t")
+    assert "\x1b" not in capsys.readouterr().out
+
+
+# -- whole processes -------------------------------------------------------------------------------------
+
+
+def process(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["train", "--help"], ["validate", "ppo_math"], ["plan", "ppo_math"], ["ls"],
+     ["show", "ppo_actor"],
+     ["show", "ppo_math"]],
+)  # fmt: skip
+def test_nothing_heavy_is_loaded(arguments):
+    script = f"""
+import sys
+from rlcli.cli.main import main
+try:
+    main({arguments!r})
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
+"""
+    done = process("-c", script)
+    assert done.stderr.strip().splitlines()[-1] == "[]"
+
+
+def test_python_m_rlcli(tmp_path):
+    done = process("-m", "rlcli", "plan", "no_such", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error[R51]")
+
+
+def test_a_broken_pipe_ends_quietly():
+    done = process("-c", """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-m", "rlcli", "show", "ppo_math"], stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE)
+child.stdout.close()
+print(child.stderr.read().decode(), child.wait())
+""")  # fmt: skip
+    assert done.stdout.split() == ["141"]
+
+
+def test_the_code_that_a_verb_returns_is_the_exit_code(rlcli, monkeypatch):
+    def stopped(recipe: str) -> int:
+        return 75
+
+    monkeypatch.setattr(command_line, "app", command_line.typer.Typer(pretty_exceptions_enable=False))
+    command_line.app.command()(stopped)
+    assert rlcli("ppo_math")[0] == 75

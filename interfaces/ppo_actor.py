@@ -103,6 +103,7 @@ class PPOActorInterface(PPOArgs, ModelInterface):
     def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
         output.temperature = self.generation.temperature
         tensors, mask = batch.data, batch.data["loss_mask"]
+        entropy = output.entropy[mask].sum()  # before the log-probs: one pass over the vocabulary then gives both
         loss, stats = ppo_actor_loss(
             output.logprobs,
             tensors["old_logprobs"],
@@ -113,11 +114,7 @@ class PPOActorInterface(PPOArgs, ModelInterface):
             tensors["loss_weights"] if self.use_decoupled_loss else None,
         )
         if self.entropy_coef:
-            entropy = output.entropy[mask].sum()
             loss = loss - self.entropy_coef * entropy
-        else:
-            with torch.no_grad():
-                entropy = output.entropy[mask].sum()
         return loss, {**stats, "entropy": entropy.detach()}
 
     def _may_step(self, stats: Mapping[str, float]) -> bool:

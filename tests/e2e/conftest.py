@@ -1,0 +1,75 @@
+"""Whole runs of the command, as a user types it, on a model that is small enough for a test."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+TINY_PPO = (
+    "models.actor.path=null",
+    "models.actor.scratch={model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, "
+    "num_attention_heads: 4, max_position_embeddings: 128, tie_word_embeddings: true}",
+    "models.actor.tokenizer=builtin:arithmetic",
+    "datasets.train.args.problems=64",
+    "datasets.held_out.args.problems=8",
+    "generation.max_new_tokens=6",
+    "train.prompts_per_step=8",
+    "train.eval.every_steps=null",
+    "train.steps=2",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def records(self):
+        """metrics.jsonl."""
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    @property
+    def steps(self):
+        return [record for record in self.records if "actor/loss" in record or "actor/grad_norm" in record]
+
+    @property
+    def status(self):
+        return json.loads((self.folder / "status.json").read_text())
+
+
+def rlcli(*arguments, cwd=None, timeout=100, **environment):
+    """Run the command to its end."""
+    home = str(Path(__file__).resolve().parents[2])
+    variables = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": home, "COLUMNS": "80"}
+    return subprocess.run(
+        [sys.executable, "-m", "rlcli", *arguments],
+        cwd=cwd, env={**os.environ, **variables, **environment}, capture_output=True, text=True, timeout=timeout,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def train(tmp_path):
+    def run(recipe, *overrides, name="run", cwd=None):
+        folder = tmp_path / name
+        done = rlcli("train", str(recipe), *overrides, "--run-dir", str(folder), cwd=cwd or tmp_path)
+        return Run(done.returncode, done.stdout, done.stderr, folder)
+
+    return run
+
+
+@pytest.fixture
+def tiny_ppo():
+    """Overrides that make ppo_math small: no warm start, a toy model, two steps of eight prompts."""
+    return TINY_PPO
+
+
+@pytest.fixture
+def command():
+    return rlcli

@@ -1,0 +1,98 @@
+"""`rlcli train` from recipe to saved model: one process and several, all with the same numbers."""
+
+import json
+
+import pytest
+
+from rlcli.errors import escape_control
+
+RUN_FILES = {
+    "README.md", "curve.png", "environment.json", "metrics.jsonl", "models", "origins.json", "recipe",
+    "recipe.resolved.yaml", "samples.jsonl", "status.json", "tensorboard",
+}  # fmt: skip
+
+
+def test_a_run_leaves_what_the_readme_says(train, tiny_ppo):
+    run = train("ppo_math", *tiny_ppo)
+    assert run.code == 0, run.err
+    assert {path.name for path in run.folder.iterdir()} >= RUN_FILES
+    assert run.status["state"] == "done"
+    assert [record["step"] for record in run.records] == [0, 1, 2]
+    assert run.records[0]["eval/accuracy"] == run.records[0]["eval/reward"]
+    assert {"actor/loss", "actor/kl", "critic/loss", "time/actor_gen", "tokens_per_second"} <= run.records[1].keys()
+    assert run.records[1]["actor/kl"] == pytest.approx(0, abs=1e-6)  # before any update actor and reference agree
+    samples = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
+    assert {sample["phase"] for sample in samples} == {"train", "eval"}
+    assert "before" in run.out
+    assert escape_control(run.out) == run.out
+
+
+def test_the_saved_actor_answers_in_transformers_as_it_did_here(train, tiny_ppo):
+    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
+
+    run = train("ppo_math", *tiny_ppo)
+    folder = run.folder / "models" / "actor"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    samples = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
+    last = [sample for sample in samples if sample["phase"] == "eval" and sample["step"] == 2]
+    assert last
+    for sample in last:
+        question = tokenizer(sample["prompt"], return_tensors="pt")
+        answer = model.generate(**question, max_new_tokens=6, do_sample=False)[0, question.input_ids.shape[1] :]
+        assert tokenizer.decode(answer, skip_special_tokens=True) == sample["response"]
+    critic = AutoModelForTokenClassification.from_pretrained(run.folder / "models" / "critic")
+    assert critic.config.num_labels == 1
+
+
+def test_ranks_and_micro_batches_change_no_number(train, tiny_ppo):
+    float32 = ("models.ref.backend.args.dtype=float32",)
+    variants = {
+        "inline": (),
+        "one_rank": ("launch=local", "train.microbatches=4"),
+        "two_ranks": ("launch=local", "cluster.devices_per_node=2"),
+        "two_ranks_two_parts": ("launch=local", "cluster.devices_per_node=2", "train.microbatches=2"),
+        "critic_apart": ("launch=local", "cluster.devices_per_node=2", "models.critic.devices=1", "models.ref.devices=0"),
+    }
+    runs = {name: train("ppo_math", *tiny_ppo, *float32, *extra, name=name) for name, extra in variants.items()}
+    for name, run in runs.items():
+        assert run.code == 0, f"{name}: {run.err}"
+    keys = ("actor/loss", "actor/grad_norm", "critic/loss", "critic/grad_norm", "actor/reward", "actor/entropy")
+    for name, run in runs.items():
+        for ours, theirs in zip(run.steps, runs["inline"].steps, strict=True):
+            for key in keys:
+                assert ours[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-6), f"{name} {key}"
+
+
+def test_a_recipe_runs_what_it_starts_from_once(tmp_path, command):
+    (tmp_path / "warm.yaml").write_text(
+        "extends: sft_math\n"
+        "models: {actor: {scratch: {hidden_size: 32, num_hidden_layers: 1, intermediate_size: 32}}}\n"
+        "datasets: {train: {args: {problems: 32}}}\n"
+        "train: {steps: 1, prompts_per_step: 8}\n"
+    )
+    (tmp_path / "after.yaml").write_text(
+        "extends: ppo_math\n"
+        "models: {actor: {path: 'recipe:warm.yaml#actor'}}\n"
+        "datasets: {train: {args: {problems: 16}}, held_out: {args: {problems: 4}}}\n"
+        "generation: {max_new_tokens: 4}\n"
+        "train: {steps: 1, prompts_per_step: 4, eval: {every_steps: null}}\n"
+    )
+    first = command("train", "after.yaml", "--json", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert "runs first" in first.stderr
+    again = command("train", "after.yaml", "--json", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "starting from" in again.stderr
+    assert len(list((tmp_path / "runs" / "warm").iterdir())) == 1
+    assert len(list((tmp_path / "runs" / "after").iterdir())) == 2
+    assert json.loads(first.stdout)["steps"] == 1
+
+
+def test_a_used_folder_is_refused(train, tiny_ppo):
+    first = train("ppo_math", *tiny_ppo, "train.steps=1")
+    assert first.code == 0, first.err
+    before = (first.folder / "metrics.jsonl").read_text()
+    again = train("ppo_math", *tiny_ppo, "train.steps=1")
+    assert again.code == 6
+    assert "error[F72]" in again.err
+    assert (first.folder / "metrics.jsonl").read_text() == before

@@ -45,7 +45,7 @@ $(STAMP): pyproject.toml
 	  echo "Name another one: make PYTHON=python3.12 $(firstword $(MAKECMDGOALS))" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@if nvidia-smi >/dev/null 2>&1; then \
-	  echo "set-up: nvidia-smi answers, so the ordinary torch with CUDA"; torch='torch>=2.11'; \
+	  echo "set-up: nvidia-smi answers, so the ordinary torch with CUDA"; torch='torch>=2.13'; \
 	else \
 	  echo "set-up: no NVIDIA GPU here, so torch 2.13.0, as a CPU build where pip finds one"; torch='torch==2.13.0'; \
 	fi; \

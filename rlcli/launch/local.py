@@ -2,42 +2,62 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import uuid
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rlcli.errors import WorkerError
+from rlcli.errors import HangError, WorkerError
 from rlcli.project import VARIABLE, current_project
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
-    from rlcli.runtime.transport import Transport
+    from rlcli.runtime.transport import ZmqMaster
     from rlcli.topology import Topology
 
 WORKER_FILE = "worker.json"
+PROCESSES_FILE = "procs.json"
+STORE = "RLCLI_STORE"
+"""Environment variable of the workers, see `rlcli.runtime.worker_main`, which this file must not import."""
 GRACE = 10.0
 """Seconds between asking processes to end and ending them."""
 LAST_LINES = 12
 
 
-def torchrun_command(run_dir: Path, ranks: int, max_restarts: int = 0) -> list[str]:
-    """What starts the ranks."""
+def torchrun_command(run_dir: Path, ranks: int, meeting: Path) -> list[str]:
+    """What starts the ranks. They meet in files, so nothing listens but on loopback."""
     return [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
-        f"--max-restarts={max_restarts}", "-m", "rlcli.runtime.worker_main", str(run_dir),
+        sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={ranks}", "--max-restarts=0",
+        "--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={meeting / 'torchrun'}",
+        f"--rdzv-id={uuid.uuid4().hex}", f"--log-dir={run_dir / 'logs' / 'torchrun'}",
+        "-m", "rlcli.runtime.worker_main", str(run_dir),
     ]  # fmt: skip
 
 
-def worker_environment(ranks: int) -> dict[str, str]:
+def worker_environment(ranks: int, meeting: Path) -> dict[str, str]:
     """Cores are shared out, not fought for; components are found as they are found here."""
     cores = max(1, len(os.sched_getaffinity(0)) // ranks)
-    environment = {**os.environ, "OMP_NUM_THREADS": str(cores), "OMP_WAIT_POLICY": "PASSIVE", "PYTHONSAFEPATH": "1"}
+    environment = {
+        "OMP_NUM_THREADS": str(cores),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        **os.environ,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONSAFEPATH": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        STORE: str(meeting / "ranks"),
+    }
     project = current_project()
     if project is not None:
         environment[VARIABLE] = str(project)
@@ -47,66 +67,72 @@ def worker_environment(ranks: int) -> dict[str, str]:
 
 
 class LocalRanks:
-    """The ranks of one run as a transport; leaving the context ends them all."""
+    """The ranks of one run; leaving the context ends them all."""
+
+    transport: ZmqMaster
 
     def __init__(self, recipe: Recipe, topology: Topology, run_dir: Path):
         from rlcli.runtime.transport import ZmqMaster
 
+        self._run_dir = run_dir
         self._logs = run_dir / "logs"
         self._logs.mkdir(mode=0o700, exist_ok=True)
         _write_private(run_dir / WORKER_FILE, json.dumps(recipe.model_dump(mode="json")))
         ranks = topology.world_size
-        self._process = subprocess.Popen(
-            torchrun_command(run_dir, ranks, recipe.launch.max_restarts),
-            env=worker_environment(ranks),
-            stdin=subprocess.DEVNULL,
-            stdout=(self._logs / "torchrun.log").open("wb"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_die_with_parent,
-        )
+        self._meeting = Path(tempfile.mkdtemp(prefix="rlcli-"))
+        self.transport = ZmqMaster(run_dir, ranks, self._check_alive)
+        with os.fdopen(_private_file(self._logs / "torchrun.log"), "wb") as log:
+            self._process = subprocess.Popen(
+                torchrun_command(run_dir, ranks, self._meeting),
+                env=worker_environment(ranks, self._meeting),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        self._started: dict[int, float] = {}
         try:
-            self.transport: Transport = master = ZmqMaster(run_dir, ranks, self._check_alive)
-            master.wait_for_workers(recipe.launch.startup_deadline)
-        except BaseException:
-            self.close()
+            self.transport.wait_for_workers(recipe.launch.startup_deadline)
+            self._note_processes()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
             raise
 
+    def _note_processes(self) -> None:
+        """procs.json: pid and start time of every process, enough to end it even if we cannot."""
+        import psutil
+
+        pids = {"torchrun": self._process.pid, **{f"rank{r}": pid for r, pid in sorted(self.transport.pids.items())}}
+        self._started = {pid: psutil.Process(pid).create_time() for pid in pids.values() if psutil.pid_exists(pid)}
+        entries = [{"name": name, "pid": pid, "started": self._started.get(pid)} for name, pid in pids.items()]
+        _write_private(self._run_dir / PROCESSES_FILE, json.dumps(entries, indent=2) + "\n")
+
     def _check_alive(self) -> None:
-        code = self._process.poll()
-        if code is not None:
-            raise WorkerError(
-                f"{self._culprit()}\n{self._last_lines()}".rstrip(),
-                where=f"torchrun pid {self._process.pid}",
-                hint=f"the whole story is in {self._logs}",
-                code="F01",
-            )
+        """Raises WorkerError once torchrun has ended, which it does when a rank has."""
+        if self._process.poll() is None:
+            return
+        rank, what = self._culprit()
+        log = self._logs / ("torchrun.log" if rank is None else f"rank{rank}.log")
+        lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if log.exists() else []
+        if any(line.strip() for line in lines):
+            what = "\n".join([f"{what}; last lines of {log.name}:", *(f"  {line}" for line in lines)])
+        place = "torchrun" if rank is None else f"rank {rank} pid {self.transport.pids.get(rank, '?')}"
+        raise WorkerError(what, where=place, hint=f"the whole story is in {self._logs}", code="F01")
 
-    def _culprit(self) -> str:
-        """Which rank ended first, in torchrun's words."""
-        log = (self._logs / "torchrun.log").read_text(errors="replace")
-        _, found, cause = log.rpartition("Root Cause")
-        facts = {}
-        for line in cause.splitlines() if found else []:
-            key, colon, value = line.strip().partition(":")
-            if colon:
-                facts.setdefault(key.strip(), value.strip())
-        if "rank" not in facts:
-            return f"the workers ended with exit code {self._process.returncode}"
-        rank, code = facts["rank"].split()[0], facts.get("exitcode", "?").split()[0]
-        pid = facts.get("exitcode", "").partition("pid:")[2].strip(" )")
-        if code.startswith("-"):
-            name = signal.Signals(-int(code)).name
-            return f"rank {rank} (pid {pid}) was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-        return f"rank {rank} (pid {pid}) ended with exit code {code}"
-
-    def _last_lines(self) -> str:
-        texts = []
-        for log in sorted(self._logs.glob("rank*.log")):
-            lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
-            if any(line.strip() for line in lines):
-                texts.append("\n".join([f"last lines of {log.name}:", *(f"  {line}" for line in lines)]))
-        return "\n".join(texts)
+    def _culprit(self) -> tuple[int | None, str]:
+        """Which rank ended first, and how, from torchrun's own report."""
+        report = (self._logs / "torchrun.log").read_text(errors="replace").rpartition("Root Cause")[2]
+        rank = re.search(r"^\s*rank\s*:\s*(\d+)", report, re.MULTILINE)
+        code = re.search(r"^\s*exitcode\s*:\s*(-?\d+)", report, re.MULTILINE)
+        if rank is None or code is None:
+            return None, f"the workers ended with exit code {self._process.returncode}"
+        number = int(code[1])
+        if number >= 0:
+            return int(rank[1]), f"rank {rank[1]} ended with exit code {number}"
+        name = signal.Signals(-number).name
+        why = " (out of memory?)" if name == "SIGKILL" else ""
+        return int(rank[1]), f"rank {rank[1]} was killed by {name}{why}"
 
     def wait(self) -> None:
         """Until the ranks have ended by themselves, which they do after `shutdown`."""
@@ -115,29 +141,55 @@ class LocalRanks:
         except subprocess.TimeoutExpired:
             return
 
-    def close(self) -> None:
-        """End every process of the run; nothing outlives it."""
-        transport = getattr(self, "transport", None)
-        if transport is not None:
-            transport.close()
-        for number in (signal.SIGTERM, signal.SIGKILL):
+    def close(self, at_once: bool = False) -> None:
+        """End every process of the run; nothing outlives it. `at_once`: without asking first."""
+        for number in (signal.SIGKILL,) if at_once else (signal.SIGTERM, signal.SIGKILL):
             if _session_is_empty(self._process):
                 break
             _signal_session(self._process.pid, number)
             end = time.monotonic() + GRACE
             while time.monotonic() < end and not _session_is_empty(self._process):
                 time.sleep(0.05)
+        self._end_stragglers()
+        self.transport.close()
+        shutil.rmtree(self._meeting, ignore_errors=True)
+
+    def _end_stragglers(self) -> None:
+        """The ranks die with torchrun by their parent-death signal; this is for one that somehow did not."""
+        import psutil
+
+        for pid, started in self._started.items():
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                if process.create_time() == started:
+                    process.kill()
+                    process.wait(GRACE)
+
+    def _ask_for_stacks(self) -> None:
+        """Every rank writes to its log where it is."""
+        for pid in self.transport.pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
+        time.sleep(1.0)
 
     def __enter__(self) -> LocalRanks:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, HangError):
+            self._ask_for_stacks()
+        self.close(at_once=error is not None)  # after an error there is nothing left that a rank could save
 
 
 def _write_private(path: Path, text: str) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    with os.fdopen(_private_file(path), "w") as file:
         file.write(text)
+
+
+def _private_file(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
 
 
 def _signal_session(pid: int, number: int) -> None:

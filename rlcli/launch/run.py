@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli.errors import RlcliError
+from rlcli.errors import ModelError, RlcliError, UsageError
 from rlcli.launch.stopping import StopSignals
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlcli.observe.report import Outcome
     from rlcli.observe.run_directory import RunDirectory
     from rlcli.recipe.resolve import Resolved
-    from rlcli.recipe.schema import Recipe
+    from rlcli.recipe.schema import Recipe, Role
     from rlcli.runtime.transport import Transport
     from rlcli.topology import Topology
 
@@ -40,11 +40,45 @@ def run_recipe(
     resolved: Resolved, run_dir: Path | None, display: Display, command: Sequence[str] | None = None
 ) -> Finished:
     """Run a recipe, after the recipes that it starts from. Raises RlcliError."""
+    check_before_start(resolved)
     with StopSignals(display.note) as stop:
         recipe, stopped = _with_warm_starts(resolved, resolved.recipe.log.dir, display, stop)
         if stopped is not None:
             return stopped
         return _run_one(resolved, recipe, run_dir, resolved.recipe.log.dir, display, stop, command=command)
+
+
+def check_before_start(resolved: Resolved) -> None:
+    """What can be told from files alone, of the recipe and of those that it starts from. Loads nothing."""
+    from rlcli.recipe.warm_start import chain
+
+    for one in (*chain(resolved), resolved):
+        recipe = one.recipe
+        if recipe.launch.max_restarts:
+            raise UsageError(
+                "launch.max_restarts needs checkpoints to restart from, which do not exist yet",
+                where=str(one.origin("launch.max_restarts")),
+                hint="leave it at 0",
+                code="R49",
+            )
+        for name, role in recipe.models.items():
+            where = str(one.origin(("models", name, "path")))
+            try:
+                _check_files(role)
+            except ModelError as error:
+                raise ModelError(error.what, where=where, hint=error.hint, code=error.code) from None
+
+
+def _check_files(role: Role) -> None:
+    from rlcli.checkpoint.huggingface import check_folder, check_sizes
+
+    folder = Path(role.path).expanduser() if role.path is not None else None
+    if folder is None or not folder.is_dir():
+        return
+    check_folder(folder, weights=True)
+    tokenizer = Path(role.tokenizer).expanduser() if role.tokenizer is not None else folder
+    if tokenizer.is_dir():
+        check_sizes(folder, tokenizer)
 
 
 def _with_warm_starts(
@@ -79,14 +113,18 @@ def find_result(source: Resolved, log_dir: str, role: str) -> Path | None:
     for marker in sorted(Path(log_dir, source.recipe.name).glob(f"*/{DIGEST_FILE}"), reverse=True):
         status = read_status(marker.parent)
         folder = marker.parent / "models" / role
-        if marker.read_text().strip() == wanted and status and status["state"] == "done" and folder.is_dir():
+        is_done = status is not None and status.get("state") == "done" and (folder / "config.json").is_file()
+        if is_done and marker.read_text().strip() == wanted:
             return folder.absolute()
     return None
 
 
 def digest(resolved: Resolved) -> str:
     """Of everything in a recipe that its result depends on."""
+    from rlcli.recipe.warm_start import warm_starts
+
     told = {key: value for key, value in resolved.to_json().items() if key not in ("launch", "log", "checkpoint")}
+    told["starts"] = {start.role: [digest(start.source), start.source_role] for start in warm_starts(resolved)}
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
@@ -104,7 +142,8 @@ def _run_one(
     from rlcli.observe.metrics import MetricsWriter
     from rlcli.observe.run_directory import RunDirectory
     from rlcli.observe.samples import SampleWriter
-    from rlcli.runtime.master import MasterWorker, Outputs
+    from rlcli.runtime.master import MasterWorker
+    from rlcli.runtime.outputs import Outputs
     from rlcli.topology import plan_topology
 
     began = time.monotonic()

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class StopSignals:
-    """Context in which SIGINT, SIGTERM and SIGUSR1 ask for an orderly stop; `requested` is the first that came."""
+    """Context in which SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 ask for an orderly stop; `requested` is the first that came."""
 
     def __init__(self, say: Callable[[str], None]):
         self.requested: signal.Signals | None = None

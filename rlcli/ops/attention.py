@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -33,15 +34,16 @@ class PackedAttention:
         return self._rectangles(query, key, value, scale)
 
     def _varlen(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
-        from torch.nn.attention.varlen import varlen_attn
+        from torch.nn.attention import varlen
 
+        attend: Any = varlen.varlen_attn
         packed = [x[0].transpose(0, 1).contiguous() for x in (query, key, value)]  # [T, H, D]
-        starts = self._starts
-        out = varlen_attn(
-            *packed, starts, starts, self.longest, self.longest,
-            scale=scale, window_size=(-1, 0), enable_gqa=query.shape[1] != key.shape[1],
-        )  # fmt: skip
-        return out[None]  # type: ignore[index]
+        bounds = (self._starts, self._starts, self.longest, self.longest)
+        causal = (-1, 0)
+        out: torch.Tensor = attend(
+            *packed, *bounds, scale=scale, window_size=causal, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        return out[None]
 
     @cached_property
     def _starts(self) -> torch.Tensor:

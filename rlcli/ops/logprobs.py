@@ -60,7 +60,7 @@ def token_scores(
 
 class _TokenScores(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tokens: torch.Tensor,
         head: Head, entropy: bool, dtype: torch.dtype, rows: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
@@ -82,7 +82,7 @@ class _TokenScores(torch.autograd.Function):
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, grad_logprobs: torch.Tensor | None, grad_entropies: torch.Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_logprobs: torch.Tensor | None, grad_entropies: torch.Tensor | None) -> Any:
         hidden, weight, bias, tokens, normalizers, entropies = ctx.saved_tensors
         head, dtype, rows = ctx.settings
         cast = _cast(head, weight, bias, dtype)

@@ -30,7 +30,8 @@ class Transfer:
     key: str
     ids: tuple[str, ...]
     description: SequenceSample
-    """Of these samples, this key only: what the receiver needs to make room."""
+    """Of these samples, this key only: what the receiver needs to make room. With the samples' metadata, if it has
+    none of theirs yet."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -49,23 +50,28 @@ class Buffer:
 
     def __init__(self) -> None:
         self._held: dict[str, dict[str, Held]] = {}
+        self._metadata: dict[str, dict[str, Any]] = {}
         self._steps: dict[int, list[str]] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
+    def open_step(self, step: int, ids: Sequence[str]) -> None:
+        """Expect these samples, in this order. An id may belong to one open step only."""
+        twice = [id_ for id_ in ids if id_ in self._held]
+        if twice or len(set(ids)) != len(ids):
+            raise ValueError(f"samples that are already in use: {twice[:5]}")
+        self._steps[step] = list(ids)
+        self._held |= {id_: {} for id_ in ids}
+
     def add(self, rank: int, batch: SequenceSample) -> None:
         """`rank` now holds all keys of `batch`, which is a description."""
         for sample in batch.unpack():
-            keys = self._held.setdefault(str(sample.ids[0]), {})
+            id_ = str(sample.ids[0])
+            self._metadata.setdefault(id_, {}).update({name: values[0] for name, values in sample.metadata.items()})
+            sample.metadata = {}
             for key in sample.keys:
-                known = keys.get(key)
-                if known is None or known.description.seqlens != sample.select([key]).seqlens:
-                    keys[key] = Held(sample.select([key]))
-                keys[key].ranks.add(rank)
-
-    def open_step(self, step: int, ids: Sequence[str]) -> None:
-        self._steps[step] = list(ids)
+                self._held[id_].setdefault(key, Held(sample.select([key]))).ranks.add(rank)
 
     def ids(self, step: int) -> list[str]:
         return self._steps[step]
@@ -74,15 +80,30 @@ class Buffer:
         """Forget the samples of a step; returns their ids."""
         ids = self._steps.pop(step)
         for id_ in ids:
-            self._held.pop(id_, None)
+            self._held.pop(id_)
+            self._metadata.pop(id_, None)
         return ids
 
-    def holders(self, id_: str, key: str) -> set[int]:
-        return self._held[id_][key].ranks
+    def holders(self, id_: str, keys: Sequence[str]) -> set[int]:
+        """The ranks that hold all of these keys of a sample."""
+        held = self._held[id_]
+        return set.intersection(*(held[key].ranks if key in held else set() for key in keys))
 
     def sequence_lengths(self, ids: Sequence[str], key: str) -> list[int]:
         """Lengths of all sequences of a key; empty if the key is not there."""
         return [n for i in ids if key in self._held[i] for n in self._held[i][key].description.flat_seqlens(key)]
+
+    def description(self, ids: Sequence[str], keys: Sequence[str]) -> SequenceSample:
+        """These keys of these samples, without metadata."""
+        described = SequenceSample(ids=list(ids), seqlens={})
+        for key in keys:
+            described.update_(SequenceSample.gather([self._held[id_][key].description for id_ in ids]))
+        return described
+
+    def metadata_names(self, ids: Sequence[str]) -> list[str]:
+        """Names of metadata that all of these samples have."""
+        names = [set(self._metadata.get(id_, ())) for id_ in ids]
+        return sorted(set.intersection(*names)) if names else []
 
     def transfers(self, shares: dict[int, list[str]], keys: Sequence[str]) -> list[Transfer]:
         """What must move so that every rank holds `keys` of its share; nothing where it already does.
@@ -92,6 +113,7 @@ class Buffer:
         """
         plan: list[Transfer] = []
         for target, ids in sorted(shares.items()):
+            strangers = {id_ for id_ in ids if not any(target in held.ranks for held in self._held[id_].values())}
             for key in keys:
                 by_source: dict[int, list[str]] = {}
                 for id_ in ids:
@@ -99,8 +121,11 @@ class Buffer:
                     if target not in held.ranks:
                         by_source.setdefault(min(held.ranks), []).append(id_)
                 for source, moved in sorted(by_source.items()):
-                    described = [self._held[id_][key].description for id_ in moved]
-                    plan.append(Transfer(source, target, key, tuple(moved), SequenceSample.gather(described)))
+                    described = self.description(moved, [key])
+                    if strangers & set(moved):
+                        described.metadata = self._metadata_of(moved)
+                    strangers -= set(moved)
+                    plan.append(Transfer(source, target, key, tuple(moved), described))
         return plan
 
     def count_transfers(self, plan: Sequence[Transfer]) -> None:
@@ -108,3 +133,6 @@ class Buffer:
         for transfer in plan:
             for id_ in transfer.ids:
                 self._held[id_][transfer.key].ranks.add(transfer.target)
+
+    def _metadata_of(self, ids: Sequence[str]) -> dict[str, list[Any]]:
+        return {name: [self._metadata[id_][name] for id_ in ids] for name in self.metadata_names(ids)}

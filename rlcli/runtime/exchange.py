@@ -18,8 +18,9 @@ def carry_out(
     """This rank's part of the plan. All ranks go through it in the same order, so none waits for another in a ring."""
     for transfer in plan:
         if transfer.source == rank:
-            pieces = [_tensor(samples[id_], transfer.key) for id_ in transfer.ids]
-            dist.send(_as_bytes(torch.cat(pieces).to(device)), transfer.target)
+            raw = _as_bytes(torch.cat([_tensor(samples[id_], transfer.key) for id_ in transfer.ids]).to(device))
+            if len(raw):
+                dist.send(raw, transfer.target)
         elif transfer.target == rank:
             _receive(transfer, samples, device)
 
@@ -27,10 +28,12 @@ def carry_out(
 def _receive(transfer: Transfer, samples: MutableMapping[str, SequenceSample], device: torch.device) -> None:
     described, key = transfer.description, transfer.key
     dtype, shape = described.dtypes[key], described.trailing_shapes[key]
-    assert dtype is not None and shape is not None
+    assert dtype is not None
+    assert shape is not None
     rows = sum(described.flat_seqlens(key))
     raw = torch.empty(rows * math.prod(shape) * dtype.itemsize, dtype=torch.uint8, device=device)
-    dist.recv(raw, transfer.source)
+    if len(raw):
+        dist.recv(raw, transfer.source)
     received = SequenceSample(
         ids=list(described.ids), seqlens=described.seqlens, data={key: raw.view(dtype).view(rows, *shape)},
         metadata=described.metadata,

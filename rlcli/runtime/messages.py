@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -10,8 +11,12 @@ import msgpack
 from rlcli import errors
 from rlcli.errors import RlcliError
 
-LARGEST = 1 << 28
-"""Bytes of one message; metadata of a batch is far smaller."""
+LARGEST = 1 << 26
+"""Bytes of one message; the metadata of a batch is far smaller."""
+
+
+UNEXPECTED = "RlcliError"
+"""Kind of a failure that is none of the errors made for users."""
 
 
 class ProtocolError(ValueError):
@@ -42,7 +47,12 @@ class Failure:
     def of(error: BaseException, where: str, traceback: str) -> Failure:
         if isinstance(error, RlcliError):
             return Failure(type(error).__name__, error.what, error.code, error.where or where, error.hint, traceback)
-        return Failure("RlcliError", f"{type(error).__name__}: {error}", "BUG", where, None, traceback)
+        return Failure(UNEXPECTED, f"{type(error).__name__}: {error}", "BUG", where, None, traceback)
+
+    @property
+    def is_unexpected(self) -> bool:
+        """No error of ours: a bug, or what is left of a rank when another one has died."""
+        return self.kind == UNEXPECTED
 
     def as_error(self) -> RlcliError:
         """The worker's error with its class, so that the exit code survives the journey."""
@@ -72,12 +82,10 @@ def pack(message: Request | Reply, token: bytes) -> bytes:
 
 def unpack(frame: bytes, token: bytes, cls: type[Request] | type[Reply]) -> Any:
     """The message in a frame. Raises ProtocolError for anything that is not a `cls` with our token."""
-    import hmac
-
     if len(frame) > LARGEST:
         raise ProtocolError(f"a message of {len(frame)} bytes; at most {LARGEST} are read")
     try:
-        fields = msgpack.unpackb(frame, raw=False, max_buffer_size=LARGEST, strict_map_key=False)
+        fields = msgpack.unpackb(frame, raw=False)
     except Exception as error:  # msgpack raises many kinds; all mean the same here
         raise ProtocolError(f"not a message: {error}") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("token"), bytes):
@@ -90,19 +98,30 @@ def unpack(frame: bytes, token: bytes, cls: type[Request] | type[Reply]) -> Any:
 
 
 def _request(fields: dict[str, Any]) -> Request:
-    if not (isinstance(fields.get("number"), int) and isinstance(fields.get("op"), str)):
-        raise ProtocolError("not a request: number and op are missing")
     if fields.keys() != {"number", "op", "args"} or not isinstance(fields["args"], dict):
         raise ProtocolError("not a request: wrong fields")
+    if not (_is_count(fields["number"]) and isinstance(fields["op"], str)):
+        raise ProtocolError("not a request: number or op is of the wrong type")
     return Request(**fields)
 
 
 def _reply(fields: dict[str, Any]) -> Reply:
     if fields.keys() != {"number", "rank", "value", "failure"} or not isinstance(fields["value"], dict):
         raise ProtocolError("not a reply: wrong fields")
+    if not (type(fields["number"]) is int and _is_count(fields["rank"])):
+        raise ProtocolError("not a reply: number or rank is of the wrong type")
     failure = fields.pop("failure")
-    if failure is not None:
-        if not isinstance(failure, dict) or failure.keys() != Failure.__dataclass_fields__.keys():
-            raise ProtocolError("not a reply: malformed failure")
-        failure = Failure(**failure)
-    return Reply(**fields, failure=failure)
+    return Reply(**fields, failure=None if failure is None else _failure(failure))
+
+
+def _failure(fields: Any) -> Failure:
+    if not isinstance(fields, dict) or fields.keys() != Failure.__dataclass_fields__.keys():
+        raise ProtocolError("not a reply: malformed failure")
+    optional = ("where", "hint")
+    if not all(isinstance(text, str) or (text is None and name in optional) for name, text in fields.items()):
+        raise ProtocolError("not a reply: malformed failure")
+    return Failure(**fields)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 from rlcli.topology import RolePlacement
@@ -16,7 +17,7 @@ def shares(items: Sequence[T], parts: int) -> list[list[T]]:
     cuts = [0]
     for part in range(parts):
         cuts.append(cuts[-1] + short + (part < longer))
-    return [list(items[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [list(items[a:b]) for a, b in pairwise(cuts)]
 
 
 def share_by_rank(items: Sequence[T], placement: RolePlacement) -> dict[int, list[T]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,7 @@ from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction, stable_seed
 from rlcli.api.model import Model, ModelBackend
 from rlcli.checkpoint.huggingface import load_model, load_tokenizer
 from rlcli.errors import DataError, ModelError, ResourceError
-from rlcli.recipe.schema import Recipe, Role
+from rlcli.recipe.schema import Recipe
 from rlcli.topology import RolePlacement, Topology
 
 if TYPE_CHECKING:
@@ -53,9 +54,12 @@ def make_meshes(topology: Topology, device_type: str) -> Meshes:
     return meshes
 
 
-def training_length(recipe: Recipe, rows: int) -> FinetuneSpec:
-    """How many steps a run has. Raises DataError if the dataset does not fill one step."""
-    batch = recipe.train.prompts_per_step
+def training_length(recipe: Recipe, rows_of: Mapping[str, int]) -> FinetuneSpec:
+    """How many steps a run has, from the rows of each dataset. Raises DataError if one has too few."""
+    batch, rows, held_out = recipe.train.prompts_per_step, rows_of[recipe.train.dataset], recipe.train.eval.dataset
+    for name in (recipe.train.dataset, held_out):
+        if name is not None and rows_of[name] == 0:
+            raise DataError(f"dataset {name} has no rows", code="F80")
     if rows < batch:
         raise DataError(
             f"dataset {recipe.train.dataset} has {rows} rows, fewer than one step takes: prompts_per_step is {batch}",
@@ -77,7 +81,11 @@ def build_roles(
         tokenizer = role_tokenizer(recipe, name)
         module = None
         if role.has_weights:
-            module = load_model(_source(recipe, role), head=role.head, tokenizer=tokenizer, seed=seed)
+            origin = _origin(recipe, name)
+            start = recipe.models[origin].path or recipe.models[origin].scratch
+            assert start is not None
+            first_weights = stable_seed(recipe.seed, origin)  # roles that start from one origin start alike
+            module = load_model(start, head=role.head, tokenizer=tokenizer, seed=first_weights)
         model = Model(
             name=name, module=module, tokenizer=tokenizer, device=device, seed=seed, device_mesh=meshes.get(name)
         )
@@ -89,7 +97,7 @@ def build_roles(
 
 def role_tokenizer(recipe: Recipe, name: str) -> PreTrainedTokenizerBase:
     """A role's tokenizer: its own, that of its weights, or, without weights, that of the first role which has one."""
-    role = _origin(recipe, recipe.models[name])
+    role = recipe.models[_origin(recipe, name)]
     source = recipe.models[name].tokenizer or role.tokenizer or role.path
     if source is None:
         others = [r for r in recipe.models.values() if r.tokenizer or r.path]
@@ -98,18 +106,14 @@ def role_tokenizer(recipe: Recipe, name: str) -> PreTrainedTokenizerBase:
         source = others[0].tokenizer or others[0].path
     assert source is not None
     if source.startswith("builtin:"):
-        tokenizer: PreTrainedTokenizerBase = registry.load("datasets", source.removeprefix("builtin:")).make_tokenizer()  # type: ignore[attr-defined]
+        dataset: Any = registry.load("datasets", source.removeprefix("builtin:"))
+        tokenizer: PreTrainedTokenizerBase = dataset.make_tokenizer()
         return tokenizer
     return load_tokenizer(source)
 
 
-def _origin(recipe: Recipe, role: Role) -> Role:
+def _origin(recipe: Recipe, name: str) -> str:
     """The role whose weights a role starts from: itself, or the end of its chain of `init`."""
-    while role.init is not None:
-        role = recipe.models[role.init]
-    return role
-
-
-def _source(recipe: Recipe, role: Role) -> Any:
-    origin = _origin(recipe, role)
-    return origin.path if origin.path is not None else origin.scratch
+    while (source := recipe.models[name].init) is not None:
+        name = source
+    return name

@@ -25,16 +25,19 @@ class Scheduler:
 
     A call is ready when its producers of the same step are done and its role's weights are new enough: with
     `max_staleness` η, generation at step k needs the weights trained at step k − 1 − η. A role's training steps
-    happen in order. At most η + 1 steps are open at a time.
+    happen in order. At most η + 1 steps are open at a time, one more with `overlap`: then a step may begin on devices
+    that are done with the step before, as far as versions allow.
     """
 
-    def __init__(self, mfcs: Sequence[MFCDef], steps: int, max_staleness: int = 0, first_step: int = 0):
+    def __init__(
+        self, mfcs: Sequence[MFCDef], steps: int, max_staleness: int = 0, first_step: int = 0, overlap: bool = False
+    ):
         self._graph = build_graph(mfcs, max_staleness=max_staleness)
         order = list(networkx.lexicographical_topological_sort(self._graph, key=[m.name for m in mfcs].index))
         self._places = {name: place for place, name in enumerate(order)}
         self._mfcs = {mfc.name: mfc for mfc in mfcs}
         self._steps = steps
-        self._window = max_staleness + 1
+        self._window = max_staleness + 1 + overlap
         self._versions = {mfc.model_name: first_step for mfc in mfcs if mfc.is_train}
         self._started: set[Task] = set()
         self._done: dict[int, set[str]] = {}
@@ -49,12 +52,11 @@ class Scheduler:
     def finished(self) -> bool:
         return self._oldest >= self._steps
 
-    def ready(self, limit: int | None = None) -> list[Task]:
-        """Calls that may start now, oldest step first. None of step `limit` or later."""
+    def ready(self) -> list[Task]:
+        """Calls that may start now, oldest step first."""
         return sorted(
             task
             for step in self.open_steps
-            if limit is None or step < limit
             for name, place in self._places.items()
             if (task := Task(step, place, name)) not in self._started and self._may_start(task)
         )
@@ -66,9 +68,10 @@ class Scheduler:
         """Count a call as done; returns whether that finished its whole step."""
         done = self._done.setdefault(task.step, set())
         done.add(task.call)
-        mfc = self._mfcs[task.call]
-        if mfc.is_train:
-            self._versions[mfc.model_name] = task.step + 1
+        role = self._mfcs[task.call].model_name
+        trainers = {name for name, mfc in self._mfcs.items() if mfc.is_train and mfc.model_name == role}
+        if trainers and trainers <= done:
+            self._versions[role] = task.step + 1
         if len(done) < len(self._places):
             return False
         while len(self._done.get(self._oldest, ())) == len(self._places):
@@ -81,11 +84,18 @@ class Scheduler:
         done = self._done.get(task.step, set())
         if not all(producer in done for producer in self._graph.predecessors(task.call)):
             return False
-        mfc = self._mfcs[task.call]
-        if mfc.is_train and self._versions[mfc.model_name] != task.step:
+        if self._mfcs[task.call].is_train and not self._may_train(task):
             return False
         return all(
             self._versions[edge.role] >= edge.required_version(task.step)
             for edge in self._graph.graph["version_edges"]
             if edge.consumer == task.call
         )
+
+    def _may_train(self, task: Task) -> bool:
+        """In the order of steps, and after the role's other calls of the step: they want the weights from before."""
+        role = self._mfcs[task.call].model_name
+        later = networkx.descendants(self._graph, task.call)
+        others = {n for n, mfc in self._mfcs.items() if mfc.model_name == role and not mfc.is_train} - later
+        started = {other.call for other in self._started if other.step == task.step}
+        return self._versions[role] == task.step and others <= started

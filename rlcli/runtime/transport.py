@@ -7,18 +7,35 @@ reach the workers in a file that its owner alone can read, never on a command li
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlcli.errors import HangError, WorkerError
-from rlcli.runtime.messages import ProtocolError, Reply, Request, pack, unpack
+from rlcli.errors import HangError, RlcliError, WorkerError
+from rlcli.runtime.messages import LARGEST, Failure, ProtocolError, Reply, Request, pack, unpack
+
+log = logging.getLogger(__name__)
 
 CONTROL_FILE = "control.json"
+
+HELLO = -1
+"""Number of the reply that a worker sends unasked when it is up, or when it cannot get up."""
+BEAT = -2
+"""Number of the replies that a worker sends every second, whatever it is doing."""
+
+BEAT_SECONDS = 1.0
+SILENT = 10.0
+"""Seconds without a heartbeat after which a rank is named as the one that hangs."""
+LONGEST_SILENCE = 300.0
+"""Seconds without a heartbeat after which a rank counts as hanging, whatever the other deadlines are."""
+LAST_GASP = 5.0
+"""Seconds to find out whether an unexpected error of one rank is the echo of another rank's death."""
 
 
 class Transport(Protocol):
@@ -44,6 +61,8 @@ class InlineTransport:
         self._queue.append(request)
 
     def receive(self, deadline: float, waiting_for: str) -> Reply:
+        if not self._queue:
+            raise RlcliError(f"nothing was asked, yet the master waits for {waiting_for}")
         request = self._queue.popleft()
         return Reply(request.number, 0, self._handle(request))
 
@@ -55,40 +74,48 @@ class ZmqMaster:
     """The master's socket. `is_alive` raises when the workers' processes have ended."""
 
     def __init__(self, run_dir: Path, world_size: int, is_alive: Callable[[], None]):
-        import zmq
+        zmq = _zmq()
 
         self._token = secrets.token_bytes(32)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, LARGEST)
         self._socket.setsockopt(zmq.LINGER, 1000)
         port = self._socket.bind_to_random_port("tcp://127.0.0.1")
         self._is_alive = is_alive
-        self._identities: dict[int, bytes] = {}
         self._world_size = world_size
+        self._identities: dict[int, bytes] = {}
+        self._heard: dict[int, float] = {}
+        self.pids: dict[int, int] = {}
+        """Rank → its process."""
         self.rejected = 0
         """Messages thrown away because they were not from one of our workers."""
         self._control = run_dir / CONTROL_FILE
+        self._control.unlink(missing_ok=True)
         descriptor = os.open(self._control, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump({"address": f"tcp://127.0.0.1:{port}", "token": self._token.hex()}, file)
 
     def wait_for_workers(self, deadline: float) -> None:
-        """Until every rank has said hello."""
+        """Until every rank has said hello. Raises the error of a rank that cannot start."""
         end = time.monotonic() + deadline
         while len(self._identities) < self._world_size:
             missing = sorted(set(range(self._world_size)) - set(self._identities))
             reply = self._next(end - time.monotonic(), f"rank {missing[0]} to start")
-            if reply is not None and reply.number == HELLO:
-                continue
+            if reply.failure is not None:
+                raise reply.failure.as_error()
 
     def send(self, rank: int, request: Request) -> None:
-        import zmq
+        zmq = _zmq()
 
+        frame = pack(request, self._token)
+        if len(frame) > LARGEST:
+            raise RlcliError(f"request {request.op} takes {len(frame)} bytes; at most {LARGEST} can be sent")
         try:
-            self._socket.send_multipart([self._identities[rank], pack(request, self._token)])
+            self._socket.send_multipart([self._identities[rank], frame])
         except zmq.ZMQError as error:
-            self._is_alive()
+            self._await_death()
             raise WorkerError(f"rank {rank} cannot be reached: {error}", where=f"rank {rank}") from error
 
     def receive(self, deadline: float, waiting_for: str) -> Reply:
@@ -97,25 +124,49 @@ class ZmqMaster:
     def _next(self, deadline: float, waiting_for: str) -> Reply:
         end = time.monotonic() + deadline
         while True:
-            if self._socket.poll(timeout=200):
-                identity, frame = self._frames()
-                try:
-                    reply: Reply = unpack(frame, self._token, Reply)
-                except ProtocolError:
-                    self.rejected += 1
-                    continue
-                self._identities.setdefault(reply.rank, identity)
+            reply = self._read() if self._socket.poll(timeout=200) else None
+            if reply is not None:
+                if reply.failure is not None and reply.failure.is_unexpected:
+                    self._await_death()
                 return reply
             self._is_alive()
-            if time.monotonic() > end:
-                raise HangError(
-                    f"no answer within {deadline:.0f} s: waiting for {waiting_for}",
-                    hint="the ranks' logs say what they were doing; launch.step_deadline sets the limit",
-                )
+            self._check_clocks(end, deadline, waiting_for)
 
-    def _frames(self) -> tuple[bytes, bytes]:
-        frames = self._socket.recv_multipart()
-        return frames[0], frames[-1]
+    def _read(self) -> Reply | None:
+        """The message that has arrived; None for a heartbeat, or for one that is not from our workers."""
+        identity, *frames = self._socket.recv_multipart()
+        try:
+            reply: Reply = unpack(frames[-1] if frames else b"", self._token, Reply)
+            if reply.rank >= self._world_size:
+                raise ProtocolError(f"there is no rank {reply.rank}")
+        except ProtocolError as error:
+            self.rejected += 1
+            log.warning("a message on the control socket was thrown away: %s", error)
+            return None
+        self._heard[reply.rank] = time.monotonic()
+        if reply.number == HELLO:
+            self._identities[reply.rank] = identity
+            self.pids[reply.rank] = int(reply.value.get("pid", 0))
+        return None if reply.number == BEAT else reply
+
+    def _check_clocks(self, end: float, deadline: float, waiting_for: str) -> None:
+        now = time.monotonic()
+        silent = {rank: now - heard for rank, heard in sorted(self._heard.items()) if now - heard > SILENT}
+        if now <= end and max(silent.values(), default=0.0) <= LONGEST_SILENCE:
+            return
+        names = ", ".join(f"rank {rank} has been silent for {seconds:.0f} s" for rank, seconds in silent.items())
+        raise HangError(
+            f"no answer within {deadline:.0f} s: waiting for {waiting_for}" + (f"; {names}" if names else ""),
+            where=", ".join(f"rank {rank} pid {self.pids.get(rank)}" for rank in silent) or None,
+            hint="logs/rank<n>.log in the run directory says what each rank was doing; launch.step_deadline is the limit",
+        )
+
+    def _await_death(self) -> None:
+        """When a rank dies the others fail at their next collective; the death is what the user must hear of."""
+        end = time.monotonic() + LAST_GASP
+        while time.monotonic() < end:
+            self._is_alive()
+            time.sleep(0.05)
 
     def close(self) -> None:
         self._socket.close()
@@ -123,36 +174,82 @@ class ZmqMaster:
         self._control.unlink(missing_ok=True)
 
 
-HELLO = -1
-"""Number of the reply that a worker sends unasked when it is up."""
+class ZmqWorker:
+    """A worker's socket; a thread of its own sends heartbeats, also while a request is being worked on."""
+
+    def __init__(self, run_dir: Path, rank: int):
+        zmq = _zmq()
+
+        control = json.loads((run_dir / CONTROL_FILE).read_text())
+        self._token = bytes.fromhex(control["token"])
+        self._address = control["address"]
+        self._rank = rank
+        self._context = zmq.Context()
+        self._socket = self._connect()
+        self._ended = threading.Event()
+        self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._beats.start()
+
+    def fail(self, failure: Failure) -> None:
+        """Tell the master that this rank cannot start."""
+        self._send(Reply(HELLO, self._rank, {"pid": os.getpid()}, failure))
+
+    def serve(
+        self,
+        handle: Callable[[Request], dict[str, Any]],
+        failure: Callable[[BaseException], Failure],
+        until: str = "shutdown",
+    ) -> None:
+        """Say hello, then answer requests one after the other until `until` was asked for.
+
+        Waiting here has no deadline: the parent-death signal ends a worker whose master is gone.
+        """
+        self._send(Reply(HELLO, self._rank, {"pid": os.getpid()}))
+        while True:
+            try:
+                request: Request = unpack(self._socket.recv(), self._token, Request)
+            except ProtocolError as error:
+                log.warning("a message on the control socket was thrown away: %s", error)
+                continue
+            try:
+                reply = Reply(request.number, self._rank, handle(request))
+            except Exception as error:
+                reply = Reply(request.number, self._rank, failure=failure(error))
+            self._send(reply)
+            if request.op == until:
+                return
+
+    def close(self) -> None:
+        self._ended.set()
+        self._beats.join()
+        self._socket.close()
+        self._context.term()
+
+    def _send(self, reply: Reply) -> None:
+        frame = pack(reply, self._token)
+        if len(frame) > LARGEST:
+            what = f"the answer of {len(frame)} bytes is too long; at most {LARGEST} can be sent"
+            frame = pack(Reply(reply.number, reply.rank, failure=Failure.of(RlcliError(what), "", "")), self._token)
+        self._socket.send(frame)
+
+    def _connect(self) -> Any:
+        zmq = _zmq()
+
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 1000)
+        socket.setsockopt(zmq.MAXMSGSIZE, LARGEST)
+        socket.connect(self._address)
+        return socket
+
+    def _beat(self) -> None:
+        socket = self._connect()
+        while not self._ended.wait(BEAT_SECONDS):
+            socket.send(pack(Reply(BEAT, self._rank), self._token))
+        socket.close()
 
 
-def serve(run_dir: Path, rank: int, handle: Callable[[Request], dict[str, Any]], failure: Callable[[BaseException], Any],
-          until: str = "shutdown") -> None:  # fmt: skip
-    """A worker's loop: answer requests one after the other until `until` was asked for."""
+def _zmq() -> Any:
+    """The module, as one whose constants are made at run time."""
     import zmq
 
-    control = json.loads((run_dir / CONTROL_FILE).read_text())
-    token = bytes.fromhex(control["token"])
-    context = zmq.Context()
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.LINGER, 1000)
-    socket.connect(control["address"])
-    socket.send(pack(Reply(HELLO, rank), token))
-    for request in _requests(socket, token):
-        try:
-            reply = Reply(request.number, rank, handle(request))
-        except Exception as error:
-            reply = Reply(request.number, rank, failure=failure(error))
-        socket.send(pack(reply, token))
-        if request.op == until:
-            break
-    socket.close()
-    context.term()
-
-
-def _requests(socket: Any, token: bytes) -> Iterable[Request]:
-    """The parent-death signal ends a worker whose master is gone, so waiting here needs no deadline of its own."""
-    while True:
-        if socket.poll(timeout=1000):
-            yield unpack(socket.recv(), token, Request)
+    return zmq

@@ -13,7 +13,7 @@ from rlcli.api.config import DatasetAbstraction, ModelInterfaceAbstraction
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType
 from rlcli.api.model import Model, ModelBackend, ModelInterface
-from rlcli.errors import DataError
+from rlcli.errors import DataError, RlcliError, UsageError
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.buffer import Transfer
@@ -43,7 +43,6 @@ class ModelWorker:
             "build": self.build,
             "load_rows": self.load_rows,
             "run_call": self.run_call,
-            "totals": self.totals,
             "describe": self.describe,
             "clear": self.clear,
             "save": self.save,
@@ -65,8 +64,7 @@ class ModelWorker:
 
     def build(self) -> dict[str, Any]:
         """Load this rank's roles and give them their engines."""
-        rows = len(self.datasets[self.recipe.train.dataset])
-        spec = training_length(self.recipe, rows)
+        spec = training_length(self.recipe, {name: len(dataset) for name, dataset in self.datasets.items()})
         self._backed = build_roles(self.recipe, self.topology, self.rank, self.device, self.meshes, spec)
         self.models = {name: model for name, (model, _) in self._backed.items()}
         return {"parameters": {name: _count(model) for name, model in self.models.items()}}
@@ -79,17 +77,19 @@ class ModelWorker:
     # -- data ------------------------------------------------------------------------------------------------
 
     def load_rows(self, dataset: str, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """Take rows, given as (id, row, place in the step's batch); returns their description."""
-        batch = []
+        """Take rows, given as (id, row, place in the step's batch); returns their description and the dataset's ids."""
+        batch, names = [], {}
         for id_, row, place in rows:
             sample = self.datasets[dataset][row]
             if sample.bs != 1:
                 raise DataError(f"row {row} of dataset {dataset} is a batch of {sample.bs} samples; it must be one")
+            sample = sample.select(sample.keys)  # the dataset may keep its own and give it out again
+            names[id_] = str(sample.ids[0])
             sample.ids = [id_]
             sample.metadata = {**sample.metadata, "batch_index": [place]}
             self._samples[id_] = sample
             batch.append(sample.meta())
-        return {"batch": SequenceSample.gather(batch).as_json() if batch else None}
+        return {"batch": SequenceSample.gather(batch).as_json(), "names": names}
 
     def clear(self, ids: Sequence[str]) -> dict[str, Any]:
         for id_ in ids:
@@ -98,58 +98,70 @@ class ModelWorker:
 
     # -- calls -----------------------------------------------------------------------------------------------
 
-    def run_call(self, call: str, ids: Sequence[str], step: int, transfers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def run_call(
+        self,
+        call: str,
+        ids: Sequence[str],
+        transfers: Sequence[dict[str, Any]],
+        empty: dict[str, Any] | None = None,
+        parts: Sequence[Sequence[int]] | None = None,
+    ) -> dict[str, Any]:
         """Fetch what the call reads, run it on this rank's samples, keep what it makes.
 
-        A rank that only sends is given no ids and runs nothing.
+        A rank that only sends runs nothing. A rank of the role without samples gets their description in `empty`,
+        for it takes part in the collectives. `parts` are the batches of an evaluation, as many on every rank.
         """
         carry_out([Transfer.from_json(t) for t in transfers], self.rank, self._samples, self.device)
         mfc = self.calls[call]
         if mfc.model_name not in self.models:
-            return {"batch": None, "stats": {}, "seconds": 0.0}
+            return {"batch": None, "stats": {}, "sums": {}, "seconds": 0.0}
         began = time.perf_counter()
-        data = self._inputs(mfc, ids)
+        data = self._inputs(mfc, ids) if empty is None else _without_samples(empty)
+        data.remap_keys_({old: new for old, new in mfc.input_key_remap.items() if old in data.keys})
         model, interface = self.models[mfc.model_name], self._interface(mfc)
         batch, stats = None, {}
+        sums: dict[str, tuple[float, int]] = {}
         if mfc.interface_type is ModelInterfaceType.TRAIN_STEP:
             stats = interface.train_step(model, data, mfc.mb_spec)
         elif mfc.interface_type is ModelInterfaceType.EVALUATE:
-            stats = interface.evaluate(model, [data])
+            stats = interface.evaluate(model, [data.select_indices(part) for part in parts or []])
         else:
             made = getattr(interface, mfc.interface_type.value)(model, data, mfc.mb_spec)
-            batch = self._keep(mfc, data, made)
+            batch, sums = self._keep(mfc, data, made)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return {
             "batch": batch.as_json() if batch is not None else None,
             "stats": {name: float(value) for name, value in stats.items()},
+            "sums": sums,
             "seconds": time.perf_counter() - began,
         }
 
     def _inputs(self, mfc: MFCDef, ids: Sequence[str]) -> SequenceSample:
-        samples = [self._samples[id_].select(mfc.input_keys) for id_ in ids]
-        data = SequenceSample.gather(samples)
-        data.remap_keys_({old: new for old, new in mfc.input_key_remap.items() if old in data.keys})
-        return data
+        return SequenceSample.gather([self._samples[id_].select(mfc.input_keys) for id_ in ids])
 
-    def _keep(self, mfc: MFCDef, data: SequenceSample, made: SequenceSample | None) -> SequenceSample | None:
-        """Store the outputs sample by sample; returns their description."""
+    def _keep(
+        self, mfc: MFCDef, data: SequenceSample, made: SequenceSample | None
+    ) -> tuple[SequenceSample | None, dict[str, tuple[float, int]]]:
+        """Store the outputs sample by sample; returns their description, and (sum, count) of what can be averaged."""
         if made is None:
-            return None
+            made = SequenceSample(ids=data.ids, seqlens={}, data={})
         if made.ids != data.ids:
-            raise DataError(f"call {mfc.name} answered for other samples than it was given")
+            raise RlcliError(f"interface {mfc.interface_impl.type_} answered call {mfc.name} for other samples than asked")
         missing = [key for key in mfc.output_keys if key not in made.keys]
         if missing:
-            raise DataError(
+            raise UsageError(
                 f"interface {mfc.interface_impl.type_} did not produce {', '.join(missing)}, which call {mfc.name} promises",
                 hint="correct the call's outputs",
+                code="R71",
             )
+        counted = _counted({name: values for name, values in made.metadata.items() if name not in data.metadata})
         made = made.select(mfc.output_keys)
         made.metadata = {}
-        made.remap_keys_(dict(mfc.output_key_remap))
+        made.remap_keys_({old: new for old, new in mfc.output_key_remap.items() if old in made.keys})
         for sample in made.unpack():
             self._samples[str(sample.ids[0])].update_(sample)
-        return made.meta()
+        return made.meta(), counted | _scores(made)
 
     def _interface(self, mfc: MFCDef) -> ModelInterface:
         """One interface per role, type and arguments, so that calls of one role share its state."""
@@ -161,22 +173,28 @@ class ModelWorker:
 
     # -- looking ---------------------------------------------------------------------------------------------
 
-    def totals(self, ids: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
-        """Sum and count of the entries of keys that hold one number per sequence."""
-        totals: dict[str, list[float]] = {}
-        for id_ in ids:
-            for key in keys:
-                if key in self._samples[id_].keys:
-                    entries = _tensors(self._samples[id_])[key].double()
-                    sums = totals.setdefault(key, [0.0, 0.0])
-                    sums[0] += float(entries.sum())
-                    sums[1] += entries.numel()
-        return {"totals": totals}
-
-    def describe(self, ids: Sequence[str]) -> dict[str, Any]:
-        """The first response of each sample as text, with its reward."""
+    def describe(self, texts: Sequence[str], rewards: Sequence[str]) -> dict[str, Any]:
+        """Prompts and responses of some samples as text, and the rewards of some, for people to read."""
         tokenizer = next((m.tokenizer for m in self.models.values() if m.tokenizer is not None), None)
-        return {"samples": [_text(self._samples[id_], tokenizer) for id_ in ids if tokenizer is not None]}
+        return {
+            "texts": {id_: self._texts(id_, tokenizer) for id_ in texts if tokenizer is not None},
+            "rewards": {id_: _tensors(self._samples[id_])["rewards"].tolist() for id_ in rewards},
+        }
+
+    def _texts(self, id_: str, tokenizer: Any) -> dict[str, Any]:
+        sample = self._samples[id_]
+        tensors, lengths = _tensors(sample), sample.flat_seqlens("packed_input_ids")
+        prompts, responses = [], []
+        packed = (tensors[key].cpu().split(lengths) for key in ("packed_input_ids", "prompt_mask"))
+        for tokens, mask in zip(*packed, strict=True):
+            prompts.append(tokenizer.decode(tokens[mask], skip_special_tokens=True))
+            responses.append(tokenizer.decode(tokens[~mask], skip_special_tokens=True))
+        answer = sample.metadata.get("answer", [None])[0]
+        return {
+            "prompts": prompts,
+            "responses": responses,
+            "answer": None if answer is None else str(answer),
+        }
 
     # -- ending ----------------------------------------------------------------------------------------------
 
@@ -208,16 +226,27 @@ def _tensors(sample: SequenceSample) -> Mapping[str, torch.Tensor]:
     return {key: tensor for key, tensor in (sample.data or {}).items() if tensor is not None}
 
 
-def _text(sample: SequenceSample, tokenizer: Any) -> dict[str, Any]:
-    tensors = _tensors(sample)
-    record: dict[str, Any] = {"id": str(sample.ids[0]), "prompt": "", "response": "", "reward": None, "answer": None}
-    if "answer" in sample.metadata:
-        record["answer"] = str(sample.metadata["answer"][0])
-    if "packed_input_ids" in tensors and "prompt_mask" in tensors:
-        length = sample.flat_seqlens("packed_input_ids")[0]
-        tokens, mask = tensors["packed_input_ids"][:length], tensors["prompt_mask"][:length].bool()
-        record["prompt"] = tokenizer.decode(tokens[mask], skip_special_tokens=True)
-        record["response"] = tokenizer.decode(tokens[~mask], skip_special_tokens=True)
-    if "rewards" in tensors:
-        record["reward"] = float(tensors["rewards"][0])
-    return record
+def _without_samples(described: dict[str, Any]) -> SequenceSample:
+    """A batch of size 0 with the keys and dtypes of the others."""
+    like = SequenceSample.from_json(described)
+    data = {key: torch.empty((0, *(like.trailing_shapes[key] or ())), dtype=like.dtypes[key]) for key in like.keys}
+    return SequenceSample(ids=[], seqlens={key: [] for key in like.keys}, data={**data}, metadata=like.metadata)
+
+
+def _scores(made: SequenceSample) -> dict[str, tuple[float, int]]:
+    """Sum and count of rewards and solved problems."""
+    tensors = _tensors(made)
+    return {
+        name: (float(tensors[key].double().sum()), tensors[key].numel())
+        for key, name in (("rewards", "reward"), ("solved", "accuracy"))
+        if key in tensors
+    }
+
+
+def _counted(metadata: Mapping[str, Sequence[Any]]) -> dict[str, tuple[float, int]]:
+    """Counts that an interface attaches to its samples, such as errors of a reward, by name."""
+    return {
+        name: (float(sum(values)), len(values))
+        for name, values in metadata.items()
+        if values and all(type(value) in (int, float) for value in values)
+    }

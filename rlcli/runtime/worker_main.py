@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import json
 import os
 import signal
 import sys
 import traceback
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.messages import Failure
 from rlcli.runtime.roles import make_meshes, pick_device
-from rlcli.runtime.transport import serve
+from rlcli.runtime.transport import ZmqWorker
 from rlcli.runtime.worker import ModelWorker
 from rlcli.topology import plan_topology
+
+STORE = "RLCLI_STORE"
+"""Names the file through which the ranks find each other. A file, for a TCP store would listen on every interface."""
 
 
 def main(run_dir: Path) -> None:
@@ -27,24 +33,44 @@ def main(run_dir: Path) -> None:
     _log_to(run_dir / "logs" / f"rank{rank}.log")
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the master decides when to stop
-    recipe = Recipe.model_validate(json.loads((run_dir / "worker.json").read_text()))
-    topology = plan_topology(recipe)
-    device = pick_device(recipe.cluster.device, local_rank)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    worker = ModelWorker(recipe, topology, rank, device, make_meshes(topology, device.type))
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # a master that gives up waiting asks where we are
 
     def failure(error: BaseException) -> Failure:
-        traceback.print_exc()
-        return Failure.of(error, f"rank {rank} pid {os.getpid()}", traceback.format_exc())
+        traceback.print_exception(error)
+        text = "".join(traceback.format_exception(error))
+        return Failure.of(error, f"rank {rank} pid {os.getpid()}", text)
 
-    serve(run_dir, rank, worker.handle, failure)
+    link = ZmqWorker(run_dir, rank)
+    try:
+        worker = _start(run_dir, rank, local_rank)
+    except Exception as error:
+        link.fail(failure(error))
+        link.close()
+        sys.exit(1)
+    link.serve(worker.handle, failure)
     worker.meshes.clear()
     del worker
     gc.collect()  # what holds the process group goes before it does
     dist.barrier()
     dist.destroy_process_group()
+    link.close()
+
+
+def _start(run_dir: Path, rank: int, local_rank: int) -> ModelWorker:
+    """The worker of this rank, once all ranks have found each other."""
+    recipe = Recipe.model_validate(json.loads((run_dir / "worker.json").read_text()))
+    topology = plan_topology(recipe)
+    device = pick_device(recipe.cluster.device, local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=FileStore(os.environ[STORE], topology.world_size),
+        rank=rank,
+        world_size=topology.world_size,
+        timeout=timedelta(seconds=max(recipe.launch.startup_deadline, recipe.launch.step_deadline)),
+    )
+    return ModelWorker(recipe, topology, rank, device, make_meshes(topology, device.type))
 
 
 def _log_to(path: Path) -> None:
@@ -58,6 +84,8 @@ def _die_with_parent() -> None:
     """SIGKILL when torchrun is gone; torchrun itself dies with the master."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() == 1:  # it was gone before we asked
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Whole runs of the command, as a user types it, on a model that is small enough for a test."""
 
+import functools
 import json
 import os
 import subprocess
@@ -54,22 +55,29 @@ def rlcli(*arguments, cwd=None, timeout=100, **environment):
     )  # fmt: skip
 
 
-@pytest.fixture
-def train(tmp_path):
-    def run(recipe, *overrides, name="run", cwd=None):
-        folder = tmp_path / name
-        done = rlcli("train", str(recipe), *overrides, "--run-dir", str(folder), cwd=cwd or tmp_path)
+@pytest.fixture(scope="session")
+def train_into():
+    """Train into `<home>/<name>`."""
+
+    def run(home, recipe, *overrides, name="run"):
+        folder = home / name
+        done = rlcli("train", str(recipe), *overrides, "--run-dir", str(folder), cwd=home)
         return Run(done.returncode, done.stdout, done.stderr, folder)
 
     return run
 
 
 @pytest.fixture
+def train(tmp_path, train_into):
+    return functools.partial(train_into, tmp_path)
+
+
+@pytest.fixture(scope="session")
 def tiny_ppo():
     """Overrides that make ppo_math small: no warm start, a toy model, two steps of eight prompts."""
     return TINY_PPO
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def command():
     return rlcli

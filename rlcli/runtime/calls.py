@@ -1,0 +1,167 @@
+"""Calls of the graph, sent to the workers of their roles: who computes which samples, and what moves before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.dataflow import MFCDef, ModelInterfaceType
+from rlcli.recipe.graph import eval_graph, train_graph
+from rlcli.recipe.schema import Recipe
+from rlcli.runtime.buffer import Buffer
+from rlcli.runtime.partition import owners, share_by_rank
+from rlcli.runtime.requests import Answers, Requests
+from rlcli.runtime.scheduler import Task
+from rlcli.topology import RolePlacement, Topology
+
+
+ALWAYS_TOLD = ("reward", "accuracy")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A call that all its ranks have answered."""
+
+    task: Task
+    batch: int
+    """The step, or whatever the buffer calls its samples."""
+    mfc: MFCDef
+    placement: RolePlacement
+    answers: Mapping[int, Mapping[str, Any]]
+
+    def stats(self) -> dict[str, float]:
+        """What the interface reports; it has reduced that over the ranks itself."""
+        return dict(self.answers[self.placement.ranks[0]]["stats"])
+
+    def averages(self) -> dict[str, float]:
+        """Means of rewards over all that the ranks made, and of errors and the like where there were any."""
+        totals: dict[str, list[float]] = {}
+        for rank in owners(self.placement):
+            for name, (value, count) in self.answers[rank]["sums"].items():
+                total = totals.setdefault(name, [0.0, 0.0])
+                total[0] += value
+                total[1] += count
+        told = {name for name, (value, count) in totals.items() if count and (value or name in ALWAYS_TOLD)}
+        return {name: totals[name][0] / totals[name][1] for name in told}
+
+    def seconds(self) -> float:
+        """Of the slowest rank."""
+        return max(self.answers[rank]["seconds"] for rank in self.placement.ranks)
+
+
+class Calls:
+    """Sends out loading, calling and clearing. Nothing here waits: answers arrive in `Requests.wait`."""
+
+    def __init__(self, recipe: Recipe, topology: Topology, requests: Requests, phase: Callable[[str], None]):
+        self.buffer = Buffer()
+        self._topology = topology
+        self._requests = requests
+        self._phase = phase
+        self._mfcs = {mfc.name: mfc for mfc in (*train_graph(recipe), *eval_graph(recipe))}
+        self._names: dict[str, str] = {}
+        """Sample → what its dataset calls it."""
+
+    def load(
+        self,
+        batch: int,
+        graph: Sequence[MFCDef],
+        dataset: str,
+        rows: Sequence[tuple[str, int]],
+        then: Callable[[int], None],
+    ) -> None:
+        """Have the workers of the graph's first call take the rows that they will work on; `then(batch)` at the end."""
+        placement = self._topology.placement(graph[0].model_name)
+        self.buffer.open_step(batch, [id_ for id_, _ in rows])
+        named = [(id_, row, place) for place, (id_, row) in enumerate(rows)]
+        shares = {rank: share for rank, share in share_by_rank(named, placement).items() if share}
+
+        def loaded(answers: Answers) -> None:
+            for rank, answer in answers.items():
+                self.buffer.add(rank, SequenceSample.from_json(answer["batch"]))
+                self._names |= answer["names"]
+            then(batch)
+
+        self._requests.post("load_rows", {r: {"dataset": dataset, "rows": s} for r, s in shares.items()}, loaded)
+
+    def dispatch(self, task: Task, batch: int, then: Callable[[Running], None]) -> None:
+        """Send a call to the workers of its role, and what they lack to them and to those who have it."""
+        mfc = self._mfcs[task.call]
+        placement = self._topology.placement(mfc.model_name)
+        shares = share_by_rank(self.buffer.ids(batch), placement)
+        plan = self.buffer.transfers(shares, mfc.input_keys)
+        self.buffer.count_transfers(plan)
+        args: dict[int, dict[str, Any]] = {}
+        for rank in {*placement.ranks, *(rank for t in plan for rank in (t.source, t.target))}:
+            mine = [t.as_json() for t in plan if rank in (t.source, t.target)]
+            args[rank] = {"call": task.call, "ids": shares.get(rank, []), "transfers": mine}
+            if rank in shares and not shares[rank]:
+                args[rank]["empty"] = self._empty(batch, mfc)
+        if mfc.interface_type is ModelInterfaceType.EVALUATE:
+            for rank, parts in self._evaluation_batches(mfc, shares).items():
+                args[rank]["parts"] = parts
+        self._phase(task.call)
+
+        def done(answers: Answers) -> None:
+            for rank in placement.ranks:
+                if answers[rank]["batch"] is not None:
+                    self.buffer.add(rank, SequenceSample.from_json(answers[rank]["batch"]))
+            then(Running(task, batch, mfc, placement, answers))
+
+        self._requests.post("run_call", args, done)
+
+    def describe(self, ids: Sequence[str], then: Callable[[list[dict[str, Any]]], object]) -> None:
+        """`then(texts)`: id, prompt, response, reward and answer of every response to these prompts."""
+        args: dict[int, dict[str, list[str]]] = {}
+        for what, keys in (("texts", ["packed_input_ids", "prompt_mask"]), ("rewards", ["rewards"])):
+            for id_ in ids:
+                holders = self.buffer.holders(id_, keys)
+                if holders:
+                    args.setdefault(min(holders), {"texts": [], "rewards": []})[what].append(id_)
+        names = {id_: self._names[id_] for id_ in ids}
+
+        def described(answers: Answers) -> None:
+            texts = {id_: text for answer in answers.values() for id_, text in answer["texts"].items()}
+            rewards = {id_: values for answer in answers.values() for id_, values in answer["rewards"].items()}
+            then([
+                {"id": names[id_], "prompt": prompt, "response": response, "reward": reward, "answer": texts[id_]["answer"]}
+                for id_ in ids
+                if id_ in texts
+                for prompt, response, reward in _aligned(texts[id_], rewards.get(id_))
+            ])  # fmt: skip
+
+        if args:
+            self._requests.post("describe", args, described)
+        else:
+            then([])
+
+    def forget(self, batch: int) -> None:
+        """Drop the samples of a batch, here and on the workers."""
+        ids = self.buffer.close_step(batch)
+        for id_ in ids:
+            self._names.pop(id_, None)
+        everyone = range(self._topology.world_size)
+        self._requests.post("clear", {rank: {"ids": ids} for rank in everyone}, lambda _: None)
+
+    def _empty(self, batch: int, mfc: MFCDef) -> dict[str, Any]:
+        one = self.buffer.ids(batch)[:1]
+        like = self.buffer.description(one, mfc.input_keys).select_indices([])
+        like.metadata = {name: [] for name in self.buffer.metadata_names(one)}
+        return like.as_json()
+
+    def _evaluation_batches(self, mfc: MFCDef, shares: Mapping[int, list[str]]) -> dict[int, list[list[int]]]:
+        """Rank → its batches under the token cap; as many on every rank, for all take part in each."""
+        parts = {
+            rank: self.buffer.description(ids, mfc.input_keys).split_to_micro_batches(mfc.mb_spec)[1] if ids else []
+            for rank, ids in shares.items()
+        }
+        most = max(len(groups) for groups in parts.values())
+        return {rank: [*groups, *[[] for _ in range(most - len(groups))]] for rank, groups in parts.items()}
+
+
+def _aligned(text: Mapping[str, Any], rewards: Sequence[float] | None) -> list[tuple[str, str, float | None]]:
+    """(prompt, response, reward) of every sequence; rewards that are not one per sequence are left out."""
+    count = len(text["responses"])
+    values = rewards if rewards is not None and len(rewards) == count else [None] * count
+    return list(zip(text["prompts"], text["responses"], values, strict=True))

@@ -1,0 +1,73 @@
+"""What the master has asked and what is still unanswered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlcli.runtime.messages import Request
+from rlcli.runtime.transport import Transport
+
+Answers = dict[int, Mapping[str, Any]]
+"""Rank → what it answered."""
+
+
+@dataclass
+class Pending:
+    """A request to some ranks: those that owe an answer, the answers so far, and what to do with them."""
+
+    op: str
+    waiting: set[int]
+    then: Callable[[Answers], None]
+    answers: Answers = field(default_factory=dict)
+
+
+class Requests:
+    """Sends requests and hands out their answers. Every worker takes its requests in the order they were sent here.
+
+    So all workers see parts of one order of operations, and no two can wait for each other.
+    """
+
+    def __init__(self, transport: Transport, world_size: int, deadline: float):
+        self._transport = transport
+        self._world_size = world_size
+        self._deadline = deadline
+        self._number = 0
+        self._pending: dict[int, Pending] = {}
+
+    def post(self, op: str, args: Mapping[int, dict[str, Any]], then: Callable[[Answers], None]) -> None:
+        """Ask ranks, each with arguments of its own; `then` runs inside `wait` once all have answered."""
+        self._number += 1
+        self._pending[self._number] = Pending(op, set(args), then)
+        for rank in sorted(args):
+            self._transport.send(rank, Request(self._number, op, args[rank]))
+
+    def wait(self, deadline: float | None = None) -> None:
+        """Until one more answer is in. Raises what a worker raised, HangError after `deadline` seconds."""
+        oldest = self._pending[min(self._pending)] if self._pending else None
+        what = f"{oldest.op} on rank {min(oldest.waiting)}" if oldest else "nothing"
+        reply = self._transport.receive(deadline or self._deadline, what)
+        if reply.failure is not None:
+            raise reply.failure.as_error()
+        pending = self._pending[reply.number]
+        pending.answers[reply.rank] = reply.value
+        pending.waiting.discard(reply.rank)
+        if not pending.waiting:
+            del self._pending[reply.number]
+            pending.then(pending.answers)
+
+    def ask_all(
+        self,
+        op: str,
+        args: dict[str, Any] | None = None,
+        deadline: float | None = None,
+        ranks: Sequence[int] | None = None,
+    ) -> Answers:
+        """Ask ranks (default: all) the same and wait for their answers."""
+        asked = range(self._world_size) if ranks is None else ranks
+        box: list[Answers] = []
+        self.post(op, {rank: args or {} for rank in asked}, box.append)
+        while not box:
+            self.wait(deadline)
+        return box[0]

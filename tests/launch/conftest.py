@@ -1,0 +1,69 @@
+"""A project of its own: toy components whose numbers do not depend on who computes what, and a recipe for them."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+TOY = Path(__file__).parent / "toy"
+
+RECIPE = """\
+seed: 5
+models:
+  actor:
+    scratch: {model_type: llama, hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1, num_attention_heads: 1}
+    tokenizer: builtin:toy_rows
+    backend: toy
+  critic: {init: actor, head: value, backend: toy}
+  reward: {backend: null}
+datasets:
+  train: {type: toy_rows, args: {rows: 20}}
+  held_out: {type: toy_rows, args: {rows: 5}}
+graph:
+  gen: {model: actor, call: generate, interface: toy, inputs: [packed_prompts],
+        outputs: [packed_input_ids, prompt_mask, packed_logprobs]}
+  score: {model: reward, call: inference, interface: toy_reward, inputs: [packed_input_ids], outputs: [rewards, solved]}
+  value: {model: critic, call: inference, interface: toy, inputs: [packed_input_ids, packed_logprobs], outputs: [values]}
+  train_actor: {model: actor, call: train_step, interface: toy,
+                inputs: [packed_input_ids, prompt_mask, packed_logprobs, rewards, solved, values]}
+  train_critic: {model: critic, call: train_step, interface: toy,
+                 inputs: [packed_input_ids, prompt_mask, packed_logprobs, rewards, solved, values]}
+train:
+  steps: 3
+  prompts_per_step: 8
+  eval:
+    dataset: held_out
+    every_steps: 2
+    graph:
+      eval_gen: {model: actor, call: generate, interface: toy, inputs: [packed_prompts],
+                 outputs: [packed_input_ids, prompt_mask]}
+      eval_score: {model: reward, call: inference, interface: toy_reward, inputs: [packed_input_ids],
+                   outputs: [rewards, solved]}
+      eval_fit: {model: critic, call: evaluate, interface: toy, inputs: [packed_prompts],
+                 max_tokens_per_microbatch: 9}
+cluster: {device: cpu}
+launch: {type: inline, startup_deadline: 60, step_deadline: 60}
+log: {tensorboard: false, plot: false, samples_per_step: 2}
+"""
+
+
+@pytest.fixture(scope="session")
+def components(tmp_path_factory):
+    """A user's project with the toy components; one for all tests, for a process imports a component once."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "pyproject.toml").write_text("[tool.rlcli]\n")
+    for source in TOY.glob("*.txt"):
+        kind, _, name = source.stem.partition("-")
+        (folder / kind).mkdir(exist_ok=True)
+        shutil.copy(source, folder / kind / f"{name}.py")
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path, components, monkeypatch):
+    """A working directory with toy.yaml."""
+    (tmp_path / "toy.yaml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RLCLI_PROJECT", str(components))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path

@@ -1,0 +1,284 @@
+"""The same toy graph in one process, on two ranks and on meshes that do not coincide: always the same numbers."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlcli.errors import DataError, HangError, NumericError, ResourceError, UsageError, WorkerError
+from rlcli.launch.run import digest, find_result, run_recipe
+from rlcli.observe.display import PlainDisplay
+from rlcli.observe.samples import read_samples
+from rlcli.recipe.resolve import load_recipe
+from rlcli.runtime import transport
+
+TWO_RANKS = ("launch=local", "cluster.devices_per_node=2")
+DISJOINT = ("models.critic.devices='1'", "models.reward.devices='0'")
+
+
+@pytest.fixture
+def train(project):
+    """Run toy.yaml with overrides; returns the outcome and the folder."""
+
+    def run(*overrides, name="run", recipe="toy.yaml"):
+        resolved = load_recipe(recipe, overrides)
+        with PlainDisplay(sys.stderr) as display:
+            return run_recipe(resolved, project / name, display), project / name
+
+    return run
+
+
+def numbers(folder):
+    """The records of a run, without what a clock says."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    clocks = ("time/", "tokens_per_second")
+    return [{key: value for key, value in record.items() if not key.startswith(clocks)} for record in records]
+
+
+def processes_of(folder):
+    """Processes whose command line names the run, ours left out."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "pid"]):
+        if str(folder) in " ".join(process.info["cmdline"] or ()) and process.pid != os.getpid():
+            found.append(process)
+    return found
+
+
+def status(folder):
+    return json.loads((folder / "status.json").read_text())
+
+
+# -- one process -----------------------------------------------------------------------------------------------
+
+
+def test_a_run_in_this_process(train):
+    finished, folder = train()
+    assert (finished.exit_code, finished.steps_done) == (0, 3)
+    records = numbers(folder)
+    assert [record["step"] for record in records] == [0, 1, 2, 3]
+    assert [sorted(key for key in record if key.startswith("eval/")) != [] for record in records] == [True, False, True, True]
+    assert set(records[0]) == {"step", "eval/reward", "eval/accuracy", "eval/odd", "eval/loss", "eval/response_length"}
+    last = records[-1]
+    assert last["actor/samples"] == 8
+    assert last["actor/calls"] == last["critic/calls"] == 3
+    assert last["reward/reward"] == pytest.approx(last["actor/rewards"] / 8)
+    assert last["reward/accuracy"] == pytest.approx(last["actor/solved"] / 8)
+    assert status(folder)["state"] == "done"
+    assert json.loads((folder / "models/actor/config.json").read_text())["weight"] == last["actor/loss"]
+    assert sorted(path.name for path in (folder / "models").iterdir()) == ["actor", "critic"]
+
+
+def test_generation_sees_the_weights_of_the_step_before(train):
+    """The toy writes its version into its first token: 5, 6, 7, …, which the reward adds up."""
+    _, folder = train("train.eval.every_steps=1")
+    rewards = [record["eval/reward"] for record in numbers(folder)]
+    assert [b - a for a, b in zip(rewards, rewards[1:], strict=False)] == [1, 1, 1]
+
+
+def test_the_samples_are_written_with_the_ids_of_the_dataset(train):
+    _, folder = train()
+    samples = read_samples(folder / "samples.jsonl")
+    assert [(s.step, s.phase) for s in samples] == [
+        (step, phase) for step, phase in ((0, "eval"), (1, "train"), (2, "train"), (2, "eval"), (3, "train"), (3, "eval"))
+        for _ in range(2)
+    ]  # fmt: skip
+    first = samples[0]
+    assert (first.id, first.prompt, first.answer) == ("row-0", "w3", "3")
+    assert first.response == "w5 w6 w3"
+    assert first.reward == 14
+
+
+def test_every_row_is_trained_on_once_per_epoch(train):
+    _, folder = train("train.steps=null", "train.epochs=2", "log.samples_per_step=8", "train.eval.dataset=null")
+    ids = [sample.id for sample in read_samples(folder / "samples.jsonl")]
+    assert len(ids) == 40
+    assert sorted(ids[:20]) == sorted(ids[20:]) == sorted(f"row-{i}" for i in range(20))
+
+
+def test_a_run_without_evaluation_writes_no_step_zero(train):
+    _, folder = train("train.eval.dataset=null")
+    assert [record["step"] for record in numbers(folder)] == [1, 2, 3]
+
+
+# -- ranks -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("meshes", "held_out"), [((), 1), (DISJOINT, 5)], ids=["same", "disjoint"])
+def test_two_ranks_give_the_same_numbers_as_one_process(train, project, meshes, held_out):
+    """Bool, int64, bfloat16 and float32 tensors move wherever meshes differ. Of one held-out row one rank gets none."""
+    rows = f"datasets.held_out.args.rows={held_out}"
+    train(rows, name="one")
+    train(rows, *TWO_RANKS, *meshes, name="two")
+    assert numbers(project / "two") == numbers(project / "one")
+    assert (project / "two/samples.jsonl").read_text() == (project / "one/samples.jsonl").read_text()
+    assert processes_of(project / "two") == []
+
+
+def test_stale_generation_trains_on_what_was_sampled_before(train, project):
+    """With one version of lag the first two steps are sampled by the first weights."""
+    train("train.max_staleness=1", "train.eval.dataset=null", *TWO_RANKS, *DISJOINT, name="stale")
+    train("train.eval.dataset=null", name="fresh")
+    stale, fresh = numbers(project / "stale"), numbers(project / "fresh")
+    assert len(stale) == 3
+    assert stale[0] == fresh[0]
+    assert fresh[1]["reward/reward"] - stale[1]["reward/reward"] == pytest.approx(1)
+
+
+def test_nothing_listens_beyond_this_machine_and_no_secret_is_on_a_command_line(project):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", "run", *TWO_RANKS, "train.steps=2000"],
+        stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    try:
+        wait_for(lambda: (project / "run/procs.json").exists())
+        wait_for(lambda: status(project / "run")["state"] == "running")
+        token = json.loads((project / "run/control.json").read_text())["token"]
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        listening = [c.laddr.ip for p in family for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
+        assert listening
+        assert set(listening) == {"127.0.0.1"}
+        assert not any(token in " ".join(p.cmdline()) for p in family)
+        assert not any(token in value for p in family for value in p.environ().values())
+        assert {entry["name"] for entry in json.loads((project / "run/procs.json").read_text())} == {"torchrun", "rank0", "rank1"}
+        for path in (project / "run").rglob("*"):
+            assert not stat.S_IMODE(path.stat().st_mode) & 0o077 or "torchrun" in str(path), path
+    finally:
+        process.kill()  # the master dies: nobody goes on without it
+        process.wait()
+    wait_for(lambda: not any(p.is_running() and p.status() != "zombie" for p in family))
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)
+
+
+# -- what can go wrong -----------------------------------------------------------------------------------------
+
+
+def set_toy(project, **args):
+    """Arguments for the toy in the actor's training call."""
+    text = (project / "toy.yaml").read_text()
+    (project / "toy.yaml").write_text(
+        text.replace(
+            "train_actor: {model: actor, call: train_step, interface: toy,",
+            f"train_actor: {{model: actor, call: train_step, interface: {{type: toy, args: {json.dumps(args)}}},",
+        )
+    )
+
+
+def test_a_killed_rank_ends_the_run_and_is_named(train, project):
+    set_toy(project, kill_rank=1)
+    with pytest.raises(WorkerError, match="rank 1 was killed by SIGKILL") as raised:
+        train(*TWO_RANKS)
+    assert raised.value.exit_code == 7
+    assert raised.value.where.startswith("rank 1 pid")
+    ended = status(project / "run")
+    assert (ended["state"], ended["exit_code"], ended["step"]) == ("failed", 7, 1)
+    assert processes_of(project / "run") == []
+
+
+def test_a_frozen_rank_is_named_and_not_its_victim(train, project, monkeypatch):
+    monkeypatch.setattr(transport, "SILENT", 3.0)
+    set_toy(project, sleep_rank=1)
+    with pytest.raises(HangError, match="rank 1 has been silent") as raised:
+        train(*TWO_RANKS, "launch.step_deadline=5")
+    assert raised.value.where.startswith("rank 1 pid")
+    assert "Current thread" in (project / "run/logs/rank0.log").read_text()
+    assert processes_of(project / "run") == []
+
+
+def test_an_error_of_a_rank_arrives_whole(train, project):
+    set_toy(project, fail_rank=1)
+    with pytest.raises(DataError, match="nobody can train") as raised:
+        train(*TWO_RANKS)
+    assert (raised.value.code, raised.value.where, raised.value.exit_code) == ("F31", "rows.jsonl:7", 4)
+    assert processes_of(project / "run") == []
+
+
+def test_a_rank_that_cannot_start_says_why(train, project, monkeypatch):
+    with pytest.raises(ResourceError, match="CUDA device"):
+        train(*TWO_RANKS, "cluster.device=cuda")
+    assert status(project / "run")["exit_code"] == 6
+
+
+def test_nonfinite_updates_in_a_row_end_the_run_before_anything_is_saved(train, project):
+    set_toy(project, poison=True)
+    with pytest.raises(NumericError, match="actor/grad_norm is not finite, for 2 steps") as raised:
+        train("train.max_nonfinite_streak=2")
+    assert raised.value.exit_code == 9
+    folder = project / "run"
+    assert not (folder / "models").exists()
+    assert [record["step"] for record in numbers(folder)] == [0, 1, 2]
+    (first, second) = json.loads((folder / "crash/nonfinite.json").read_text())
+    assert (first["step"], second["step"], len(second["samples"])) == (1, 2, 8)
+
+
+def test_an_output_that_an_interface_does_not_make(train, project):
+    text = (project / "toy.yaml").read_text().replace("outputs: [values]", "outputs: [values, advantages]")
+    (project / "toy.yaml").write_text(text)
+    with pytest.raises(UsageError, match="did not produce advantages, which call value promises"):
+        train()
+
+
+@pytest.mark.parametrize(("rows", "words"), [(0, "has no rows"), (5, "fewer than one step takes")])
+def test_a_dataset_with_too_few_rows(train, rows, words):
+    with pytest.raises(DataError, match=words) as raised:
+        train(f"datasets.train.args.rows={rows}")
+    assert raised.value.code == "F80"
+
+
+def test_restarts_are_refused_while_there_is_nothing_to_restart_from(train, project):
+    with pytest.raises(UsageError, match="max_restarts"):
+        train("launch.max_restarts=1")
+    assert not (project / "run").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130), (signal.SIGUSR1, 75)])
+def test_a_signal_lets_the_step_end_and_saves(project, number, code):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", "run", "train.steps=100000"],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    metrics = project / "run/metrics.jsonl"
+    wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 3)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err.decode()
+    ended = status(project / "run")
+    assert (ended["state"], ended["exit_code"]) == ("stopped", code)
+    last = numbers(project / "run")[-1]
+    assert last["step"] == ended["step"]
+    assert json.loads((project / "run/models/actor/config.json").read_text())["weight"] == last["actor/loss"]
+
+
+# -- warm starts -----------------------------------------------------------------------------------------------
+
+
+def test_results_are_found_by_what_made_them(train, project):
+    one = load_recipe("toy.yaml", ())
+    assert find_result(one, "runs", "actor") is None
+    with PlainDisplay(sys.stderr, quiet=True) as display:
+        finished = run_recipe(one, None, display)
+    assert find_result(one, "runs", "actor") == finished.outcome.models["actor"]
+    assert find_result(one, "runs", "nobody") is None
+    assert find_result(load_recipe("toy.yaml", ["seed=6"]), "runs", "actor") is None
+    assert digest(load_recipe("toy.yaml", ["launch=local", "log.plot=true"])) == digest(one)
+
+
+def test_an_unfinished_run_is_no_result(train, project):
+    one = load_recipe("toy.yaml", ())
+    with PlainDisplay(sys.stderr, quiet=True) as display:
+        folder = run_recipe(one, None, display).outcome.run_dir
+    ended = status(folder)
+    (folder / "status.json").write_text(json.dumps({**ended, "state": "stopped"}))
+    assert find_result(one, "runs", "actor") is None

@@ -1,0 +1,87 @@
+"""Who holds what, and what must move."""
+
+import pytest
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.runtime.buffer import Buffer, Transfer
+
+
+def described(ids, key="x", rows=2, dtype=torch.int64, metadata=None):
+    data = {key: torch.zeros(rows * len(ids), dtype=dtype)}
+    return SequenceSample(ids=list(ids), seqlens={key: [rows] * len(ids)}, data=data, metadata=metadata or {}).meta()
+
+
+@pytest.fixture
+def buffer():
+    """Samples a, b on rank 0 and c, d on rank 1, each with key x."""
+    buffer = Buffer()
+    buffer.open_step(0, list("abcd"))
+    buffer.add(0, described("ab", metadata={"answer": ["1", "2"]}))
+    buffer.add(1, described("cd", metadata={"answer": ["3", "4"]}))
+    return buffer
+
+
+def test_nothing_moves_where_producer_and_consumer_agree(buffer):
+    assert buffer.transfers({0: ["a", "b"], 1: ["c", "d"]}, ["x"]) == []
+
+
+def test_what_a_rank_lacks_comes_in_one_piece_from_each_rank_that_has_it(buffer):
+    plan = buffer.transfers({1: ["a", "b", "c", "d"]}, ["x"])
+    assert [(t.source, t.target, t.key, t.ids) for t in plan] == [(0, 1, "x", ("a", "b"))]
+    assert plan[0].description.metadata == {"answer": ["1", "2"]}
+    assert plan[0].description.dtypes == {"x": torch.int64}
+
+
+def test_what_has_moved_need_not_move_again(buffer):
+    plan = buffer.transfers({1: ["a"]}, ["x"])
+    buffer.count_transfers(plan)
+    assert buffer.holders("a", ["x"]) == {0, 1}
+    assert buffer.transfers({1: ["a"]}, ["x"]) == []
+
+
+def test_metadata_travel_once(buffer):
+    buffer.add(0, described("ab", key="y", rows=1, dtype=torch.bool))
+    first, second = buffer.transfers({1: ["a", "b"]}, ["x", "y"])
+    assert first.description.metadata == {"answer": ["1", "2"]}
+    assert second.description.metadata == {}
+
+
+def test_outputs_of_a_call_without_metadata_still_carry_those_of_the_samples(buffer):
+    """A reward on a rank of its own gets what was generated elsewhere, and the answers to compare with."""
+    buffer.add(0, described("ab", key="y"))
+    (transfer,) = buffer.transfers({1: ["a"]}, ["y"])
+    assert transfer.description.metadata == {"answer": ["1"]}
+
+
+def test_transfers_survive_the_wire(buffer):
+    (transfer,) = buffer.transfers({1: ["a"]}, ["x"])
+    again = Transfer.from_json(transfer.as_json())
+    assert (again.source, again.target, again.key, again.ids) == (0, 1, "x", ("a",))
+    assert again.description.seqlens == {"x": [[2]]}
+
+
+def test_a_closed_step_is_forgotten(buffer):
+    assert buffer.close_step(0) == list("abcd")
+    assert len(buffer) == 0
+    buffer.open_step(1, ["a"])
+    assert buffer.holders("a", ["x"]) == set()
+    assert buffer.metadata_names(["a"]) == []
+
+
+def test_an_id_belongs_to_one_open_step(buffer):
+    with pytest.raises(ValueError, match="already in use"):
+        buffer.open_step(1, ["d"])
+    with pytest.raises(ValueError, match="already in use"):
+        buffer.open_step(2, ["e", "e"])
+
+
+def test_holders_of_several_keys_hold_them_all(buffer):
+    buffer.add(1, described("a", key="y"))
+    assert buffer.holders("a", ["x"]) == {0}
+    assert buffer.holders("a", ["x", "y"]) == set()
+
+
+def test_lengths_are_those_of_all_sequences(buffer):
+    assert buffer.sequence_lengths(list("abc"), "x") == [2, 2, 2]
+    assert buffer.sequence_lengths(list("abc"), "z") == []

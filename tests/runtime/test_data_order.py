@@ -1,0 +1,54 @@
+"""Which rows make up which step, and which rank takes which."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcli.recipe.mesh import Mesh
+from rlcli.runtime.data_order import DataOrder
+from rlcli.runtime.partition import owners, share_by_rank, shares
+from rlcli.topology import RolePlacement
+
+
+@given(rows=st.integers(1, 40), per_step=st.integers(1, 40), seed=st.integers(0, 9))
+def test_every_row_comes_once_per_epoch_and_every_step_is_full(rows, per_step, seed):
+    order = DataOrder(rows, per_step, seed)
+    steps = [order.step(k) for k in range(2 * -(-rows // per_step))]
+    assert all(len(step) == per_step for step in steps)
+    seen = Counter(pair for step in steps for pair in step)
+    assert max(seen.values()) == 1
+    whole_epochs = len(steps) * per_step // rows
+    assert all((epoch, row) in seen for epoch in range(whole_epochs) for row in range(rows))
+
+
+def test_the_order_is_a_function_of_seed_and_epoch_alone():
+    assert DataOrder(50, 7, seed=3).step(9) == DataOrder(50, 7, seed=3).step(9)
+    assert DataOrder(50, 7, seed=3).step(0) != DataOrder(50, 7, seed=4).step(0)
+    first = [row for k in range(10) for _, row in DataOrder(50, 5, seed=3).step(k)]
+    second = [row for k in range(10, 20) for _, row in DataOrder(50, 5, seed=3).step(k)]
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert first != second
+
+
+def test_the_order_stays_the_same_from_version_to_version():
+    assert DataOrder(8, 8, seed=1).step(0) == [(0, row) for row in (0, 3, 4, 5, 7, 1, 6, 2)]
+    assert DataOrder(4, 3, seed=1, shuffle=False).step(1) == [(0, 3), (1, 0), (1, 1)]
+
+
+@given(items=st.lists(st.integers()), parts=st.integers(1, 9))
+def test_shares_are_contiguous_and_as_equal_as_can_be(items, parts):
+    cut = shares(items, parts)
+    assert [item for part in cut for item in part] == items
+    assert max(map(len, cut)) - min(map(len, cut)) <= 1
+
+
+@pytest.mark.parametrize(("mesh", "expected", "owner"), [
+    (Mesh(dp=2), {3: ["a", "b"], 5: ["c"]}, (3, 5)),
+    (Mesh(dp=1, tp=2), {3: ["a", "b", "c"], 5: ["a", "b", "c"]}, (3,)),
+])  # fmt: skip
+def test_ranks_of_one_replica_get_the_same_share(mesh, expected, owner):
+    placement = RolePlacement("actor", (3, 5), mesh)
+    assert share_by_rank(["a", "b", "c"], placement) == expected
+    assert owners(placement) == owner

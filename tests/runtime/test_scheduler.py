@@ -1,0 +1,129 @@
+"""The unrolled graph: what may run when."""
+
+import pytest
+
+from rlcli.api.config import ModelInterfaceAbstraction
+from rlcli.api.dataflow import MFCDef, ModelInterfaceType
+from rlcli.runtime.scheduler import Scheduler
+
+KINDS = {"generate": ModelInterfaceType.GENERATE, "inference": ModelInterfaceType.INFERENCE,
+         "train_step": ModelInterfaceType.TRAIN_STEP}  # fmt: skip
+
+
+def mfc(name, role, kind, inputs=(), outputs=()):
+    return MFCDef(
+        name=name, model_name=role, interface_type=KINDS[kind], interface_impl=ModelInterfaceAbstraction("x"),
+        input_keys=tuple(inputs), output_keys=tuple(outputs),
+    )  # fmt: skip
+
+
+PPO = [
+    mfc("gen", "actor", "generate", ["prompts"], ["ids"]),
+    mfc("rew", "reward", "inference", ["ids"], ["rewards"]),
+    mfc("val", "critic", "inference", ["ids"], ["values"]),
+    mfc("a_train", "actor", "train_step", ["ids", "rewards", "values"]),
+    mfc("c_train", "critic", "train_step", ["ids", "rewards", "values"]),
+]
+
+
+def run(scheduler, slow=()):
+    """Serve ready calls one by one, those named in `slow` last; returns the order of completion."""
+    done, under_way = [], []
+    while not scheduler.finished:
+        for task in scheduler.ready():
+            scheduler.start(task)
+            under_way.append(task)
+        assert under_way, f"nothing can run after {done}"
+        task = next((t for t in under_way if t.call not in slow), under_way[0])
+        under_way.remove(task)
+        scheduler.finish(task)
+        done.append((task.step, task.call))
+    return done
+
+
+def names(tasks):
+    return [(task.step, task.call) for task in tasks]
+
+
+def test_without_staleness_the_steps_follow_each_other():
+    order = run(Scheduler(PPO, steps=3))
+    one = ["gen", "rew", "val", "a_train", "c_train"]
+    assert order == [(step, call) for step in range(3) for call in one]
+
+
+def test_calls_that_do_not_wait_for_each_other_are_ready_together():
+    scheduler = Scheduler(PPO, steps=1)
+    (gen,) = scheduler.ready()
+    scheduler.start(gen)
+    assert scheduler.ready() == []
+    scheduler.finish(gen)
+    assert names(scheduler.ready()) == [(0, "rew"), (0, "val")]
+
+
+def test_staleness_lets_the_next_generation_start_before_this_training():
+    scheduler = Scheduler(PPO, steps=3, max_staleness=1)
+    assert names(scheduler.ready()) == [(0, "gen"), (1, "gen")]
+    order = run(scheduler, slow=("a_train", "c_train"))
+    assert order.index((1, "gen")) < order.index((0, "a_train"))
+    assert order.index((2, "gen")) > order.index((0, "a_train"))
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_generation_never_lags_more_than_allowed(staleness):
+    order = run(Scheduler(PPO, steps=6, max_staleness=staleness, overlap=True), slow=("a_train", "c_train"))
+    for step in range(6):
+        trained = [s for s, call in order[: order.index((step, "gen"))] if call == "a_train"]
+        assert len(trained) >= step - staleness
+
+
+def test_only_generation_may_be_stale():
+    order = run(Scheduler(PPO, steps=4, max_staleness=2), slow=("c_train",))
+    for step in range(1, 4):
+        assert order.index((step - 1, "c_train")) < order.index((step, "val"))
+
+
+def test_overlap_generates_while_another_role_still_trains():
+    alone, overlapping = Scheduler(PPO, steps=2), Scheduler(PPO, steps=2, overlap=True)
+    for scheduler, expected in ((alone, []), (overlapping, [(1, "gen")])):
+        while (0, "c_train") not in names(ready := scheduler.ready()):
+            for task in ready:
+                scheduler.start(task)
+                scheduler.finish(task)
+        for task in ready:
+            scheduler.start(task)
+        scheduler.finish(next(task for task in ready if task.call == "a_train"))
+        assert names(scheduler.ready()) == expected
+
+
+def test_training_waits_for_the_other_calls_of_its_role():
+    """They are to see the weights from before the update, whatever rank is slow."""
+    graph = [
+        mfc("look", "actor", "inference", ["prompts"], ["unused"]),
+        mfc("slow", "other", "inference", ["prompts"], ["late"]),
+        mfc("late_look", "actor", "inference", ["late"], ["more"]),
+        mfc("train", "actor", "train_step", ["prompts"]),
+    ]
+    order = run(Scheduler(graph, steps=2), slow=("slow",))
+    for step in range(2):
+        assert order.index((step, "late_look")) < order.index((step, "train"))
+
+
+def test_two_training_calls_of_one_role_make_one_version():
+    graph = [
+        mfc("gen", "actor", "generate", ["prompts"], ["ids"]),
+        mfc("one", "actor", "train_step", ["ids"]),
+        mfc("two", "actor", "train_step", ["ids"]),
+    ]
+    order = run(Scheduler(graph, steps=2))
+    assert order == [(step, call) for step in range(2) for call in ("gen", "one", "two")]
+
+
+def test_finish_says_when_a_step_is_over():
+    scheduler = Scheduler(PPO[:2], steps=1)
+    (gen,) = scheduler.ready()
+    scheduler.start(gen)
+    assert scheduler.finish(gen) is False
+    (reward,) = scheduler.ready()
+    scheduler.start(reward)
+    assert scheduler.finish(reward) is True
+    assert scheduler.finished

@@ -1,0 +1,281 @@
+"""The control plane: who may speak, what is understood, and what happens when nobody answers."""
+
+import json
+import stat
+import threading
+
+import msgpack
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcli import errors
+from rlcli.runtime import messages, transport
+from rlcli.runtime.messages import Failure, ProtocolError, Reply, Request, pack, unpack
+from rlcli.runtime.transport import HELLO, InlineTransport, ZmqMaster, ZmqWorker
+
+TOKEN = b"t" * 32
+
+
+# -- messages ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("message", [
+    Request(1, "run_call", {"ids": ["a"], "nested": {"x": [1.5, None, True, "ü"]}}),
+    Reply(7, 1, {"loss": 0.1}),
+    Reply(7, 0, failure=Failure("DataError", "what", "F31", "a.jsonl:3", None, "trace")),
+])  # fmt: skip
+def test_a_message_survives_the_wire(message):
+    assert unpack(pack(message, TOKEN), TOKEN, type(message)) == message
+
+
+def test_another_token_is_refused():
+    with pytest.raises(ProtocolError, match="token"):
+        unpack(pack(Request(1, "save"), b"x" * 32), TOKEN, Request)
+
+
+def test_a_reply_is_no_request():
+    with pytest.raises(ProtocolError):
+        unpack(pack(Reply(1, 0), TOKEN), TOKEN, Request)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=20,
+)  # fmt: skip
+FIELDS = st.sampled_from(["number", "op", "args", "rank", "value", "failure", "kind", "more"])
+
+
+@given(frame=st.binary(max_size=200))
+def test_garbage_is_an_error_of_the_protocol_and_nothing_else(frame):
+    for cls in (Request, Reply):
+        with pytest.raises(ProtocolError):
+            unpack(frame, TOKEN, cls)
+
+
+@given(fields=st.dictionaries(FIELDS, VALUES), cls=st.sampled_from([Request, Reply]))
+def test_well_formed_msgpack_with_the_token_is_checked_as_well(fields, cls):
+    frame = msgpack.packb({**fields, "kind": cls.__name__.lower(), "token": TOKEN}, default=str)
+    try:
+        message = unpack(frame, TOKEN, cls)
+    except ProtocolError:
+        return
+    assert pack(message, TOKEN)
+    assert type(message.number) is int
+
+
+def test_a_long_message_is_not_even_parsed(monkeypatch):
+    monkeypatch.setattr(messages, "LARGEST", 50)
+    with pytest.raises(ProtocolError, match="bytes"):
+        unpack(pack(Request(1, "x" * 100), TOKEN), TOKEN, Request)
+
+
+@pytest.mark.parametrize("name", ["DataError", "ModelError", "ResourceError", "WorkerError", "NumericError"])
+def test_an_error_keeps_its_class_on_the_way(name):
+    error = getattr(errors, name)("what", where="here", hint="do", code="F99")
+    failure = Failure.of(error, "rank 1 pid 5", "")
+    arrived = unpack(pack(Reply(1, 1, failure=failure), TOKEN), TOKEN, Reply).failure.as_error()
+    assert type(arrived) is type(error)
+    assert str(arrived) == str(error)
+
+
+def test_a_failure_cannot_name_any_other_class():
+    assert type(Failure("Exception", "w", "c", None, None, "").as_error()) is errors.RlcliError
+    assert type(Failure("render", "w", "c", None, None, "").as_error()) is errors.RlcliError
+
+
+# -- sockets -------------------------------------------------------------------------------------------------
+
+
+class Ranks:
+    """A master, and workers that are threads of this process."""
+
+    def __init__(self, run_dir, size=1):
+        self.run_dir = run_dir
+        self.dead = None
+        self.master = ZmqMaster(run_dir, size, self.check)
+        self.threads = []
+
+    def check(self):
+        if self.dead:
+            raise errors.WorkerError(self.dead)
+
+    def start(self, rank, handle):
+        def work():
+            link = ZmqWorker(self.run_dir, rank)
+            link.serve(handle, lambda error: Failure.of(error, f"rank {rank}", ""))
+            link.close()
+
+        self.threads.append(threading.Thread(target=work, daemon=True))
+        self.threads[-1].start()
+
+    def stranger(self):
+        """A socket that knows the address and not the token."""
+        address = json.loads((self.run_dir / transport.CONTROL_FILE).read_text())["address"]
+        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket.linger = 0
+        socket.connect(address)
+        return socket
+
+    def close(self):
+        for rank in self.master.pids:
+            self.master.send(rank, Request(99, "shutdown"))
+        for thread in self.threads:
+            thread.join(5)
+        self.master.close()
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    made = Ranks(tmp_path)
+    yield made
+    made.close()
+
+
+def echo(request):
+    return {"op": request.op, **request.args}
+
+
+def test_questions_reach_the_worker_and_answers_the_master(ranks):
+    ranks.start(0, echo)
+    ranks.master.wait_for_workers(10)
+    ranks.master.send(0, Request(1, "first", {"x": 1}))
+    ranks.master.send(0, Request(2, "second"))
+    assert ranks.master.receive(10, "answers") == Reply(1, 0, {"op": "first", "x": 1})
+    assert ranks.master.receive(10, "answers") == Reply(2, 0, {"op": "second"})
+
+
+def test_the_master_listens_on_loopback_only(ranks):
+    address = ranks.master._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    assert address.startswith("tcp://127.0.0.1:")
+
+
+def test_address_and_token_are_for_the_owner_alone(ranks, tmp_path):
+    file = tmp_path / transport.CONTROL_FILE
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert len(bytes.fromhex(json.loads(file.read_text())["token"])) == 32
+
+
+def test_the_control_file_goes_with_the_master(tmp_path):
+    ZmqMaster(tmp_path, 1, lambda: None).close()
+    assert not (tmp_path / transport.CONTROL_FILE).exists()
+
+
+def test_strangers_are_not_heard(ranks):
+    stranger = ranks.stranger()
+    stranger.send(pack(Reply(HELLO, 0, {"pid": 1}), b"wrong" * 6))
+    stranger.send(b"\x93garbage")
+    stranger.send_multipart([b"a", b"b", b""])
+    with pytest.raises(errors.HangError, match="rank 0 to start"):
+        ranks.master.wait_for_workers(1)
+    assert ranks.master.rejected == 3
+    assert ranks.master.pids == {}
+    ranks.start(0, echo)
+    ranks.master.wait_for_workers(10)
+    stranger.close()
+
+
+def test_a_rank_that_is_not_of_this_run_is_not_heard(ranks):
+    stranger = ranks.stranger()
+    stranger.send(pack(Reply(HELLO, 5, {"pid": 1}), ranks.master._token))
+    with pytest.raises(errors.HangError):
+        ranks.master.wait_for_workers(1)
+    assert ranks.master.rejected == 1
+    stranger.close()
+
+
+def test_the_socket_drops_messages_that_are_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(transport, "LARGEST", 1000)
+    ranks = Ranks(tmp_path)
+    stranger = ranks.stranger()
+    stranger.send(b"x" * 5000)
+    with pytest.raises(errors.HangError):
+        ranks.master.wait_for_workers(1)
+    assert ranks.master.rejected == 0
+    stranger.close()
+    ranks.close()
+
+
+def test_an_error_of_a_worker_arrives_and_the_worker_lives_on(ranks):
+    def handle(request):
+        if request.op == "bad":
+            raise errors.DataError("row is bad", where="a.jsonl:3", code="F31")
+        return {}
+
+    ranks.start(0, handle)
+    ranks.master.wait_for_workers(10)
+    ranks.master.send(0, Request(1, "bad"))
+    failure = ranks.master.receive(10, "it").failure
+    assert (failure.kind, failure.code, failure.where) == ("DataError", "F31", "a.jsonl:3")
+    ranks.master.send(0, Request(2, "good"))
+    assert ranks.master.receive(10, "it").failure is None
+
+
+def test_a_worker_that_cannot_start_says_why(ranks):
+    link = ZmqWorker(ranks.run_dir, 0)
+    link.fail(Failure.of(errors.ResourceError("no such device", code="R50"), "rank 0", ""))
+    with pytest.raises(errors.ResourceError, match="no such device"):
+        ranks.master.wait_for_workers(10)
+    link.close()
+    ranks.master.pids.clear()
+
+
+def test_an_unexpected_error_may_be_the_echo_of_another_rank_that_died(ranks):
+    def handle(request):
+        if request.op == "shutdown":
+            return {}
+        ranks.dead = "rank 1 was killed"
+        raise RuntimeError("Connection closed by peer")
+
+    ranks.start(0, handle)
+    ranks.master.wait_for_workers(10)
+    ranks.master.send(0, Request(1, "train"))
+    with pytest.raises(errors.WorkerError, match="rank 1 was killed"):
+        ranks.master.receive(10, "it")
+    ranks.dead = None
+
+
+def test_waiting_ends_at_its_deadline(ranks):
+    hold = threading.Event()
+    ranks.start(0, lambda request: {} if request.op == "shutdown" else {"held": hold.wait(20)})
+    ranks.master.wait_for_workers(10)
+    ranks.master.send(0, Request(1, "train"))
+    with pytest.raises(errors.HangError, match="actor_train on rank 0"):
+        ranks.master.receive(1.5, "actor_train on rank 0")
+    hold.set()
+
+
+def test_a_rank_without_heartbeat_is_the_one_that_is_named(ranks, monkeypatch):
+    ranks.start(0, echo)
+    ranks.master.wait_for_workers(10)
+    ranks.master._heard[0] -= 60
+    monkeypatch.setattr(ranks.master, "_read", lambda: None)  # deaf to its heartbeats from now on
+    with pytest.raises(errors.HangError, match="rank 0 has been silent for 6") as raised:
+        ranks.master.receive(1, "actor_train")
+    assert raised.value.where.startswith("rank 0 pid")
+
+
+def test_a_dead_launcher_is_noticed_while_waiting(ranks):
+    ranks.start(0, echo)
+    ranks.master.wait_for_workers(10)
+    ranks.dead = "rank 0 is gone"
+    with pytest.raises(errors.WorkerError, match="rank 0 is gone"):
+        ranks.master.receive(10, "it")
+    ranks.dead = None
+
+
+def test_in_one_process_a_request_is_a_call():
+    calls = []
+
+    def handle(request):
+        calls.append(request.op)
+        return {"seen": len(calls)}
+
+    inline = InlineTransport(handle)
+    inline.send(0, Request(1, "a"))
+    inline.send(0, Request(2, "b"))
+    assert calls == []
+    assert inline.receive(1, "a") == Reply(1, 0, {"seen": 1})
+    assert inline.receive(1, "b") == Reply(2, 0, {"seen": 2})
+    assert calls == ["a", "b"]

@@ -28,7 +28,7 @@ class ArithmeticDemonstrations:
     levels: tuple[int, ...] = (2, 3, 4)
     """Difficulties, taken in turn: the number of operations."""
 
-    hasty: tuple[float, ...] = (0.25, 0.55, 0.6)
+    hasty: tuple[float, ...] = (0.25, 0.65, 0.7)
     """For each level, the share of answers that stop after the first line: the longer the sum, the more."""
 
     seed: int = 0

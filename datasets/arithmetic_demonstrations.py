@@ -22,7 +22,7 @@ class ArithmeticDemonstrations:
 
     util: DatasetUtility
 
-    problems: int = 20000
+    problems: int = 40000
     """How many problems to generate."""
 
     levels: tuple[int, ...] = (2, 3, 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,10 +41,12 @@ class TransformersEngine(PipelinableEngine):
 
     def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
         assert micro_batch.data is not None
+        self._onload()
         tokens = micro_batch.data["packed_input_ids"].to(self._device)
         return self.packed(tokens, tuple(micro_batch.flat_seqlens("packed_input_ids")), then)
 
     def idle_micro_batch(self) -> torch.Tensor:
+        self._onload()
         token = torch.zeros(1, dtype=torch.int64, device=self._device)
         return self.packed(token, (1,), _zero)
 
@@ -100,13 +102,38 @@ class TransformersEngine(PipelinableEngine):
 
     def generator(self) -> nn.Module:
         """The model with whole parameters on this rank."""
+        self._onload()
         return self.lm
+
+    # -- weights ---------------------------------------------------------------------------------------------
+
+    def take_parameters(self, source: PipelinableEngine, eta: float) -> None:
+        if not isinstance(source, TransformersEngine):
+            raise ModelError(f"role {self.role} cannot take parameters from a {type(source).__name__}")
+        mine = dict(self.lm.named_parameters())
+        with torch.no_grad():
+            for name, theirs in source.whole_parameters():
+                if name not in mine or mine[name].shape != theirs.shape:
+                    raise ModelError(f"role {self.role} has no parameter like {name} of role {source.role}")
+                mine[name].lerp_(theirs.to(mine[name]), eta)
+
+    def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each parameter once, tied ones too, whole; every rank of the role goes through all of them."""
+        for name, parameter in self.lm.named_parameters():
+            yield name, gathered(parameter.detach())
+
+    def offload(self) -> None:
+        self.packed.to("cpu")
+
+    def _onload(self) -> None:
+        if self._device.type != "cpu" and next(self.lm.parameters()).device != self._device:
+            self.packed.to(self._device)
 
     # -- saving ----------------------------------------------------------------------------------------------
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """Every parameter and buffer, whole, on the host."""
-        return {name: tensor.detach().cpu() for name, tensor in self.lm.state_dict().items()}
+        return {name: gathered(tensor.detach()).cpu() for name, tensor in self.lm.state_dict().items()}
 
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
         state = self.full_state_dict()
@@ -114,6 +141,11 @@ class TransformersEngine(PipelinableEngine):
             _write_folder(self.lm, tokenizer, state, Path(save_dir))
         if self._dp_group is not None:
             dist.barrier(self._dp_group)
+
+
+def gathered(tensor: Any) -> torch.Tensor:
+    """A DTensor made whole, on every rank; other tensors as they are."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _zero(output: Any) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch import nn
 from rlcli.api.model import Model, ModelBackend, register_backend
 from rlcli.ops.schedules import learning_rate
 
-from ._engine import TransformersEngine
+from ._engine import TransformersEngine, gathered
 
 
 @register_backend("fsdp")
@@ -140,20 +140,12 @@ class FSDPEngine(TransformersEngine):
     def generator(self) -> nn.Module:
         """Sharded parameters are gathered into a copy once per version, not once per token."""
         if not self.sharded:
-            return self.lm
+            return super().generator()
         if self._whole is None:
             self._whole = type(self.lm)(self.lm.config).to(self.device).eval().requires_grad_(False)
         if not self._whole_is_current:
             whole = self._whole.state_dict()
             for name, tensor in self.lm.state_dict().items():
-                whole[name].copy_(_gathered(tensor))
+                whole[name].copy_(gathered(tensor))
             self._whole_is_current = True
         return self._whole
-
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        return {name: _gathered(tensor.detach()).cpu() for name, tensor in self.lm.state_dict().items()}
-
-
-def _gathered(tensor: Any) -> torch.Tensor:
-    """A DTensor made whole, on every rank; other tensors as they are."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

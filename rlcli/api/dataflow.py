@@ -24,16 +24,18 @@ class ModelInterfaceType(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ParamReallocHook:
-    """Give `target` the parameters of `source`: target ← eta · source + (1 − eta) · target."""
+    """Once the call is done, give `target` the parameters of the call's role.
 
-    source: str
+    target ← eta · source + (1 − eta) · target: a copy at eta 1, below that an exponential moving average.
+    """
+
     target: str
     eta: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class OffloadHook:
-    """Move the model's weights to host memory once the call is done."""
+    """Once the call is done, keep its role's weights in host memory until the role's next call."""
 
 
 Hook = ParamReallocHook | OffloadHook
@@ -54,9 +56,9 @@ class MFCDef:
     """Name in the buffer → name the interface reads."""
     output_key_remap: Mapping[str, str] = field(default_factory=dict)
     """Name the interface writes → name in the buffer."""
-    mb_spec: MicroBatchSpec = MicroBatchSpec()
-    pre_hooks: tuple[Hook, ...] = ()
+    mb_spec: MicroBatchSpec = field(default_factory=MicroBatchSpec)
     post_hooks: tuple[Hook, ...] = ()
+    """What happens to weights once the call is done, in this order."""
 
     @property
     def is_train(self) -> bool:

@@ -121,7 +121,7 @@ class Model:
             self.version.epoch_step = 0
 
 
-class ModelInterface(abc.ABC):
+class ModelInterface:
     """What a role does. A dataclass: its fields are the recipe's `args:`.
 
     A training interface implements `train_step` and `save`, an inference one `inference`, a generation one
@@ -233,6 +233,17 @@ class PipelinableEngine(abc.ABC):
     def all_reduce(self, value: torch.Tensor, op: str = "sum") -> torch.Tensor:
         """`value` reduced ("sum", "max" or "min") over the data-parallel ranks; the same on all of them."""
         return value
+
+    def take_parameters(self, source: PipelinableEngine, eta: float) -> None:
+        """Move this engine's parameters towards those of `source`: mine ← eta · theirs + (1 − eta) · mine.
+
+        Both engines live on the same ranks, and every rank takes part.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot take over parameters")
+
+    def offload(self) -> None:
+        """Keep the weights in host memory until they are needed again."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be offloaded")
 
     @property
     def dp_size(self) -> int:

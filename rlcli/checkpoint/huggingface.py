@@ -186,7 +186,7 @@ def check_folder(folder: Path, *, weights: bool) -> None:
 
 
 def check_sizes(model: Path, tokenizer: Path) -> None:
-    """Compare the files of a model and a tokenizer, before anything is loaded. Needs no torch. Raises ModelError F32."""
+    """Compare the files of a model and a tokenizer, before anything is loaded. Raises ModelError F32."""
     config, words = _read_json(model / "config.json"), tokenizer / "tokenizer.json"
     if not words.is_file() or not isinstance(config, dict):
         return

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
+from rlcli.errors import Stopped
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class StopSignals:
-    """Context in which SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 ask for an orderly stop; `requested` is the first that came."""
+    """Context in which each of SIGNALS asks for an orderly stop; `requested` is the first that came."""
 
     def __init__(self, say: Callable[[str], None]):
         self.requested: signal.Signals | None = None
@@ -37,8 +38,10 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-            return
+            for one in SIGNALS:
+                signal.signal(one, signal.SIG_DFL)  # a third one does not even wait for the clearing up
+            stopped = Stopped(f"stopped at once by {signal.Signals(number).name}; nothing was saved")
+            stopped.exit_code = 128 + number
+            raise stopped
         self.requested = signal.Signals(number)
         self._say(f"{self.requested.name}: stopping after this step and saving; once more stops now")

@@ -137,6 +137,25 @@ class _Checker:
             what = f"models.{call.model} has no weights, which {dotted(path)} ({call.call}) needs"
             self.note("R39", what, ("models", call.model), "give one of path, init, scratch")
 
+        self.hooks(call, path)
+
+    def hooks(self, call: Call, path: Path) -> None:
+        """Weights are copied between roles that live together, to one that nothing trains."""
+        target = call.hooks.copy_to
+        if target is not None:
+            place = (*path, "hooks", "copy_to")
+            source, role = self.recipe.models.get(call.model), self.recipe.models.get(target)
+            if role is None:
+                self.unknown("role", target, self.recipe.models, place)
+            elif target == call.model or target in self.recipe.trained_roles:
+                self.note("R71", f"{target} is trained by itself and cannot follow {call.model}", place)
+            elif source is not None and (role.devices, role.head) != (source.devices, source.head):
+                what = f"{call.model} and {target} must live on the same devices and have the same head"
+                self.note("R71", what, place)
+        if call.hooks.offload and call.model in self.recipe.trained_roles:
+            what = f"{call.model} is trained; its weights stay where its optimizer is"
+            self.note("R71", what, (*path, "hooks", "offload"))
+
     def roles_in_use(self) -> None:
         calls = [*self.recipe.graph.values(), *self.recipe.train.eval.graph.values()]
         used = {call.model for call in calls} | {role.init for role in self.recipe.models.values()}

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
-from rlcli.api.dataflow import MFCDef, ModelInterfaceType
-from rlcli.recipe.schema import Call, Recipe
+from rlcli.api.dataflow import Hook, MFCDef, ModelInterfaceType, OffloadHook, ParamReallocHook
+from rlcli.recipe.schema import Call, Hooks, Recipe
 
 
 def train_graph(recipe: Recipe) -> list[MFCDef]:
@@ -37,7 +37,13 @@ def _mfc(name: str, call: Call, recipe: Recipe) -> MFCDef:
             n_mbs=call.microbatches or recipe.train.microbatches,
             max_tokens_per_mb=call.max_tokens_per_microbatch or recipe.train.max_tokens_per_microbatch,
         ),
+        post_hooks=_hooks(call.hooks),
     )
+
+
+def _hooks(hooks: Hooks) -> tuple[Hook, ...]:
+    copy = (ParamReallocHook(target=hooks.copy_to, eta=hooks.eta),) if hooks.copy_to is not None else ()
+    return (*copy, OffloadHook()) if hooks.offload else copy
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,17 @@ class Role(Section):
         return recipe, role
 
 
+class Hooks(Section):
+    """What happens to weights once a call is done."""
+
+    copy_to: str | None = None
+    """Role that takes over the weights of the call's role, such as a reference that follows the actor."""
+    eta: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """With `copy_to`: target = eta * source + (1 - eta) * target; below 1 an exponential moving average."""
+    offload: bool = False
+    """Keep the weights of the call's role in host memory until its next call."""
+
+
 class Call(Section):
     """One call of the graph: `model.call(inputs) -> outputs`."""
 
@@ -105,6 +116,8 @@ class Call(Section):
     """At least so many micro-batches; null: `train.microbatches`."""
     max_tokens_per_microbatch: Positive | None = None
     """Most tokens of a micro-batch; null: `train.max_tokens_per_microbatch`."""
+    hooks: Hooks = Hooks()
+    """What happens to weights once the call is done."""
 
 
 class Eval(Section):

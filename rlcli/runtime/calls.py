@@ -16,7 +16,6 @@ from rlcli.runtime.requests import Answers, Requests
 from rlcli.runtime.scheduler import Task
 from rlcli.topology import RolePlacement, Topology
 
-
 ALWAYS_TOLD = ("reward", "accuracy")
 
 
@@ -124,12 +123,8 @@ class Calls:
         def described(answers: Answers) -> None:
             texts = {id_: text for answer in answers.values() for id_, text in answer["texts"].items()}
             rewards = {id_: values for answer in answers.values() for id_, values in answer["rewards"].items()}
-            then([
-                {"id": names[id_], "prompt": prompt, "response": response, "reward": reward, "answer": texts[id_]["answer"]}
-                for id_ in ids
-                if id_ in texts
-                for prompt, response, reward in _aligned(texts[id_], rewards.get(id_))
-            ])  # fmt: skip
+            known = [id_ for id_ in ids if id_ in texts]
+            then([line for id_ in known for line in _lines(names[id_], texts[id_], rewards.get(id_))])
 
         if args:
             self._requests.post("describe", args, described)
@@ -160,8 +155,11 @@ class Calls:
         return {rank: [*groups, *[[] for _ in range(most - len(groups))]] for rank, groups in parts.items()}
 
 
-def _aligned(text: Mapping[str, Any], rewards: Sequence[float] | None) -> list[tuple[str, str, float | None]]:
-    """(prompt, response, reward) of every sequence; rewards that are not one per sequence are left out."""
+def _lines(name: str, text: Mapping[str, Any], rewards: Sequence[float] | None) -> list[dict[str, Any]]:
+    """One entry for each sequence of a sample; rewards that are not one per sequence are left out."""
     count = len(text["responses"])
     values = rewards if rewards is not None and len(rewards) == count else [None] * count
-    return list(zip(text["prompts"], text["responses"], values, strict=True))
+    return [
+        {"id": name, "prompt": prompt, "response": response, "reward": reward, "answer": text["answer"]}
+        for prompt, response, reward in zip(text["prompts"], text["responses"], values, strict=True)
+    ]

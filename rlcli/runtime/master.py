@@ -199,13 +199,13 @@ class MasterWorker:
             named = {**finished.averages(), **finished.stats()}
             results |= {f"eval/{name}": value for name, value in named.items()}
             scheduler.finish(finished.task)
-        results |= self._lengths(step) | {"time/eval": time.perf_counter() - began}
+        results |= self._look_at_responses(step) | {"time/eval": time.perf_counter() - began}
         self.calls.forget(EVALUATION)
         self.outputs.display.evaluation(step, {key: v for key, v in results.items() if key.startswith("eval/")})
         return results
 
-    def _lengths(self, step: int) -> dict[str, float]:
-        """Samples of the evaluation written down, and how long its responses are; nothing where nothing is generated."""
+    def _look_at_responses(self, step: int) -> dict[str, float]:
+        """Writes samples of the evaluation down; returns the length of its responses, if it has any."""
         if not any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in eval_graph(self.recipe)):
             return {}
         ids = self.calls.buffer.ids(EVALUATION)

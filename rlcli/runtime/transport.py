@@ -158,7 +158,7 @@ class ZmqMaster:
         raise HangError(
             f"no answer within {deadline:.0f} s: waiting for {waiting_for}" + (f"; {names}" if names else ""),
             where=", ".join(f"rank {rank} pid {self.pids.get(rank)}" for rank in silent) or None,
-            hint="logs/rank<n>.log in the run directory says what each rank was doing; launch.step_deadline is the limit",
+            hint="logs/rank<n>.log in the run directory says where each rank is; launch.step_deadline is the limit",
         )
 
     def _await_death(self) -> None:

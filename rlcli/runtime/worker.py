@@ -11,7 +11,7 @@ import torch
 from rlcli import registry
 from rlcli.api.config import DatasetAbstraction, ModelInterfaceAbstraction
 from rlcli.api.data import DatasetUtility, SequenceSample
-from rlcli.api.dataflow import MFCDef, ModelInterfaceType
+from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
 from rlcli.api.model import Model, ModelBackend, ModelInterface
 from rlcli.errors import DataError, RlcliError, UsageError
 from rlcli.recipe.graph import eval_graph, train_graph
@@ -128,6 +128,7 @@ class ModelWorker:
         else:
             made = getattr(interface, mfc.interface_type.value)(model, data, mfc.mb_spec)
             batch, sums = self._keep(mfc, data, made)
+        self._run_hooks(mfc)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return {
@@ -147,11 +148,11 @@ class ModelWorker:
         if made is None:
             made = SequenceSample(ids=data.ids, seqlens={}, data={})
         if made.ids != data.ids:
-            raise RlcliError(f"interface {mfc.interface_impl.type_} answered call {mfc.name} for other samples than asked")
+            raise RlcliError(f"{mfc.interface_impl.type_} answered call {mfc.name} for other samples than asked")
         missing = [key for key in mfc.output_keys if key not in made.keys]
         if missing:
             raise UsageError(
-                f"interface {mfc.interface_impl.type_} did not produce {', '.join(missing)}, which call {mfc.name} promises",
+                f"{mfc.interface_impl.type_} did not produce {', '.join(missing)}, which call {mfc.name} promises",
                 hint="correct the call's outputs",
                 code="R71",
             )
@@ -162,6 +163,14 @@ class ModelWorker:
         for sample in made.unpack():
             self._samples[str(sample.ids[0])].update_(sample)
         return made.meta(), counted | _scores(made)
+
+    def _run_hooks(self, mfc: MFCDef) -> None:
+        engine = self.models[mfc.model_name].module
+        for hook in mfc.post_hooks:
+            if isinstance(hook, ParamReallocHook):
+                self.models[hook.target].module.take_parameters(engine, hook.eta)
+            else:
+                engine.offload()
 
     def _interface(self, mfc: MFCDef) -> ModelInterface:
         """One interface per role, type and arguments, so that calls of one role share its state."""

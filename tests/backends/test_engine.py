@@ -304,3 +304,24 @@ def test_padding_of_the_embedding_is_never_sampled():
 def test_too_long_for_the_model_is_said_before_generating():
     with pytest.raises(ModelError, match="128 positions"):
         generate(engine(), prompts(), max_new_tokens=200)
+
+
+# -- weights of other roles ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("eta", [1.0, 0.25])
+def test_parameters_follow_those_of_another_engine_tied_ones_once(eta):
+    tied = {"tie_word_embeddings": True}
+    actor, ref = engine(seed=1, changes=tied), engine("inference", seed=2, changes=tied)
+    before = {name: p.clone() for name, p in ref.lm.named_parameters()}
+    ref.take_parameters(actor, eta)
+    for name, p in ref.lm.named_parameters():
+        torch.testing.assert_close(p, eta * dict(actor.lm.named_parameters())[name] + (1 - eta) * before[name])
+    assert ref.lm.lm_head.weight is ref.lm.model.embed_tokens.weight
+
+
+def test_an_offloaded_model_answers_as_before():
+    ours = engine("inference")
+    before = ours.forward(batch())
+    ours.offload()
+    assert torch.equal(ours.forward(batch()), before)

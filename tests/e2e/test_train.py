@@ -56,8 +56,10 @@ def test_ranks_and_micro_batches_change_no_number(train, tiny_ppo):
         "inline": (),
         "one_rank": ("launch=local", "train.microbatches=4"),
         "two_ranks": (*two, "train.microbatches=2"),
-        "critic_apart": (*two, "models.critic.devices=1", "models.ref.devices=0"),
+        "critic_apart": (*two, "models.critic.devices=1"),
     }
+    follow = ("graph.actor_train.hooks={copy_to: ref, eta: 0.5}", "graph.ref_inf.hooks.offload=true")
+    penalty += follow  # and the reference moves with the actor, sharded or not
     runs = {name: train("ppo_math", *tiny_ppo, *penalty, *extra, name=name) for name, extra in variants.items()}
     for name, run in runs.items():
         assert run.code == 0, f"{name}: {run.err}"

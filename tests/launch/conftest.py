@@ -23,7 +23,8 @@ graph:
   gen: {model: actor, call: generate, interface: toy, inputs: [packed_prompts],
         outputs: [packed_input_ids, prompt_mask, packed_logprobs]}
   score: {model: reward, call: inference, interface: toy_reward, inputs: [packed_input_ids], outputs: [rewards, solved]}
-  value: {model: critic, call: inference, interface: toy, inputs: [packed_input_ids, packed_logprobs], outputs: [values]}
+  value: {model: critic, call: inference, interface: toy,
+          inputs: [packed_input_ids, packed_logprobs], outputs: [values]}
   train_actor: {model: actor, call: train_step, interface: toy,
                 inputs: [packed_input_ids, prompt_mask, packed_logprobs, rewards, solved, values]}
   train_critic: {model: critic, call: train_step, interface: toy,

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,7 @@ from rlcli.observe.samples import read_samples
 from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime import transport
 
+HOME = str(Path(__file__).parents[2])
 TWO_RANKS = ("launch=local", "cluster.devices_per_node=2")
 DISJOINT = ("models.critic.devices='1'", "models.reward.devices='0'")
 
@@ -63,7 +65,7 @@ def test_a_run_in_this_process(train):
     assert (finished.exit_code, finished.steps_done) == (0, 3)
     records = numbers(folder)
     assert [record["step"] for record in records] == [0, 1, 2, 3]
-    assert [sorted(key for key in record if key.startswith("eval/")) != [] for record in records] == [True, False, True, True]
+    assert ["eval/reward" in record for record in records] == [True, False, True, True]
     assert set(records[0]) == {"step", "eval/reward", "eval/accuracy", "eval/odd", "eval/loss", "eval/response_length"}
     last = records[-1]
     assert last["actor/samples"] == 8
@@ -79,16 +81,17 @@ def test_generation_sees_the_weights_of_the_step_before(train):
     """The toy writes its version into its first token: 5, 6, 7, …, which the reward adds up."""
     _, folder = train("train.eval.every_steps=1")
     rewards = [record["eval/reward"] for record in numbers(folder)]
-    assert [b - a for a, b in zip(rewards, rewards[1:], strict=False)] == [1, 1, 1]
+    assert [b - a for a, b in pairwise(rewards)] == [1, 1, 1]
 
 
 def test_the_samples_are_written_with_the_ids_of_the_dataset(train):
     _, folder = train()
     samples = read_samples(folder / "samples.jsonl")
     assert [(s.step, s.phase) for s in samples] == [
-        (step, phase) for step, phase in ((0, "eval"), (1, "train"), (2, "train"), (2, "eval"), (3, "train"), (3, "eval"))
+        (step, phase)
+        for step, phase in ((0, "eval"), (1, "train"), (2, "train"), (2, "eval"), (3, "train"), (3, "eval"))
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     first = samples[0]
     assert (first.id, first.prompt, first.answer) == ("row-0", "w3", "3")
     assert first.response == "w5 w6 w3"
@@ -134,7 +137,7 @@ def test_stale_generation_trains_on_what_was_sampled_before(train, project):
 def test_nothing_listens_beyond_this_machine_and_no_secret_is_on_a_command_line(project):
     process = subprocess.Popen(
         [sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", "run", *TWO_RANKS, "train.steps=2000"],
-        stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": HOME},
     )  # fmt: skip
     try:
         wait_for(lambda: (project / "run/procs.json").exists())
@@ -146,7 +149,8 @@ def test_nothing_listens_beyond_this_machine_and_no_secret_is_on_a_command_line(
         assert set(listening) == {"127.0.0.1"}
         assert not any(token in " ".join(p.cmdline()) for p in family)
         assert not any(token in value for p in family for value in p.environ().values())
-        assert {entry["name"] for entry in json.loads((project / "run/procs.json").read_text())} == {"torchrun", "rank0", "rank1"}
+        noted = json.loads((project / "run/procs.json").read_text())
+        assert [entry["name"] for entry in noted] == ["torchrun", "rank0", "rank1"]
         for path in (project / "run").rglob("*"):
             assert not stat.S_IMODE(path.stat().st_mode) & 0o077 or "torchrun" in str(path), path
     finally:
@@ -247,7 +251,7 @@ def test_restarts_are_refused_while_there_is_nothing_to_restart_from(train, proj
 def test_a_signal_lets_the_step_end_and_saves(project, number, code):
     process = subprocess.Popen(
         [sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", "run", "train.steps=100000"],
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": HOME},
     )  # fmt: skip
     metrics = project / "run/metrics.jsonl"
     wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 3)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlcli.api.dataflow import GraphError, build_graph
+from rlcli.api.dataflow import GraphError, OffloadHook, ParamReallocHook, build_graph
 from rlcli.errors import DataError, ModelError, RecipeError
 from rlcli.recipe.graph import eval_graph, graph_problems, stages, train_graph
 from rlcli.recipe.resolve import load_recipe
@@ -330,3 +330,25 @@ def test_two_lines_put_a_classifier_into_ppo(folder: Path):
     assert (call.interface.type, call.interface.args, call.outputs) == (
         "hf_reward", {"path": "me/classifier"}, ["rewards"],
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("graph.actor_train.hooks.copy_to=reff", "reff"),
+        ("graph.actor_train.hooks.copy_to=actor", "trained by itself"),
+        ("graph.actor_train.hooks.copy_to=critic", "trained by itself"),
+        ("graph.actor_train.hooks.offload=true", "optimizer"),
+        ("graph.critic_train.hooks.copy_to=ref", "same head"),
+    ],
+)
+def test_hooks_that_cannot_be(override, word):
+    with pytest.raises(RecipeError, match=word):
+        load_recipe("ppo_math", [override])
+
+
+def test_a_reference_may_follow_the_actor():
+    overrides = ["graph.actor_train.hooks={copy_to: ref, eta: 0.1}", "graph.ref_inf.hooks.offload=true"]
+    calls = {mfc.name: mfc for mfc in train_graph(load_recipe("ppo_math", overrides).recipe)}
+    assert calls["actor_train"].post_hooks == (ParamReallocHook(target="ref", eta=0.1),)
+    assert calls["ref_inf"].post_hooks == (OffloadHook(),)

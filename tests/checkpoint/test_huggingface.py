@@ -1,0 +1,215 @@
+"""Models from folders and from nothing: what is read, what is refused, what roles that belong together share."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers import models as tokenizer_models
+from transformers import PreTrainedTokenizerFast
+
+from rlcli.api.config import FinetuneSpec
+from rlcli.checkpoint.huggingface import check_folder, check_sizes, load_model, load_tokenizer
+from rlcli.errors import ModelError
+from rlcli.recipe.resolve import load_recipe
+from rlcli.runtime.roles import build_roles, training_length
+from rlcli.testing.tiny_models import VOCABULARY, tiny_model
+from rlcli.topology import plan_topology
+
+WEIGHTS = "model.safetensors"
+SCRATCH = {"model_type": "llama", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+           "num_attention_heads": 2}  # fmt: skip
+
+
+def words(count):
+    vocabulary = {"<pad>": 0, "<eos>": 1, **{f"w{i}": i for i in range(2, count)}}
+    made = Tokenizer(tokenizer_models.WordLevel(vocabulary, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<eos>", pad_token="<pad>")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tiny_model(attention_dropout=0.1).save_pretrained(folder)
+    words(VOCABULARY).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A copy to spoil."""
+    return shutil.copytree(saved, tmp_path / "copy")
+
+
+def change(file, **entries):
+    file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
+
+
+def same(first, second):
+    first, second = first.state_dict(), second.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_folder_is_read_as_it_was_written_without_dropout(saved):
+    model = load_model(str(saved), head="lm", tokenizer=load_tokenizer(str(saved)), seed=1)
+    assert same(model, tiny_model())
+    assert model.config.attention_dropout == 0
+    assert not model.training
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_a_value_head_that_the_folder_lacks_starts_at_zero(saved):
+    model = load_model(str(saved), head="value", tokenizer=None, seed=1)
+    assert same(model.base_model, tiny_model().base_model)
+    assert model.score.weight.shape[0] == 1
+    assert not any(p.any() for p in model.score.parameters())
+
+
+def test_a_value_head_that_was_trained_is_kept(tmp_path):
+    tiny_model(head="value").save_pretrained(tmp_path / "critic")
+    model = load_model(str(tmp_path / "critic"), head="value", tokenizer=None, seed=1)
+    assert torch.equal(model.score.weight, tiny_model(head="value").score.weight)
+
+
+def test_random_weights_are_a_function_of_the_seed():
+    torch.manual_seed(0)
+    before = torch.random.get_rng_state()
+    one, two, other = (load_model(SCRATCH, head="lm", tokenizer=words(20), seed=seed) for seed in (7, 7, 8))
+    assert same(one, two)
+    assert not same(one, other)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert one.config.vocab_size == 20
+    assert (one.config.eos_token_id, one.config.pad_token_id) == (1, 0)
+
+
+def test_a_critic_from_scratch_has_the_backbone_of_the_actor():
+    actor, critic = (load_model(SCRATCH, head=head, tokenizer=words(20), seed=7) for head in ("lm", "value"))
+    assert same(actor.base_model, critic.base_model)
+    assert not any(p.any() for p in critic.score.parameters())
+
+
+def test_roles_that_start_from_one_role_start_alike():
+    """Or the KL from the reference would not begin at 0."""
+    recipe = load_recipe("ppo_math", [
+        "models.actor.path=null", f"models.actor.scratch={json.dumps(SCRATCH)}",
+        "models.actor.tokenizer=builtin:arithmetic", "cluster.device=cpu",
+    ]).recipe  # fmt: skip
+    spec = FinetuneSpec(total_train_steps=1, dataset_size=1, train_batch_size=1)
+    built = build_roles(recipe, plan_topology(recipe), 0, torch.device("cpu"), {}, spec)
+    models = {name: model.module.lm for name, (model, _) in built.items() if model.module is not None}
+    assert same(models["actor"], models["ref"])
+    assert same(models["actor"].base_model, models["critic"].base_model)
+    reward = built["reward"][0]
+    assert reward.module is None
+    assert len(reward.tokenizer) == len(built["actor"][0].tokenizer)
+    assert built["actor"][0].seed != built["critic"][0].seed
+
+
+def test_epochs_become_steps():
+    recipe = load_recipe("sft_math", ["train.steps=null", "train.epochs=3", "train.prompts_per_step=10"]).recipe
+    assert training_length(recipe, {"train": 25}).total_train_steps == 8
+
+
+# -- refused -------------------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_larger_than_the_embedding(folder):
+    words(VOCABULARY + 10).save_pretrained(folder)
+    with pytest.raises(ModelError, match=f"{VOCABULARY + 10} tokens.*{VOCABULARY} rows") as raised:
+        load_model(str(folder), head="lm", tokenizer=load_tokenizer(str(folder)), seed=1)
+    assert raised.value.code == "F32"
+    with pytest.raises(ModelError, match=f"{VOCABULARY + 10} tokens.*{VOCABULARY} rows"):
+        check_sizes(folder, folder)
+
+
+def test_a_padded_embedding_is_fine(folder):
+    words(VOCABULARY - 10).save_pretrained(folder)
+    check_sizes(folder, folder)
+    assert load_model(str(folder), head="lm", tokenizer=load_tokenizer(str(folder)), seed=1)
+
+
+@pytest.mark.parametrize(("file", "entries"), [
+    ("config.json", {"auto_map": {"AutoModelForCausalLM": "evil.Model"}}),
+    ("config.json", {"text_config": {"auto_map": {"AutoModel": "evil.Model"}}}),
+    ("config.json", {"_attn_implementation_internal": "somebody/kernel"}),
+    ("config.json", {"attn_implementation": "somebody/kernel"}),
+    ("config.json", {"custom_code": True}),
+    ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}}),
+    ("tokenizer_config.json", {"trust_remote_code": True}),
+])  # fmt: skip
+def test_models_that_bring_code_are_refused_and_it_is_not_run(folder, file, entries):
+    canary = folder.parent / "canary"
+    (folder / "evil.py").write_text(f"open({str(canary)!r}, 'w')\n")
+    change(folder / file, **entries)
+    loads = (lambda: load_model(str(folder), head="lm", tokenizer=None, seed=1), lambda: load_tokenizer(str(folder)))
+    for load in loads:
+        with pytest.raises(ModelError) as raised:
+            load()
+        assert raised.value.code == "S6"
+        assert str(folder / file) in raised.value.what
+    assert not canary.exists()
+
+
+def test_harmless_leftovers_of_other_versions_are_no_code(folder):
+    change(folder / "config.json", _attn_implementation_autoset=True, attn_implementation="sdpa", auto_map=None)
+    check_folder(folder, weights=True)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.gguf"])
+def test_weights_in_other_formats_are_refused_unread(folder, name):
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(b"not read")
+    with pytest.raises(ModelError, match=name) as raised:
+        load_model(str(folder), head="lm", tokenizer=None, seed=1)
+    assert "save_pretrained" in raised.value.hint
+
+
+@pytest.mark.parametrize(("spoil", "words_"), [
+    (lambda f: (f / "config.json").unlink(), "no config.json"),
+    (lambda f: (f / "config.json").write_text("{"), "not readable JSON"),
+    (lambda f: (f / "config.json").write_text("[" * 100_000), "not readable JSON"),
+    (lambda f: change(f / "config.json", model_type="nobody-knows"), "cannot be loaded"),
+    (lambda f: change(f / "config.json", num_hidden_layers=3), "lack"),
+    (lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:-100]), "cannot be loaded"),
+    (lambda f: (f / WEIGHTS).write_bytes(b""), "cannot be loaded"),
+])  # fmt: skip
+def test_a_broken_folder_is_one_clear_error(folder, spoil, words_):
+    spoil(folder)
+    with pytest.raises(ModelError, match=words_) as raised:
+        load_model(str(folder), head="lm", tokenizer=None, seed=1)
+    assert str(folder) in raised.value.what
+
+
+def test_a_folder_without_a_tokenizer(folder):
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ModelError, match="no tokenizer can be read"):
+        load_tokenizer(str(folder))
+
+
+def test_a_folder_that_is_not_there():
+    with pytest.raises(ModelError, match="not a folder with a model"):
+        load_model("./nowhere", head="lm", tokenizer=None, seed=1)
+
+
+def test_the_hub_is_asked_for_data_only(monkeypatch, saved):
+    import huggingface_hub
+
+    asked = []
+
+    def download(source, allow_patterns):
+        asked.append((source, allow_patterns))
+        return str(saved)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert same(load_model("somebody/model", head="lm", tokenizer=None, seed=1), tiny_model())
+    load_tokenizer("somebody/model")
+    assert [source for source, _ in asked] == ["somebody/model"] * 2
+    assert not any(pattern.endswith((".py", ".bin", ".pt")) or pattern == "*" for _, ps in asked for pattern in ps)
+    assert not any("safetensors" in pattern for pattern in asked[1][1])
+
+
+def test_settings_that_make_no_model():
+    with pytest.raises(ModelError, match="no llama model can be made"):
+        load_model({**SCRATCH, "num_attention_heads": 3}, head="lm", tokenizer=words(20), seed=1)

@@ -23,6 +23,7 @@ check: lint floors types test wheel ## all that must hold before a change lands
 
 lint: $(STAMP) ## style, and heavy imports where none may be
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 floors: $(STAMP) ## which room may import which
 	$(BIN)/lint-imports --no-cache

@@ -96,9 +96,9 @@ class Sampler:
         if self.gconfig.min_new_tokens > 0:
             early = drawn < self.gconfig.min_new_tokens
             allowed = allowed.clone()
-            allowed[early[:, None] & torch.isin(torch.arange(logits.shape[1], device=logits.device), self.end_ids)] = (
-                -torch.inf
-            )
+            allowed[
+                early[:, None] & torch.isin(torch.arange(logits.shape[1], device=logits.device), self.end_ids)
+            ] = -torch.inf
         tokens = allowed.argmax(-1) if self.gconfig.greedy else self._draw(self._truncate(allowed), uniform)
         logprobs = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
         return tokens, logprobs

@@ -118,9 +118,7 @@ def _parsed_rows(file: Path) -> Iterator[tuple[int, int, dict[str, Any] | BadRow
         content = file.read_bytes()
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise DataError(
-            f"cannot read {file}: {reason}", hint="set the dataset's path to a .jsonl file"
-        ) from error
+        raise DataError(f"cannot read {file}: {reason}", hint="set the dataset's path to a .jsonl file") from error
     content = content.removeprefix(codecs.BOM_UTF8)
     if content.lstrip().startswith(b"["):
         yield from _listed_rows(file, content)

@@ -52,14 +52,10 @@ def encode_prompts(
 def encode_answers(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Tokens]:
     """Tokens of answers as a model would have to write them: no special tokens but the end of sequence."""
     if tokenizer.eos_token_id is None:
-        raise ModelError(
-            "the tokenizer has no end-of-sequence token, so no answer could ever end", code="F32"
-        )
+        raise ModelError("the tokenizer has no end-of-sequence token, so no answer could ever end", code="F32")
     if not texts:
         return []
-    return [
-        [*ids, tokenizer.eos_token_id] for ids in tokenizer(list(texts), add_special_tokens=False).input_ids
-    ]
+    return [[*ids, tokenizer.eos_token_id] for ids in tokenizer(list(texts), add_special_tokens=False).input_ids]
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, text: str, system: str | None) -> str:
@@ -146,7 +142,5 @@ def within_limit(
         logger.info("dropped: %s", ", ".join(dropped))
     if not kept:
         what = f"no rows are left: all {len(dropped)} are longer than max_length = {max_length}"
-        raise DataError(
-            what, where=rows[0].where, hint="overlong: drop removed them; raise max_length", code="F80"
-        )
+        raise DataError(what, where=rows[0].where, hint="overlong: drop removed them; raise max_length", code="F80")
     return kept

@@ -38,7 +38,9 @@ class ArithmeticDemonstrations:
 
     def __post_init__(self) -> None:
         if len(self.hasty) != len(self.levels) or not all(0 <= share <= 1 for share in self.hasty):
-            raise ValueError(f"hasty is {self.hasty}; it needs one share between 0 and 1 for each of levels {self.levels}")
+            raise ValueError(
+                f"hasty is {self.hasty}; it needs one share between 0 and 1 for each of levels {self.levels}"
+            )
         self._problems = _arithmetic.problems(self.problems, seed=self.seed, levels=self.levels, held_out=False)
 
     def __len__(self) -> int:

@@ -119,8 +119,7 @@ class Paired:
         answers = [self._answers(row) for row in rows]
         encoded_answers = iter(encode_answers(self.util.tokenizer, list(chain.from_iterable(answers))))
         return [
-            (prompt, [next(encoded_answers) for _ in own])
-            for prompt, own in zip(encoded_prompts, answers, strict=True)
+            (prompt, [next(encoded_answers) for _ in own]) for prompt, own in zip(encoded_prompts, answers, strict=True)
         ]
 
     def _answers(self, row: Row[Texts]) -> list[str]:

@@ -59,9 +59,7 @@ class PromptOnly:
             max_bad_rows=self.max_bad_rows,
             max_rows=self.max_rows,
         )
-        prompts = encode_prompts(
-            self.util.tokenizer, [row.content for row in rows], chat=self.chat, system=self.system
-        )
+        prompts = encode_prompts(self.util.tokenizer, [row.content for row in rows], chat=self.chat, system=self.system)
         self._rows = within_limit(
             rows, prompts, length=len, fit=fit_prompt, max_length=self.max_length, overlong=self.overlong
         )

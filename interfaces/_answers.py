@@ -76,9 +76,7 @@ def _clean(answer: str) -> str:
     """Without what does not change a value: dollar signs, spaces, units of money and percent, a closing full
     stop."""
     text = answer.strip().strip("$").strip()
-    text = (
-        text.removeprefix("\\(").removesuffix("\\)").replace("\\$", "").replace("\\%", "%").replace("\\,", "")
-    )
+    text = text.removeprefix("\\(").removesuffix("\\)").replace("\\$", "").replace("\\%", "%").replace("\\,", "")
     text = text.replace("$", "").replace("\\!", "").rstrip(".").strip()
     if _THOUSANDS.fullmatch(text):
         text = text.replace(",", "")

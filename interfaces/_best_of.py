@@ -14,9 +14,7 @@ def keep_best(data: SequenceSample, k: int) -> SequenceSample:
     Keys that do not hold one entry per response (`packed_prompts`) are left out.
     """
     groups = data.seqlens["packed_input_ids"]
-    keys = [
-        key for key in data.keys if all(len(data.seqlens[key][i]) == len(g) for i, g in enumerate(groups))
-    ]
+    keys = [key for key in data.keys if all(len(data.seqlens[key][i]) == len(g) for i, g in enumerate(groups))]
     tensors = data.data or {}
     rewards = iter(tensors["rewards"].tolist())
     chosen = []
@@ -30,7 +28,6 @@ def keep_best(data: SequenceSample, k: int) -> SequenceSample:
         picked = [row[place] for row, places in zip(rows, chosen, strict=True) for place in places]
         kept[key] = torch.cat(picked) if picked else tensors[key]
         seqlens[key] = [
-            [lengths[place] for place in places]
-            for lengths, places in zip(data.seqlens[key], chosen, strict=True)
+            [lengths[place] for place in places] for lengths, places in zip(data.seqlens[key], chosen, strict=True)
         ]
     return SequenceSample.from_default(ids=data.ids, seqlens=seqlens, data=kept, metadata=data.metadata)

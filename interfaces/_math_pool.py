@@ -69,9 +69,7 @@ class MathPool:
         return sum(worker.task is not None for worker in self._workers)
 
     def _start(self) -> _Worker:
-        keep = {
-            name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ
-        }
+        keep = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
         process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,

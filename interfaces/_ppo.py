@@ -186,9 +186,7 @@ class PPOArgs:
         if self.group_adv_norm and not self.adv_norm:
             raise ValueError("group_adv_norm says how adv_norm works; it has no effect with adv_norm: false")
         if self.group_adv_norm and group == 1:
-            raise ValueError(
-                "group_adv_norm compares responses to one prompt: set generation.responses_per_prompt"
-            )
+            raise ValueError("group_adv_norm compares responses to one prompt: set generation.responses_per_prompt")
 
     def kl_controller(self) -> KLController:
         if self.adaptive_kl_ctl:

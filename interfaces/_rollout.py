@@ -50,9 +50,7 @@ def prepare(args: PPOArgs, data: SequenceSample, kl_coef: float, all_reduce: All
     scores, rewards = _rewards(args, tensors, lengths, kl, response, kl_coef)
     bootstrap = no_eos if args.bootstrap_no_eos else torch.zeros_like(no_eos)
     advantages, returns = gae(rewards, values, lengths, bootstrap, args.discount, args.gae_lambda)
-    per_action = dict(
-        zip(PER_ACTION, (trained, response, old, weights, kl, advantages, returns), strict=True)
-    )
+    per_action = dict(zip(PER_ACTION, (trained, response, old, weights, kl, advantages, returns), strict=True))
     per_action["advantages"] = _normalize(args, data, advantages, trained, all_reduce)
     per_sequence = {
         "rewards": tensors.get("rewards", scores),

@@ -80,9 +80,7 @@ class HFRewardInterface(ModelInterface):
         if isinstance(self.label, str) and self.label not in names:
             raise ModelError(f"{self.path} has no label {self.label!r}", hint=f"it has {', '.join(names)}")
         if isinstance(self.label, int) and not -classifier.num_labels <= self.label < classifier.num_labels:
-            raise ModelError(
-                f"{self.path} has {classifier.num_labels} outputs, none with number {self.label}"
-            )
+            raise ModelError(f"{self.path} has {classifier.num_labels} outputs, none with number {self.label}")
         self.classifier = classifier.to(device).eval()
 
     def _score(self, texts: list[str]) -> torch.Tensor:

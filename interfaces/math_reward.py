@@ -58,9 +58,7 @@ class MathRewardInterface(ModelInterface):
         if not 0 <= self.max_error_fraction <= 1:
             raise ValueError(f"max_error_fraction is {self.max_error_fraction}; it must lie in [0, 1]")
         if self.workers < 1 or not self.timeout_s > 0:
-            raise ValueError(
-                f"workers ({self.workers}) must be at least 1 and timeout_s ({self.timeout_s}) above 0"
-            )
+            raise ValueError(f"workers ({self.workers}) must be at least 1 and timeout_s ({self.timeout_s}) above 0")
         self.pool = MathPool(self.workers, self.timeout_s)
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:

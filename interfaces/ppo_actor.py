@@ -35,9 +35,7 @@ class PPOActorInterface(PPOArgs, ModelInterface):
         group = self.generation_size or self.generation.responses_per_prompt
         settings = dataclasses.replace(self.generation, responses_per_prompt=group)
         step = model.version.global_step
-        seeds = [
-            stable_seed(model.seed, str(id_), number, step) for id_ in data.ids for number in range(group)
-        ]
+        seeds = [stable_seed(model.seed, str(id_), number, step) for id_ in data.ids for number in range(group)]
         model.module.eval()
         sampled = model.module.generate(data, model.tokenizer, settings, seeds)
         prompts = data.data["packed_prompts"].split(data.flat_seqlens("packed_prompts"))
@@ -120,13 +118,10 @@ class PPOActorInterface(PPOArgs, ModelInterface):
     def _may_step(self, stats: Mapping[str, float]) -> bool:
         ratio, kl = self.early_stop_imp_ratio, self.early_stop_kl
         return not (
-            (ratio is not None and stats["importance_ratio"] > ratio)
-            or (kl is not None and stats["approx_kl"] > kl)
+            (ratio is not None and stats["importance_ratio"] > ratio) or (kl is not None and stats["approx_kl"] > kl)
         )
 
-    def _batch_stats(
-        self, batch: SequenceSample, data: SequenceSample, reduce: AllReduce
-    ) -> dict[str, float]:
+    def _batch_stats(self, batch: SequenceSample, data: SequenceSample, reduce: AllReduce) -> dict[str, float]:
         tensors = batch.data
         responses, trained = len(tensors["rewards"]), int(tensors["loss_mask"].sum())
         tokens = int(tensors["response_mask"].sum())

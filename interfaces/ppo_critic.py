@@ -75,14 +75,10 @@ class PPOCriticInterface(PPOArgs, ModelInterface):
         if not self.value_norm:
             return batch
         tensors = dict(batch.data)
-        tensors["values"] = self.normalizer.normalize(
-            tensors["values"], clip=False
-        )  # before the update: its inverse
+        tensors["values"] = self.normalizer.normalize(tensors["values"], clip=False)  # before the update: its inverse
         self.normalizer.update(tensors["returns"], tensors["loss_mask"], reduce)
         tensors["returns"] = self.normalizer.normalize(tensors["returns"])
-        return SequenceSample.from_default(
-            ids=batch.ids, seqlens=batch.seqlens, data=tensors, metadata=batch.metadata
-        )
+        return SequenceSample.from_default(ids=batch.ids, seqlens=batch.seqlens, data=tensors, metadata=batch.metadata)
 
     def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
         tensors, lengths = batch.data, batch.flat_seqlens("packed_input_ids")

@@ -213,17 +213,13 @@ class SequenceSample:
                 seqlens={key: [list(lengths[i]) for i in group] for key, lengths in self.seqlens.items()},
                 trailing_shapes=dict(self.trailing_shapes),
                 dtypes=dict(self.dtypes),
-                data=None
-                if self.data is None
-                else {key: self._rows(key, pieces[key], group) for key in self.keys},
+                data=None if self.data is None else {key: self._rows(key, pieces[key], group) for key in self.keys},
                 metadata={name: [values[i] for i in group] for name, values in self.metadata.items()},
             )
             for group in groups
         ]
 
-    def _rows(
-        self, key: str, pieces: Sequence[torch.Tensor] | None, group: Sequence[int]
-    ) -> torch.Tensor | None:
+    def _rows(self, key: str, pieces: Sequence[torch.Tensor] | None, group: Sequence[int]) -> torch.Tensor | None:
         """The rows of `key` of the samples in `group`: a view where they lie together, else a copy."""
         tensor = _data(self)[key]
         if tensor is None or pieces is None:
@@ -257,9 +253,7 @@ class SequenceSample:
     @overload
     def split(self, k: int, key: str | None = None, min_size: int = 1) -> list[SequenceSample]: ...
     @overload
-    def split(
-        self, k: MicroBatchSpec, key: str | None = None
-    ) -> tuple[list[SequenceSample], list[int], list[int]]: ...
+    def split(self, k: MicroBatchSpec, key: str | None = None) -> tuple[list[SequenceSample], list[int], list[int]]: ...
     def split(
         self, k: int | MicroBatchSpec, key: str | None = None, min_size: int = 1
     ) -> list[SequenceSample] | tuple[list[SequenceSample], list[int], list[int]]:
@@ -347,9 +341,7 @@ class SequenceSample:
         for part in ("seqlens", "trailing_shapes", "dtypes", "data"):
             mapping = getattr(self, part)
             if mapping is not None:
-                setattr(
-                    self, part, {names[key]: mapping[key] for key in sorted(mapping, key=names.__getitem__)}
-                )
+                setattr(self, part, {names[key]: mapping[key] for key in sorted(mapping, key=names.__getitem__)})
 
     def meta(self) -> SequenceSample:
         """The batch without its data. It shares nothing that can be changed with this one."""

@@ -131,9 +131,7 @@ def infer_lengths(key: str, tensor: torch.Tensor | None, lengths: Lengths) -> Le
     if tensor is None:
         if len(candidates) == 1:
             return candidates[0]
-        raise ValueError(
-            f"the lengths of {key!r} cannot be inferred without its tensor; give seqlens as a dict"
-        )
+        raise ValueError(f"the lengths of {key!r} cannot be inferred without its tensor; give seqlens as a dict")
     rows = tensor.shape[0] if tensor.ndim else 0
     fitting = [candidate for candidate in candidates if rows_of(candidate) == rows]
     if len(fitting) == 1:

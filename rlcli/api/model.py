@@ -410,7 +410,9 @@ class PipelinableEngine(abc.ABC):
         """
         known = {name: isinstance(value, tuple) for sums in collected for name, value in sums.items()}
         if len(known) > _MAX_STATS or any(len(name.encode()) > _NAME_BYTES for name in known):
-            raise ValueError(f"a loss may report {_MAX_STATS} stats with names of {_NAME_BYTES} bytes, not {sorted(known)}")
+            raise ValueError(
+                f"a loss may report {_MAX_STATS} stats with names of {_NAME_BYTES} bytes, not {sorted(known)}"
+            )
         table = torch.zeros((_MAX_STATS, 1 + _NAME_BYTES), dtype=torch.int64)
         for row, name in zip(table, sorted(known), strict=False):
             encoded = name.encode()

@@ -39,9 +39,7 @@ class SequenceSplitSpec:
         bound = 0
         for start, end in self.partitions:
             if start != bound:
-                raise ValueError(
-                    f"part ({start}, {end}) does not start at {bound}, where the one before it ends"
-                )
+                raise ValueError(f"part ({start}, {end}) does not start at {bound}, where the one before it ends")
             if end <= start:
                 raise ValueError(f"part ({start}, {end}) is empty")
             bound = end
@@ -78,9 +76,7 @@ def partition_balanced(nums: Sequence[int] | np.ndarray, k: int, min_size: int =
     return np.array([0, *reversed(cut_points)], dtype=np.int64)
 
 
-def min_abs_diff_partition(
-    arr: Sequence[int] | np.ndarray, k: int, min_size: int = 1
-) -> list[tuple[int, int]]:
+def min_abs_diff_partition(arr: Sequence[int] | np.ndarray, k: int, min_size: int = 1) -> list[tuple[int, int]]:
     """(start, end) of k contiguous parts, each of at least `min_size` items, with sums as equal as can be."""
     array = np.asarray(arr)
     if array.ndim != 1:
@@ -122,9 +118,7 @@ def ffd_allocate(values: Sequence[int], capacity: int, min_groups: int = 1) -> l
     return groups
 
 
-def reorder_to_balanced_batches(
-    seqlens: Sequence[int] | np.ndarray, n_seqs_per_batch: int
-) -> tuple[list[int], int]:
+def reorder_to_balanced_batches(seqlens: Sequence[int] | np.ndarray, n_seqs_per_batch: int) -> tuple[list[int], int]:
     """An order whose consecutive batches of `n_seqs_per_batch` hold similar token counts; their max − min.
 
     Longest first, each to the lightest batch that has room; only the last batch may be short.

@@ -54,9 +54,7 @@ def _same_keys(sample: SequenceSample, what: str, mapping: Mapping[str, Any]) ->
         raise ValueError(f"{what} and keys differ: missing {missing}, unexpected {extra}")
 
 
-def _read_traits(
-    sample: SequenceSample, what: str, given: Any, of: Callable[[torch.Tensor], Any]
-) -> dict[str, Any]:
+def _read_traits(sample: SequenceSample, what: str, given: Any, of: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
     """`dtypes` or `trailing_shapes` as given, or else read off the tensors."""
     if given is not None:
         traits = dict(by_name(given, what))

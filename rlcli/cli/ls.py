@@ -31,14 +31,10 @@ def ls(
     found = {one.value: _entries(one) for one in ([kind] if kind else list(Kind))}
     if as_json:
         names = ("name", "where", "doc")
-        print_json(
-            {key: [dict(zip(names, entry, strict=True)) for entry in rows] for key, rows in found.items()}
-        )
+        print_json({key: [dict(zip(names, entry, strict=True)) for entry in rows] for key, rows in found.items()})
         return
     for title, rows in found.items():
-        print_table(
-            ["name", "where", "what it is"], [(name, _short(where), doc) for name, where, doc in rows], title
-        )
+        print_table(["name", "where", "what it is"], [(name, _short(where), doc) for name, where, doc in rows], title)
 
 
 def _entries(kind: Kind) -> list[tuple[str, str, str]]:

@@ -33,9 +33,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: st
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=False)
     for index, column in enumerate(columns):
-        table.add_column(
-            column, no_wrap=index == 0, overflow="fold", ratio=1 if index == len(columns) - 1 else None
-        )
+        table.add_column(column, no_wrap=index == 0, overflow="fold", ratio=1 if index == len(columns) - 1 else None)
     for row in rows:
         table.add_row(*(Text(escape_control(cell)) for cell in row))
     console = Console(highlight=False, soft_wrap=False)

@@ -58,9 +58,7 @@ def _print_roles(recipe: Recipe, topology: Topology) -> None:
             assert section.backend is not None
             mesh = str(topology.placement(role).mesh)
             trained = "trained" if role in recipe.trained_roles else ""
-            rows.append(
-                [role, ranks_text(group.ranks), mesh, section.backend.type, trained, weights_text(section)]
-            )
+            rows.append([role, ranks_text(group.ranks), mesh, section.backend.type, trained, weights_text(section)])
     print_table(["role", "ranks", "mesh", "backend", "", "weights"], rows)
 
 

@@ -15,9 +15,7 @@ KINDS = {"interface": "interfaces", "backend": "backends", "dataset": "datasets"
 
 
 def show(
-    what: Annotated[
-        list[str], typer.Argument(help="[interface|backend|dataset] NAME, or RECIPE [key=value …]")
-    ],
+    what: Annotated[list[str], typer.Argument(help="[interface|backend|dataset] NAME, or RECIPE [key=value …]")],
     origins: Annotated[bool, typer.Option("--origins", help="Of a recipe: where each value is set.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -60,18 +58,14 @@ def _show_components(homes: list[tuple[str, str]], as_json: bool) -> None:
     from rlcli.recipe.layers import shown
 
     for signature in signatures:
-        print_text(
-            f"{signature.kind.removesuffix('s')} {signature.name} · {shown(signature.path)}:{signature.line}"
-        )
+        print_text(f"{signature.kind.removesuffix('s')} {signature.name} · {shown(signature.path)}:{signature.line}")
         print_text(f"{signature.doc}\n" if signature.doc else "")
         if signature.kind == "interfaces":
             print_text("calls  " + ", ".join(_calls(signature)) + "\n")
         rows = [
             (
                 name,
-                f"{argument.annotation} = {_default(argument)}"
-                if not argument.required
-                else argument.annotation,
+                f"{argument.annotation} = {_default(argument)}" if not argument.required else argument.annotation,
                 doc,
             )
             for name, argument, doc in _rows(signature.arguments)

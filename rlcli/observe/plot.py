@@ -41,9 +41,7 @@ class Panel:
     """Set, not measured: nothing to smooth."""
 
 
-def plot_curves(
-    records: Sequence[Mapping[str, Any]], path: Path, title: str, warn: Warn = log.warning
-) -> Path | None:
+def plot_curves(records: Sequence[Mapping[str, Any]], path: Path, title: str, warn: Warn = log.warning) -> Path | None:
     """Draw up to four panels of a run's records into `path`; None if there is nothing to draw or it fails."""
     panels = choose_panels(records)
     if not panels:
@@ -66,8 +64,7 @@ def choose_panels(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
     ]
     evaluated = [panel for panel in evaluations if panel.values]
     measured = {
-        name: Panel(heading, *curve(records, name), exact=name == "learning rate")
-        for name, heading in HEADINGS.items()
+        name: Panel(heading, *curve(records, name), exact=name == "learning rate") for name, heading in HEADINGS.items()
     }
     if reward.values:
         wanted = [
@@ -142,9 +139,7 @@ def _draw_panel(axis: Axes, panel: Panel, is_lowest: bool) -> None:
     if is_lowest:
         axis.set_xlabel("step", fontsize=9)
     if panel.points:
-        axis.plot(
-            panel.steps, panel.values, color=ACCENT, marker="o", markersize=4, linewidth=1.5, clip_on=False
-        )
+        axis.plot(panel.steps, panel.values, color=ACCENT, marker="o", markersize=4, linewidth=1.5, clip_on=False)
         for index in sorted({0, len(panel.values) - 1}):
             step, value = panel.steps[index], panel.values[index]
             below = panel.fraction and value > 0.85

@@ -13,9 +13,7 @@ import torch
 KLEstimator = Literal["k1", "k2", "k3"]
 
 
-def kl_estimate(
-    logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: KLEstimator = "k1"
-) -> torch.Tensor:
+def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: KLEstimator = "k1") -> torch.Tensor:
     """Per-token estimate of KL(policy || reference) at tokens that the policy sampled; same shape as the
     inputs.
 

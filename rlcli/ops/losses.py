@@ -75,9 +75,7 @@ def behaviour_weights(
     the count that it is divided by: dropping them does not shrink the update of the others. Weights off the
     mask are 0.
     """
-    log_weights = torch.where(mask, proximal_logprobs - behaviour_logprobs, 0.0).clamp(
-        -MAX_LOG_RATIO, MAX_LOG_RATIO
-    )
+    log_weights = torch.where(mask, proximal_logprobs - behaviour_logprobs, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     weights = log_weights.exp().detach()
     kept = mask if cap is None else mask & (weights <= cap)
     return torch.where(kept, weights, 0.0), kept

@@ -89,9 +89,7 @@ class RunningMeanStd:
         variance = self._mean_square / self._weight - self.mean**2
         return (max(variance, self.VARIANCE_FLOOR) + self.eps) ** 0.5
 
-    def update(
-        self, x: torch.Tensor, mask: torch.Tensor | None = None, all_reduce: AllReduce = identity
-    ) -> None:
+    def update(self, x: torch.Tensor, mask: torch.Tensor | None = None, all_reduce: AllReduce = identity) -> None:
         """Take in the entries that `mask` keeps, on all ranks together; nothing kept changes nothing."""
         count, mean, variance = masked_moments(x, mask, all_reduce)
         if count == 0:

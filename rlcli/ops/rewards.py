@@ -89,9 +89,7 @@ def dense_rewards(
 def _all_but(x: torch.Tensor, seqlens: Sequence[int], *, first: bool) -> torch.Tensor:
     lengths = torch.as_tensor(list(seqlens), dtype=torch.long, device=x.device)
     if int(lengths.sum()) != x.shape[0]:
-        raise ValueError(
-            f"sequences of {int(lengths.sum())} tokens in all cannot describe {x.shape[0]} entries"
-        )
+        raise ValueError(f"sequences of {int(lengths.sum())} tokens in all cannot describe {x.shape[0]} entries")
     ends = lengths.cumsum(0)
     keep = torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
     keep[ends - lengths if first else ends - 1] = False

@@ -60,9 +60,7 @@ class _Checker:
         given = [key for key in ("path", "init", "scratch") if getattr(role, key) is not None]
         if len(given) > 1:
             places = ", ".join(f"{key} at {self.mark((*path, key))}" for key in given)
-            self.note(
-                "R47", f"{dotted(path)} has {' and '.join(given)}; keep one ({places})", (*path, given[-1])
-            )
+            self.note("R47", f"{dotted(path)} has {' and '.join(given)}; keep one ({places})", (*path, given[-1]))
         if not given and role.backend.type != "null":
             what = f"{dotted(path)} has no weights: give one of path, init, scratch"
             self.note("R39", what, path, "a role that needs no weights has `backend: null`")
@@ -108,9 +106,7 @@ class _Checker:
                 call = calls[problem.call]
                 field = "inputs" if problem.key in call.inputs else "outputs"
                 listed = getattr(call, field)
-                place = (
-                    (*place, field, listed.index(problem.key)) if problem.key in listed else (*place, field)
-                )
+                place = (*place, field, listed.index(problem.key)) if problem.key in listed else (*place, field)
             near = close_to(problem.key, self.makeable(calls, keys)) if problem.key else None
             hint = f"did you mean {near}?" if near and near != problem.key else None
             self.note("R71", problem.what, place, hint)
@@ -122,9 +118,7 @@ class _Checker:
     def call(self, call: Call, path: Path) -> None:
         if lacks_method(call.interface.type, call.call):
             what = f"the interface {call.interface.type} has no {call.call}"
-            self.note(
-                "R71", what, (*path, "call"), f"rlcli show interface {call.interface.type} lists what it does"
-            )
+            self.note("R71", what, (*path, "call"), f"rlcli show interface {call.interface.type} lists what it does")
         for field, keys in (("input_key_remap", call.inputs), ("output_key_remap", call.outputs)):
             for key in getattr(call, field):
                 if key not in keys:

@@ -63,9 +63,7 @@ def _default_backend(tree: Mapping, name: str, role: Mapping) -> str:
         return "null"
     graph = tree.get("graph")
     calls = [plain(entry.node) for entry in graph.entries.values()] if isinstance(graph, Mapping) else []
-    trains = [
-        call.get("model") for call in calls if isinstance(call, dict) and call.get("call") == "train_step"
-    ]
+    trains = [call.get("model") for call in calls if isinstance(call, dict) and call.get("call") == "train_step"]
     return "fsdp" if name in trains else "inference"
 
 
@@ -80,9 +78,7 @@ def check_components(tree: Mapping, problems: Problems) -> tuple[Mapping, set[Pa
             continue  # the schema says what is wrong
         if not isinstance(name.value, str):
             if name.text:  # `backend: null` names the backend of that name; so would a number
-                result = with_value(
-                    result, (*path, "type"), Scalar(name.text, name.mark, name.text, plain=False)
-                )
+                result = with_value(result, (*path, "type"), Scalar(name.text, name.mark, name.text, plain=False))
             continue
         model = _model_of(kind, name, problems)
         args = node.get("args") or Mapping({}, name.mark)
@@ -105,15 +101,9 @@ def _places(tree: Mapping) -> Iterator[tuple[Path, str]]:
         for part in pattern:
             nodes = [(path, at(tree, path)) for path in paths]
             if part == "*":
-                paths = [
-                    (*path, key) for path, node in nodes if isinstance(node, Mapping) for key in node.entries
-                ]
+                paths = [(*path, key) for path, node in nodes if isinstance(node, Mapping) for key in node.entries]
             else:
-                paths = [
-                    (*path, part)
-                    for path, node in nodes
-                    if isinstance(node, Mapping) and part in node.entries
-                ]
+                paths = [(*path, part) for path, node in nodes if isinstance(node, Mapping) and part in node.entries]
         yield from ((path, kind) for path in paths)
 
 
@@ -123,9 +113,7 @@ def _model_of(kind: str, name: Scalar, problems: Problems) -> type[BaseModel] | 
     except UnknownComponent as error:
         problems.add("R70", error.what, name.mark, error.hint)
     except ProjectError as error:
-        problems.add(
-            error.code, f"{error.where}: {error.what}" if error.where else error.what, name.mark, error.hint
-        )
+        problems.add(error.code, f"{error.where}: {error.what}" if error.where else error.what, name.mark, error.hint)
     return None
 
 
@@ -163,13 +151,9 @@ def dataset_keys(dataset: str) -> tuple[str, ...] | None:
         signature = signature_of("datasets", dataset)
     except (UnknownComponent, ProjectError):
         return None
-    definition = read_module(f"rlcli.datasets.{signature.path.stem}", signature.path).classes.get(
-        signature.class_name
-    )
+    definition = read_module(f"rlcli.datasets.{signature.path.stem}", signature.path).classes.get(signature.class_name)
     for statement in definition.body if definition else ():
-        targets = (
-            [statement.target] if isinstance(statement, ast.AnnAssign) else getattr(statement, "targets", [])
-        )
+        targets = [statement.target] if isinstance(statement, ast.AnnAssign) else getattr(statement, "targets", [])
         if any(isinstance(target, ast.Name) and target.id == "KEYS" for target in targets):
             try:
                 return tuple(ast.literal_eval(statement.value))  # type: ignore[attr-defined]

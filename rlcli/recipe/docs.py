@@ -14,11 +14,7 @@ def attribute_docs(cls: type) -> dict[str, str]:
     docs: dict[str, str] = {}
     for field, doc in zip(definition.body, definition.body[1:], strict=False):
         if (
-            (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(doc, ast.Expr)
-            )
+            (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(doc, ast.Expr))
             and isinstance(doc.value, ast.Constant)
             and isinstance(doc.value.value, str)
         ):

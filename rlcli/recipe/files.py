@@ -70,9 +70,7 @@ class _Finder:
             return text
         found = self.look(place, text)
         if found is not None:
-            wanted = (
-                ("tokenizer.json", "tokenizer_config.json") if place[-1] == "tokenizer" else ("config.json",)
-            )
+            wanted = ("tokenizer.json", "tokenizer_config.json") if place[-1] == "tokenizer" else ("config.json",)
             if not any((Path(found) / name).is_file() for name in wanted):
                 what = f"{dotted(place)}: {text} holds no {' or '.join(wanted)}"
                 raise ModelError(what, where=where, hint="give the folder that save_pretrained wrote")

@@ -67,9 +67,7 @@ def producers(calls: Mapping[str, Call]) -> dict[str, list[str]]:
 def waits_for(calls: Mapping[str, Call]) -> dict[str, set[str]]:
     """Call → the calls whose outputs it reads."""
     made = producers(calls)
-    return {
-        name: {maker for key in call.inputs for maker in made.get(key, ())} for name, call in calls.items()
-    }
+    return {name: {maker for key in call.inputs for maker in made.get(key, ())} for name, call in calls.items()}
 
 
 def stages(calls: Mapping[str, Call]) -> list[list[str]]:

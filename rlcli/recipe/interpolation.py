@@ -69,11 +69,7 @@ class _Interpolator:
         """The node with all references under it resolved."""
         self.nodes += 1
         if self.too_large or self.nodes > MAX_NODES or depth > MAX_DEPTH:
-            limit = (
-                f"nests deeper than {MAX_DEPTH}"
-                if depth > MAX_DEPTH
-                else f"holds more than {MAX_NODES} values"
-            )
+            limit = f"nests deeper than {MAX_DEPTH}" if depth > MAX_DEPTH else f"holds more than {MAX_NODES} values"
             if not self.too_large:
                 self.problems.add("R65", f"with its references resolved the recipe {limit}", node.mark)
             self.too_large = True
@@ -97,9 +93,7 @@ class _Interpolator:
             return node
         reference = whole_reference(node.under)
         assert reference is not None
-        merged = merge(
-            self.target(reference, node.under.mark, depth), replace(node, under=None), self.problems
-        )
+        merged = merge(self.target(reference, node.under.mark, depth), replace(node, under=None), self.problems)
         assert isinstance(merged, Mapping)
         return merged
 
@@ -159,9 +153,7 @@ class _Interpolator:
             self.problems.add("R63", f"${{{reference}}} is no reference", mark, hint)
         elif _SECRET.search(match.group(1)):
             what = f"{match.group(1)} looks like a secret; recipes are copied into run directories"
-            self.problems.add(
-                "R62", what, mark, "programs that need it read it from the environment themselves"
-            )
+            self.problems.add("R62", what, mark, "programs that need it read it from the environment themselves")
         elif not value:
             state = "is not set" if value is None else "is empty"
             self.problems.add("R62", f"the environment variable {match.group(1)} {state}", mark)
@@ -186,9 +178,7 @@ class _Interpolator:
             length += len(parts[-1]) + len(parts[-2])
             self.characters += len(parts[-1])
             if length > MAX_TEXT or self.characters > MAX_TEXT_IN_ALL:
-                self.problems.add(
-                    "R65", "with its references put in, the text is longer than 64 KiB", node.mark
-                )
+                self.problems.add("R65", "with its references put in, the text is longer than 64 KiB", node.mark)
                 return Scalar(None, node.mark)
         parts.append(node.value[end:])
         return Scalar("".join(parts), node.mark, "".join(parts), plain=False)
@@ -202,8 +192,6 @@ class _Interpolator:
             return ""
         target = self.target(match.group(1).strip(), mark, depth)
         if not isinstance(target, Scalar):
-            self.problems.add(
-                "R37", f"{match.group()} is {kind_of(target)}; inside text it must be a scalar", mark
-            )
+            self.problems.add("R37", f"{match.group()} is {kind_of(target)}; inside text it must be a scalar", mark)
             return ""
         return target.text if target.plain else str(target.value)

@@ -65,9 +65,7 @@ def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:
             if candidate.exists() and not candidate.is_dir():
                 return candidate
     except OSError as error:
-        problems.add(
-            "R58" if isinstance(error, PermissionError) else "R59", f"{text[:200]!r}: {error.strerror}"
-        )
+        problems.add("R58" if isinstance(error, PermissionError) else "R59", f"{text[:200]!r}: {error.strerror}")
         return None
     names = recipe_names()
     name = text.removesuffix(".yaml")
@@ -110,9 +108,7 @@ class _Collector:
         if real in [opened for opened, _ in self.open]:
             names = [name for opened, name in self.open]
             circle = names[[opened for opened, _ in self.open].index(real) :]
-            self.problems.add(
-                "R52", "the layers extend each other: " + " → ".join([*circle, circle[0]]), asked_by
-            )
+            self.problems.add("R52", "the layers extend each other: " + " → ".join([*circle, circle[0]]), asked_by)
             return
         if real in self.seen:
             return
@@ -161,11 +157,7 @@ class _Collector:
         refused = None
         if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", name) or "\\" in name or "\0" in name or "${" in name:
             refused = "a layer is a file, named by a relative path"
-        elif (
-            name.startswith("~")
-            or ".." in Path(name).parts
-            or (Path(name).is_absolute() and not self.inside(name))
-        ):
+        elif name.startswith("~") or ".." in Path(name).parts or (Path(name).is_absolute() and not self.inside(name)):
             refused = "a layer lies beside the recipe or in a recipes folder"
         if refused:
             self.problems.add("R55", f"extends {name}: {refused}", mark)
@@ -181,9 +173,7 @@ class _Collector:
                 if not candidate.resolve().is_relative_to(folder.resolve()) and not Path(name).is_absolute():
                     self.problems.add("R55", f"extends {name}: {candidate} leads out of {folder}", mark)
                     return None
-                return candidate, candidate.name if Path(name).is_absolute() else self.label(
-                    candidate, folder
-                )
+                return candidate, candidate.name if Path(name).is_absolute() else self.label(candidate, folder)
         chain = " → ".join([*(opened for _, opened in self.open), name])
         looked = ", ".join(shown(folder) or "." for folder in folders)
         self.problems.add("R51", f"no such layer: {chain}", mark, f"looked in {looked}")

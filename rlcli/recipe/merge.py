@@ -46,17 +46,14 @@ def spell_out_types(node: Node, path: tuple[str, ...] = ()) -> Node:
         leads = path == () or any(_matches(path, pattern[: len(path)]) for pattern in COMPONENT_PATHS)
         if leads:
             entries = {
-                key: Entry(entry.key, spell_out_types(entry.node, (*path, key)))
-                for key, entry in node.entries.items()
+                key: Entry(entry.key, spell_out_types(entry.node, (*path, key))) for key, entry in node.entries.items()
             }
             return replace(node, entries=entries)
     return node
 
 
 def _matches(path: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    return len(path) == len(pattern) and all(
-        want in ("*", part) for part, want in zip(path, pattern, strict=True)
-    )
+    return len(path) == len(pattern) and all(want in ("*", part) for part, want in zip(path, pattern, strict=True))
 
 
 def check_markers(node: Node, problems: Problems, path: Path = ()) -> None:
@@ -117,8 +114,6 @@ def _appended(lower: Node | None, upper: Mapping, problems: Problems) -> Node:
     if lower is None or (isinstance(lower, Scalar) and lower.value is None):
         return more
     if not isinstance(lower, Listing):
-        problems.add(
-            "R37", f"{APPEND} needs a list below; there is {kind_of(lower)} at {lower.mark}", upper.mark
-        )
+        problems.add("R37", f"{APPEND} needs a list below; there is {kind_of(lower)} at {lower.mark}", upper.mark)
         return more
     return Listing((*lower.items, *more.items), upper.mark)

@@ -50,12 +50,8 @@ def devices_of(role: str, devices: str | None, world: int) -> tuple[int, ...]:
             raise DevicesError(f"devices of {role} are {devices!r}; write ranks such as 0-3,5", "devices")
         last = int(match[2] or match[1])
         if last >= world:
-            what = (
-                f"{role} is to use rank {last}, but the cluster has {world} device{'s' if world > 1 else ''}"
-            )
-            raise DevicesError(
-                f"{what} (0-{world - 1})" if world > 1 else f"{what} (0)", "devices", missing=True
-            )
+            what = f"{role} is to use rank {last}, but the cluster has {world} device{'s' if world > 1 else ''}"
+            raise DevicesError(f"{what} (0-{world - 1})" if world > 1 else f"{what} (0)", "devices", missing=True)
         ranks |= set(range(int(match[1]), last + 1))
     return tuple(sorted(ranks))
 

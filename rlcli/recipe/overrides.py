@@ -76,9 +76,7 @@ def _value(text: str, mark: Mark, problems: Problems) -> Node | None:
             node = Scalar(text, mark, text, plain=False)
     else:
         # Through the reader as a quoted string first: its rules on characters hold for the command line too.
-        quoted = parse(
-            '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"', COMMAND_LINE, problems, first=mark
-        )
+        quoted = parse('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"', COMMAND_LINE, problems, first=mark)
         if quoted is None:
             return None
         try:

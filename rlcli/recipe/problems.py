@@ -48,9 +48,7 @@ class Problems:
         if not self.found:
             return
         files = list(dict.fromkeys(mark.file for mark in self._marks if mark))
-        places = [
-            (files.index(mark.file), mark.line, mark.column) if mark else (-1, 0, 0) for mark in self._marks
-        ]
+        places = [(files.index(mark.file), mark.line, mark.column) if mark else (-1, 0, 0) for mark in self._marks]
         order = sorted(range(len(self.found)), key=places.__getitem__)
         shown = [self.found[i] for i in order[:MAX_SHOWN]]
         if len(order) > MAX_SHOWN:

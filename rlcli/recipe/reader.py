@@ -32,9 +32,7 @@ MAX_ANCHORS = 1_000
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
-_FORBIDDEN = re.compile(
-    f"[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[{_BIDI}\u2028\u2029\ufeff]"
-)
+_FORBIDDEN = re.compile(f"[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[{_BIDI}\u2028\u2029\ufeff]")
 
 
 def read_file(path: Path, shown: str, problems: Problems, asked_by: Mark | None = None) -> str | None:
@@ -251,9 +249,7 @@ class _Composer:
         """A key's text; None, with the reason noted, if it is no text."""
         mark = self.mark(event.start_mark)
         if isinstance(event, yaml.ScalarEvent) and not event.style and event.value == "<<":
-            self.problems.add(
-                "R05", "merge keys (<<) are not allowed", mark, "use extends:, or an interpolation ${…}"
-            )
+            self.problems.add("R05", "merge keys (<<) are not allowed", mark, "use extends:, or an interpolation ${…}")
             self.count(event, 1)
             return None
         node = self.node(event, depth + 1)
@@ -263,9 +259,7 @@ class _Composer:
             return None
         for character in node.value:
             if character != " " and unicodedata.category(character) in ("Cf", "Cc", "Zs", "Zl", "Zp"):
-                self.problems.add(
-                    "R22", f"the key {node.value!r} has the invisible U+{ord(character):04X}", mark
-                )
+                self.problems.add("R22", f"the key {node.value!r} has the invisible U+{ord(character):04X}", mark)
                 return None
         return node.value
 

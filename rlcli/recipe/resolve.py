@@ -74,9 +74,7 @@ class Resolved:
                 target = (*reference.split("."), *rest)
                 if dotted(target) not in seen:
                     through = self._history(target, seen | {dotted(target)})
-                    settings.extend(
-                        replace(s, via=s.via or dotted(target)) for s in through if s not in settings
-                    )
+                    settings.extend(replace(s, via=s.via or dotted(target)) for s in through if s not in settings)
         return settings
 
     @cached_property
@@ -97,9 +95,7 @@ def _path(key: str | tuple[str | int, ...]) -> tuple[str | int, ...]:
     return tuple(key.split(".")) if isinstance(key, str) else key
 
 
-def _reference_on_the_way(
-    tree: Node, path: tuple[str | int, ...]
-) -> tuple[str | None, tuple[str | int, ...]]:
+def _reference_on_the_way(tree: Node, path: tuple[str | int, ...]) -> tuple[str | None, tuple[str | int, ...]]:
     for depth in range(len(path) - 1, 0, -1):
         node = at(tree, path[:depth])
         if node is not None:
@@ -154,6 +150,4 @@ def _merged(
     spelt = spell_out_types(interpolate(tree, problems, os.environ))
     assert isinstance(spelt, Mapping)
     blocks = referenced_blocks(tree) - set(SECTIONS)
-    return replace(
-        spelt, entries={key: entry for key, entry in spelt.entries.items() if key not in blocks}
-    ), blocks
+    return replace(spelt, entries={key: entry for key, entry in spelt.entries.items() if key not in blocks}), blocks

@@ -87,12 +87,7 @@ def _validated(model: type[M], tree: Node) -> tuple[Node, list[Any], M | None]:
             path = _tree_path(item["loc"])
             node = at(tree, path)
             wants_text = item["type"] == "string_type" and isinstance(node, Scalar)
-            if (
-                wants_text
-                and isinstance(node, Scalar)
-                and node.plain
-                and not isinstance(node.value, str | None)
-            ):
+            if wants_text and isinstance(node, Scalar) and node.plain and not isinstance(node.value, str | None):
                 tree = with_value(tree, path, replace(node, value=node.text, plain=False))
                 texts += 1
         if not texts:

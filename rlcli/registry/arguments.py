@@ -85,10 +85,7 @@ def validated(kind: str, name: str, args: Mapping[str, Any]) -> BaseModel:
     try:
         return signature(kind, name).model().model_validate(dict(args))
     except ValidationError as error:
-        lines = [
-            f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}"
-            for detail in error.errors(include_url=False)
-        ]
+        lines = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors(include_url=False)]
         raise UsageError(f"{kind.removesuffix('s')} {name}: {'; '.join(lines)}", code="R42") from error
 
 
@@ -122,15 +119,9 @@ def _instance(home: tuple[str, str], given: dict[str, Any], what: str) -> Any:
 def _model(name: str, arguments: Sequence[Argument], base: type[Arguments]) -> type[Arguments]:
     fields: dict[str, Any] = {}
     for argument in arguments:
-        default: Any = (
-            ... if argument.required else None if argument.default is COMPUTED else argument.default
-        )
-        computed: dict[str, Any] | None = (
-            {"default": argument.default_text} if argument.default is COMPUTED else None
-        )
-        info = Field(
-            default, alias=argument.name, description=argument.doc or None, json_schema_extra=computed
-        )
+        default: Any = ... if argument.required else None if argument.default is COMPUTED else argument.default
+        computed: dict[str, Any] | None = {"default": argument.default_text} if argument.default is COMPUTED else None
+        info = Field(default, alias=argument.name, description=argument.doc or None, json_schema_extra=computed)
         # An alias, because a field may be called like a method of pydantic's (copy, json, schema).
         fields[f"arg_{argument.name}"] = (_type_of_argument(argument), info)
     return create_model(name, __base__=base, **fields)
@@ -184,9 +175,7 @@ def _generic(module: Module, node: ast.expr, head: str, items: list[ast.expr]) -
     container = _CONTAINERS.get(head)
     if container is None:
         return _unwritable(ast.unparse(node))
-    inner = [
-        ... if isinstance(item, ast.Constant) and item.value is ... else _type(module, item) for item in items
-    ]
+    inner = [... if isinstance(item, ast.Constant) and item.value is ... else _type(module, item) for item in items]
     return container[tuple(inner)]
 
 

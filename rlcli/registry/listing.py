@@ -52,9 +52,7 @@ def _unknown(kind: str, name: str, known: dict[str, Path]) -> UnknownComponent:
     article = "an" if one[0] in "aeiou" else "a"
     folders = search_path(kind)
     listed = f"the {kind} are {', '.join(known) or 'none'}; searched {', '.join(folders) or 'no folder'}"
-    misnamed = [
-        str(Path(folder) / f"{name}.py") for folder in folders if _has_file(Path(folder), f"{name}.py")
-    ]
+    misnamed = [str(Path(folder) / f"{name}.py") for folder in folders if _has_file(Path(folder), f"{name}.py")]
     if misnamed or not NAME.fullmatch(name):
         rule = f"{article} {one}'s name is a lower-case letter, then letters, digits, _ or -"
         if misnamed:

@@ -74,9 +74,7 @@ def _import_file(kind: str, path: Path) -> None:
     name = f"rlcli.{kind}.{path.stem}"
     loaded = sys.modules.get(name)
     if loaded is not None and Path(str(loaded.__file__)).resolve() != path.resolve():
-        raise ProjectError(
-            f"this process already uses {loaded.__file__}", where=str(path), hint="start a new process"
-        )
+        raise ProjectError(f"this process already uses {loaded.__file__}", where=str(path), hint="start a new process")
     try:
         importlib.import_module(name)
     except RlcliError:

@@ -104,9 +104,7 @@ def signature(kind: str, name: str) -> Signature:
         class_name=definition.name,
         doc=" ".join((ast.get_docstring(definition.node) or "").partition("\n\n")[0].split()),
         arguments=arguments,
-        methods=frozenset(
-            name for part in lineage if part and not _is_contract(part) for name in _methods(part)
-        ),
+        methods=frozenset(name for part in lineage if part and not _is_contract(part) for name in _methods(part)),
         has_unread_bases=None in lineage,
     )
 
@@ -151,9 +149,7 @@ def _registrations(module: Module, registrar: str) -> Iterator[tuple[str, ast.ex
                     yield name, ast.Name(node.name)
         elif isinstance(node, ast.Call):
             target = (
-                node.args[1]
-                if len(node.args) > 1
-                else next((k.value for k in node.keywords if k.arg == "cls"), None)
+                node.args[1] if len(node.args) > 1 else next((k.value for k in node.keywords if k.arg == "cls"), None)
             )
             name = _registered_name(module, node, registrar)
             if name and target is not None:
@@ -263,9 +259,7 @@ def _own_fields(definition: Definition, inside: tuple[str, ...]) -> Iterator[tup
         default, takes = _field_default(module, statement.value)
         yield (
             name,
-            _argument(module, name, annotation, default, _doc(following), statement.lineno, inside)
-            if takes
-            else None,
+            _argument(module, name, annotation, default, _doc(following), statement.lineno, inside) if takes else None,
         )
 
 

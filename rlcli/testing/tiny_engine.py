@@ -194,11 +194,7 @@ class TinyEngine(PipelinableEngine):
                 output = TinyOutput(self.model, tokens, [len(tokens)])
                 output.temperature = gconfig.temperature
                 choices = output.logits[-1].log_softmax(-1)
-                token = (
-                    choices.argmax()
-                    if gconfig.greedy
-                    else choices.exp().multinomial(1, generator=generator)[0]
-                )
+                token = choices.argmax() if gconfig.greedy else choices.exp().multinomial(1, generator=generator)[0]
                 logprobs.append(choices[token])
                 tokens = torch.cat([tokens, token[None]])
             responses.append(tokens[len(prompt) :])
@@ -207,9 +203,7 @@ class TinyEngine(PipelinableEngine):
         return GeneratedResponses(responses, scores, torch.tensor(ended, dtype=torch.bool))
 
 
-def tiny_model(
-    tokenizer: Any = None, ranks: TinyRanks | None = None, rank: int = 0, **settings: Any
-) -> Model:
+def tiny_model(tokenizer: Any = None, ranks: TinyRanks | None = None, rank: int = 0, **settings: Any) -> Model:
     """A role with a `TinyEngine`; `settings` are those of `TinyLM`, and `lr`."""
     lr = settings.pop("lr", 0.1)
     engine = TinyEngine(TinyLM(**settings), lr, ranks, rank)

@@ -429,9 +429,9 @@ def test_known_keys_get_their_lengths_by_name():
 
 def test_other_keys_get_theirs_by_their_rows():
     def lengths(rows, tokens):
-        return SequenceSample.from_default(
-            ids=["a", "b"], seqlens=tokens, data={"mine": torch.zeros(rows, 3)}
-        ).seqlens["mine"]
+        return SequenceSample.from_default(ids=["a", "b"], seqlens=tokens, data={"mine": torch.zeros(rows, 3)}).seqlens[
+            "mine"
+        ]
 
     assert lengths(7, [3, 4]) == [[3], [4]]
     assert lengths(5, [3, 4]) == [[2], [3]]

@@ -67,10 +67,12 @@ def reference_loss(lm, sample):
 def test_packed_logits_equal_those_of_each_sequence_alone(family):
     sample, plain = batch(), tiny_model(family)
     with torch.no_grad():
-        want = torch.cat([
-            plain(input_ids=ids[None], use_cache=False).logits[0]
-            for ids in sample.data["packed_input_ids"].split(LENGTHS)
-        ])
+        want = torch.cat(
+            [
+                plain(input_ids=ids[None], use_cache=False).logits[0]
+                for ids in sample.data["packed_input_ids"].split(LENGTHS)
+            ]
+        )
     for spec in (MicroBatchSpec(), MicroBatchSpec(n_mbs=3), MicroBatchSpec(max_tokens_per_mb=11)):
         torch.testing.assert_close(engine(family=family).forward(sample, spec), want, atol=2e-5, rtol=1e-4)
 
@@ -96,7 +98,9 @@ def test_one_training_step_equals_a_plain_loop(family):
         torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-3, msg=name)
 
 
-@pytest.mark.parametrize("spec", [MicroBatchSpec(n_mbs=2), MicroBatchSpec(n_mbs=6), MicroBatchSpec(max_tokens_per_mb=12)])
+@pytest.mark.parametrize(
+    "spec", [MicroBatchSpec(n_mbs=2), MicroBatchSpec(n_mbs=6), MicroBatchSpec(max_tokens_per_mb=12)]
+)
 def test_the_number_of_micro_batches_changes_nothing(spec):
     whole = engine().train_batch(batch(), nll, weight)
     parts = engine().train_batch(batch(), nll, weight, mb_spec=spec)
@@ -169,10 +173,12 @@ def test_values_come_from_the_value_head():
     sample = batch()
     ours, plain = engine(head="value"), tiny_model(head="value")
     with torch.no_grad():
-        want = torch.cat([
-            plain(input_ids=ids[None], use_cache=False).logits[0, :, 0]
-            for ids in sample.data["packed_input_ids"].split(LENGTHS)
-        ])
+        want = torch.cat(
+            [
+                plain(input_ids=ids[None], use_cache=False).logits[0, :, 0]
+                for ids in sample.data["packed_input_ids"].split(LENGTHS)
+            ]
+        )
     torch.testing.assert_close(ours.forward(sample, post_hook=lambda out, _: out.values), want, atol=1e-5, rtol=1e-4)
     with pytest.raises(ModelError, match="language-model head"):
         ours.forward(sample, post_hook=lambda out, _: out.logprobs)

@@ -112,9 +112,7 @@ def test_plan_fits_80_columns_and_tells_the_arithmetic(rlcli):
     assert all(len(line) <= 80 for line in out.splitlines())
     for part in ("sft_math", "dp2", "0-1", "actor.train_step", "64 prompts x 4 responses = 256 sequences"):
         assert part in out
-    document = json.loads(
-        rlcli("plan", "ppo_math", "launch=local", "cluster.devices_per_node=2", "--json")[1]
-    )
+    document = json.loads(rlcli("plan", "ppo_math", "launch=local", "cluster.devices_per_node=2", "--json")[1])
     assert document["world_size"] == 2
     assert document["batch"]["sequences"] == 256
     assert document["stages"][0] == ["actor_gen"]

@@ -109,9 +109,7 @@ def test_a_row_without_its_last_field_is_named(build, name):
 def test_an_overlong_row_is_named_with_its_length_and_the_limit(build, name):
     first, *_ = ROWS[name]
     rows = [ROWS[name], ROWS[name] | {first: "x" * 200}, ROWS[name]]
-    with pytest.raises(
-        DataError, match=r"rows\.jsonl:2: row rows:2 has \d+ tokens, .*max_length = 100"
-    ) as caught:
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: row rows:2 has \d+ tokens, .*max_length = 100") as caught:
         build(name, rows, max_length=100)
     assert (caught.value.code, caught.value.exit_code) == ("F30", 4)
     kept = build(name, rows, max_length=100, overlong="drop")

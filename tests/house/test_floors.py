@@ -9,18 +9,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-COMPONENTS = [
-    path for kind in ("interfaces", "backends", "datasets") for path in sorted((ROOT / kind).glob("*.py"))
-]
+COMPONENTS = [path for kind in ("interfaces", "backends", "datasets") for path in sorted((ROOT / kind).glob("*.py"))]
 HEAVY = ("torch", "transformers", "datasets", "accelerate", "matplotlib")
 LIGHT_ROOMS = ("errors", "project", "registry", "recipe", "topology", "launch", "cli", "scaffold")
 
 
 def run_python(code: str, cwd: Path = ROOT) -> str:
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(cwd)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, env=env, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, env=env, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
@@ -45,11 +41,7 @@ def imported_modules(path: Path) -> set[str]:
 def test_components_import_contracts_maths_and_siblings_only(path):
     allowed = ("rlcli.api", "rlcli.ops", "rlcli.registry", "rlcli.errors", f"rlcli.{path.parent.name}")
     ours = {name for name in imported_modules(path) if name.split(".")[0] == "rlcli" or name.startswith(".")}
-    wrong = {
-        name
-        for name in ours
-        if name != "." and not any(f"{name}.".startswith(f"{room}.") for room in allowed)
-    }
+    wrong = {name for name in ours if name != "." and not any(f"{name}.".startswith(f"{room}.") for room in allowed)}
     assert not wrong
 
 
@@ -62,9 +54,7 @@ def test_the_component_folders_of_this_checkout_are_no_packages():
 
 def test_the_rooms_keep_their_floors():
     command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, timeout=60, env={"PYTHONPATH": str(ROOT)}
-    )
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -86,9 +86,7 @@ def test_a_misspelt_name_gets_a_guess_the_list_and_the_folders(write, tmp_path):
     assert "zz_tracker" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "name", ["os.system", "a.b:c", "x.py", "../x", "", "PPO", "_ppo", "a" * 65, "1a", "a\nb"]
-)
+@pytest.mark.parametrize("name", ["os.system", "a.b:c", "x.py", "../x", "", "PPO", "_ppo", "a" * 65, "1a", "a\nb"])
 def test_a_name_is_never_a_path_or_an_expression(name):
     for read in (registry.load, registry.signature):
         with pytest.raises(UnknownComponent) as caught:

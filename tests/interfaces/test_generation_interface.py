@@ -52,13 +52,9 @@ def test_sampled_logprobs_are_those_of_inference(prompts, tokenizer):
     model = tiny_model(tokenizer)
     out = actor().generate(model, prompts, SPEC)
     again = actor().inference(model, out, MicroBatchSpec(n_mbs=3))
-    torch.testing.assert_close(
-        again.data["packed_logprobs"], out.data["packed_logprobs"], atol=1e-6, rtol=1e-6
-    )
+    torch.testing.assert_close(again.data["packed_logprobs"], out.data["packed_logprobs"], atol=1e-6, rtol=1e-6)
     same = ReferenceInterface(temperature=0.8).inference(model, out, SPEC)
-    torch.testing.assert_close(
-        same.data["packed_ref_logprobs"], out.data["packed_logprobs"], atol=1e-6, rtol=1e-6
-    )
+    torch.testing.assert_close(same.data["packed_ref_logprobs"], out.data["packed_logprobs"], atol=1e-6, rtol=1e-6)
     assert same.seqlens["packed_ref_logprobs"] == out.seqlens["packed_logprobs"]
     other = ReferenceInterface().inference(model, out, SPEC)
     assert not torch.allclose(other.data["packed_ref_logprobs"], out.data["packed_logprobs"], atol=1e-3)

@@ -72,9 +72,7 @@ TEXTS = [
 @pytest.fixture
 def data(role):
     prompts = [[ROLE_WORDS.index(word) for word in prompt.split()] for prompt, _ in TEXTS]
-    rows = [
-        p + [ROLE_WORDS.index(word) for word in r.split()] for p, (_, r) in zip(prompts, TEXTS, strict=True)
-    ]
+    rows = [p + [ROLE_WORDS.index(word) for word in r.split()] for p, (_, r) in zip(prompts, TEXTS, strict=True)]
     lengths = [[len(rows[0]), len(rows[1])], [len(rows[2])], [len(rows[3])]]
     mask = torch.cat([torch.arange(len(row)) < len(p) for row, p in zip(rows, prompts, strict=True)])
     return SequenceSample.from_default(
@@ -112,9 +110,7 @@ def test_outputs_labels_and_response_only(tmp_path, role, data):
     path = saved(tmp_path, bert)
 
     def rewards(**settings):
-        return (
-            HFRewardInterface(path=path, **settings).inference(role, data, MicroBatchSpec()).data["rewards"]
-        )
+        return HFRewardInterface(path=path, **settings).inference(role, data, MicroBatchSpec()).data["rewards"]
 
     full, response = direct(path, FULL), direct(path, RESPONSES)
     torch.testing.assert_close(rewards(label="negative", output="prob"), full.softmax(-1)[:, 0])
@@ -124,9 +120,7 @@ def test_outputs_labels_and_response_only(tmp_path, role, data):
 
 
 def test_no_sequences(tmp_path, role, data):
-    out = HFRewardInterface(path=saved(tmp_path, bert)).inference(
-        role, data.select_indices([]), MicroBatchSpec()
-    )
+    out = HFRewardInterface(path=saved(tmp_path, bert)).inference(role, data.select_indices([]), MicroBatchSpec())
     assert (out.bs, out.data["rewards"].dtype) == (0, torch.float32)
 
 

@@ -71,9 +71,7 @@ def test_rewards_by_sample_and_response():
 
 
 def test_the_prompt_is_not_read():
-    assert MathRewardInterface().inference(role(), batch([["nothing"]], ["1"]), SPEC).data[
-        "rewards"
-    ].tolist() == [0.0]
+    assert MathRewardInterface().inference(role(), batch([["nothing"]], ["1"]), SPEC).data["rewards"].tolist() == [0.0]
 
 
 def test_no_samples():
@@ -107,18 +105,14 @@ def test_symbolic_comparison_in_real_processes():
 
 
 def test_verdicts_come_back_in_order_whoever_is_quicker(tmp_path):
-    pool = fake_pool(
-        tmp_path, "time.sleep(float(t['answer']))\nr = {'equal': t['expected'] == 'yes'}\n", n_workers=3
-    )
+    pool = fake_pool(tmp_path, "time.sleep(float(t['answer']))\nr = {'equal': t['expected'] == 'yes'}\n", n_workers=3)
     pairs = [("0.2", "yes"), ("0", "no"), ("0.1", "yes"), ("0", "yes"), ("0", "no")]
     assert pool.compare(pairs) == [True, False, True, True, False]
     pool.close()
 
 
 def test_a_hanging_comparison_is_killed_in_time_and_the_others_go_on(tmp_path):
-    pool = fake_pool(
-        tmp_path, "while t['answer'] == 'hang': pass\nr = {'equal': True}\n", n_workers=1, limit_s=0.3
-    )
+    pool = fake_pool(tmp_path, "while t['answer'] == 'hang': pass\nr = {'equal': True}\n", n_workers=1, limit_s=0.3)
     begun = time.monotonic()
     assert pool.compare([("a", ""), ("hang", ""), ("b", "")]) == [True, "timeout", True]
     assert time.monotonic() - begun < 5
@@ -126,9 +120,7 @@ def test_a_hanging_comparison_is_killed_in_time_and_the_others_go_on(tmp_path):
 
 
 def test_a_dying_worker_is_an_error_and_is_replaced(tmp_path):
-    pool = fake_pool(
-        tmp_path, "os._exit(3) if t['answer'] == 'die' else None\nr = {'equal': True}\n", n_workers=1
-    )
+    pool = fake_pool(tmp_path, "os._exit(3) if t['answer'] == 'die' else None\nr = {'equal': True}\n", n_workers=1)
     first, second = pool.compare([("die", ""), ("a", "")])
     assert first == "error: the worker died (exit code 3)"
     assert second is True
@@ -178,9 +170,7 @@ def test_a_row_without_an_answer():
 
 def test_a_role_without_a_tokenizer():
     with pytest.raises(UsageError, match="needs a tokenizer"):
-        MathRewardInterface().inference(
-            Model("r", None, None, torch.device("cpu")), batch([["1"]], ["1"]), SPEC
-        )
+        MathRewardInterface().inference(Model("r", None, None, torch.device("cpu")), batch([["1"]], ["1"]), SPEC)
 
 
 def test_processes_end_with_their_parent(tmp_path):

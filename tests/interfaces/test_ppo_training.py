@@ -25,9 +25,7 @@ def weights(model):
 
 def old_policy(model, data):
     """`data` with the log-probs of the model itself as the sampling policy's."""
-    output = TinyOutput(
-        model.module.model, data.data["packed_input_ids"], data.flat_seqlens("packed_input_ids")
-    )
+    output = TinyOutput(model.module.model, data.data["packed_input_ids"], data.flat_seqlens("packed_input_ids"))
     data.data["packed_logprobs"] = output.logprobs.detach().float()
     return data
 
@@ -54,9 +52,7 @@ def test_micro_batches_change_nothing(interface, rollout):
 
 
 @pytest.mark.parametrize("interface", [PPOActorInterface, PPOCriticInterface])
-@pytest.mark.parametrize(
-    "shares", [[[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 2, 3, 4, 6, 7], [5, 1]], [list(range(8)), []]]
-)
+@pytest.mark.parametrize("shares", [[[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 2, 3, 4, 6, 7], [5, 1]], [list(range(8)), []]])
 def test_ranks_change_nothing(interface, rollout, shares):
     settings = {"minibatches": 4, "adaptive_kl_ctl": True, "adaptive_kl_horizon": 100, **LIMITLESS}
     alone, alone_interface = tiny_model(lr=0.01), interface(**settings)
@@ -111,9 +107,7 @@ def test_what_is_off_the_response_is_never_read(rollout):
     clean, dirty = tiny_model(), tiny_model()
     expected = PPOActorInterface(**LIMITLESS).train_step(clean, rollout, SPEC)
     off = rollout.data["prompt_mask"][1:] & rollout.data["prompt_mask"][:-1]
-    starts = torch.cat(
-        [torch.tensor([0]), torch.tensor(rollout.flat_seqlens("packed_input_ids")).cumsum(0)[:-1]]
-    )
+    starts = torch.cat([torch.tensor([0]), torch.tensor(rollout.flat_seqlens("packed_input_ids")).cumsum(0)[:-1]])
     action = 0
     for start, length in zip(starts.tolist(), rollout.flat_seqlens("packed_input_ids"), strict=True):
         for t in range(length - 1):
@@ -184,9 +178,7 @@ def test_adaptive_kl_is_fed_with_the_true_kl(rollout):
     responses = rollout.data["seq_no_eos_mask"].numel()
     for gap, direction in ((5.0, 1), (0.0, -1)):
         rollout.data["packed_ref_logprobs"] = rollout.data["packed_logprobs"] - gap
-        actor = PPOActorInterface(
-            adaptive_kl_ctl=True, adaptive_kl_target=1.0, adaptive_kl_horizon=1000, **LIMITLESS
-        )
+        actor = PPOActorInterface(adaptive_kl_ctl=True, adaptive_kl_target=1.0, adaptive_kl_horizon=1000, **LIMITLESS)
         stats = actor.train_step(tiny_model(), rollout, SPEC)
         assert stats["kl"] == pytest.approx(gap, abs=1e-5)
         assert stats["kl_coef"] == 0.1, "the coefficient that was in force"
@@ -205,9 +197,7 @@ def test_critic_values_go_out_in_real_units_and_clip_around_them(rollout):
     assert stats["return"] > 50 or rollout.data["rewards"].clamp(max=20).min() == 20
     after = critic.inference(model, rollout, SPEC).data["values"]
     back = critic.normalizer.normalize(after, clip=False)
-    twin = TinyOutput(
-        model.module.model, rollout.data["packed_input_ids"], rollout.flat_seqlens("packed_input_ids")
-    )
+    twin = TinyOutput(model.module.model, rollout.data["packed_input_ids"], rollout.flat_seqlens("packed_input_ids"))
     torch.testing.assert_close(back, twin.values.detach().float(), atol=1e-3, rtol=1e-3)
     restored = PPOCriticInterface(minibatches=1)
     restored.load_state_dict(critic.state_dict())
@@ -266,9 +256,7 @@ def test_the_value_after_a_cut_off_response_counts_unless_told_otherwise(rollout
     with_it = prepare(PPOActorInterface(**plain), rollout, 0.0, identity)
     without = prepare(PPOActorInterface(bootstrap_no_eos=False, **plain), rollout, 0.0, identity)
     lengths = rollout.flat_seqlens("packed_input_ids")
-    last_values = (
-        rollout.data["values"][torch.tensor(lengths).cumsum(0) - 1] * rollout.data["seq_no_eos_mask"]
-    )
+    last_values = rollout.data["values"][torch.tensor(lengths).cumsum(0) - 1] * rollout.data["seq_no_eos_mask"]
     last_action = torch.tensor(lengths).sub(1).cumsum(0) - 1
     torch.testing.assert_close(without.data["returns"][last_action], rollout.data["rewards"])
     torch.testing.assert_close(with_it.data["returns"][last_action], rollout.data["rewards"] + last_values)

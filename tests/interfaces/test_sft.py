@@ -56,9 +56,7 @@ def test_ranks_and_an_empty_one(rollout):
 
         def one_rank(rank, ranks=ranks, shares=shares):
             model = tiny_model(ranks=ranks, rank=rank)
-            return SFTInterface().train_step(
-                model, data.select_indices(shares[rank]), MicroBatchSpec(n_mbs=2)
-            )
+            return SFTInterface().train_step(model, data.select_indices(shares[rank]), MicroBatchSpec(n_mbs=2))
 
         for stats in ranks.run(one_rank):
             assert stats == pytest.approx(expected)

@@ -27,10 +27,7 @@ RL = [
     }
     for step in range(41)
 ]
-SFT = [
-    {"step": step, "actor/loss": 3.0 / step, "actor/accuracy": step / 20, "actor/lr": 1e-3}
-    for step in range(1, 21)
-]
+SFT = [{"step": step, "actor/loss": 3.0 / step, "actor/accuracy": step / 20, "actor/lr": 1e-3} for step in range(1, 21)]
 
 
 def png_size(path):
@@ -68,9 +65,7 @@ def test_short_is_short_and_close(value):
         assert float(text) == pytest.approx(value, rel=0.06)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0:00"), (272, "4:32"), (3872, "1:04:32"), (183_600, "2d 03:00")]
-)
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (272, "4:32"), (3872, "1:04:32"), (183_600, "2d 03:00")])
 def test_clock_time(seconds, text):
     assert clock_time(seconds) == text
 
@@ -152,9 +147,7 @@ def test_before_and_after():
 @pytest.fixture
 def outcome(tmp_path):
     def sample(response, reward):
-        return SampleRecord(
-            step=1, id="a", prompt="What is 17 + 50?", response=response, reward=reward, answer="67"
-        )
+        return SampleRecord(step=1, id="a", prompt="What is 17 + 50?", response=response, reward=reward, answer="67")
 
     (tmp_path / "tensorboard").mkdir()
     pair = (sample("it is 57\x1b[31m " + "very " * 200, 0.0), sample("[bold]it is 67[/bold]", 1.0))

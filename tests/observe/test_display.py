@@ -29,10 +29,7 @@ class Clock:
 
 
 def rl_record(step):
-    times = {
-        f"time/{name}": 10.0 / (place + 1)
-        for place, name in enumerate(["actor_gen", "actor_train", "ref_inf"])
-    }
+    times = {f"time/{name}": 10.0 / (place + 1) for place, name in enumerate(["actor_gen", "actor_train", "ref_inf"])}
     calls = {f"time/a_call_with_a_long_name_{number}": 0.1 for number in range(9)}
     return {
         "step": step,
@@ -75,9 +72,7 @@ def test_off_a_terminal_lines_are_printed_a_few_per_run(clock):
     assert lines[-2:] == ["warning: a worker is slow", "done"]
     steps = [line for line in lines if line.startswith("step ")]
     assert 20 <= len(steps) <= 30
-    assert steps[0].startswith(
-        "step 1/400  reward 0.0025  kl 0.0010  length 842  2.00 s/step  2512 tok/s  eta 13:18"
-    )
+    assert steps[0].startswith("step 1/400  reward 0.0025  kl 0.0010  length 842  2.00 s/step  2512 tok/s  eta 13:18")
     assert steps[-1].startswith("step 400/400  reward 1.00")
     assert "\x1b" not in stream.getvalue()
 
@@ -168,9 +163,7 @@ def test_picture_shows_what_matters(clock):
     assert re.search(r"eval acc +0\.870 +▁█  0\.310 at first, last at step 100", picture)
     assert re.search(r"kl +0\.120 ", picture)
     assert re.search(r"length +842 ", picture)
-    assert re.search(
-        r"pace +20\.0 s/step   2512 tok/s\n +actor_gen 10\.0 · actor_train 5\.00 · ref_inf 3\.33", picture
-    )
+    assert re.search(r"pace +20\.0 s/step   2512 tok/s\n +actor_gen 10\.0 · actor_train 5\.00 · ref_inf 3\.33", picture)
     assert "now: actor_gen" in picture
 
 

@@ -101,9 +101,7 @@ def test_tensorboard_gets_every_number(tmp_path):
         (length,) = struct.unpack("<Q", content[:8])
         events.append(Event.FromString(content[12 : 12 + length]))
         content = content[16 + length :]
-    scalars = {
-        value.tag: (event.step, value.simple_value) for event in events for value in event.summary.value
-    }
+    scalars = {value.tag: (event.step, value.simple_value) for event in events for value in event.summary.value}
     assert scalars == {"actor/loss": (7, 0.5), "eval/accuracy": (7, 0.75)}
 
 

@@ -13,7 +13,5 @@ print(sorted({"torch", "transformers", "matplotlib", "tensorboardX", "numpy"} & 
 
 
 def test_no_heavy_library_is_imported_with_the_room():
-    answer = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60
-    )
+    answer = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60)
     assert answer.stdout.strip() == "[]"

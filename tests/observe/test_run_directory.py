@@ -27,9 +27,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def run(tmp_path):
-    with RunDirectory.create(
-        tmp_path / "a run", "ppo_math", command=["/bin/rlcli", "train", "my recipe.yaml"]
-    ) as run:
+    with RunDirectory.create(tmp_path / "a run", "ppo_math", command=["/bin/rlcli", "train", "my recipe.yaml"]) as run:
         yield run
 
 

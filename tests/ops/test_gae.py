@@ -25,9 +25,7 @@ def slow_gae(rewards, values, lengths, bootstrap, discount, gae_lambda):
 
 
 def run(rewards, values, lengths, bootstrap, discount=1.0, gae_lambda=1.0):
-    return gae(
-        torch.tensor(rewards), torch.tensor(values), lengths, torch.tensor(bootstrap), discount, gae_lambda
-    )
+    return gae(torch.tensor(rewards), torch.tensor(values), lengths, torch.tensor(bootstrap), discount, gae_lambda)
 
 
 def test_golden_ended():

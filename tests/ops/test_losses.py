@@ -69,9 +69,7 @@ def test_masked_tokens_cannot_spoil_loss_or_gradient():
     nan = float("nan")
     new = torch.tensor([0.1, nan, float("inf")], requires_grad=True)
     mask = torch.tensor([True, False, False])
-    loss, _ = ppo_actor_loss(
-        new, torch.tensor([0.0, 1.0, nan]), torch.tensor([1.0, nan, 2.0]), mask, 0.2, 3.0
-    )
+    loss, _ = ppo_actor_loss(new, torch.tensor([0.0, 1.0, nan]), torch.tensor([1.0, nan, 2.0]), mask, 0.2, 3.0)
     loss.backward()
     assert loss.isfinite()
     assert new.grad[0] != 0

@@ -18,19 +18,13 @@ def test_golden_group_rewards():
     torch.testing.assert_close(masked_normalize(rewards, unbiased=True), unbiased)
 
 
-@given(
-    st.lists(
-        st.tuples(st.floats(-100, 100, width=32), st.integers(0, 3), st.booleans()), min_size=1, max_size=20
-    )
-)
+@given(st.lists(st.tuples(st.floats(-100, 100, width=32), st.integers(0, 3), st.booleans()), min_size=1, max_size=20))
 def test_groups_equal_one_group_at_a_time(rows):
     x, group, mask = (list(column) for column in zip(*rows, strict=True))
     result = group_normalize(torch.tensor(x), torch.tensor(group), torch.tensor(mask))
     for i, g in enumerate(group):
         members = [v for v, h, m in zip(x, group, mask, strict=True) if h == g and m]
-        expected = (
-            (x[i] - statistics.fmean(members)) / (statistics.pstdev(members) + 1e-5) if mask[i] else 0.0
-        )
+        expected = (x[i] - statistics.fmean(members)) / (statistics.pstdev(members) + 1e-5) if mask[i] else 0.0
         assert float(result[i]) == pytest.approx(expected, abs=1e-3)
 
 

@@ -97,22 +97,16 @@ def project(tmp_path):
 
 def test_the_wheel_adds_only_rlcli(wheel):
     files = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in files} - {"rlcli"} == {
-        f"rlcli-{wheel.name.split('-')[1]}.dist-info"
-    }
+    assert {name.split("/")[0] for name in files} - {"rlcli"} == {f"rlcli-{wheel.name.split('-')[1]}.dist-info"}
     assert not [name for name in files if "__pycache__" in name or name.endswith(".pyc")]
     for kind in ("interfaces", "backends", "datasets"):
         components = {f"rlcli/{kind}/{path.name}" for path in (ROOT / kind).glob("*.py")}
         assert components
         assert components <= set(files)
-    recipes = {
-        f"rlcli/recipes/{path.relative_to(ROOT / 'recipes')}" for path in (ROOT / "recipes").rglob("*.yaml")
-    }
+    recipes = {f"rlcli/recipes/{path.relative_to(ROOT / 'recipes')}" for path in (ROOT / "recipes").rglob("*.yaml")}
     assert recipes
     assert recipes <= set(files)
-    assert {name for name in files if name.startswith("rlcli/interfaces/_")} >= {
-        "rlcli/interfaces/__init__.py"
-    }
+    assert {name for name in files if name.startswith("rlcli/interfaces/_")} >= {"rlcli/interfaces/__init__.py"}
 
 
 def test_the_command_lists_built_ins_and_the_users_own(site, project):

@@ -44,9 +44,7 @@ def test_environment_values_are_typed_by_their_field(folder: Path, monkeypatch):
 
 
 def test_entries_over_a_reference_merge_with_its_target(folder: Path):
-    path = write(
-        folder, "opt: {lr: 1e-3, eps: 1e-6}\nmodels: {actor: {backend: {type: fsdp, args: '${opt}'}}}\n"
-    )
+    path = write(folder, "opt: {lr: 1e-3, eps: 1e-6}\nmodels: {actor: {backend: {type: fsdp, args: '${opt}'}}}\n")
     resolved = load_recipe(path, ["models.actor.backend.args.lr=0.5"])
     assert resolved.recipe.models["actor"].backend.args == {"lr": 0.5, "eps": 1e-6}
 

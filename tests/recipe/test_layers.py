@@ -73,9 +73,7 @@ def test_a_component_that_changes_its_type_starts_its_args_afresh():
 
 
 def test_text_names_the_type_of_a_component():
-    assert lay("launch: local", "launch: {max_restarts: 2}") == {
-        "launch": {"type": "local", "max_restarts": 2}
-    }
+    assert lay("launch: local", "launch: {max_restarts: 2}") == {"launch": {"type": "local", "max_restarts": 2}}
     assert lay("name: local") == {"name": "local"}
 
 

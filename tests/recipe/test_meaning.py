@@ -152,17 +152,13 @@ def test_missing_dataset_file_and_files_beside_the_recipe(folder: Path):
         load_recipe("sub/top.yaml")
     assert (caught.value.exit_code, caught.value.where) == (4, "sub/top.yaml:2:54")
     (folder / "sub" / "rows.jsonl").write_text("")
-    assert load_recipe("sub/top.yaml").recipe.datasets["train"].args["path"] == str(
-        folder / "sub" / "rows.jsonl"
-    )
+    assert load_recipe("sub/top.yaml").recipe.datasets["train"].args["path"] == str(folder / "sub" / "rows.jsonl")
     (folder / "rows.jsonl").write_text("")
     assert load_recipe("sub/top.yaml").recipe.datasets["train"].args["path"] == "rows.jsonl"
 
 
 def test_a_hub_id_needs_no_folder(folder: Path):
-    assert (
-        load_recipe("ppo_math", ["models.actor.path=owner/name"]).recipe.models["actor"].path == "owner/name"
-    )
+    assert load_recipe("ppo_math", ["models.actor.path=owner/name"]).recipe.models["actor"].path == "owner/name"
 
 
 # -- round trips -----------------------------------------------------------------------------------------
@@ -214,11 +210,7 @@ def test_any_value_is_dumped_and_loaded_unchanged(folder: Path, value):
 VALID = (REPOSITORY / "recipes" / "ppo_math.yaml").read_bytes()
 
 
-@given(
-    st.one_of(
-        st.binary(max_size=200), st.text(max_size=200).map(lambda t: t.encode("utf-8", "surrogatepass"))
-    )
-)
+@given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda t: t.encode("utf-8", "surrogatepass"))))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_any_bytes_give_a_recipe_or_a_recipe_error(folder: Path, raw):
     (folder / "any.yaml").write_bytes(raw)
@@ -294,9 +286,7 @@ def test_warm_starts_that_cannot_be(folder: Path, path, code):
 
 
 def test_a_warm_start_names_recipe_and_role(refusal):
-    assert ("R45", "bad.yaml:2:39") in refusal(
-        TOP + "models: {actor: {scratch: null, path: 'recipe:sft_math'}}\n"
-    )
+    assert ("R45", "bad.yaml:2:39") in refusal(TOP + "models: {actor: {scratch: null, path: 'recipe:sft_math'}}\n")
 
 
 # -- topology --------------------------------------------------------------------------------------------

@@ -177,9 +177,7 @@ def test_unreadable_file(tmp_path: Path, monkeypatch):
     assert [p.code for p in problems.found] == ["R58"]
 
 
-@pytest.mark.parametrize(
-    "name", ["with space.yaml", "it's.yaml", "$HOME.yaml", "-rf.yaml", "é漢.yaml", "a\nb.yaml"]
-)
+@pytest.mark.parametrize("name", ["with space.yaml", "it's.yaml", "$HOME.yaml", "-rf.yaml", "é漢.yaml", "a\nb.yaml"])
 def test_odd_file_names_are_fine(folder: Path, name):
     (folder / "small.yaml").rename(folder / name)
     assert load_recipe(folder / name, ["name=x"]).recipe.train.steps == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,7 +101,7 @@ def usual_commands(outcome: Outcome) -> list[str]:
     commands = [f"less {shlex.quote(str(run / 'samples.jsonl'))}"]
     if (outcome.run_dir / "curve.png").exists():
         commands.insert(0, f"xdg-open {shlex.quote(str(run / 'curve.png'))}")
-    if (outcome.run_dir / "tensorboard").exists():
+    if (outcome.run_dir / "tensorboard").exists() and shutil.which("tensorboard"):
         commands.append(f"tensorboard --logdir {shlex.quote(str(run / 'tensorboard'))}")
     return commands
 

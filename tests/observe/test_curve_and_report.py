@@ -167,7 +167,8 @@ def report(outcome, **options):
     return stream.getvalue()
 
 
-def test_report_off_a_terminal_is_plain_text_of_80_columns(outcome):
+def test_report_off_a_terminal_is_plain_text_of_80_columns(outcome, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     text = report(outcome)
     assert text.isascii()
     assert "\x1b" not in text
@@ -180,6 +181,8 @@ def test_report_off_a_terminal_is_plain_text_of_80_columns(outcome):
     assert "[bold]it is 67[/bold]  [reward 1.00]" in text
     assert f"model actor: {outcome.run_dir / 'models' / 'actor'}\n" in text
     assert f"  tensorboard --logdir {outcome.run_dir / 'tensorboard'}\n" in text
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert "tensorboard --logdir" not in report(outcome)
 
 
 def test_report_on_a_terminal_fits_80_columns(outcome):

@@ -101,11 +101,19 @@ class PackedOutput:
         return (self._hidden.sum() + sum(p.sum() for p in head.parameters())) * 0.0
 
     def _scores(self, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Every position is scored against the token behind it; those without a successor are then left out.
+
+        (Leaving them out first would cost a scatter of [T, H] in the backward pass.)
+        """
+        logprobs, entropies = token_scores(
+            self._hidden,
+            head_of(self._lm, self.temperature),
+            self._tokens.roll(-1),
+            entropy=entropy,
+            dtype=self._dtype,
+        )
         rows = all_but_last(self._lengths, self._tokens.device)
-        return token_scores(
-            self._hidden[rows], head_of(self._lm, self.temperature), self._tokens[rows + 1],
-            entropy=entropy, dtype=self._dtype,
-        )  # fmt: skip
+        return logprobs[rows], entropies[rows] if entropies is not None else None
 
 
 def head_of(lm: nn.Module, temperature: float = 1.0) -> Head:

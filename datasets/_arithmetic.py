@@ -78,10 +78,10 @@ def is_held_out(problem: Problem) -> bool:
 
 
 def _draw(rng: random.Random, level: int) -> Problem:
-    total = first = rng.randint(2, 20)
+    total = first = rng.randint(2, 15)
     operations: list[Operation] = []
     for _ in range(level):
-        number, sign = rng.randint(2, 9), rng.choice("+-")
+        number, sign = rng.randint(2, 7), rng.choice("+-")
         if total - number < 0:
             sign = "+"
         elif total + number > LARGEST_TOTAL:

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 
-from rlcli.api.data import DatasetUtility, SequenceSample, register_dataset
+from rlcli.api.data import SequenceSample, register_dataset
 
-from ._jsonl import BadRow, Row, read_rows, text_field
-from ._rendering import Tokens, encode_prompts, fit_prompt, within_limit
+from ._jsonl import BadRow, Row, text_field
+from ._rendering import Tokens, fit_prompt, within_limit
+from ._text_rows import TextRows
 
 
 @register_dataset("math_prompts")
 @dataclass(kw_only=True)
-class MathPrompts:
+class MathPrompts(TextRows):
     """Rows of a question and an answer; the metadata hold the `question` and the final `answer` alone."""
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",)
-
-    util: DatasetUtility
-
-    path: str
-    """A .jsonl file, or a .json file with a list. A field `id`, if every row has one, names the rows."""
 
     question_key: str = "question"
     """Field that holds the question."""
@@ -36,48 +32,17 @@ class MathPrompts:
     template: str = "{question}"
     """The user's message; `{question}` stands for the question."""
 
-    chat: bool | Literal["auto"] = "auto"
-    """Put the message through the tokenizer's chat template; auto: if it has one."""
-
-    system: str | None = None
-    """System prompt."""
-
-    max_length: int = 1024
-    """Longest prompt, in tokens."""
-
-    overlong: Literal["error", "drop", "truncate_left", "truncate_right"] = "error"
-    """What to do with longer prompts; truncate_left keeps their end, truncate_right their start."""
-
-    bad_rows: Literal["error", "skip"] = "error"
-    """What to do with a malformed row."""
-
-    max_bad_rows: int = 10
-    """Skip no more malformed rows than this."""
-
-    max_rows: int | None = None
-    """Read only so many rows, from the start of the file."""
-
     _rows: list[tuple[Row[tuple[str, str]], Tokens]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if "{question}" not in self.template:
             raise ValueError(f"template is {self.template!r}; it must contain {{question}}")
-        rows = read_rows(
-            self.path,
-            self._read,
-            bad_rows=self.bad_rows,
-            max_bad_rows=self.max_bad_rows,
-            max_rows=self.max_rows,
-        )
+        rows = self._read_rows(self._read)
         messages = [self.template.replace("{question}", row.content[0]) for row in rows]
-        prompts = encode_prompts(self.util.tokenizer, messages, chat=self.chat, system=self.system)
+        prompts = self._encode_prompts(messages)
         self._rows = within_limit(
             rows, prompts, length=len, fit=fit_prompt, max_length=self.max_length, overlong=self.overlong
         )
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return self.KEYS
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 
 from rlcli.api.config import stable_seed
-from rlcli.api.data import DatasetUtility, SequenceSample, register_dataset
+from rlcli.api.data import SequenceSample, register_dataset
 
-from ._jsonl import BadRow, Row, read_rows, text_field, texts_field
-from ._rendering import Tokens, encode_answers, encode_prompts, fit_answers, within_limit
+from ._jsonl import BadRow, Row, text_field, texts_field
+from ._rendering import Tokens, encode_answers, fit_answers, within_limit
+from ._text_rows import TextRows
 
 Texts = tuple[str, list[str], list[str]]
 Encoded = tuple[Tokens, list[Tokens]]
@@ -21,7 +22,7 @@ Encoded = tuple[Tokens, list[Tokens]]
 
 @register_dataset("paired")
 @dataclass(kw_only=True)
-class Paired:
+class Paired(TextRows):
     """Rows of a prompt with equally many positive and negative answers.
 
     A sample holds the sequences positive 0, negative 0, positive 1, negative 1, …, each with the prompt in
@@ -29,11 +30,6 @@ class Paired:
     """
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_lens")
-
-    util: DatasetUtility
-
-    path: str
-    """A .jsonl file, or a .json file with a list. A field `id`, if every row has one, names the rows."""
 
     prompt_key: str = "prompt"
     """Field that holds the prompt."""
@@ -47,39 +43,12 @@ class Paired:
     max_pairs_per_prompt: int = 2
     """Of a prompt with more pairs take so many, drawn by the run's seed."""
 
-    chat: bool | Literal["auto"] = "auto"
-    """Put the prompt through the tokenizer's chat template; auto: if it has one."""
-
-    system: str | None = None
-    """System prompt."""
-
-    max_length: int = 1024
-    """Longest prompt with any one of its answers, in tokens."""
-
-    overlong: Literal["error", "drop", "truncate_left", "truncate_right"] = "error"
-    """What to do with longer rows; truncate_left shortens the prompt, truncate_right the answers."""
-
-    bad_rows: Literal["error", "skip"] = "error"
-    """What to do with a malformed row."""
-
-    max_bad_rows: int = 10
-    """Skip no more malformed rows than this."""
-
-    max_rows: int | None = None
-    """Read only so many rows, from the start of the file."""
-
     _rows: list[tuple[Row[Texts], Encoded]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.max_pairs_per_prompt < 1:
             raise ValueError(f"max_pairs_per_prompt is {self.max_pairs_per_prompt}; it must be at least 1")
-        rows = read_rows(
-            self.path,
-            self._read,
-            bad_rows=self.bad_rows,
-            max_bad_rows=self.max_bad_rows,
-            max_rows=self.max_rows,
-        )
+        rows = self._read_rows(self._read)
         self._rows = within_limit(
             rows,
             self._encode(rows),
@@ -88,10 +57,6 @@ class Paired:
             max_length=self.max_length,
             overlong=self.overlong,
         )
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return self.KEYS
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -115,7 +80,7 @@ class Paired:
 
     def _encode(self, rows: list[Row[Texts]]) -> list[Encoded]:
         prompts = [row.content[0] for row in rows]
-        encoded_prompts = encode_prompts(self.util.tokenizer, prompts, chat=self.chat, system=self.system)
+        encoded_prompts = self._encode_prompts(prompts)
         answers = [self._answers(row) for row in rows]
         encoded_answers = iter(encode_answers(self.util.tokenizer, list(chain.from_iterable(answers))))
         return [

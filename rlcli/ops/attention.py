@@ -56,42 +56,69 @@ class PackedAttention:
 
         No mask is needed: causality keeps real queries from the padding behind them.
         """
-        heads, width = query.shape[1], query.shape[3]
-        rows = []
-        for index, sequences, longest in self._groups:
-            q, k, v = (
-                x[0].index_select(1, index).view(x.shape[1], sequences, longest, width).transpose(0, 1)
-                for x in (query, key, value)
-            )
-            out = scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=scale, enable_gqa=heads != key.shape[1]
-            )  # [n, H, longest, D]
-            rows.append(out.transpose(1, 2).reshape(sequences * longest, heads, width))
-        return torch.cat(rows).index_select(0, self._places)[None]
+        layout = self._layout
+        grouped = query.shape[1] != key.shape[1]
+        q, k, v = (_Rows.apply(x[0].transpose(0, 1), layout.cells, layout.places, None) for x in (query, key, value))
+        rows, begin = [], 0
+        for sequences, longest in layout.shapes:
+            end = begin + sequences * longest
+            parts = (x[begin:end].unflatten(0, (sequences, longest)).transpose(1, 2) for x in (q, k, v))
+            out = scaled_dot_product_attention(*parts, is_causal=True, scale=scale, enable_gqa=grouped)
+            rows.append(out.transpose(1, 2).flatten(0, 1))  # [sequences · longest, H, D]
+            begin = end
+        return _Rows.apply(torch.cat(rows), layout.places, layout.cells, layout.filled)[None]
 
     @cached_property
-    def _groups(self) -> list[tuple[torch.Tensor, int, int]]:
-        """Per rectangle: [n · longest] indices of its tokens in the pack, n, longest."""
-        starts = cumulative(self.lengths)
-        last = sum(self.lengths) - 1
-        groups = []
+    def _layout(self) -> _Layout:
+        starts = cumulative(self.lengths).tolist()
+        places = torch.empty(starts[-1], dtype=torch.int64)
+        shapes, cells, filled, offset = [], [], [], 0
         for members, longest in rectangles(self.lengths):
-            grid = starts[members].long()[:, None] + torch.arange(longest)[None]
-            groups.append((grid.clamp(max=last).view(-1).to(self.device), len(members), longest))
-        return groups
+            shapes.append((len(members), longest))
+            grid = torch.tensor([starts[i] for i in members])[:, None] + torch.arange(longest)
+            real = torch.arange(longest) < torch.tensor([self.lengths[i] for i in members])[:, None]
+            places[grid[real]] = offset + real.flatten().nonzero()[:, 0]
+            cells.append(grid.where(real, torch.zeros(())).long().flatten())
+            filled.append(real.flatten())
+            offset += real.numel()
+        return _Layout(
+            shapes, torch.cat(cells).to(self.device), torch.cat(filled).to(self.device), places.to(self.device)
+        )
 
-    @cached_property
-    def _places(self) -> torch.Tensor:
-        """[T]: where each token of the pack stands in the concatenated rectangles."""
-        starts = cumulative(self.lengths)
-        places = torch.empty(sum(self.lengths), dtype=torch.int64)
-        offset = 0
-        for members, longest in rectangles(self.lengths):
-            for row, sequence in enumerate(members):
-                begin, length = int(starts[sequence]), self.lengths[sequence]
-                places[begin : begin + length] = offset + row * longest + torch.arange(length)
-            offset += len(members) * longest
-        return places.to(self.device)
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a pack of T tokens fills M cells, rectangle after rectangle."""
+
+    shapes: list[tuple[int, int]]
+    """Sequences and longest length of each rectangle."""
+    cells: torch.Tensor
+    """[M]: the token in each cell; token 0 in cells of padding."""
+    filled: torch.Tensor
+    """[M] bool: the cell is no padding."""
+    places: torch.Tensor
+    """[T]: the cell of each token."""
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of x [n, H, D] by index. Every row that counts is taken once, so the gradient is a gather as well.
+
+    (The gradient of `index_select` itself adds rows up one by one, which takes several times as long on a CPU.)
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, index: torch.Tensor, inverse: torch.Tensor, counted: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.inverse, ctx.counted = inverse, counted
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        rows = grad.index_select(0, ctx.inverse)
+        if ctx.counted is not None:
+            rows = rows.masked_fill(~ctx.counted[:, None, None], 0.0)
+        return rows, None, None, None
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class PackedAttention:
             grid = torch.tensor([starts[i] for i in members])[:, None] + torch.arange(longest)
             real = torch.arange(longest) < torch.tensor([self.lengths[i] for i in members])[:, None]
             places[grid[real]] = offset + real.flatten().nonzero()[:, 0]
-            cells.append(grid.where(real, torch.zeros(())).long().flatten())
+            cells.append(grid.masked_fill(~real, 0).flatten())
             filled.append(real.flatten())
             offset += real.numel()
         return _Layout(

@@ -62,8 +62,8 @@ class PackedAttention:
         rows, begin = [], 0
         for sequences, longest in layout.shapes:
             end = begin + sequences * longest
-            parts = (x[begin:end].unflatten(0, (sequences, longest)).transpose(1, 2) for x in (q, k, v))
-            out = scaled_dot_product_attention(*parts, is_causal=True, scale=scale, enable_gqa=grouped)
+            a, b, c = (x[begin:end].unflatten(0, (sequences, longest)).transpose(1, 2) for x in (q, k, v))
+            out = scaled_dot_product_attention(a, b, c, is_causal=True, scale=scale, enable_gqa=grouped)
             rows.append(out.transpose(1, 2).flatten(0, 1))  # [sequences · longest, H, D]
             begin = end
         return _Rows.apply(torch.cat(rows), layout.places, layout.cells, layout.filled)[None]

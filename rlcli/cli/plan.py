@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
+
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Call, Recipe, Role
     from rlcli.topology import Topology
 
 
 def plan(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name or file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value …")] = None,
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    with_: With = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show worker groups, ranks, meshes, the graph and the batch arithmetic of a recipe, without starting it.
@@ -22,11 +25,10 @@ def plan(
     Example: rlcli plan ppo_math launch=local cluster.devices_per_node=2
     """
     from rlcli.cli.output import print_json, print_text
-    from rlcli.recipe.resolve import load_recipe
     from rlcli.recipe.warm_start import chain
     from rlcli.topology import plan_topology
 
-    resolved = load_recipe(recipe, overrides or ())
+    resolved = load(recipe, overrides, with_)
     topology = plan_topology(resolved.recipe)
     first = [source.recipe.name for source in chain(resolved)]
     if as_json:

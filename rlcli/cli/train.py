@@ -7,10 +7,13 @@ from typing import Annotated
 
 import typer
 
+from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
+
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name or file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value …")] = None,
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    with_: With = None,
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", metavar="DIR", help="Folder of the run [runs/<recipe>/<time>].")
     ] = None,
@@ -25,10 +28,9 @@ def train(
     from rlcli.launch.run import run_recipe
     from rlcli.observe.display import open_display
     from rlcli.observe.report import before_and_after, print_report
-    from rlcli.recipe.resolve import load_recipe
     from rlcli.recipe.warm_start import chain
 
-    resolved = load_recipe(recipe, overrides or ())
+    resolved = load(recipe, overrides, with_)
     chain(resolved)  # what it starts from must be sound too, before anything is started
     with open_display(quiet=quiet) as display:
         finished = run_recipe(resolved, run_dir, display)

@@ -6,10 +6,13 @@ from typing import Annotated
 
 import typer
 
+from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
+
 
 def validate(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name or file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value …")] = None,
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    with_: With = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check a recipe, and those it starts from, without starting anything.
@@ -17,10 +20,9 @@ def validate(
     Example: rlcli validate ppo_math train.steps=100
     """
     from rlcli.cli.output import print_json, print_text
-    from rlcli.recipe.resolve import load_recipe
     from rlcli.recipe.warm_start import chain
 
-    resolved = load_recipe(recipe, overrides or ())
+    resolved = load(recipe, overrides, with_)
     first = [source.recipe.name for source in chain(resolved)]
     layers = [layer.file for layer in resolved.layers]
     if as_json:

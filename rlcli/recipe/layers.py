@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from rlcli.errors import escape_control
 from rlcli.recipe.merge import check_markers, spell_out_types
 from rlcli.recipe.problems import Problems
 from rlcli.recipe.reader import parse, read_file
-from rlcli.recipe.tree import Listing, Mapping, Mark, Node, Scalar, kind_of
+from rlcli.recipe.tree import COMMAND_LINE, Listing, Mapping, Mark, Node, Scalar, kind_of
 
 MAX_LAYERS = 64
 
@@ -80,11 +81,29 @@ def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:
     return None
 
 
-def collect(path: Path, problems: Problems) -> list[Layer]:
-    """All layers of a recipe, lowest first. A layer that is reached twice counts where it came first."""
+def collect(path: Path, problems: Problems, profiles: Sequence[str] = ()) -> list[Layer]:
+    """All layers of a recipe, lowest first, those of `--with` last. A layer that is reached twice counts where
+    it came first."""
     collector = _Collector(recipe_roots(), problems)
     collector.add(path, path.name, None)
+    for profile in profiles:
+        if found := find_profile(profile, problems):
+            collector.add(found, found.name, Mark(COMMAND_LINE, 0, 0))
     return collector.layers
+
+
+def find_profile(profile: str, problems: Problems) -> Path | None:
+    """A layer for the command line: a file, or the name of one in `recipes/profiles`."""
+    for candidate in (Path(profile), *(root / "profiles" / f"{profile}.yaml" for root in recipe_roots())):
+        if "\0" not in profile and candidate.is_file():
+            return candidate
+    from rlcli.recipe.suggest import close_to
+
+    names = [name.removeprefix("profiles/") for name in recipe_names() if name.startswith("profiles/")]
+    near = close_to(profile, names)
+    hint = f"did you mean {near}?" if near else f"profiles: {', '.join(names)}" if names else None
+    problems.add("R51", f"no layer {escape_control(profile)!r}: neither a file nor a profile", hint=hint)
+    return None
 
 
 def shown(path: Path) -> str:

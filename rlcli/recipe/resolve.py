@@ -103,14 +103,17 @@ def _reference_on_the_way(tree: Node, path: tuple[str | int, ...]) -> tuple[str 
     return None, ()
 
 
-def load_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> Resolved:
-    """Read, merge, resolve and check a recipe, by path or by name. Raises RecipeError with all problems."""
+def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), profiles: Sequence[str] = ()) -> Resolved:
+    """Read, merge, resolve and check a recipe, by path or by name. Raises RecipeError with all problems.
+
+    `profiles` are layers laid over the recipe's own, each a file or a name in `recipes/profiles`.
+    """
     forget()
     problems = Problems()
     path = find_recipe(recipe, problems)
     problems.raise_if_any()
     assert path is not None
-    layers = collect(path, problems)
+    layers = collect(path, problems, profiles)
     override_trees = parse_overrides(overrides, problems)
     problems.raise_if_any()
     tree, blocks = _merged(path, layers, override_trees, problems)

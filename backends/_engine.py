@@ -14,7 +14,7 @@ from torch import nn
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import GeneratedResponses, Model, ModelOutput, PipelinableEngine
+from rlcli.api.model import EngineState, GeneratedResponses, Model, ModelOutput, PipelinableEngine
 from rlcli.errors import ModelError
 
 from ._generation import Decoder, Sampler
@@ -131,6 +131,23 @@ class TransformersEngine(PipelinableEngine):
 
     # -- saving ----------------------------------------------------------------------------------------------
 
+    def state(self, room_for_optimizer: bool = False) -> EngineState:
+        return EngineState(self.named_weights())
+
+    def named_weights(self) -> dict[str, torch.Tensor]:
+        """Parameters, each once, and the buffers that belong to the model's file."""
+        parameters = {name: parameter.detach() for name, parameter in self.lm.named_parameters()}
+        saved = self.lm.state_dict()
+        return parameters | {name: buffer for name, buffer in self.lm.named_buffers() if name in saved}
+
+    def save_description(self, tokenizer: Any, folder: str) -> None:
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        self.lm.config.architectures = [type(self.lm).__name__.removeprefix("FSDP")]
+        self.lm.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
+        if self.lm.can_generate():  # type: ignore[operator]
+            _generation_config(self.lm, tokenizer).save_pretrained(folder)
+
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """Every parameter and buffer, whole, on the host."""
         return {name: gathered(tensor.detach()).cpu() for name, tensor in self.lm.state_dict().items()}
@@ -159,10 +176,18 @@ def _write_folder(lm: nn.Module, tokenizer: Any, state: dict[str, torch.Tensor],
     partial.mkdir(parents=True)
     if tokenizer is not None:
         tokenizer.save_pretrained(partial)
-        if lm.can_generate():  # type: ignore[operator]
-            lm.generation_config.eos_token_id = tokenizer.eos_token_id
-            lm.generation_config.pad_token_id = tokenizer.pad_token_id
+    if lm.can_generate():  # type: ignore[operator]
+        _generation_config(lm, tokenizer)
     lm.save_pretrained(partial, state_dict=state)  # type: ignore[operator]
     if folder.exists():
         shutil.rmtree(folder)
     partial.rename(folder)
+
+
+def _generation_config(lm: nn.Module, tokenizer: Any) -> Any:
+    """The model's settings for generation, which name the tokens that the tokenizer ends and pads with."""
+    config: Any = lm.generation_config
+    if tokenizer is not None:
+        config.eos_token_id = tokenizer.eos_token_id
+        config.pad_token_id = tokenizer.pad_token_id
+    return config

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlcli.api.model import Model, ModelBackend, register_backend
+from rlcli.api.model import EngineState, Model, ModelBackend, register_backend
 from rlcli.ops.schedules import learning_rate
 
 from ._engine import TransformersEngine, gathered
@@ -134,6 +134,30 @@ class FSDPEngine(TransformersEngine):
             self._whole_is_current = False
         self.optimizer_zero_grad()
         return value
+
+    # -- state -----------------------------------------------------------------------------------------------
+
+    def state(self, room_for_optimizer: bool = False) -> EngineState:
+        if room_for_optimizer:
+            self._make_room()
+        names = {parameter: name for name, parameter in self.lm.named_parameters()}
+        moments = {
+            f"{names[parameter]}/{moment}": tensor
+            for parameter, held in self.optimizer.state.items()
+            for moment, tensor in held.items()
+        }
+        return EngineState(self.named_weights(), moments)
+
+    def state_was_filled(self) -> None:
+        self._whole_is_current = False
+
+    def _make_room(self) -> None:
+        """AdamW makes its tensors in its first step; these are the same, before it."""
+        for parameter in self.parameters:
+            if parameter not in self.optimizer.state:
+                steps = torch.zeros((), dtype=torch.float32, device=self.device if not self.sharded else "cpu")
+                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                self.optimizer.state[parameter] = {"step": steps, **moments}
 
     # -- whole parameters ------------------------------------------------------------------------------------
 

@@ -93,10 +93,10 @@ class PPOActorInterface(PPOArgs, ModelInterface):
         model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kl_coef": self.controller.coef}
+        return {"kl_controller": self.controller.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.controller.coef = state["kl_coef"]
+        self.controller.load_state_dict(state["kl_controller"])
 
     def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
         output.temperature = self.generation.temperature

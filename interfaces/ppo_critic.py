@@ -64,10 +64,10 @@ class PPOCriticInterface(PPOArgs, ModelInterface):
         model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kl_coef": self.controller.coef, "normalizer": self.normalizer.state_dict()}
+        return {"kl_controller": self.controller.state_dict(), "normalizer": self.normalizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.controller.coef = state["kl_coef"]
+        self.controller.load_state_dict(state["kl_controller"])
         self.normalizer.load_state_dict(state["normalizer"])
 
     def _normalized(self, batch: SequenceSample, reduce: AllReduce) -> SequenceSample:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
+
+if TYPE_CHECKING:
+    from rlcli.launch.run import Finished
 
 
 def train(
@@ -24,16 +27,23 @@ def train(
 
     Example: rlcli train ppo_math ppo.kl_ctl=0.02 launch=local cluster.devices_per_node=2
     """
-    from rlcli.cli.output import print_json
     from rlcli.launch.run import run_recipe
     from rlcli.observe.display import open_display
-    from rlcli.observe.report import before_and_after, print_report
     from rlcli.recipe.warm_start import chain
 
     resolved = load(recipe, overrides, with_)
     chain(resolved)  # what it starts from must be sound too, before anything is started
     with open_display(quiet=quiet) as display:
         finished = run_recipe(resolved, run_dir, display)
+    return tell(finished, as_json)
+
+
+def tell(finished: Finished, as_json: bool) -> int:
+    """How a run ended, for people or as JSON; returns its exit code."""
+    from rlcli.cli.output import print_json, print_talk
+    from rlcli.observe.report import before_and_after, print_report
+    from rlcli.observe.terminal import short_path
+
     outcome = finished.outcome
     if as_json:
         print_json(
@@ -48,4 +58,7 @@ def train(
         )
     else:
         print_report(outcome)
+    if finished.exit_code:
+        again = short_path(outcome.run_dir)
+        print_talk(f"stopped after step {finished.steps_done} of {finished.steps}; to go on: rlcli resume {again}")
     return finished.exit_code

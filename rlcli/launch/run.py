@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -9,9 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rlcli.errors import ModelError, RlcliError, UsageError
+from rlcli import __version__
+from rlcli.errors import HangError, RlcliError, WorkerError
+from rlcli.launch.model_files import check_model_files
 from rlcli.launch.stopping import StopSignals
 
 if TYPE_CHECKING:
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
     from rlcli.observe.report import Outcome
     from rlcli.observe.run_directory import RunDirectory
     from rlcli.recipe.resolve import Resolved
-    from rlcli.recipe.schema import Recipe, Role
+    from rlcli.recipe.schema import Recipe
+    from rlcli.runtime.checkpoints import Start
     from rlcli.runtime.transport import Transport
     from rlcli.topology import Topology
 
@@ -41,7 +45,7 @@ def run_recipe(
 ) -> Finished:
     """Run a recipe, after the recipes that it starts from. Raises RlcliError."""
     check_before_start(resolved)
-    with StopSignals(display.note) as stop:
+    with StopSignals(display.warning) as stop:
         recipe, stopped = _with_warm_starts(resolved, resolved.recipe.log.dir, display, stop)
         if stopped is not None:
             return stopped
@@ -54,31 +58,8 @@ def check_before_start(resolved: Resolved) -> None:
 
     for one in (*chain(resolved), resolved):
         recipe = one.recipe
-        if recipe.launch.max_restarts:
-            raise UsageError(
-                "launch.max_restarts needs checkpoints to restart from, which do not exist yet",
-                where=str(one.origin("launch.max_restarts")),
-                hint="leave it at 0",
-                code="R49",
-            )
-        for name, role in recipe.models.items():
-            where = str(one.origin(("models", name, "path")))
-            try:
-                _check_files(role)
-            except ModelError as error:
-                raise ModelError(error.what, where=where, hint=error.hint, code=error.code) from None
-
-
-def _check_files(role: Role) -> None:
-    from rlcli.checkpoint.huggingface import check_folder, check_sizes
-
-    folder = Path(role.path).expanduser() if role.path is not None else None
-    if folder is None or not folder.is_dir():
-        return
-    check_folder(folder, weights=True)
-    tokenizer = Path(role.tokenizer).expanduser() if role.tokenizer is not None else folder
-    if tokenizer.is_dir():
-        check_sizes(folder, tokenizer)
+        for name in recipe.models:
+            check_model_files(one, name)
 
 
 def _with_warm_starts(
@@ -139,33 +120,75 @@ def _run_one(
     title: str = "step",
     command: Sequence[str] | None = None,
 ) -> Finished:
-    from rlcli.observe.metrics import MetricsWriter
     from rlcli.observe.run_directory import RunDirectory
+
+    with RunDirectory.create(run_dir, recipe.name, log_dir, command) as run:
+        _write_down(run, resolved, recipe)
+        return drive(recipe, run, display, stop, title=title)
+
+
+def drive(
+    recipe: Recipe, run: RunDirectory, display: Display, stop: StopSignals, *, start: Start | None = None,
+    title: str = "step",
+) -> Finished:  # fmt: skip
+    """See a run through, from a checkpoint if there is a `start`; with new workers if some die, so often as allowed."""
+    with _status_of_failures(run):
+        for restarts in range(recipe.launch.max_restarts + 1):
+            try:
+                return _attempt(recipe, run, display, stop, start, title)
+            except (WorkerError, HangError) as error:
+                if restarts == recipe.launch.max_restarts or stop():
+                    raise
+                display.warning(
+                    f"{error}\nstarting again, for the {restarts + 1}. of {recipe.launch.max_restarts} times"
+                )
+            start = last_checkpoint(run, display)
+            run.forget_after(start.state.step if start is not None else -1)
+    raise AssertionError("a run ends or raises")
+
+
+def last_checkpoint(run: RunDirectory, display: Display) -> Start | None:
+    """The newest checkpoint that is whole, if there is one, and a warning for each newer one that is not."""
+    from rlcli.checkpoint.verify import newest_verified
+    from rlcli.runtime.checkpoints import RunState, Start
+
+    if not run.checkpoints.is_dir():
+        return None
+    checkpoint, rejected = newest_verified(run.checkpoints)
+    for one in rejected:
+        display.warning(f"[F17] {one}")
+    return None if checkpoint is None else Start(checkpoint.path, RunState.read(checkpoint.path))
+
+
+def _attempt(
+    recipe: Recipe, run: RunDirectory, display: Display, stop: StopSignals, start: Start | None, title: str
+) -> Finished:
+    """Start the workers of a run, and its master, and let them work to the end."""
+    from rlcli.observe.json_lines import JsonLines
+    from rlcli.observe.metrics import MetricsWriter
     from rlcli.observe.samples import SampleWriter
+    from rlcli.runtime.checkpoints import RunIdentity
     from rlcli.runtime.master import MasterWorker
     from rlcli.runtime.outputs import Outputs
     from rlcli.topology import plan_topology
 
     began = time.monotonic()
     topology = plan_topology(recipe)
-    with RunDirectory.create(run_dir, recipe.name, log_dir, command) as run:
-        _write_down(run, resolved, recipe)
-        tensorboard = run.tensorboard if recipe.log.tensorboard else None
-        with (
-            _status_of_failures(run),
-            MetricsWriter(run.metrics, tensorboard, display.warning) as metrics,
-            SampleWriter(run.samples, display.warning) as samples,
-            _workers(recipe, topology, run.path) as transport,
-        ):
-            master = MasterWorker(
-                recipe, topology, transport, Outputs(run, metrics, samples, display), stop, title=title
-            )
-            master.run()
-            master.shut_down()
-        code = 0 if master.steps_done == master.steps else stop.exit_code
-        run.write_status("stopped" if code else "done", master.steps_done, master.steps, code)
-        outcome = _outcome(recipe, run, time.monotonic() - began, master.eval_samples)
-    return Finished(outcome, code, master.steps_done, master.steps)
+    identity = RunIdentity(run.run_id, (run.path / DIGEST_FILE).read_text().strip(), __version__)
+    tensorboard = run.tensorboard if recipe.log.tensorboard else None
+    with (
+        MetricsWriter(run.metrics, tensorboard, display.warning) as metrics,
+        SampleWriter(run.samples, display.warning) as samples,
+        contextlib.closing(JsonLines(run.ledger, display.warning)) as ledger,
+        _workers(recipe, topology, run.path) as transport,
+    ):
+        outputs = Outputs(run, metrics, samples, ledger, display)
+        master = MasterWorker(recipe, topology, transport, outputs, identity, start, stop, title)
+        master.run()
+        master.shut_down()
+    code = 0 if master.steps_done == master.steps else stop.exit_code
+    run.write_status("stopped" if code else "done", master.steps_done, master.steps, code)
+    return Finished(_outcome(recipe, run, time.monotonic() - began), code, master.steps_done, master.steps)
 
 
 def _write_down(run: RunDirectory, resolved: Resolved, recipe: Recipe) -> None:
@@ -213,20 +236,20 @@ def _workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Tran
         ranks.wait()
 
 
-def _outcome(recipe: Recipe, run: RunDirectory, seconds: float, eval_samples: Sequence[Sequence[Any]]) -> Outcome:
+def _outcome(recipe: Recipe, run: RunDirectory, seconds: float) -> Outcome:
     from rlcli.observe.metrics import read_metrics
     from rlcli.observe.plot import plot_curves
     from rlcli.observe.report import Outcome
+    from rlcli.observe.samples import changed_responses
 
     records = read_metrics(run.metrics)
     if recipe.log.plot:
         plot_curves(records, run.curve, recipe.name)
-    pairs = list(zip(eval_samples[0], eval_samples[-1], strict=True)) if len(eval_samples) > 1 else []
     return Outcome(
         recipe=recipe.name,
         run_dir=run.path,
         records=records,
         seconds=seconds,
         models={role: run.model(role) for role in recipe.saved_roles},
-        samples=[(before, after) for before, after in pairs if before.response != after.response],
+        samples=changed_responses(run.samples),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import DataError
-from rlcli.observe.private_files import open_private
+from rlcli.files import open_private, replace_file
 
 Warn = Callable[[str], None]
 """Takes one sentence about something that went wrong while training goes on."""
@@ -79,6 +79,23 @@ class JsonLines:
     def _give_up(self, error: OSError) -> None:
         self._warn(f"{self.path.name} is no longer written: {error.strerror or error} ({self.path})")
         self.close()
+
+
+def keep_until(path: Path, step: int) -> None:
+    """Drop the lines of steps after `step`, and a last line that was not finished; the others stay byte for byte."""
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith(b"\n") and _step_of(line) <= step]
+    replace_file(path, b"".join(kept))
+
+
+def _step_of(line: bytes) -> float:
+    """The step that a line speaks of; infinite if it cannot be read."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.observe.json_lines import Warn
-from rlcli.observe.private_files import replace_file
+from rlcli.files import replace_file
 from rlcli.observe.series import curve, series
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 from rlcli.errors import ResourceError, UsageError
 from rlcli.observe.environment import describe_environment
-from rlcli.observe.private_files import FOLDER_MODE, make_folder, replace_file
+from rlcli.observe.json_lines import keep_until
+from rlcli.files import FOLDER_MODE, make_folder, replace_file
 from rlcli.observe.run_lock import RunLock
 
 log = logging.getLogger(__name__)
@@ -48,8 +49,10 @@ class RunDirectory:
         self._lock = lock
         self.metrics = path / "metrics.jsonl"
         self.samples = path / "samples.jsonl"
+        self.ledger = path / "ledger.jsonl"
         self.status = path / "status.json"
         self.models = path / "models"
+        self.checkpoints = path / "checkpoints"
         self.curve = path / "curve.png"
         self.tensorboard = path / "tensorboard"
         self.recipe = path / "recipe"
@@ -107,6 +110,24 @@ class RunDirectory:
         run = cls(folder, str(status.get("run_id", "")))
         run._started = str(status.get("started", run._started))
         return run
+
+    @classmethod
+    def reopen(cls, path: Path | str) -> RunDirectory:
+        """The folder of a run that ended, with its lock, to go on with it. Raises ResourceError: F71 it is still
+        running, F72 it is no such folder, F75 it cannot be written."""
+        run = cls.open(path)
+        try:
+            run._lock = RunLock.acquire(run.path / "lock")
+            replace_file(run.status, run.status.read_bytes())  # tells whether the folder can be written
+        except OSError as error:
+            run.close()
+            raise _not_writable(run.path, error) from None
+        return run
+
+    def forget_after(self, step: int) -> None:
+        """Take what was recorded of later steps out of the metrics, the samples and the ledger: it is made again."""
+        for file in (self.metrics, self.samples, self.ledger):
+            keep_until(file, step)
 
     def model(self, role: str) -> Path:
         """Where the trained model of a role is saved."""
@@ -206,7 +227,12 @@ def _refuse_used(folder: Path) -> None:
         return
     status = read_status(folder)
     run = f"holds a run ({status.get('state')} at step {status.get('step')})" if status else ""
-    hint = "choose another --run-dir, or leave it out for a new folder per run"
+    again = (
+        f"rlcli resume {shlex.quote(str(folder))} goes on with it"
+        if status
+        else "leave it out for a new folder per run"
+    )
+    hint = f"choose another --run-dir; {again}"
     raise ResourceError(f"{folder} {run or 'is not empty'}", where="--run-dir", hint=hint, code="F72")
 
 
@@ -247,6 +273,8 @@ Started {started} (run {run_id}). To repeat it, in `{folder}`:
 | `metrics.jsonl` | one JSON object per step |
 | `samples.jsonl` | prompts, responses, rewards |
 | `curve.png` | the learning curve |
+| `ledger.jsonl` | the rows of the dataset that each step took, `e<epoch>r<row>` |
+| `checkpoints/` | what `rlcli resume` goes on from |
 | `models/<role>/` | the trained models, as `transformers.from_pretrained` reads them |
 | `recipe/`, `recipe.resolved.yaml`, `origins.json` | the recipe as written, as it ran, and its origins |
 | `environment.json` | versions, machine, commit |

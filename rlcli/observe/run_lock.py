@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rlcli.errors import ResourceError
-from rlcli.observe.private_files import open_private
+from rlcli.files import open_private
 
 log = logging.getLogger(__name__)
 

@@ -51,3 +51,15 @@ class SampleWriter:
 
 def read_samples(path: Path) -> list[SampleRecord]:
     return [SampleRecord(**fields) for fields in read_json_lines(path)]
+
+
+def changed_responses(path: Path) -> list[tuple[SampleRecord, SampleRecord]]:
+    """The same held-out prompts at the first evaluation and at the last, where the responses differ."""
+    evaluations: dict[int, list[SampleRecord]] = {}
+    for record in read_samples(path) if path.exists() else ():
+        if record.phase == "eval":
+            evaluations.setdefault(record.step, []).append(record)
+    if len(evaluations) < 2:
+        return []
+    first, last = evaluations[min(evaluations)], evaluations[max(evaluations)]
+    return [(a, b) for a, b in zip(first, last, strict=False) if a.response != b.response]

@@ -24,6 +24,9 @@ class PatientStream:
         if self._open:
             try:
                 self._stream.write(self._printable(text))
+            except RuntimeError:  # a signal's handler speaks in the middle of another line
+                with contextlib.suppress(OSError, ValueError):
+                    os.write(self.fileno(), text.encode(self.encoding, "backslashreplace"))
             except (OSError, ValueError) as error:
                 self._go_quiet(error)
         return len(text)
@@ -32,6 +35,8 @@ class PatientStream:
         if self._open:
             try:
                 self._stream.flush()
+            except RuntimeError:  # being flushed already, below the handler of a signal
+                pass
             except (OSError, ValueError) as error:
                 self._go_quiet(error)
 

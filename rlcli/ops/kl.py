@@ -6,7 +6,7 @@ Adaptive coefficient: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -37,6 +37,10 @@ class KLController(Protocol):
 
     def update(self, kl: float, n_steps: int) -> None: ...
 
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
 
 class FixedKLController:
     """The same coefficient for ever."""
@@ -46,6 +50,13 @@ class FixedKLController:
 
     def update(self, kl: float, n_steps: int) -> None:
         """Nothing to learn."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: a coefficient that the recipe changes takes effect when a run is resumed."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
 
 
 class AdaptiveKLController:
@@ -68,3 +79,10 @@ class AdaptiveKLController:
         """
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         self.coef *= 1 + error * n_steps / self.horizon
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a coefficient; the state of a fixed controller says nothing, so the recipe's stays."""
+        self.coef = state.get("coef", self.coef)

@@ -192,6 +192,28 @@ class Checkpoint(Section):
     """Write the trained models at the end, as folders that transformers reads."""
     roles: list[str] | None = None
     """Roles to save; null: every trained one."""
+    every_steps: Positive | None = None
+    """Commit what a run needs to be resumed after every so many steps."""
+    every_epochs: Positive | None = None
+    """The same after every so many passes over the training dataset."""
+    every_seconds: Seconds | None = 1800.0
+    """The same once so many seconds have passed since the last time, at the end of a step."""
+    at_end: bool = True
+    """The same after the last step, so that the run can be prolonged."""
+    on_stop: bool = True
+    """The same when the run is asked to stop."""
+    keep_last: Positive = 2
+    """Checkpoints that stay: the newest ones."""
+    keep_best: NotNegative = 0
+    """Checkpoints that stay beside them: those with the best `best_metric`."""
+    best_metric: str = "eval/accuracy"
+    """Which number of the metrics says how good a checkpoint is."""
+    best_is: Literal["highest", "lowest"] = "highest"
+    """Which value of it is the best."""
+    asynchronous: bool = True
+    """Go on training while the files are written; only the copy to host memory is waited for."""
+    max_failed_saves: NotNegative = 2
+    """Go on training although so many checkpoints in a row could not be written."""
 
 
 class Log(Section):
@@ -276,6 +298,12 @@ class Recipe(Section):
     def trained_roles(self) -> tuple[str, ...]:
         """Roles that some call trains, in the graph's order."""
         return tuple(dict.fromkeys(call.model for call in self.graph.values() if call.call == "train_step"))
+
+    @property
+    def changing_roles(self) -> tuple[str, ...]:
+        """Roles whose weights change during a run: those that are trained, and those that follow one."""
+        followers = [call.hooks.copy_to for call in self.graph.values() if call.hooks.copy_to is not None]
+        return tuple(dict.fromkeys([*self.trained_roles, *followers]))
 
     @property
     def saved_roles(self) -> tuple[str, ...]:

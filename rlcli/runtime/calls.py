@@ -94,7 +94,7 @@ class Calls:
         args: dict[int, dict[str, Any]] = {}
         for rank in {*placement.ranks, *(rank for t in plan for rank in (t.source, t.target))}:
             mine = [t.as_json() for t in plan if rank in (t.source, t.target)]
-            args[rank] = {"call": task.call, "ids": shares.get(rank, []), "transfers": mine}
+            args[rank] = {"call": task.call, "ids": shares.get(rank, []), "transfers": mine, "step": task.step}
             if rank in shares and not shares[rank]:
                 args[rank]["empty"] = self._empty(batch, mfc)
         if mfc.interface_type is ModelInterfaceType.EVALUATE:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -18,14 +21,22 @@ class DataOrder:
     rows_per_step: int
     seed: int
     shuffle: bool = True
+    first_step: int = 0
+    """The step that the counting begins with: above 0 in a run that is resumed."""
+    first_place: int = 0
+    """Samples that were trained on before that step."""
 
     def step(self, step: int) -> list[tuple[int, int]]:
         """(epoch, row) of every sample of a step (from 0), in the order of the step's batch."""
-        start = step * self.rows_per_step
+        start = self.place(step)
         return [
             (place // self.rows, self._epoch(place // self.rows)[place % self.rows])
             for place in range(start, start + self.rows_per_step)
         ]
+
+    def place(self, step: int) -> int:
+        """How many samples come before a step."""
+        return self.first_place + (step - self.first_step) * self.rows_per_step
 
     def _epoch(self, epoch: int) -> tuple[int, ...]:
         return _permutation(self.rows, stable_seed(self.seed, "order", epoch) if self.shuffle else None)
@@ -36,3 +47,21 @@ def _permutation(rows: int, seed: int | None) -> tuple[int, ...]:
     if seed is None:
         return tuple(range(rows))
     return tuple(np.random.Generator(np.random.PCG64(seed)).permutation(rows).tolist())
+
+
+LOOKED_AT = 2048
+"""Rows that the digest of a dataset reads at most, spread evenly over it."""
+
+
+def digest_rows(dataset: Any) -> str:
+    """Tells whether a dataset is the one that a run began with: its length and the content of its rows.
+
+    A dataset with more than LOOKED_AT rows is sampled, unless it has a `digest()` of its own.
+    """
+    if hasattr(dataset, "digest"):
+        return str(dataset.digest())
+    rows = len(dataset)
+    content = hashlib.sha256(str(rows).encode())
+    for row in range(0, rows, -(-rows // LOOKED_AT) or 1):
+        content.update(json.dumps(dataset[row].as_json(), sort_keys=True).encode())
+    return content.hexdigest()

@@ -18,6 +18,7 @@ from rlcli.observe.samples import SampleRecord
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.calls import Calls, Running
+from rlcli.runtime.checkpoints import Checkpoints, RunIdentity, RunState, Schedule, Start
 from rlcli.runtime.data_order import DataOrder
 from rlcli.runtime.outputs import Outputs
 from rlcli.runtime.requests import Requests
@@ -34,6 +35,7 @@ class MasterWorker:
     """Drives the workers behind a transport through one run."""
 
     def __init__(self, recipe: Recipe, topology: Topology, transport: Transport, outputs: Outputs,
+                 identity: RunIdentity, start: Start | None = None,
                  should_stop: Callable[[], bool] = lambda: False, title: str = "step"):  # fmt: skip
         self.recipe = recipe
         self.topology = topology
@@ -43,11 +45,13 @@ class MasterWorker:
         """What the display calls this run's steps."""
         self.requests = Requests(transport, topology.world_size, recipe.launch.step_deadline)
         self.calls = Calls(recipe, topology, self.requests, outputs.display.phase)
+        folder = outputs.run.checkpoints
+        self.checkpoints = Checkpoints(folder, identity, recipe, topology, self.requests, outputs.display)
         self.rows: dict[str, int] = {}
         self.steps = 0
         self.steps_done = 0
-        self.eval_samples: list[list[SampleRecord]] = []
-        """Of every evaluation, in order."""
+        self._start = start
+        self._digests: dict[str, str] = {}
         self._opened = 0
         self._loaded: set[int] = set()
         self._finished: deque[Running] = deque()
@@ -55,12 +59,16 @@ class MasterWorker:
         self._nonfinite: list[tuple[int, list[str]]] = []
         """(step, samples) of the steps in a row whose update was not finite."""
         self._step_began = 0.0
+        self._last_record: dict[str, float] = {}
+        self._can_checkpoint = True
+        self._taken: int | None = None
+        """The step of the last checkpoint that was begun."""
 
     def run(self) -> None:
         """Everything from reading the data to saving the models."""
         self._start_workers()
-        self.outputs.run.write_status("running", 0, self.steps)
-        if self.recipe.train.eval.at_start:
+        self.outputs.run.write_status("running", self.steps_done, self.steps)
+        if self.recipe.train.eval.at_start and self.steps_done == 0:
             results = self._evaluate(0)
             if results:
                 self.outputs.metrics.write(0, results)
@@ -78,22 +86,50 @@ class MasterWorker:
         self.outputs.display.phase("reading the data")
         answers = self.requests.ask_all("open_datasets", deadline=deadline)
         self.rows = {name: int(rows) for name, rows in answers[0]["rows"].items()}
+        self._digests = dict(answers[0]["digests"])
         self.steps = training_length(self.recipe, self.rows).total_train_steps
+        if self._start is not None:
+            self._start.check_datasets(self._digests, self.recipe)
         self.outputs.display.phase("loading the models")
-        self.requests.ask_all("build", deadline=deadline)
+        built = self.requests.ask_all("build", deadline=deadline)
+        self._check_state({role for answer in built.values() for role in answer["without_state"]})
+        if self._start is not None:
+            self._restore(self._start, deadline)
         self.outputs.display.start(self.recipe.name, self.outputs.run.path, self.steps, self.title)
+
+    def _check_state(self, without: set[str]) -> None:
+        """An engine of the user's own may not know how to be saved: the run then has no checkpoints, and says so."""
+        self._can_checkpoint = not without
+        if without:
+            names = ", ".join(sorted(without))
+            self.outputs.display.warning(f"the backend of {names} has no state(): this run cannot be resumed")
+
+    def _restore(self, start: Start, deadline: float) -> None:
+        """Go on from a checkpoint as if the run had never stopped."""
+        self.outputs.display.phase("restoring the checkpoint")
+        state = start.state
+        wanted = {"folder": str(start.folder), "versions": dict(state.versions), "interfaces": dict(state.interfaces)}
+        self.requests.ask_all("restore", wanted, deadline=deadline)
+        self.steps_done = self._opened = self.checkpoints.committed = state.step
+        self._nonfinite = [(step, list(samples)) for step, samples in state.nonfinite]
 
     def _train(self) -> None:
         """Keep every worker busy until all steps are done, or those that were begun when the run was to stop."""
         train, graph = self.recipe.train, train_graph(self.recipe)
         overlap = len(self.topology.groups) > 1
-        scheduler = Scheduler(graph, self.steps, train.max_staleness, overlap=overlap)
-        order = DataOrder(self.rows[train.dataset], train.prompts_per_step, self.recipe.seed, train.shuffle)
+        scheduler = Scheduler(graph, self.steps, train.max_staleness, self.steps_done, overlap=overlap)
+        first_place = self._start.state.samples if self._start is not None else 0
+        rows = self.rows[train.dataset]
+        order = DataOrder(rows, train.prompts_per_step, self.recipe.seed, train.shuffle, self.steps_done, first_place)
+        schedule = Schedule(self.recipe.checkpoint, rows, train.prompts_per_step)
         self._step_began = time.perf_counter()
         while not scheduler.finished:
-            self._open_steps(scheduler, order)
+            if self._opened == self.steps_done and self._is_checkpoint_due(schedule):
+                self._take_checkpoint(order, schedule)
+            if not self._is_checkpoint_due(schedule):
+                self._open_steps(scheduler, order, schedule)
             if self._opened == self.steps_done:
-                return
+                break
             for task in scheduler.ready():
                 if task.step in self._loaded:
                     scheduler.start(task)
@@ -105,16 +141,40 @@ class MasterWorker:
             self._take_in(finished)
             if scheduler.finish(finished.task):
                 self._finish_step(finished.task.step)
+            self.checkpoints.settle()
+        wanted = self.recipe.checkpoint.at_end if self.steps_done == self.steps else self.recipe.checkpoint.on_stop
+        if wanted and self._can_checkpoint and self.checkpoints.committed != self.steps_done:
+            self._take_checkpoint(order, schedule)
+        self.checkpoints.settle(wait=True)
 
-    def _open_steps(self, scheduler: Scheduler, order: DataOrder) -> None:
-        """Have rows loaded for the steps that may begin. None before an evaluation that comes first."""
+    def _open_steps(self, scheduler: Scheduler, order: DataOrder, schedule: Schedule) -> None:
+        """Have rows loaded for the steps that may begin. None before an evaluation or a checkpoint that comes first."""
         every = self.recipe.train.eval.every_steps
-        pause = self.steps if every is None else (self.steps_done // every + 1) * every
+        evaluation = self.steps if every is None else (self.steps_done // every + 1) * every
+        pause = min(evaluation, schedule.next_after(self.steps_done) or self.steps)
         for step in scheduler.open_steps:
             if self._opened <= step < pause and not self.should_stop():
                 rows = [(f"e{epoch}r{row}", row) for epoch, row in order.step(step)]
                 self.calls.load(step, train_graph(self.recipe), self.recipe.train.dataset, rows, self._loaded.add)
                 self._opened = step + 1
+
+    # -- checkpoints -----------------------------------------------------------------------------------------
+
+    def _is_checkpoint_due(self, schedule: Schedule) -> bool:
+        taken = self._taken if self._taken is not None else self.checkpoints.committed or 0
+        return self._can_checkpoint and taken != self.steps_done and schedule.is_due(self.steps_done)
+
+    def _take_checkpoint(self, order: DataOrder, schedule: Schedule) -> None:
+        """Nothing is under way: what the workers hold is what the finished steps made."""
+        state = RunState(
+            step=self.steps_done,
+            samples=order.place(self.steps_done),
+            datasets=self._digests,
+            nonfinite=self._nonfinite,
+        )
+        self.checkpoints.take(state, self._last_record)
+        self._taken = self.steps_done
+        schedule.note()
 
     def _take_in(self, running: Running) -> None:
         stats = self._stats.setdefault(running.batch, {})
@@ -134,7 +194,9 @@ class MasterWorker:
         self._loaded.discard(step)
         self.steps_done = step + 1
         record |= self._evaluate(self.steps_done) if self._is_evaluation_due() else {}
+        self._last_record = record
         self.outputs.metrics.write(self.steps_done, record)
+        self.outputs.ledger.write({"step": self.steps_done, "samples": ids})
         self.outputs.display.step({"step": self.steps_done, **record})
         self.outputs.run.write_status("running", self.steps_done, self.steps)
         self._watch_for_nonfinite(record, ids)
@@ -214,7 +276,6 @@ class MasterWorker:
         self.calls.describe(shown, lambda texts: written.append(self._write_samples(step, "eval", texts)))
         while not written:
             self.requests.wait()
-        self.eval_samples += written
         buffer = self.calls.buffer
         prompts = buffer.sequence_lengths(ids, "packed_prompts")
         lengths = buffer.sequence_lengths(ids, "packed_input_ids")

@@ -11,7 +11,9 @@ from rlcli import registry
 from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction, stable_seed
 from rlcli.api.model import Model, ModelBackend
 from rlcli.checkpoint.huggingface import load_model, load_tokenizer
-from rlcli.errors import DataError, ModelError, ResourceError
+from rlcli.errors import ResourceError
+from rlcli.recipe.dataset_sizes import check_dataset_sizes
+from rlcli.recipe.role_sources import tokenizer_source, weights_origin
 from rlcli.recipe.schema import Recipe
 from rlcli.topology import RolePlacement, Topology
 
@@ -56,16 +58,8 @@ def make_meshes(topology: Topology, device_type: str) -> Meshes:
 
 def training_length(recipe: Recipe, rows_of: Mapping[str, int]) -> FinetuneSpec:
     """How many steps a run has, from the rows of each dataset. Raises DataError if one has too few."""
-    batch, rows, held_out = recipe.train.prompts_per_step, rows_of[recipe.train.dataset], recipe.train.eval.dataset
-    for name in (recipe.train.dataset, held_out):
-        if name is not None and rows_of[name] == 0:
-            raise DataError(f"dataset {name} has no rows", code="F80")
-    if rows < batch:
-        raise DataError(
-            f"dataset {recipe.train.dataset} has {rows} rows, fewer than one step takes: prompts_per_step is {batch}",
-            hint="lower train.prompts_per_step",
-            code="F80",
-        )
+    check_dataset_sizes(recipe, rows_of)
+    batch, rows = recipe.train.prompts_per_step, rows_of[recipe.train.dataset]
     steps = recipe.train.steps if recipe.train.steps is not None else -(-rows * (recipe.train.epochs or 1) // batch)
     return FinetuneSpec(total_train_steps=steps, dataset_size=rows, train_batch_size=batch)
 
@@ -81,7 +75,7 @@ def build_roles(
         tokenizer = role_tokenizer(recipe, name)
         module = None
         if role.has_weights:
-            origin = _origin(recipe, name)
+            origin = weights_origin(recipe, name)
             start = recipe.models[origin].path or recipe.models[origin].scratch
             assert start is not None
             first_weights = stable_seed(recipe.seed, origin)  # roles that start from one origin start alike
@@ -97,23 +91,9 @@ def build_roles(
 
 def role_tokenizer(recipe: Recipe, name: str) -> PreTrainedTokenizerBase:
     """A role's tokenizer: its own, that of its weights, or, without weights, that of the first role which has one."""
-    role = recipe.models[_origin(recipe, name)]
-    source = recipe.models[name].tokenizer or role.tokenizer or role.path
-    if source is None:
-        others = [r for r in recipe.models.values() if r.tokenizer or r.path]
-        if not others:
-            raise ModelError(f"role {name} has no tokenizer", hint=f"set models.{name}.tokenizer")
-        source = others[0].tokenizer or others[0].path
-    assert source is not None
+    source = tokenizer_source(recipe, name)
     if source.startswith("builtin:"):
         dataset: Any = registry.load("datasets", source.removeprefix("builtin:"))
         tokenizer: PreTrainedTokenizerBase = dataset.make_tokenizer()
         return tokenizer
     return load_tokenizer(source)
-
-
-def _origin(recipe: Recipe, name: str) -> str:
-    """The role whose weights a role starts from: itself, or the end of its chain of `init`."""
-    while (source := recipe.models[name].init) is not None:
-        name = source
-    return name

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
 from rlcli import registry
-from rlcli.api.config import DatasetAbstraction, ModelInterfaceAbstraction
+from rlcli.api.config import DatasetAbstraction, ModelInterfaceAbstraction, ModelVersion, stable_seed
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
 from rlcli.api.model import Model, ModelBackend, ModelInterface
 from rlcli.errors import DataError, RlcliError, UsageError
 from rlcli.recipe.graph import eval_graph, train_graph
+from rlcli.recipe.role_sources import prompt_role
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.buffer import Transfer
+from rlcli.runtime.data_order import digest_rows
 from rlcli.runtime.exchange import carry_out
 from rlcli.runtime.messages import Request
 from rlcli.runtime.roles import Meshes, build_roles, role_tokenizer, training_length
+from rlcli.runtime.saving import BackgroundWrite, copy_roles, has_state, restore_roles, write_roles
 from rlcli.topology import Topology
 
 
@@ -38,6 +44,7 @@ class ModelWorker:
         self.datasets: dict[str, Any] = {}
         self._interfaces: dict[str, ModelInterface] = {}
         self._samples: dict[str, SequenceSample] = {}
+        self._writing: BackgroundWrite | None = None
         self._operations: dict[str, Callable[..., dict[str, Any]]] = {
             "open_datasets": self.open_datasets,
             "build": self.build,
@@ -46,6 +53,9 @@ class ModelWorker:
             "describe": self.describe,
             "clear": self.clear,
             "save": self.save,
+            "checkpoint": self.checkpoint,
+            "checkpoint_written": self.checkpoint_written,
+            "restore": self.restore,
             "shutdown": self.shutdown,
         }
 
@@ -55,24 +65,23 @@ class ModelWorker:
     # -- starting --------------------------------------------------------------------------------------------
 
     def open_datasets(self) -> dict[str, Any]:
-        """Read all datasets; returns their numbers of rows."""
-        tokenizer = role_tokenizer(self.recipe, self._prompt_role())
+        """Read all datasets; returns their numbers of rows, and from rank 0 what tells them from others."""
+        tokenizer = role_tokenizer(self.recipe, prompt_role(self.recipe))
         for name, component in self.recipe.datasets.items():
             util = DatasetUtility(self.recipe.seed, 0, 1, tokenizer)
             self.datasets[name] = registry.make_dataset(DatasetAbstraction(component.type, component.args), util)
-        return {"rows": {name: len(dataset) for name, dataset in self.datasets.items()}}
+        return {
+            "rows": {name: len(dataset) for name, dataset in self.datasets.items()},
+            "digests": {name: digest_rows(dataset) for name, dataset in self.datasets.items() if self.rank == 0},
+        }
 
     def build(self) -> dict[str, Any]:
         """Load this rank's roles and give them their engines."""
         spec = training_length(self.recipe, {name: len(dataset) for name, dataset in self.datasets.items()})
         self._backed = build_roles(self.recipe, self.topology, self.rank, self.device, self.meshes, spec)
         self.models = {name: model for name, (model, _) in self._backed.items()}
-        return {"parameters": {name: _count(model) for name, model in self.models.items()}}
-
-    def _prompt_role(self) -> str:
-        """The role whose tokenizer the datasets are read with: that of the graph's first call with weights."""
-        with_weights = [call.model for call in self.recipe.graph.values() if self.recipe.models[call.model].has_weights]
-        return with_weights[0] if with_weights else next(iter(self.recipe.models))
+        changing = {name: self.models[name] for name in self.recipe.changing_roles if name in self.models}
+        return {"without_state": [name for name, model in changing.items() if not has_state(model)]}
 
     # -- data ------------------------------------------------------------------------------------------------
 
@@ -105,10 +114,12 @@ class ModelWorker:
         transfers: Sequence[dict[str, Any]],
         empty: dict[str, Any] | None = None,
         parts: Sequence[Sequence[int]] | None = None,
+        step: int = 0,
     ) -> dict[str, Any]:
         """Fetch what the call reads, run it on this rank's samples, keep what it makes.
 
-        A rank that only sends runs nothing. A rank of the role without samples gets their description in `empty`,
+        `step` seeds what a component may draw from global random streams. A rank that only sends runs nothing.
+        A rank of the role without samples gets their description in `empty`,
         for it takes part in the collectives. `parts` are the batches of an evaluation, as many on every rank.
         """
         carry_out([Transfer.from_json(t) for t in transfers], self.rank, self._samples, self.device)
@@ -116,6 +127,7 @@ class ModelWorker:
         if mfc.model_name not in self.models:
             return {"batch": None, "stats": {}, "sums": {}, "seconds": 0.0}
         began = time.perf_counter()
+        self._seed_global_streams(call, step)
         data = self._inputs(mfc, ids) if empty is None else _without_samples(empty)
         data.remap_keys_({old: new for old, new in mfc.input_key_remap.items() if old in data.keys})
         model, interface = self.models[mfc.model_name], self._interface(mfc)
@@ -164,6 +176,13 @@ class ModelWorker:
             self._samples[str(sample.ids[0])].update_(sample)
         return made.meta(), counted | _scores(made)
 
+    def _seed_global_streams(self, call: str, step: int) -> None:
+        """Nothing of ours draws from the global random streams. A component that does draws the same in every run."""
+        seed = stable_seed(self.recipe.seed, call, step, self.rank)
+        torch.manual_seed(seed % 2**63)
+        numpy.random.seed(seed % 2**32)
+        random.seed(seed)
+
     def _run_hooks(self, mfc: MFCDef) -> None:
         engine = self.models[mfc.model_name].module
         for hook in mfc.post_hooks:
@@ -205,6 +224,42 @@ class ModelWorker:
             "answer": None if answer is None else str(answer),
         }
 
+    # -- checkpoints -----------------------------------------------------------------------------------------
+
+    def checkpoint(self, folder: str) -> dict[str, Any]:
+        """Copy what must be kept to host memory and begin to write it; returns what fits into a message."""
+        changing = {name: self.models[name] for name in self.recipe.changing_roles if name in self.models}
+        began = time.perf_counter()
+        copies = copy_roles(changing, self.topology, self.rank)
+        blocked = time.perf_counter() - began
+        self._writing = BackgroundWrite(Path(folder), lambda: write_roles(copies, changing, Path(folder), self.rank))
+        return {
+            "versions": {name: vars(model.version) for name, model in self.models.items()},
+            "interfaces": {
+                name: self._interface(mfc).state_dict()
+                for name, mfc in self.calls.items()
+                if mfc.model_name in self.models
+            },
+            "bytes": sum(copy.bytes for copy in copies.values()),
+            "blocked": blocked,
+        }
+
+    def checkpoint_written(self, wait: bool) -> dict[str, Any]:
+        """Whether that has been written, and what."""
+        assert self._writing is not None
+        return self._writing.outcome(wait)
+
+    def restore(self, folder: str, versions: Mapping[str, Any], interfaces: Mapping[str, Any]) -> dict[str, Any]:
+        """Go on from a checkpoint of any number of ranks."""
+        changing = {name: self.models[name] for name in self.recipe.changing_roles if name in self.models}
+        restore_roles(changing, Path(folder))
+        for name, model in self.models.items():
+            model.version = ModelVersion(**versions[name]) if name in versions else model.version
+        for name, mfc in self.calls.items():
+            if mfc.model_name in self.models and interfaces.get(name):
+                self._interface(mfc).load_state_dict(interfaces[name])
+        return {}
+
     # -- ending ----------------------------------------------------------------------------------------------
 
     def save(self, role: str, folder: str) -> dict[str, Any]:
@@ -224,11 +279,6 @@ class ModelWorker:
         self._interfaces.clear()
         self._samples.clear()
         return {}
-
-
-def _count(model: Model) -> int:
-    module = getattr(model.module, "lm", None)
-    return sum(p.numel() for p in module.parameters()) if module is not None else 0
 
 
 def _tensors(sample: SequenceSample) -> Mapping[str, torch.Tensor]:

@@ -1,4 +1,7 @@
-"""Run under torchrun: trains a tiny model for three steps on the ranks' shares of each batch; rank 0 writes numbers."""
+"""Run under torchrun: trains a tiny model for three steps on the ranks' shares of each batch; rank 0 writes numbers.
+
+Then it saves its state, and for every state beside it, of whatever number of ranks, takes that and trains one step more.
+"""
 
 import gc
 import json
@@ -12,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from rlcli.api.config import FinetuneSpec, GenerationHyperparameters, MicroBatchSpec, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import Model
+from rlcli.checkpoint.state import copy_to_host, fill, write_optimizer, write_weights
 from rlcli.registry import make_backend
 from rlcli.testing.tiny_models import VOCABULARY, TinyTokenizer, tiny_model
 
@@ -39,7 +43,19 @@ def share(sample, rank, size, step):
     return sample.select_indices(range(cut) if rank == 0 else range(cut, len(LENGTHS)))
 
 
+def restore(engine, folder):
+    """Spoil what the engine holds, then fill it from files."""
+    state = engine.state(room_for_optimizer=True)
+    for tensor in (*state.weights.values(), *state.optimizer.values()):
+        tensor.fill_(7.0)
+    fill(state.weights, folder / "models")
+    fill(state.optimizer, folder / "optim")
+    engine.state_was_filled()
+
+
 def main(out: Path) -> None:
+    state = out.with_suffix(".state")
+    (state / "models").mkdir(parents=True, exist_ok=True)
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("dp",))
@@ -61,8 +77,17 @@ def main(out: Path) -> None:
     gconfig = GenerationHyperparameters(max_new_tokens=6)
     response = engine.generate(prompts, TinyTokenizer(), gconfig, [3]).tokens[0].tolist()
     engine.save_to_hf(None, str(out.with_suffix(".model")))
+    copy = copy_to_host(engine.state(), leads=rank == 0)
+    write_weights(copy, state / "models", rank)
+    write_optimizer(copy, state / "optim", rank)
+    dist.barrier()
+    resumed = {}
+    for name in sorted(path.name for path in state.parent.glob("*.state")):
+        restore(engine, state.parent / name)
+        resumed[name] = engine.train_batch(share(batch(9), rank, size, 0), nll, lambda s: s.bs, version_steps=2)
     if rank == 0:
-        out.write_text(json.dumps({"steps": steps, "poisoned": poisoned["update_skipped"], "response": response}))
+        told = {"steps": steps, "poisoned": poisoned["update_skipped"], "response": response, "resumed": resumed}
+        out.write_text(json.dumps(told))
     del engine, model, backend, mesh
     gc.collect()  # what holds the process group goes before it does
     dist.barrier()

@@ -47,3 +47,25 @@ def test_all_ranks_refuse_the_gradient_that_one_spoiled(results):
 
 def test_gathered_parameters_answer_like_whole_ones(results):
     assert results[1][0]["response"] == results[2][0]["response"]
+
+
+def test_state_goes_on_alike_on_any_number_of_ranks(results):
+    """The two-rank run, which came second, took up its own state and that of one rank."""
+    alone = results[1][0]["resumed"]["1.state"]
+    for written_by in ("1.state", "2.state"):
+        assert results[2][0]["resumed"][written_by] == pytest.approx(alone, rel=1e-4), written_by
+    assert alone["grad_norm"] > 0
+
+
+def test_the_state_of_two_ranks_is_in_two_files_and_of_one_rank_is_a_model(results, tmp_path):
+    folder = results[1][1].parent
+    assert {file.name for file in (folder / "1.state" / "models").iterdir()} == {"model.safetensors"}
+    shards = sorted((folder / "2.state" / "models").iterdir())
+    assert [shard.name[:11] for shard in shards] == ["shard-00001", "shard-00002"]
+    whole = load_file(folder / "2.model" / "model.safetensors")
+    from rlcli.checkpoint.state import fill
+
+    read = {name: torch.empty_like(tensor) for name, tensor in whole.items()}
+    fill(read, folder / "2.state" / "models")
+    for name, tensor in whole.items():
+        assert torch.equal(read[name], tensor), name

@@ -72,7 +72,7 @@ def test_ranks_change_nothing(interface, rollout, shares):
         for name, value in expected.items():
             assert stats[name] == pytest.approx(value, rel=1e-6, abs=1e-9), name
         torch.testing.assert_close(trained, weights(alone), atol=1e-8, rtol=1e-8)
-        assert state["kl_coef"] == pytest.approx(alone_interface.controller.coef)
+        assert state["kl_controller"]["coef"] == pytest.approx(alone_interface.controller.coef)
 
 
 def test_actor_gradient_is_that_of_a_loss_written_out_by_hand(rollout):

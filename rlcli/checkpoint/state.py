@@ -1,0 +1,149 @@
+"""Tensors of an engine to files and back, for any number of ranks.
+
+A rank copies its part to host memory, which is all that training waits for, and writes the copy later. Weights that one
+rank holds whole become a file that transformers reads; parts become one safetensors file per rank, in the form of
+torch's `HuggingFaceStorageWriter`. Reading goes through torch.distributed.checkpoint, which gives every rank its part
+of what another number of ranks wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rlcli.api.engine import EngineState
+from rlcli.errors import ModelError, NumericError
+
+Tensors = Mapping[str, torch.Tensor]
+
+LARGEST_FILE = "5GB"
+"""Whole weights beyond this are split into several files and an index."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's part of a tensor, on the host."""
+
+    tensor: torch.Tensor
+    offsets: tuple[int, ...]
+    """Where it begins in the whole tensor."""
+
+
+@dataclass(frozen=True)
+class HostCopy:
+    """What one rank writes of a role."""
+
+    weights: Mapping[str, Part]
+    optimizer: Mapping[str, Part]
+    is_whole: bool
+    """The weights are all here, not spread over ranks."""
+    leads: bool
+    """This rank writes what all ranks of the role hold alike."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of the files, but for their headers."""
+        parts = (*self.weights.values(), *self.optimizer.values())
+        return sum(part.tensor.numel() * part.tensor.element_size() for part in parts)
+
+
+def copy_to_host(state: EngineState, leads: bool) -> HostCopy:
+    """Copy this rank's parts. Of tensors that all ranks hold alike the rank that `leads` keeps the only copy."""
+    return HostCopy(
+        weights=_parts(state.weights, leads),
+        optimizer=_parts(state.optimizer, leads),
+        is_whole=not any(_is_spread(tensor) for tensor in state.weights.values()),
+        leads=leads,
+    )
+
+
+def write_weights(copy: HostCopy, folder: Path, rank: int) -> list[Path]:
+    """Write a rank's weights into a model's folder; returns the files. Raises NumericError for a NaN among them."""
+    refuse_nonfinite(copy)
+    if not copy.weights:
+        return []
+    if copy.is_whole:
+        return _write_whole({name: part.tensor for name, part in copy.weights.items()}, folder)
+    return [_write_parts(copy.weights, folder, rank)]
+
+
+def write_optimizer(copy: HostCopy, folder: Path, rank: int) -> list[Path]:
+    """Write a rank's part of the optimizer state; returns the files."""
+    return [_write_parts(copy.optimizer, folder, rank)] if copy.optimizer else []
+
+
+def refuse_nonfinite(copy: HostCopy) -> None:
+    """What is not finite must never be committed: nothing could be resumed from it. Raises NumericError F35."""
+    for name, part in (*copy.weights.items(), *copy.optimizer.items()):
+        if part.tensor.is_floating_point() and not part.tensor.isfinite().all():
+            raise NumericError(f"{name} holds values that are not finite; no checkpoint is written", code="F35")
+
+
+def fill(tensors: Tensors, folder: Path) -> None:
+    """Read into live tensors, in place; each rank its part. Raises ModelError for one that is missing, or of another
+    shape."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    reader = HuggingFaceStorageReader(str(folder))
+    kept = reader.read_metadata().state_dict_metadata
+    for name, tensor in tensors.items():
+        if name not in kept:
+            raise ModelError(f"{folder} has no {name}", hint="the checkpoint is of another model")
+        if tuple(kept[name].size) != tuple(tensor.shape):  # type: ignore[union-attr]
+            found = tuple(kept[name].size)  # type: ignore[union-attr]
+            raise ModelError(f"{name} has shape {found} in {folder}, and {tuple(tensor.shape)} in the model")
+    try:
+        with warnings.catch_warnings():  # without a process group it says that there is one process
+            warnings.simplefilter("ignore", UserWarning)
+            dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
+    except CheckpointException as error:
+        raise ModelError(f"{folder} cannot be read: {next(iter(error.failures.values()))[0]}") from error
+
+
+def _parts(tensors: Tensors, leads: bool) -> dict[str, Part]:
+    parts = {}
+    for name, tensor in tensors.items():
+        local, offsets = _local(tensor)
+        if local.numel() and (leads or _is_spread(tensor)):
+            parts[name] = Part(local.detach().to("cpu", copy=True).contiguous(), offsets)
+    return parts
+
+
+def _is_spread(tensor: torch.Tensor) -> bool:
+    """Whether ranks hold different parts."""
+    return any(placement.is_shard() for placement in getattr(tensor, "placements", ()))
+
+
+def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    if not hasattr(tensor, "placements"):
+        return tensor, (0,) * tensor.dim()
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tensor.to_local(), tuple(offsets)  # type: ignore[attr-defined]
+
+
+def _write_whole(tensors: dict[str, torch.Tensor], folder: Path) -> list[Path]:
+    from huggingface_hub import save_torch_state_dict
+
+    save_torch_state_dict(tensors, folder, max_shard_size=LARGEST_FILE, metadata={"format": "pt"})
+    return sorted(folder.glob("model*.safetensors*"))
+
+
+def _write_parts(parts: Mapping[str, Part], folder: Path, rank: int) -> Path:
+    from safetensors.torch import save_file
+    from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY
+
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"
+    offsets = {name: {SAVED_OFFSETS_KEY: list(part.offsets)} for name, part in parts.items()}
+    metadata = {"format": "pt", CUSTOM_METADATA_KEY: json.dumps(offsets)}
+    save_file({name: part.tensor for name, part in parts.items()}, file, metadata=metadata)
+    return file

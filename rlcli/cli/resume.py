@@ -1,0 +1,39 @@
+"""`rlcli resume`: go on with a run that was stopped or died."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlcli.cli.recipe_arguments import Overrides
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
+    overrides: Overrides = None,
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", metavar="RECIPE", help="Go on with this recipe instead of the run's own.")
+    ] = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Let changes alter how the rest of the run learns.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and the report.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> int:
+    """Go on with a run from its last checkpoint, exactly as if it had never stopped.
+
+    Example: rlcli resume runs/ppo_math/20261121-120000 train.steps=80
+    """
+    from rlcli.cli.output import print_text
+    from rlcli.cli.train import tell
+    from rlcli.launch.resume import resume_run
+    from rlcli.observe.display import open_display
+
+    with open_display(quiet=quiet) as display:
+        resumed = resume_run(run, overrides or (), display, recipe_file=recipe, accept_changes=accept_changes)
+    if resumed.finished is None:
+        print_text(f"all {resumed.step} steps are done; rlcli resume {run} train.steps=N goes on to step N")
+        return 0
+    return tell(resumed.finished, as_json)

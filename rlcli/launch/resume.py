@@ -1,0 +1,177 @@
+"""Going on with a run: from its last verified checkpoint, with its own recipe or what was changed in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.errors import UsageError
+from rlcli.launch.run import DIGEST_FILE, Finished, drive, last_checkpoint
+from rlcli.launch.stopping import StopSignals
+from rlcli.project import VARIABLE
+
+if TYPE_CHECKING:
+    from rlcli.observe.display import Display
+    from rlcli.observe.run_directory import RunDirectory
+    from rlcli.recipe.changes import Change
+    from rlcli.recipe.resolve import Resolved
+    from rlcli.recipe.schema import Recipe
+    from rlcli.runtime.checkpoints import Start
+
+RESUMES = "resumes.jsonl"
+WITHOUT_EFFECT = ("cluster", "launch", "checkpoint", "log", "name")
+"""Sections that the trained model does not depend on."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a run went on with, and how it ended."""
+
+    step: int
+    changes: list[Change]
+    finished: Finished | None
+    """None: there was nothing left to do."""
+
+
+def resume_run(
+    run_dir: Path,
+    overrides: Sequence[str],
+    display: Display,
+    *,
+    recipe_file: str | None = None,
+    accept_changes: bool = False,
+) -> Resumed:
+    """Go on with a run from its last verified checkpoint, or from its beginning if it has none. Raises RlcliError."""
+    from rlcli.observe.run_directory import RunDirectory
+
+    with RunDirectory.reopen(run_dir) as run, StopSignals(display.warning) as stop:
+        _return_to_its_folder(run, display)
+        before = _resolved_recipe(run)
+        now = _load(recipe_file or str(run.resolved_recipe), overrides)
+        found = _accepted_changes(before.recipe, now.recipe, accept_changes)
+        start = last_checkpoint(run, display)
+        step = start.state.step if start is not None else 0
+        _say(before.recipe, now.recipe, found, start, display)
+        if _is_over(run, now.recipe, step):
+            return Resumed(step, found, None)
+        run.forget_after(step if start is not None else -1)
+        _write_down(run, now, found, step)
+        return Resumed(step, found, drive(_with_starts(run, now.recipe), run, display, stop, start=start))
+
+
+def _return_to_its_folder(run: RunDirectory, display: Display) -> None:
+    """A run works in the folder that it was started in: there its relative paths and its project are found."""
+    told = _read_json(run.environment)
+    folder = told.get("working_directory")
+    if isinstance(folder, str) and Path(folder).is_dir() and Path(folder) != Path.cwd():
+        display.note(f"working in {folder}, where the run was started")
+        os.chdir(folder)
+    project = told.get("variables", {}).get(VARIABLE)
+    if project and VARIABLE not in os.environ:
+        os.environ[VARIABLE] = str(project)
+
+
+def _resolved_recipe(run: RunDirectory) -> Resolved:
+    return _load(str(run.resolved_recipe), ())
+
+
+def _load(recipe: str, overrides: Sequence[str]) -> Resolved:
+    from rlcli.recipe.resolve import load_recipe
+
+    return load_recipe(recipe, overrides)
+
+
+def _accepted_changes(before: Recipe, now: Recipe, accept: bool) -> list[Change]:
+    """What differs from the run's recipe. Raises UsageError F84 for what may not, or needs to be accepted."""
+    from rlcli.recipe.changes import Kind, changes
+
+    found = changes(before, now)
+    forbidden = [change for change in found if change.kind is Kind.FORBIDDEN]
+    if forbidden:
+        raise UsageError(
+            f"a run cannot be resumed with another {_keys(forbidden)}",
+            hint="start a new run; models.<role>.path may name a model that this one has trained",
+            code="F84",
+        )
+    altering = [change for change in found if change.kind is Kind.ALTERS]
+    if altering and not accept:
+        what = "; ".join(f"{c.key}: {_shown(c.before)} → {_shown(c.now)}" for c in altering)
+        raise UsageError(
+            f"this would change how the rest of the run learns: {what}",
+            hint="add --accept-changes if it is meant",
+            code="F84",
+        )
+    return found
+
+
+def _keys(found: Sequence[Change]) -> str:
+    return ", ".join(change.key for change in found)
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else json.dumps(value)
+
+
+def _say(before: Recipe, now: Recipe, found: Sequence[Change], start: Start | None, display: Display) -> None:
+    if start is None:
+        display.note("there is no checkpoint yet: starting from step 0")
+    else:
+        ranks = _read_json(start.folder / "MANIFEST.json").get("world_size")
+        world = now.cluster.nodes * now.cluster.devices_per_node
+        moved = f" (saved on {ranks} ranks, going on with {world})" if ranks != world else ""
+        display.note(f"resuming after step {start.state.step}{moved}")
+        roles = ", ".join(f"{role} weights" + (" and optimizer" if role in now.trained_roles else "")
+                          for role in now.changing_roles)  # fmt: skip
+        place = start.state.samples
+        display.note(f"  restored  {roles}, interfaces' state, place {place} in the training data")
+    for change in found:
+        display.note(f"  changed   {change.key}: {_shown(change.before)} → {_shown(change.now)}")
+
+
+def _is_over(run: RunDirectory, recipe: Recipe, step: int) -> bool:
+    """Whether the run has done all its steps and left its models behind."""
+    status = _read_json(run.status)
+    return status.get("state") == "done" and recipe.train.steps is not None and step >= recipe.train.steps
+
+
+def _write_down(run: RunDirectory, resolved: Resolved, found: Sequence[Change], step: int) -> None:
+    """What the run goes on with, and since when."""
+    entry = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "step": step,
+        "changes": [{"key": c.key, "before": c.before, "now": c.now} for c in found],
+    }
+    earlier = (run.path / RESUMES).read_text() if (run.path / RESUMES).exists() else ""
+    run.write_text(RESUMES, earlier + json.dumps(entry) + "\n")
+    if not found:
+        return
+    run.write_text("recipe.resolved.yaml", resolved.to_yaml())
+    telling = [change for change in found if change.key.split(".")[0] not in WITHOUT_EFFECT]
+    if telling:
+        told = json.dumps([(c.key, c.now) for c in telling], sort_keys=True)
+        before = (run.path / DIGEST_FILE).read_text().strip()
+        run.write_text(DIGEST_FILE, hashlib.sha256(f"{before} {step} {told}".encode()).hexdigest() + "\n")
+
+
+def _with_starts(run: RunDirectory, recipe: Recipe) -> Recipe:
+    """Roles that start from another recipe's result start from the folder that it was in."""
+    starts = _read_json(run.path / "starts.json")
+    models = {
+        name: role.model_copy(update={"path": starts[name]}) if role.warm_start and name in starts else role
+        for name, role in recipe.models.items()
+    }
+    return recipe.model_copy(update={"models": models})
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,138 @@
+"""What a run directory says about its run, laid beside another one: recipe, code, environment, results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import ResourceError
+from rlcli.observe.metrics import read_metrics
+from rlcli.observe.report import before_and_after
+from rlcli.observe.run_directory import RunDirectory, read_status
+from rlcli.observe.series import series
+from rlcli.recipe.difference import Values, values_of
+from rlcli.recipe.interpolation import interpolate
+from rlcli.recipe.problems import Problems
+from rlcli.recipe.reader import parse
+from rlcli.recipe.tree import Mapping as Tree
+from rlcli.recipe.tree import plain
+
+CODE = ("git", "rlcli_git", "rlcli")
+"""Parts of environment.json that say which code ran; the rest is what it ran on."""
+IGNORED = ("command", "executable", "working_directory")
+"""Parts that differ from run to run and change nothing."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run as its directory tells it."""
+
+    path: Path
+    name: str
+    """Of the recipe."""
+    values: Values
+    environment: Mapping[str, Any]
+    """Flat: `packages.torch` → version."""
+    results: Mapping[str, float | int | str]
+    """State, steps, and the last value of each result."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One fact of two runs; None where a run has none."""
+
+    name: str
+    before: Any
+    now: Any
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is that of a run."""
+    return path.is_dir() and read_status(path) is not None
+
+
+def read_run(path: Path) -> Recorded:
+    """A run, finished or not. Raises ResourceError F72 where the folder lacks its recipe."""
+    run = RunDirectory.open(path)
+    recipe = _recipe(run.resolved_recipe)
+    origins = _json(run.origins)
+    return Recorded(
+        path=run.path,
+        name=str(recipe.get("name", run.path.name)),
+        values=values_of(recipe, {key: str(value) for key, value in origins.items()}),
+        environment=dict(_flat(_json(run.environment))),
+        results=_results(run),
+    )
+
+
+def code_differences(one: Recorded, other: Recorded) -> list[Pair]:
+    """Versions and commits of the code."""
+    return [pair for pair in _pairs(one.environment, other.environment) if pair.name.split(".")[0] in CODE]
+
+
+def environment_differences(one: Recorded, other: Recorded) -> list[Pair]:
+    """Packages, Python, machine, variables."""
+    pairs = _pairs(one.environment, other.environment)
+    return [pair for pair in pairs if pair.name.split(".")[0] not in (*CODE, *IGNORED)]
+
+
+def results(one: Recorded, other: Recorded) -> list[Pair]:
+    """Results of both, the same or not."""
+    names = dict.fromkeys([*one.results, *other.results])
+    return [Pair(name, one.results.get(name), other.results.get(name)) for name in names]
+
+
+def _pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Pair]:
+    names = dict.fromkeys([*one, *other])
+    return [Pair(name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)]
+
+
+def _recipe(path: Path) -> dict[str, Any]:
+    problems = Problems()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"{path.parent} has no recipe to compare: {getattr(error, 'strerror', None) or 'not UTF-8'}"
+        raise ResourceError(
+            what, where=str(path), hint="the run ended before it wrote its recipe", code="F72"
+        ) from None
+    tree = parse(text, str(path), problems)
+    problems.raise_if_any()
+    if not isinstance(tree, Tree):
+        raise ResourceError("holds no recipe", where=str(path), code="F72")
+    value = plain(interpolate(tree, problems, {}))  # `$${` was written for a literal `${`
+    problems.raise_if_any()
+    assert isinstance(value, dict)
+    return value
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A file of the run; nothing where it is missing or torn, for a run may have died while it wrote."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        if isinstance(item, dict):
+            yield from _flat(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item
+
+
+def _results(run: RunDirectory) -> dict[str, float | int | str]:
+    status = read_status(run.path) or {}
+    records = read_metrics(run.metrics) if run.metrics.exists() else []
+    found: dict[str, float | int | str] = {"state": str(status.get("state")), "steps": int(status.get("step") or 0)}
+    found |= {row.label: row.after for row in before_and_after(records)}
+    for label, key in (("seconds per step", "time/step"), ("tokens per second", "tokens_per_second")):
+        _, values = series(records, key)
+        if values:
+            found[label] = sorted(values)[len(values) // 2]
+    return found

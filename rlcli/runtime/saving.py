@@ -1,0 +1,89 @@
+"""A rank's part of a checkpoint: copied at once, written by a thread while training goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcli.api.model import Model, PipelinableEngine
+from rlcli.checkpoint.commit import seal
+from rlcli.checkpoint.state import HostCopy, copy_to_host, fill, write_optimizer, write_weights
+from rlcli.errors import ResourceError
+from rlcli.topology import Topology
+
+MODELS, OPTIMIZERS = "models", "optim"
+"""Folders of a checkpoint, with one folder per role in each."""
+
+
+class BackgroundWrite:
+    """Files being written by a thread, then sealed: on disk and digested."""
+
+    def __init__(self, folder: Path, write: Callable[[], Sequence[Path]]):
+        self._folder = folder
+        self._write = write
+        self._sealed: list[dict[str, Any]] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def outcome(self, wait: bool) -> dict[str, Any]:
+        """`done` and, once that is true, the digests of the `files`, or why the disk `failed`.
+
+        Raises what else went wrong in the thread, such as NumericError.
+        """
+        self._thread.join(None if wait else 0)
+        if self._thread.is_alive():
+            return {"done": False}
+        if isinstance(self._error, OSError):
+            return {"done": True, "failed": f"{self._error.strerror or self._error}"}
+        if isinstance(self._error, ResourceError):
+            return {"done": True, "failed": self._error.what}
+        if self._error is not None:
+            raise self._error
+        return {"done": True, "files": self._sealed}
+
+    def _run(self) -> None:
+        try:
+            self._sealed = [digest.as_json() for digest in seal(self._folder, self._write())]
+        except BaseException as error:
+            self._error = error
+
+
+def has_state(model: Model) -> bool:
+    """Whether the role's engine can be checkpointed at all; one that a user wrote may not."""
+    return getattr(type(model.module), "state", PipelinableEngine.state) is not PipelinableEngine.state
+
+
+def copy_roles(models: Mapping[str, Model], topology: Topology, rank: int) -> dict[str, HostCopy]:
+    """This rank's parts of the roles that it holds."""
+    return {
+        name: copy_to_host(model.module.state(), leads=rank == topology.placement(name).ranks[0])
+        for name, model in models.items()
+    }
+
+
+def write_roles(copies: Mapping[str, HostCopy], models: Mapping[str, Model], folder: Path, rank: int) -> list[Path]:
+    """Write a rank's copies into the folder of a checkpoint; returns every file that it wrote."""
+    files: list[Path] = []
+    for name, copy in copies.items():
+        model, described = models[name], folder / MODELS / name
+        if copy.leads:
+            described.mkdir(parents=True, exist_ok=True)
+            model.module.save_description(model.tokenizer, str(described))
+            files += [file for file in described.iterdir() if file.suffix != ".safetensors"]
+        files += write_weights(copy, described, rank)
+        files += write_optimizer(copy, folder / OPTIMIZERS / name, rank)
+    return list(dict.fromkeys(files))
+
+
+def restore_roles(models: Mapping[str, Model], folder: Path) -> None:
+    """Fill the weights and optimizers of this rank's roles from a checkpoint of any number of ranks."""
+    for name, model in models.items():
+        optimizer = folder / OPTIMIZERS / name
+        state = model.module.state(room_for_optimizer=optimizer.is_dir())
+        fill(state.weights, folder / MODELS / name)
+        if optimizer.is_dir():
+            fill(state.optimizer, optimizer)
+        model.module.state_was_filled()

@@ -1,0 +1,131 @@
+"""Kills runs at random moments and resumes them: `python kill_anywhere.py ALGORITHM KILLS SEED FOLDER`.
+
+Each run is a fork of this process, which has torch loaded already, so a run takes a second and not ten. Prints one JSON
+object: how many kills were made, at which steps, and how many ended runs differ from one that was never killed.
+"""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+TINY_MODEL = (
+    "{model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, "
+    "max_position_embeddings: 128, tie_word_embeddings: true}"
+)
+QUICK = ("log.tensorboard=false", "log.plot=false", "checkpoint.every_steps=2", "train.steps=7")
+ALGORITHMS = {
+    "ppo": (
+        "ppo_math", "models.actor.path=null", f"models.actor.scratch={TINY_MODEL}",
+        "models.actor.tokenizer=builtin:arithmetic", "datasets.train.args.problems=10",
+        "datasets.held_out.args.problems=2", "generation.max_new_tokens=4", "generation.responses_per_prompt=2",
+        "train.prompts_per_step=4", "train.eval.every_steps=3", "ppo.adaptive_kl_ctl=true", "ppo.minibatches=2",
+        "graph.actor_train.hooks={copy_to: ref, eta: 0.5}", "graph.reward_inf.interface.args.wrong_reward=-1.0",
+        "ppo.discount=0.9",
+    ),
+    "sft": (
+        "sft_math", f"models.actor.scratch={{_replace_: true, {TINY_MODEL[1:]}", "datasets.train.args.problems=10",
+        "train.prompts_per_step=4",
+    ),
+}  # fmt: skip
+"""Name → a recipe and what makes it small. An algorithm joins all tests of resuming by an entry here."""
+
+
+def start(*arguments: str) -> int:
+    """A run in a process of its own; returns its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    from rlcli.cli.main import main as command
+
+    os.setpgid(0, 0)
+    silent = os.open(os.devnull, os.O_WRONLY)
+    log = os.open("log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(silent, 1)
+    os.dup2(log, 2)
+    code = 1
+    try:
+        command([*arguments, "--quiet"])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        os._exit(code)
+
+
+def finish(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def result(folder: Path) -> dict[str, str]:
+    """Digests of all that a run must leave behind alike, whatever happened to it on the way."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    numbers = [
+        {key: value for key, value in line.items() if not key.startswith("time/") and key != "tokens_per_second"}
+        for line in lines
+    ]
+    kept = {"metrics": json.dumps(numbers), "ledger": (folder / "ledger.jsonl").read_text(),
+            "samples": (folder / "samples.jsonl").read_text()}  # fmt: skip
+    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in kept.items()}
+    for file in sorted(folder.glob("models/*/*.safetensors")):
+        digests[str(file.relative_to(folder))] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return digests
+
+
+def kill_and_resume(settings: tuple[str, ...], folder: Path, seconds: float, draws: random.Random) -> list[float]:
+    """One run, killed at a random moment, perhaps again after it was resumed, then let go; returns the moments."""
+    moments = []
+    arguments = ["train", *settings, "--run-dir", str(folder)]
+    for _ in range(draws.choice([1, 1, 2, 3])):
+        pid, moment = start(*arguments), draws.uniform(0, seconds)
+        time.sleep(moment)
+        os.kill(pid, signal.SIGKILL)
+        finish(pid)
+        moments.append(moment)
+        if (folder / "recipe.digest").exists():
+            arguments = ["resume", str(folder)]
+        else:  # killed before there was a run: nothing but an empty folder
+            folder = folder.with_name(f"{folder.name}-again")
+            arguments = ["train", *settings, "--run-dir", str(folder)]
+    code = finish(start(*arguments))
+    if code:
+        raise SystemExit(f"{folder}: resuming ended with exit code {code}: {Path('log.txt').read_text()[-2000:]}")
+    return moments
+
+
+def _load_everything() -> None:
+    """Once, here, and not in every fork."""
+    import torch
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    import rlcli.runtime.master
+    import rlcli.runtime.worker  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
+def main(algorithm: str, kills: int, seed: int, home: Path) -> None:
+    _load_everything()
+    settings = (*ALGORITHMS[algorithm], *QUICK)
+    home.mkdir(parents=True, exist_ok=True)
+    os.chdir(home)
+    draws, began = random.Random(seed), time.monotonic()
+    if finish(start("train", *settings, "--run-dir", "reference")):
+        raise SystemExit(Path("log.txt").read_text())
+    seconds = time.monotonic() - began
+    expected, made, differing = result(Path("reference")), 0, []
+    while made < kills:
+        folder = Path(f"run{made}")
+        made += len(kill_and_resume(settings, folder, seconds, draws))
+        ended = next(path for path in sorted(Path().glob(f"{folder}*"), reverse=True))
+        wrong = [name for name, digest in result(ended).items() if expected.get(name) != digest]
+        if wrong:
+            differing.append({"run": str(ended), "differs": wrong})
+    print(json.dumps({"kills": made, "seconds_of_a_run": round(seconds, 2), "differing": differing}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -1,0 +1,77 @@
+"""`kill -9` at any moment, then `rlcli resume`: the bytes of a run that was never killed. For every algorithm."""
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("kill_anywhere.py")
+KILL_ANYWHERE = runpy.run_path(str(SCRIPT))
+ALGORITHMS, QUICK, result = (KILL_ANYWHERE[name] for name in ("ALGORITHMS", "QUICK", "result"))
+HOME = str(Path(__file__).resolve().parents[2])
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": HOME}
+KILLS = "4"
+
+pytestmark = pytest.mark.timeout(420)  # each test is several runs
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_killed_anywhere_in_one_process(algorithm, tmp_path):
+    command = [sys.executable, str(SCRIPT), algorithm, KILLS, "1", str(tmp_path)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout)
+    assert told["kills"] >= int(KILLS)
+    assert told["differing"] == []
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_killed_on_two_ranks(algorithm, tmp_path, command):
+    settings = (*ALGORITHMS[algorithm], *QUICK, "launch=local", "cluster.devices_per_node=2")
+    whole = command("train", *settings, "--run-dir", "whole", cwd=tmp_path, timeout=300)
+    assert whole.returncode == 0, whole.stderr
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlcli", "train", *settings, "--run-dir", str(run)],
+        cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    _wait_for(lambda: (run / "checkpoints/step-000000000002").exists(), process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    resumed = command("resume", str(run), cwd=tmp_path, timeout=300)
+    assert resumed.returncode == 0, resumed.stderr
+    assert result(run) == result(tmp_path / "whole")
+
+
+def test_asked_to_stop_a_run_commits_and_goes_on(tmp_path, command):
+    settings = (*ALGORITHMS["sft"], *QUICK)
+    whole = command("train", *settings, "--run-dir", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlcli", "train", *settings, "checkpoint.every_steps=null", "--run-dir", str(run)],
+        cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    _wait_for(lambda: (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").read_text(), process)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=100)
+    stopped_at = json.loads((run / "status.json").read_text())["step"]
+    assert process.returncode == (75 if stopped_at < 7 else 0), told
+    assert (run / f"checkpoints/step-{stopped_at:012d}/MANIFEST.json").exists()
+    resumed = command("resume", str(run), cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert result(run) == result(tmp_path / "whole")
+
+
+def _wait_for(happened, process, seconds=200):
+    end = time.monotonic() + seconds
+    while not happened():
+        assert process.poll() is None or happened(), "the run ended before it could be killed"
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -1,0 +1,73 @@
+"""When a checkpoint is due, and which step may not begin before it."""
+
+import time
+
+import pytest
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.recipe.schema import Checkpoint
+from rlcli.runtime.data_order import DataOrder, digest_rows
+
+checkpoints = pytest.importorskip("rlcli.runtime.checkpoints")
+
+
+def due_steps(steps, rows=10, rows_per_step=4, **settings):
+    schedule = checkpoints.Schedule(Checkpoint(**{"every_seconds": None, **settings}), rows, rows_per_step)
+    return [step for step in range(1, steps + 1) if schedule.is_due(step)]
+
+
+def test_by_steps():
+    assert due_steps(9, every_steps=3) == [3, 6, 9]
+
+
+def test_by_epochs_after_the_step_that_reaches_their_end():
+    # 10 rows, 4 a step: an epoch ends in steps 3 (12 rows), 5 (20 rows), 8 (32), 10 (40)
+    assert due_steps(10, every_epochs=1) == [3, 5, 8, 10]
+    assert due_steps(10, every_epochs=2) == [5, 10]
+
+
+def test_by_steps_and_epochs_together():
+    assert due_steps(8, every_steps=4, every_epochs=1) == [3, 4, 5, 8]
+
+
+def test_by_seconds_since_the_last_one(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    schedule = checkpoints.Schedule(Checkpoint(every_seconds=60.0), 10, 4)
+    now[0] += 59
+    assert not schedule.is_due(1)
+    now[0] += 1
+    assert schedule.is_due(2)
+    schedule.note()
+    assert not schedule.is_due(3)
+
+
+@pytest.mark.parametrize("settings", [{"every_steps": 3}, {"every_epochs": 1}, {"every_steps": 4, "every_epochs": 2}])
+def test_no_step_begins_before_a_planned_one(settings):
+    schedule = checkpoints.Schedule(Checkpoint(every_seconds=None, **settings), 10, 4)
+    planned = due_steps(60, **settings)
+    for step in range(40):
+        assert schedule.next_after(step) == next(due for due in planned if due > step)
+
+
+def test_nothing_is_planned_by_seconds_alone():
+    assert checkpoints.Schedule(Checkpoint(), 10, 4).next_after(5) is None
+
+
+def test_an_order_that_goes_on_at_a_place_takes_the_rows_that_are_left():
+    whole = DataOrder(rows=10, rows_per_step=4, seed=3)
+    wider = DataOrder(rows=10, rows_per_step=6, seed=3, first_step=3, first_place=whole.place(3))
+    assert wider.place(3) == 12
+    assert wider.step(3) == [*whole.step(3), *whole.step(4)][:6]
+    assert wider.step(4) == [*whole.step(4), *whole.step(5)][2:8]
+
+
+def test_a_dataset_is_told_from_another_by_its_rows():
+
+    def rows(*lengths):
+        return [SequenceSample.from_default(ids=[str(i)], seqlens=[n], data={"packed_prompts": torch.arange(n)})
+                for i, n in enumerate(lengths)]  # fmt: skip
+
+    assert digest_rows(rows(2, 3)) == digest_rows(rows(2, 3))
+    assert len({digest_rows(rows(2, 3)), digest_rows(rows(3, 2)), digest_rows(rows(2, 3, 1))}) == 3

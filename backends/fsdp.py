@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -22,6 +22,8 @@ from ._engine import TransformersEngine, gathered
 @dataclass(frozen=True, kw_only=True)
 class FSDP(ModelBackend):
     """Trains a transformers model on one rank or many."""
+
+    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
 
     lr: float = 1e-5
     """Peak learning rate of AdamW."""
@@ -166,7 +168,8 @@ class FSDPEngine(TransformersEngine):
         if not self.sharded:
             return super().generator()
         if self._whole is None:
-            self._whole = type(self.lm)(self.lm.config).to(self.device).eval().requires_grad_(False)
+            # Its parameters may have gradients, though they never do: autocast keeps the casts of such ones only.
+            self._whole = type(self.lm)(self.lm.config).to(self.device).eval()
         if not self._whole_is_current:
             whole = self._whole.state_dict()
             for name, tensor in self.lm.state_dict().items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rlcli.api.model import Model, ModelBackend, register_backend
 
@@ -11,6 +12,9 @@ from rlcli.api.model import Model, ModelBackend, register_backend
 @dataclass(frozen=True, kw_only=True)
 class Inference(ModelBackend):
     """A whole copy of the model on every rank, without gradients or optimizer."""
+
+    TRAINS: ClassVar[bool] = False
+    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
 
     dtype: str = "auto"
     """Of matrix products: float32, bfloat16, or auto (bfloat16 where the hardware has it)."""

@@ -15,13 +15,15 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer
 
 NAMES = ("Tom", "Ann", "Sam", "Mia", "Ben", "Eva", "Leo", "Zoe", "Max", "Ida", "Jack", "Lucy")
 THINGS = ("apples", "pears", "books", "coins", "pens", "cards", "cakes", "stamps")
 GAINS = ("buys", "finds", "gets", "wins", "makes", "picks")
 LOSSES = ("eats", "loses", "sells", "drops", "gives away", "breaks")
 LARGEST_TOTAL = 99
+
+SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
 
 Operation = tuple[str, int]
 """A sign and a number: ("+", 7)."""
@@ -109,10 +111,9 @@ def _apply(total: int, sign: str, number: int) -> int:
 
 
 @cache
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer() -> Tokenizer:
     """Byte-level BPE over the problems' words; every digit is a token of its own, any other text falls to bytes."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
 
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.Sequence(
@@ -126,7 +127,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
         vocab_size=512,
         min_frequency=2,
         show_progress=False,
-        special_tokens=["<pad>", "<bos>", "<eos>"],
+        special_tokens=list(SPECIAL_TOKENS.values()),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
     examples = problems(4000, seed=0, levels=(1, 2, 3, 4), held_out=False)
@@ -134,7 +135,4 @@ def tokenizer() -> PreTrainedTokenizerFast:
     words.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", words.token_to_id("<bos>"))]
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>",
-        clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+    return words

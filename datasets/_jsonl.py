@@ -47,17 +47,19 @@ def read_rows(
     bad_rows: BadRows = "error",
     max_bad_rows: int = 10,
     max_rows: int | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> list[Row[T]]:
     """The rows of a file as `read` makes them; `read` raises BadRow for a row it cannot use.
 
-    `bad_rows="skip"` passes over up to `max_bad_rows` of them; the ids of the others stay what they were. At
-    most `max_rows` good rows are read. Raises DataError, also for a file without rows and for duplicate ids.
+    `bad_rows="skip"` passes over up to `max_bad_rows` of them, and tells `note` of each; the ids of the others stay
+    what they were. At most `max_rows` good rows are read. Raises DataError, also for a file without rows and for
+    duplicate ids; the error for a bad row names the lines of the others.
     """
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows is {max_rows}; it must be at least 1")
     file = Path(path).expanduser()
     found: list[tuple[int, int, Any, T]] = []
-    bad: list[str] = []
+    bad: list[tuple[int, BadRow]] = []
     for number, line, parsed in _parsed_rows(file):
         if max_rows is not None and len(found) >= max_rows:
             break
@@ -66,18 +68,13 @@ def read_rows(
                 raise parsed
             found.append((number, line, parsed.get("id"), read(parsed)))
         except BadRow as error:
-            where = f"{path}:{line}"
-            if bad_rows == "error":
-                raise DataError(str(error), where=where, code=error.code) from None
-            bad.append(f"{where}: {error}")
-            if len(bad) > max_bad_rows:
-                what = f"{len(bad)} bad rows, more than max_bad_rows = {max_bad_rows}; the last: {error}"
-                raise DataError(what, where=where, code=error.code) from None
+            bad.append((line, error))
     if bad:
-        logger.warning("%s: %d bad rows skipped; the first: %s", path, len(bad), bad[0])
+        _judge_bad_rows(path, bad, bad_rows, max_bad_rows, len(found))
     if not found:
-        why = f"all {len(bad)} rows are bad, the first: {bad[0]}" if bad else "it is empty"
-        raise DataError(f"{path} holds no rows: {why}", code="F80")
+        raise DataError(f"{path} holds no rows: it is empty", code="F80")
+    for line, error in bad if note is not None else ():
+        note(f"{path}:{line}: {error}")
     own_ids = all(isinstance(own, str | int) and not isinstance(own, bool) for _, _, own, _ in found)
     rows = [
         Row(str(own) if own_ids else f"{file.stem}:{number}", f"{path}:{line}", content)
@@ -85,6 +82,25 @@ def read_rows(
     ]
     _refuse_duplicates(rows)
     return rows
+
+
+def _judge_bad_rows(path: str, bad: list[tuple[int, BadRow]], bad_rows: BadRows, most: int, good: int) -> None:
+    """Whether the run may go on without these rows, given as (line, what is wrong)."""
+    line, first = bad[0]
+    if bad_rows == "error":
+        others = ""
+        if len(bad) > 1:
+            lines = ", ".join(str(other) for other, _ in bad[1:6]) + (", …" if len(bad) > 6 else "")
+            others = f" ({len(bad)} rows are bad; the others: line {lines})"
+        raise DataError(f"{first}{others}", where=f"{path}:{line}", code=first.code)
+    if len(bad) > most:
+        line, last = bad[most]
+        what = f"{len(bad)} bad rows, more than max_bad_rows = {most}; one of them: {last}"
+        raise DataError(what, where=f"{path}:{line}", code=last.code)
+    logger.warning("%s: %d bad rows skipped; the first: %s:%d: %s", path, len(bad), path, line, first)
+    if not good:
+        what = f"{path} holds no rows: all {len(bad)} rows are bad, the first: {path}:{line}: {first}"
+        raise DataError(what, code="F80")
 
 
 def text_field(fields: dict[str, Any], key: str) -> str:

@@ -119,6 +119,7 @@ def within_limit(
         raise ValueError(f"max_length is {max_length}; it must be at least 1")
     kept: list[tuple[Row[Any], T]] = []
     dropped: list[str] = []
+    longer = [count for tokens in encoded if (count := length(tokens)) > max_length]
     for row, tokens in zip(rows, encoded, strict=True):
         count = length(tokens)
         if not count:
@@ -130,6 +131,8 @@ def within_limit(
         elif overlong == "error":
             hint = "raise max_length, or set overlong to drop, truncate_left or truncate_right"
             what = f"row {row.id} has {count} tokens, more than max_length = {max_length}"
+            if len(longer) > 1:
+                what += f"; so have {len(longer)} of {len(rows)} rows, up to {max(longer)} tokens"
             raise DataError(what, where=row.where, hint=hint, code="F30")
         else:
             try:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
-from rlcli.api.data import DatasetUtility
+from rlcli.api.data import DatasetUtility, Survey
 
 from ._jsonl import Row, read_rows
-from ._rendering import Tokens, encode_prompts
+from ._rendering import Overlong, Tokens, encode_prompts, uses_chat, within_limit
 
 Content = TypeVar("Content")
+T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
@@ -46,15 +47,49 @@ class TextRows:
     max_rows: int | None = None
     """Read only so many rows, from the start of the file."""
 
+    _bad_rows: list[str] = field(default_factory=list, init=False, repr=False)
+    _make_survey: Callable[[], Survey] = field(init=False, repr=False)
+
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys of every sample."""
         return self.KEYS
 
+    def survey(self) -> Survey:
+        """Lengths and prompts of all rows, those that were left out included."""
+        return self._make_survey()
+
     def _read_rows(self, parse: Callable[[dict[str, Any]], Content]) -> list[Row[Content]]:
         return read_rows(
-            self.path, parse, bad_rows=self.bad_rows, max_bad_rows=self.max_bad_rows, max_rows=self.max_rows
-        )
+            self.path, parse, bad_rows=self.bad_rows, max_bad_rows=self.max_bad_rows, max_rows=self.max_rows,
+            note=self._bad_rows.append,
+        )  # fmt: skip
 
     def _encode_prompts(self, prompts: list[str]) -> list[Tokens]:
         return encode_prompts(self.util.tokenizer, prompts, chat=self.chat, system=self.system)
+
+    def _within_limit(
+        self,
+        rows: Sequence[Row[Content]],
+        encoded: Sequence[T],
+        *,
+        prompt: Callable[[Row[Content]], str],
+        length: Callable[[T], int],
+        fit: Callable[[T, int, Overlong], T],
+    ) -> list[tuple[Row[Content], T]]:
+        """Rows with their tokens, none longer than `max_length`; `prompt` gives the words of a row's prompt."""
+        self._make_survey = lambda: Survey(
+            lengths=[length(tokens) for tokens in encoded],
+            prompts=[(row.where, prompt(row)) for row in rows],
+            max_length=self.max_length,
+            overlong=self.overlong,
+            bad_rows=self._bad_rows,
+        )
+        return within_limit(rows, encoded, length=length, fit=fit, max_length=self.max_length, overlong=self.overlong)
+
+    def _about(self, row: Row[Any], prompt: str) -> dict[str, Any]:
+        """What every `Preview` says of a row beside its tokens."""
+        return {
+            "id": row.id, "where": row.where, "prompt": prompt, "system": self.system,
+            "chat": uses_chat(self.util.tokenizer, self.chat),
+        }  # fmt: skip

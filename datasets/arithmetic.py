@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
-from rlcli.api.data import DatasetUtility, SequenceSample, register_dataset
+from rlcli.api.data import DatasetUtility, Preview, SequenceSample, register_dataset
 
 from . import _arithmetic
+from ._samples import prompt_sample
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 
@@ -21,6 +21,10 @@ class Arithmetic:
     """Sums and differences in symbols and in words; train and held-out splits share no problem."""
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",)
+    LONGEST: ClassVar[int] = 40
+    """Tokens of the longest prompt at the default levels."""
+    VOCABULARY: ClassVar[int] = 380
+    """Tokens of the tokenizer that it brings along."""
 
     util: DatasetUtility
 
@@ -45,17 +49,28 @@ class Arithmetic:
         return len(self._problems)
 
     def __getitem__(self, index: int) -> SequenceSample:
+        return prompt_sample(self.preview(index))
+
+    def preview(self, index: int) -> Preview:
         problem = self._problems[index]
-        tokens = torch.tensor(self.util.tokenizer(f"{problem.question}\n").input_ids)
+        prompt = f"{problem.question}\n"
         split = "held-out" if self.held_out else "train"
-        return SequenceSample.from_default(
-            ids=[f"arithmetic-{split}-{self.seed}:{index}"],
-            seqlens=[len(tokens)],
-            data={"packed_prompts": tokens},
-            metadata={"answer": [problem.answer], "question": [problem.question]},
+        return Preview(
+            id=f"arithmetic-{split}-{self.seed}:{index}",
+            sequences=[list(self.util.tokenizer(prompt).input_ids)],
+            prompt=prompt,
+            metadata={"answer": problem.answer, "question": problem.question},
         )
 
     @staticmethod
     def make_tokenizer() -> PreTrainedTokenizerFast:
         """What `tokenizer: builtin:arithmetic` means."""
-        return _arithmetic.tokenizer()
+        from transformers import PreTrainedTokenizerFast
+
+        backend, special_tokens = Arithmetic.tokenizer_parts()
+        return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special_tokens)
+
+    @staticmethod
+    def tokenizer_parts() -> tuple[Tokenizer, dict[str, str]]:
+        """The same without transformers: what splits texts, and the names of its special tokens."""
+        return _arithmetic.tokenizer(), dict(_arithmetic.SPECIAL_TOKENS)

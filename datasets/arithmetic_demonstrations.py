@@ -6,11 +6,11 @@ import random
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
-
-from rlcli.api.data import DatasetUtility, SequenceSample, register_dataset
+from rlcli.api.data import DatasetUtility, Preview, SequenceSample, register_dataset
 
 from . import _arithmetic
+from ._rendering import encode_answers
+from ._samples import answered_sample
 
 
 @register_dataset("arithmetic_demonstrations")
@@ -19,6 +19,8 @@ class ArithmeticDemonstrations:
     """Questions with worked answers; hasty writers stop after the first line and hand in its total."""
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
+    LONGEST: ClassVar[int] = 80
+    """Tokens of the longest row at the default levels."""
 
     util: DatasetUtility
 
@@ -47,16 +49,19 @@ class ArithmeticDemonstrations:
         return len(self._problems)
 
     def __getitem__(self, index: int) -> SequenceSample:
+        return answered_sample(self.preview(index))
+
+    def preview(self, index: int) -> Preview:
         problem = self._problems[index]
         share = self.hasty[index % len(self.levels)]
         in_a_hurry = random.Random(f"writer-{self.seed}-{index}").random() < share
         answer = _arithmetic.hasty(problem) if in_a_hurry else _arithmetic.worked(problem)
-        prompt = self.util.tokenizer(f"{problem.question}\n").input_ids
-        response = self.util.tokenizer(answer, add_special_tokens=False).input_ids
-        tokens = torch.tensor([*prompt, *response, self.util.tokenizer.eos_token_id])
-        return SequenceSample.from_default(
-            ids=[f"arithmetic-demonstration-{self.seed}:{index}"],
-            seqlens=[len(tokens)],
-            data={"packed_input_ids": tokens, "prompt_mask": torch.arange(len(tokens)) < len(prompt)},
-            metadata={"answer": [problem.answer], "question": [problem.question]},
+        prompt = f"{problem.question}\n"
+        return Preview.answered(
+            self.util.tokenizer(prompt).input_ids,
+            encode_answers(self.util.tokenizer, [answer]),
+            id=f"arithmetic-demonstration-{self.seed}:{index}",
+            prompt=prompt,
+            answers=[answer],
+            metadata={"answer": problem.answer, "question": problem.question},
         )

@@ -6,12 +6,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
-
-from rlcli.api.data import SequenceSample, register_dataset
+from rlcli.api.data import Preview, SequenceSample, register_dataset
 
 from ._jsonl import BadRow, Row, text_field
-from ._rendering import Tokens, fit_prompt, within_limit
+from ._rendering import Tokens, fit_prompt
+from ._samples import prompt_sample
 from ._text_rows import TextRows
 
 
@@ -38,24 +37,24 @@ class MathPrompts(TextRows):
         if "{question}" not in self.template:
             raise ValueError(f"template is {self.template!r}; it must contain {{question}}")
         rows = self._read_rows(self._read)
-        messages = [self.template.replace("{question}", row.content[0]) for row in rows]
-        prompts = self._encode_prompts(messages)
-        self._rows = within_limit(
-            rows, prompts, length=len, fit=fit_prompt, max_length=self.max_length, overlong=self.overlong
-        )
+        encoded = self._encode_prompts([self._message(row) for row in rows])
+        self._rows = self._within_limit(rows, encoded, prompt=self._message, length=len, fit=fit_prompt)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> SequenceSample:
-        row, prompt = self._rows[index]
+        return prompt_sample(self.preview(index))
+
+    def preview(self, index: int) -> Preview:
+        row, tokens = self._rows[index]
         question, answer = row.content
-        return SequenceSample.from_default(
-            ids=[row.id],
-            seqlens=[len(prompt)],
-            data={"packed_prompts": torch.tensor(prompt)},
-            metadata={"answer": [answer], "question": [question]},
-        )
+        metadata = {"answer": answer, "question": question}
+        return Preview(sequences=[tokens], metadata=metadata, **self._about(row, self._message(row)))
+
+    def _message(self, row: Row[tuple[str, str]]) -> str:
+        """The user's message."""
+        return self.template.replace("{question}", row.content[0])
 
     def _read(self, fields: dict[str, Any]) -> tuple[str, str]:
         question, answer = text_field(fields, self.question_key), fields.get(self.answer_key)

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, ClassVar
 
-import torch
-
 from rlcli.api.config import stable_seed
-from rlcli.api.data import SequenceSample, register_dataset
+from rlcli.api.data import Preview, SequenceSample, register_dataset
 
 from ._jsonl import BadRow, Row, text_field, texts_field
-from ._rendering import Tokens, encode_answers, fit_answers, within_limit
+from ._rendering import Tokens, encode_answers, fit_answers
+from ._samples import paired_sample
 from ._text_rows import TextRows
 
 Texts = tuple[str, list[str], list[str]]
@@ -49,28 +48,24 @@ class Paired(TextRows):
         if self.max_pairs_per_prompt < 1:
             raise ValueError(f"max_pairs_per_prompt is {self.max_pairs_per_prompt}; it must be at least 1")
         rows = self._read_rows(self._read)
-        self._rows = within_limit(
+        self._rows = self._within_limit(
             rows,
             self._encode(rows),
+            prompt=lambda row: row.content[0],
             length=lambda encoded: len(encoded[0]) + max(map(len, encoded[1])),
             fit=lambda encoded, limit, overlong: fit_answers(*encoded, limit, overlong),
-            max_length=self.max_length,
-            overlong=self.overlong,
         )
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> SequenceSample:
+        return paired_sample(self.preview(index))
+
+    def preview(self, index: int) -> Preview:
         row, (prompt, answers) = self._rows[index]
-        return SequenceSample.from_default(
-            ids=[row.id],
-            seqlens={"packed_input_ids": [[len(prompt) + len(a) for a in answers]], "prompt_lens": [[1]]},
-            data={
-                "packed_input_ids": torch.tensor([token for a in answers for token in (*prompt, *a)]),
-                "prompt_lens": torch.tensor([len(prompt)]),
-            },
-        )
+        about = self._about(row, row.content[0])
+        return Preview.answered(prompt, answers, answers=self._answers(row), **about)
 
     def _read(self, fields: dict[str, Any]) -> Texts:
         positive, negative = texts_field(fields, self.positive_key), texts_field(fields, self.negative_key)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
-
-from rlcli.api.data import SequenceSample, register_dataset
+from rlcli.api.data import Preview, SequenceSample, register_dataset
 
 from ._jsonl import Row, text_field
-from ._rendering import Tokens, encode_answers, fit_answers, within_limit
+from ._rendering import Tokens, encode_answers, fit_answers
+from ._samples import answered_sample
 from ._text_rows import TextRows
 
 
@@ -33,26 +32,24 @@ class PromptAnswer(TextRows):
         rows = self._read_rows(self._read)
         prompts = self._encode_prompts([row.content[0] for row in rows])
         answers = encode_answers(self.util.tokenizer, [row.content[1] for row in rows])
-        self._rows = within_limit(
+        self._rows = self._within_limit(
             rows,
             list(zip(prompts, answers, strict=True)),
+            prompt=lambda row: row.content[0],
             length=lambda pair: len(pair[0]) + len(pair[1]),
             fit=_fit,
-            max_length=self.max_length,
-            overlong=self.overlong,
         )
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> SequenceSample:
-        row, (prompt, answer) = self._rows[index]
-        tokens = torch.tensor([*prompt, *answer])
-        return SequenceSample.from_default(
-            ids=[row.id],
-            seqlens=[len(tokens)],
-            data={"packed_input_ids": tokens, "prompt_mask": torch.arange(len(tokens)) < len(prompt)},
-        )
+        return answered_sample(self.preview(index))
+
+    def preview(self, index: int) -> Preview:
+        row, (prompt_tokens, answer_tokens) = self._rows[index]
+        prompt, answer = row.content
+        return Preview.answered(prompt_tokens, [answer_tokens], answers=[answer], **self._about(row, prompt))
 
     def _read(self, fields: dict[str, Any]) -> tuple[str, str]:
         return text_field(fields, self.prompt_key), text_field(fields, self.answer_key)

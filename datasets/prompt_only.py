@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
-
-from rlcli.api.data import SequenceSample, register_dataset
+from rlcli.api.data import Preview, SequenceSample, register_dataset
 
 from ._jsonl import Row, text_field
-from ._rendering import Tokens, fit_prompt, within_limit
+from ._rendering import Tokens, fit_prompt
+from ._samples import prompt_sample
 from ._text_rows import TextRows
 
 
@@ -28,19 +27,18 @@ class PromptOnly(TextRows):
 
     def __post_init__(self) -> None:
         rows = self._read_rows(self._read)
-        prompts = self._encode_prompts([row.content for row in rows])
-        self._rows = within_limit(
-            rows, prompts, length=len, fit=fit_prompt, max_length=self.max_length, overlong=self.overlong
-        )
+        encoded = self._encode_prompts([row.content for row in rows])
+        self._rows = self._within_limit(rows, encoded, prompt=lambda row: row.content, length=len, fit=fit_prompt)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> SequenceSample:
-        row, prompt = self._rows[index]
-        return SequenceSample.from_default(
-            ids=[row.id], seqlens=[len(prompt)], data={"packed_prompts": torch.tensor(prompt)}
-        )
+        return prompt_sample(self.preview(index))
+
+    def preview(self, index: int) -> Preview:
+        row, tokens = self._rows[index]
+        return Preview(sequences=[tokens], **self._about(row, row.content))
 
     def _read(self, fields: dict[str, Any]) -> str:
         return text_field(fields, self.prompt_key)

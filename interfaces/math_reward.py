@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
+from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_interface
+from rlcli.api.interface import ModelInterface, register_interface
 from rlcli.errors import DataError, WorkerError, escape_control
 from rlcli.interfaces._answers import final_answer, quick_match, truth
 from rlcli.interfaces._math_pool import MathPool, Verdict
 from rlcli.interfaces._text import response_texts
+
+if TYPE_CHECKING:
+    from rlcli.api.model import Model
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +67,8 @@ class MathRewardInterface(ModelInterface):
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
         """`packed_input_ids`, `prompt_mask` → `rewards`, `solved`; metadata `reward_errors`,
         `reward_timeouts`."""
+        import torch
+
         groups = data.seqlens["packed_input_ids"]
         owners = [sample for sample, lengths in enumerate(groups) for _ in lengths]
         expected = _answers(data)
@@ -85,6 +90,12 @@ class MathRewardInterface(ModelInterface):
             data={"rewards": rewards, "solved": solved},
             metadata={"reward_errors": errors, "reward_timeouts": timeouts},
         )
+
+    def score_texts(self, responses: Sequence[str], answers: Sequence[Any]) -> list[float | None]:
+        """The rewards that `inference` would give these responses; None for a comparison that fails."""
+        verdicts = self._judge(list(responses), [truth(str(answer)) for answer in answers])
+        reward = {True: self.correct_reward, False: self.wrong_reward}
+        return [None if isinstance(verdict, str) else reward[verdict] for verdict in verdicts]
 
     def _judge(self, texts: list[str], expected: list[str]) -> list[Verdict]:
         verdicts: list[Verdict | None] = []

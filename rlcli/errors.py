@@ -45,13 +45,31 @@ class RlcliError(Exception):
 def render(code: str, what: str, where: str | None, hint: str | None) -> str:
     """`error[<ID>] <where>: <what>. hint: <next action>`, control characters escaped."""
     place = f" {where}" if where else ""
-    advice = f". hint: {hint}" if hint else ""
-    return escape_control(f"error[{code}]{place}: {what.rstrip('.')}{advice}")
+    what = what.rstrip(".")
+    advice = f"{' ' if what.endswith('?') else '. '}hint: {hint}" if hint else ""
+    return escape_control(f"error[{code}]{place}: {what}{advice}")
 
 
 def escape_control(text: str) -> str:
     """Make text from files, models and peers safe to print: no control character reaches a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+_PLAIN = str.maketrans({
+    "·": "-", "→": "->", "←": "<-", "↔": "<->", "…": "...", "×": "x", "─": "-", "━": "-", "│": "|", "└": "`", "├": "|",
+    "–": "-", "—": "-", "≤": "<=", "≥": ">=", "±": "+-", "▐": "[", "▌": "]", "⏎": "/", "η": "eta", "²": "^2",
+    "✓": "ok", "✗": "x", "■": "#", "□": "o", "○": "o", "█": "#",
+})  # fmt: skip
+
+
+def in_signs_of(encoding: str | None, text: str) -> str:
+    """The text in signs that an encoding has: ours have a plain form, any other is written as its escape."""
+    encoding = encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_PLAIN).encode(encoding, "backslashreplace").decode(encoding)
+    return text
 
 
 class UsageError(RlcliError):

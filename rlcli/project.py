@@ -6,8 +6,8 @@ A project is a folder whose pyproject.toml has a `[tool.rlcli]` table. It may ho
 
 from __future__ import annotations
 
+import functools
 import os
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,11 +46,23 @@ def is_project(folder: Path) -> bool:
     """Whether the folder's pyproject.toml has a `[tool.rlcli]` table."""
     marker = folder / "pyproject.toml"
     try:
+        status = marker.stat()
+    except OSError:
+        return False
+    return _marks_project(marker, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=256)
+def _marks_project(marker: Path, mtime: int, size: int) -> bool:
+    """`is_project`, read once for each state of the file: every look-up of a component asks."""
+    try:
         text = marker.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return False
     if "rlcli" not in text:  # somebody else's project: not ours to judge
         return False
+    import tomllib
+
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

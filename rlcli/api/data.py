@@ -3,6 +3,8 @@
 A batch holds samples (rows of a dataset); a sample holds, for every key, one or several sequences: the
 responses of a group, the two sides of a pair. The rows of a key lie end to end in one tensor, in the order of
 the samples; `seqlens` says where each sequence ends. Without `data` a batch describes one that is elsewhere.
+
+Importing this file does not import torch, so that datasets can be looked at without it: see `Preview`.
 """
 
 from __future__ import annotations
@@ -13,24 +15,26 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
-import torch
-
 from rlcli.api.component import register_dataset
 from rlcli.api.config import DatasetAbstraction, MicroBatchSpec
 from rlcli.api.lengths import Lengths, infer_lengths, read_lengths, rows_of
 from rlcli.api.partition import SequenceSplitSpec, ffd_allocate, flat2d, min_abs_diff_partition
+from rlcli.api.preview import Preview, Survey
 from rlcli.api.sample_checks import KeySet, check_alike, check_indices, read_fields, read_ids, read_keys
 from rlcli.errors import DataError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase
 
 __all__ = [
     "DatasetAbstraction",
     "DatasetUtility",
     "MicroBatchSpec",
+    "Preview",
     "SequenceSample",
     "SequenceSplitSpec",
+    "Survey",
     "register_dataset",
 ]
 
@@ -96,6 +100,8 @@ class SequenceSample:
 
     def cu_seqlens(self, key: str) -> torch.Tensor:
         """[N + 1] int32, on the device of the data: where each sequence starts, and the end of the last."""
+        import torch
+
         lengths = self.flat_seqlens(key)
         tensor = (self.data or {}).get(key)
         starts = torch.zeros(len(lengths) + 1, dtype=torch.int32)
@@ -231,6 +237,8 @@ class SequenceSample:
         if all(i + 1 == j for i, j in itertools.pairwise(group)):
             start = sum(len(piece) for piece in pieces[: group[0]])
             return tensor[start : start + sum(len(pieces[i]) for i in group)]
+        import torch
+
         return torch.cat([pieces[i] for i in group])
 
     def unpack(self) -> list[SequenceSample]:
@@ -325,6 +333,8 @@ class SequenceSample:
             raise ValueError(f"the output has {x.shape[0]} rows, but expected_seqlens say {sum(rows)}")
         if not n:
             return x
+        import torch
+
         pieces = x.split(rows)
         return torch.cat([pieces[i] for i in backward_indices])
 
@@ -388,4 +398,8 @@ def _data(sample: SequenceSample) -> dict[str, torch.Tensor | None]:
 
 def _joined(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     present = [tensor for tensor in tensors if tensor is not None]
-    return None if not present else present[0] if len(present) == 1 else torch.cat(present)
+    if len(present) < 2:
+        return present[0] if present else None
+    import torch
+
+    return torch.cat(present)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
-import torch  # noqa: TID253 - only data.py imports this file
 
 from rlcli.api.partition import flat2d
+
+if TYPE_CHECKING:
+    import torch
 
 Lengths = list[list[int]]
 """Outer: the samples of a batch; inner: the sequences of one sample."""
@@ -69,10 +72,16 @@ KNOWN_RULES: dict[str, Callable[[int], int]] = {
 """Key → its length in a sequence of so many tokens."""
 
 
+def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether it is a torch tensor; nothing is one before somebody has imported torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
 def read_length(value: Any, what: str) -> int:
     """A whole number ≥ 0. Booleans, strings and floats are refused, not converted."""
     try:
-        length = None if isinstance(value, bool | torch.Tensor) else operator.index(value)
+        length = None if isinstance(value, bool) or is_tensor(value) else operator.index(value)
     except TypeError:
         length = None
     if length is None:
@@ -96,24 +105,24 @@ def read_lengths(value: Any, what: str) -> Lengths:
 
 
 def _is_sequence(value: Any) -> bool:
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if is_tensor(value) or isinstance(value, np.ndarray):
         return value.ndim > 0
     return isinstance(value, list | tuple)
 
 
 def _items(value: Any, what: str) -> Iterable[Any]:
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if is_tensor(value) or isinstance(value, np.ndarray):
         kind = value.dtype.kind if isinstance(value, np.ndarray) else _kind(value.dtype)
         if kind not in "iu" and len(value):
             raise ValueError(f"{what}: lengths of dtype {value.dtype} are not whole numbers")
         return value.tolist()
     if isinstance(value, list | tuple):
-        return [v.item() if isinstance(v, torch.Tensor) and v.ndim == 0 else v for v in value]
+        return [v.item() if is_tensor(v) and v.ndim == 0 else v for v in value]
     raise ValueError(f"{what}: {value!r} is not a list of lengths")
 
 
 def _kind(dtype: torch.dtype) -> str:
-    return "b" if dtype is torch.bool else "f" if dtype.is_floating_point or dtype.is_complex else "i"
+    return "b" if str(dtype) == "torch.bool" else "f" if dtype.is_floating_point or dtype.is_complex else "i"
 
 
 def infer_lengths(key: str, tensor: torch.Tensor | None, lengths: Lengths) -> Lengths:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch  # noqa: TID253 - only data.py imports this file
-
-from rlcli.api.lengths import read_length, read_lengths, rows_of
+from rlcli.api.lengths import is_tensor, read_length, read_lengths, rows_of
 
 if TYPE_CHECKING:
+    import torch
+
     from rlcli.api.data import SequenceSample
 
 
@@ -64,16 +64,18 @@ def _read_traits(sample: SequenceSample, what: str, given: Any, of: Callable[[to
         if sample.keys:
             raise ValueError(f"{what} cannot be inferred without data")
         return {}
-    return {key: of(t) if isinstance(t, torch.Tensor) else None for key, t in sample.data.items()}
+    return {key: of(t) if is_tensor(t) else None for key, t in sample.data.items()}
 
 
 def _check_tensor(sample: SequenceSample, key: str, tensor: Any) -> None:
+    import torch
+
     dtype, shape = sample.dtypes[key], sample.trailing_shapes[key]
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise ValueError(f"dtype of {key!r} is {dtype!r}, not a torch.dtype")
     if tensor is None:
         return
-    if not isinstance(tensor, torch.Tensor):
+    if not is_tensor(tensor):
         raise ValueError(f"data of {key!r} is a {type(tensor).__name__}, not a tensor")
     if tensor.dtype != dtype:
         raise ValueError(f"data of {key!r} has dtype {tensor.dtype}, but dtypes say {dtype}")

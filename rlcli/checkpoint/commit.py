@@ -7,25 +7,37 @@ and a `.tmp-` folder that the next save clears away.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import time
+import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rlcli.checkpoint.disk import (
+    check_free_space,
+    discard,
+    exchange,
+    failures_told,
+    files_under,
+    open_to_read,
+    sync_folder,
+)
 from rlcli.checkpoint.manifest import MANIFEST, FileDigest, Manifest
+from rlcli.checkpoint.verify import ASIDE
 from rlcli.errors import ResourceError
+from rlcli.failpoints import failpoint
 from rlcli.files import make_folder, replace_file
 
 LATEST = "LATEST.json"
 """Names the newest checkpoint. A hint for people and scripts: what a folder holds is told by its manifest alone."""
 TEMPORARY, DOOMED = ".tmp-", ".del-"
-FULL = {errno.ENOSPC: "F28", errno.EDQUOT: "F76", errno.EFBIG: "F28", errno.EIO: "F29", errno.EROFS: "F75",
-        errno.EACCES: "F75", errno.EPERM: "F75"}  # fmt: skip
+"""How the names of folders begin that are being written, and deleted."""
+LATE = 10.0
+"""Seconds to wait for files that other ranks have written and this one does not see yet."""
 
 
 def folder_name(step: int) -> str:
@@ -33,19 +45,30 @@ def folder_name(step: int) -> str:
     return f"step-{step:012d}"
 
 
-def begin(checkpoints: Path, step: int, run_id: str) -> Path:
-    """Make the folder that the files of a checkpoint are written into, empty. Raises ResourceError."""
-    with _said_clearly(checkpoints):
-        make_folder(checkpoints)
+def begin(checkpoints: Path, step: int, run_id: str, needed: int = 0) -> Path:
+    """Make the folder that the files of a checkpoint are written into, empty. Raises ResourceError, F28 if `needed`
+    bytes do not fit on the disk.
+
+    What dead saves have left is cleared away: only one run writes here, the one that holds the run's lock.
+    """
+    with failures_told(checkpoints):
+        if not checkpoints.exists():
+            make_folder(checkpoints)
+            sync_folder(checkpoints.parent)
         clear_leftovers(checkpoints)
+        check_free_space(checkpoints, needed)
         temporary = checkpoints / f"{TEMPORARY}{step}-{run_id}"
         temporary.mkdir(mode=0o700)
+        failpoint("checkpoint.begun")
         return temporary
 
 
 def seal(folder: Path, files: Iterable[Path]) -> list[FileDigest]:
-    """Have files on disk, and digest what is there now. Every rank does it for its own. Raises ResourceError."""
-    with _said_clearly(folder):
+    """Have files on disk, and digest what is there now. Every rank does it for its own. Raises ResourceError.
+
+    A file whose sync fails is lost: what the disk holds of it is unknown, and the save must begin anew.
+    """
+    with failures_told(folder):
         return [_sealed(folder, file) for file in files]
 
 
@@ -58,84 +81,92 @@ def write_json(file: Path, value: Any) -> Path:
 def commit(temporary: Path, manifest: Manifest) -> Path:
     """Make a checkpoint of a folder whose files are all sealed; returns its new path. Raises ResourceError.
 
-    A checkpoint of the same step that was there before, left by a run that went on from an earlier one, is replaced.
+    A checkpoint of the same step that was there before, left by a run that went on from an earlier one, is replaced in
+    one piece: at any moment one of the two is there.
     """
     checkpoints = temporary.parent
     final = checkpoints / folder_name(manifest.step)
-    there = {file.relative_to(temporary).as_posix() for file in temporary.rglob("*") if not file.is_dir()}
-    if there != set(manifest.files):
-        odd = min(there ^ set(manifest.files))
-        raise ResourceError(f"the ranks and the disk disagree about {odd}", where=str(temporary), code="F28")
-    with _said_clearly(temporary):
-        _sealed(temporary, write_json(temporary / MANIFEST, manifest.as_json()))
+    with failures_told(temporary):
+        _wait_for_files(temporary, manifest)
+        file = temporary / MANIFEST
+        file.write_bytes(manifest.as_bytes())
+        _sealed(temporary, file)
         for folder in (*(path for path in temporary.rglob("*") if path.is_dir()), temporary):
-            _sync_folder(folder)
-        if final.exists():
-            final.rename(checkpoints / f"{DOOMED}{final.name}-{os.getpid()}")
-        temporary.rename(final)
-        _sync_folder(checkpoints)
-        replace_file(checkpoints / LATEST, json.dumps({"checkpoint": final.name, "step": manifest.step}).encode())
-        _sync_folder(checkpoints)
+            sync_folder(folder)
+        failpoint("checkpoint.synced")
+        _appear(temporary, final)
+        failpoint("checkpoint.appeared")
+    with contextlib.suppress(OSError):  # it is only a hint; a disk that is broken or full fails the next save
+        latest = {"checkpoint": final.name, "step": manifest.step}
+        replace_file(checkpoints / LATEST, (json.dumps(latest) + "\n").encode())
+        sync_folder(checkpoints)
+    failpoint("checkpoint.committed")
     return final
 
 
 def abandon(temporary: Path) -> None:
     """Give back the room of a save that failed."""
-    shutil.rmtree(temporary, ignore_errors=True)
+    discard(temporary)
 
 
 def clear_leftovers(checkpoints: Path) -> None:
-    """Remove what saves and deletions that died have left. Only one run at a time writes here: it holds the lock."""
+    """Remove what saves and deletions that died have left, and put back what was only set aside."""
     for path in checkpoints.iterdir() if checkpoints.is_dir() else ():
-        if path.name.startswith((TEMPORARY, DOOMED)):
-            shutil.rmtree(path, ignore_errors=True)
+        replaced = path.with_name(path.name.removeprefix(ASIDE))
+        if path.name.startswith(ASIDE) and not replaced.exists():
+            path.rename(replaced)
+        elif path.name.startswith((TEMPORARY, DOOMED, ASIDE, f".{LATEST}.")):
+            discard(path)
 
 
 def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint: it stops being one in a single rename, before its first file goes."""
-    doomed = checkpoint.with_name(f"{DOOMED}{checkpoint.name}-{os.getpid()}")
-    with _said_clearly(checkpoint):
+    """Delete a checkpoint: it stops being one in a single rename, before its first file goes. Raises ResourceError."""
+    doomed = checkpoint.with_name(f"{DOOMED}{checkpoint.name}-{uuid.uuid4().hex[:8]}")
+    with failures_told(checkpoint):
         checkpoint.rename(doomed)
-        _sync_folder(checkpoint.parent)
-    shutil.rmtree(doomed, ignore_errors=True)
-
-
-def check_free_space(checkpoints: Path, needed: int) -> None:
-    """Raises ResourceError F28 if a checkpoint of so many bytes does not fit on the disk."""
-    folder = checkpoints
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise ResourceError(
-            f"a checkpoint needs {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free",
-            where=str(checkpoints),
-            hint="make room, or set checkpoint.every_seconds=null checkpoint.at_end=false checkpoint.on_stop=false",
-            code="F28",
-        )
+        sync_folder(checkpoint.parent)
+        failpoint("checkpoint.doomed")
+    discard(doomed)
 
 
 def _sealed(folder: Path, file: Path) -> FileDigest:
-    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
-    with os.fdopen(descriptor, "rb") as opened:
-        os.fsync(descriptor)
+    with os.fdopen(open_to_read(file), "rb") as opened:
+        os.fsync(opened.fileno())
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        return FileDigest(file.relative_to(folder).as_posix(), os.fstat(descriptor).st_size, digest)
+        sealed = FileDigest(file.relative_to(folder).as_posix(), os.fstat(opened.fileno()).st_size, digest)
+    failpoint("checkpoint.sealed")
+    return sealed
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _wait_for_files(temporary: Path, manifest: Manifest) -> None:
+    """Until the folder holds what the ranks have sealed; a network file system may show it late."""
+    end = time.monotonic() + LATE
+    while odd := _disagreement(temporary, manifest):
+        if time.monotonic() > end:
+            raise ResourceError(f"the ranks and the disk disagree about {odd}", where=str(temporary), code="F27")
+        time.sleep(0.1)
+        sync_folder(temporary)
 
 
-@contextmanager
-def _said_clearly(place: Path) -> Iterator[None]:
-    """A disk that fails, as ResourceError with the place and the id of the fault."""
-    try:
-        yield
-    except OSError as error:
-        code = FULL.get(error.errno or 0, "F28")
-        raise ResourceError(error.strerror or str(error), where=str(error.filename or place), code=code) from error
+def _disagreement(temporary: Path, manifest: Manifest) -> str | None:
+    """A file that is not there, that nobody sealed, or that changed since; None if all is as it should be."""
+    there = {name: path.lstat().st_size for name, path in files_under(temporary).items()}
+    sealed = {name: file.bytes for name, file in manifest.files.items()}
+    return min((name for name, _ in there.items() ^ sealed.items()), default=None)
+
+
+def _appear(temporary: Path, final: Path) -> None:
+    """Give a folder its name, in the place of one that may have it already."""
+    checkpoints = final.parent
+    if not os.path.lexists(final):
+        temporary.rename(final)
+        sync_folder(checkpoints)
+        return
+    replaced = temporary
+    if not exchange(temporary, final):
+        replaced = final.with_name(ASIDE + final.name)
+        final.rename(replaced)
+        failpoint("checkpoint.aside")
+        temporary.rename(final)
+    sync_folder(checkpoints)
+    discard(replaced)

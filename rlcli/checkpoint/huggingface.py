@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.errors import ModelError
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
+
+    from rlcli.checkpoint.light_tokenizer import LightTokenizer
+
+Tokenizer = TypeVar("Tokenizer", "PreTrainedTokenizerBase", "LightTokenizer")
 
 FORBIDDEN_KEYS = ("auto_map", "custom_code", "custom_pipelines", "trust_remote_code")
 FORBIDDEN_PREFIXES = ("_attn_implementation", "attn_implementation", "_experts_implementation")
@@ -32,6 +36,11 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the tokenizers library raises Exception itself
         raise ModelError(f"no tokenizer can be read from {source}: {_first_line(error)}") from error
+    return with_end_token(tokenizer, source)
+
+
+def with_end_token(tokenizer: Tokenizer, source: str) -> Tokenizer:
+    """The tokenizer, with a pad token if it had none. Raises ModelError if it has no end-of-sequence token."""
     if tokenizer.eos_token_id is None:
         raise ModelError(
             f"the tokenizer of {source} has no end-of-sequence token", hint="set eos_token in its tokenizer_config.json"

@@ -1,19 +1,30 @@
-"""MANIFEST.json: which files a checkpoint has, and what tells whether they are whole."""
+"""MANIFEST.json: which files a checkpoint has, and what tells whether they are whole.
+
+Its last line is the digest of all lines above it, so that a changed bit is found in the manifest as well.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rlcli.checkpoint.disk import open_to_read
 from rlcli.errors import ModelError
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
 LARGEST = 64 * 2**20
 """Bytes of a manifest that are read at most."""
+KEYS = ("format", "step", "run_id", "rlcli", "world_size", "recipe_digest", "metrics", "files")
+"""In the order in which people read them."""
+SEAL = b',\n "sha256": "'
+"""Before the digest of all that stands before it."""
 
 
 @dataclass(frozen=True)
@@ -44,38 +55,69 @@ class Manifest:
     """Numbers of the step, by which the best checkpoints are told."""
     format: int = FORMAT
 
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.bytes for file in self.files.values())
+
     def as_json(self) -> dict[str, Any]:
-        """In the order in which people read it."""
+        """Metrics that are not finite are left out: they rank nowhere, and JSON has no word for them."""
+        finite = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
         files = {path: {"bytes": one.bytes, "sha256": one.sha256} for path, one in sorted(self.files.items())}
-        return {**{key: value for key, value in vars(self).items() if key != "files"}, "files": files}
+        return {key: getattr(self, key) for key in KEYS} | {"metrics": finite, "files": files}
+
+    def as_bytes(self) -> bytes:
+        """The whole file."""
+        return _closed(json.dumps(self.as_json(), indent=1, allow_nan=False).removesuffix("\n}").encode())
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Of a checkpoint's folder. Raises ModelError: F19 it is no manifest, F85 a newer rlcli wrote it."""
-    file = checkpoint / MANIFEST
+    """Of a checkpoint's folder. Raises ModelError: F20 it has none, F19 it is not as it was written, F85 a newer rlcli
+    wrote it."""
     try:
-        if file.is_symlink() or file.stat().st_size > LARGEST:
-            raise ValueError("it is a link, or far too large")
-        fields = json.loads(file.read_bytes(), parse_constant=_refuse)
-        newer = isinstance(fields, dict) and isinstance(fields.get("format"), int) and fields["format"] > FORMAT
-        if newer:
-            what = f"its manifest has format {fields['format']}, this rlcli reads {FORMAT}"
-            raise ModelError(
-                what, where=str(checkpoint), hint="use the rlcli that wrote it, or a newer one", code="F85"
-            )
+        content = _content(checkpoint / MANIFEST)
+        fields = json.loads(content, parse_constant=_refuse)
+        _refuse_newer(fields, checkpoint)
+        if content != _closed(content.rpartition(SEAL)[0]):
+            raise ValueError("it is not what was written")
         return _manifest(fields)
     except FileNotFoundError:
-        raise ModelError("it has no manifest: its save never ended", where=str(checkpoint), code="F19") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError("it has no manifest: its save never ended", where=str(checkpoint), code="F20") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ModelError(f"its manifest cannot be read: {_reason(error)}", where=str(checkpoint), code="F19") from None
 
 
+def _content(file: Path) -> bytes:
+    with os.fdopen(open_to_read(file), "rb") as opened:
+        content = opened.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise ValueError("it is far too large")
+    return content
+
+
+def _closed(head: bytes) -> bytes:
+    return head + SEAL + hashlib.sha256(head).hexdigest().encode() + b'"\n}\n'
+
+
+def _refuse_newer(fields: Any, checkpoint: Path) -> None:
+    found = fields.get("format") if isinstance(fields, dict) else None
+    if type(found) is int and found > FORMAT:
+        raise ModelError(
+            f"its manifest has format {found}, this rlcli reads {FORMAT}",
+            where=str(checkpoint),
+            hint="use the rlcli that wrote it, or a newer one",
+            code="F85",
+        )
+
+
 def _manifest(fields: dict[str, Any]) -> Manifest:
+    strange = sorted(set(fields) - {*KEYS, "sha256"})
+    if strange or _natural(fields["format"]) != FORMAT:
+        raise ValueError(f"unknown key {strange[0][:40]!r}" if strange else f"there is no format {fields['format']}")
     files = {
         _inside(path): FileDigest(path, _natural(entry["bytes"]), _text(entry["sha256"]))
         for path, entry in fields["files"].items()
     }
-    metrics = {str(name): float(value) for name, value in fields["metrics"].items()}
     return Manifest(
         step=_natural(fields["step"]),
         run_id=_text(fields["run_id"]),
@@ -83,16 +125,15 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
         world_size=_natural(fields["world_size"]),
         recipe_digest=_text(fields["recipe_digest"]),
         files=files,
-        metrics=metrics,
-        format=_natural(fields["format"]),
+        metrics={name: _number(value) for name, value in fields["metrics"].items()},
     )
 
 
 def _inside(path: str) -> str:
     """A path that stays inside the checkpoint."""
     pure = PurePosixPath(path)
-    if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
-        raise ValueError(f"{path[:80]!r} leads out of the checkpoint")
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path or pure.as_posix() != path:
+        raise ValueError(f"{path[:80]!r} is no path inside the checkpoint")
     return path
 
 
@@ -100,6 +141,12 @@ def _natural(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{str(value)[:40]!r} is no number of steps, bytes or ranks")
     return value
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"{str(value)[:40]!r} is no finite number")
+    return float(value)
 
 
 def _text(value: Any) -> str:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from rlcli.checkpoint.commit import LATEST, clear_leftovers, remove
-from rlcli.checkpoint.manifest import read_manifest
-from rlcli.checkpoint.verify import checkpoints_in, newest_verified
-from rlcli.errors import ModelError
+from rlcli.checkpoint.disk import failures_told
+from rlcli.checkpoint.verify import Report, checkpoints_in, examine, newest_verified
 
 
 @dataclass(frozen=True)
@@ -23,50 +22,53 @@ class Best:
     count: int
 
 
-def prune(folder: Path, keep_last: int, keep_best: Best | None = None, dry_run: bool = False) -> list[Path]:
+def prune(
+    folder: Path, keep_last: int, keep_best: Best | None = None, *, committed: Path | None = None, dry_run: bool = False
+) -> list[Path]:
     """Delete all checkpoints but those that stay; returns the deleted ones. Raises ResourceError.
 
-    Judged by what is on the disk. Whatever the numbers say, the one that LATEST names and the newest whole one stay.
+    Judged by what is on the disk: damaged checkpoints count for nothing. Whatever the numbers say, the one that LATEST
+    names and the newest whole one stay, and where none is whole nothing is deleted. `committed`: the checkpoint that
+    the run has just written, known to be whole; any that is newer was passed over when the run was resumed, and goes.
     """
-    candidates = checkpoints_in(folder)
-    stay = {path.name for path in (*candidates[:keep_last], *_best(candidates, keep_best))}
-    stay |= {_latest(folder)}
+    with failures_told(folder):
+        if not dry_run:
+            clear_leftovers(folder)
+        candidates = checkpoints_in(folder)
+    last = committed or _newest_whole(folder)
+    if last is None:
+        return []
+    reports = [examine(path, read=False) for path in candidates if committed is None or path.name <= committed.name]
+    whole = [report for report in reports if not report.faults]
+    stay = {report.path.name for report in (*whole[:keep_last], *best_of(whole, keep_best))}
+    stay |= {last.name, latest_name(folder)}
     doomed = [path for path in candidates if path.name not in stay]
-    if doomed and not any(_is_whole(path) for path in candidates if path.name in stay):
-        last, _ = newest_verified(folder)
-        doomed = [path for path in doomed if last is None or path != last.path]
-    if not dry_run:
-        for path in reversed(doomed):
-            remove(path)
-        clear_leftovers(folder)
+    for path in reversed(doomed) if not dry_run else ():
+        remove(path)
     return doomed
 
 
-def _best(candidates: Sequence[Path], best: Best | None) -> list[Path]:
+def best_of(reports: Sequence[Report], best: Best | None) -> list[Report]:
+    """Those with the best value, the best first; of equal ones the newer."""
     if best is None:
         return []
-    scored = []
-    for path in candidates:
-        try:
-            score = read_manifest(path).metrics.get(best.metric)
-        except ModelError:
-            continue
-        if score is not None:
-            scored.append((score if best.which == "highest" else -score, path.name, path))
-    return [path for *_, path in sorted(scored, reverse=True)[: best.count]]
+    sign = 1 if best.which == "highest" else -1
+    scored = [
+        (sign * report.manifest.metrics[best.metric], report.path.name, report)
+        for report in reports
+        if report.manifest is not None and best.metric in report.manifest.metrics
+    ]
+    return [report for *_, report in sorted(scored, key=lambda one: one[:2], reverse=True)[: best.count]]
 
 
-def _latest(folder: Path) -> str:
+def latest_name(folder: Path) -> str:
+    """The folder that LATEST names; empty if it names none."""
     try:
         return str(json.loads((folder / LATEST).read_bytes())["checkpoint"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 
-def _is_whole(path: Path) -> bool:
-    """By its manifest and the sizes of its files: all its bytes were read when it was committed."""
-    try:
-        files = read_manifest(path).files
-        return all((path / name).stat().st_size == file.bytes for name, file in files.items())
-    except (ModelError, OSError):
-        return False
+def _newest_whole(folder: Path) -> Path | None:
+    checkpoint, _ = newest_verified(folder)
+    return checkpoint.path if checkpoint else None

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -62,6 +63,12 @@ def copy_to_host(state: EngineState, leads: bool) -> HostCopy:
     )
 
 
+def size_of(tensors: Tensors, leads: bool) -> int:
+    """Bytes of what a rank would copy of them."""
+    kept = [tensor for tensor in tensors.values() if leads or _is_spread(tensor)]
+    return sum(local.numel() * local.element_size() for local, _ in map(_local, kept))
+
+
 def write_weights(copy: HostCopy, folder: Path, rank: int) -> list[Path]:
     """Write a rank's weights into a model's folder; returns the files. Raises NumericError for a NaN among them."""
     refuse_nonfinite(copy)
@@ -87,9 +94,9 @@ def refuse_nonfinite(copy: HostCopy) -> None:
 def fill(tensors: Tensors, folder: Path) -> None:
     """Read into live tensors, in place; each rank its part. Raises ModelError for one that is missing, or of another
     shape."""
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint import HuggingFaceStorageReader
     from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     reader = HuggingFaceStorageReader(str(folder))
     kept = reader.read_metadata().state_dict_metadata
@@ -102,7 +109,7 @@ def fill(tensors: Tensors, folder: Path) -> None:
     try:
         with warnings.catch_warnings():  # without a process group it says that there is one process
             warnings.simplefilter("ignore", UserWarning)
-            dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
+            load(dict(tensors), storage_reader=reader, no_dist=True)
     except CheckpointException as error:
         raise ModelError(f"{folder} cannot be read: {next(iter(error.failures.values()))[0]}") from error
 
@@ -126,8 +133,9 @@ def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
         return tensor, (0,) * tensor.dim()
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tensor.to_local(), tuple(offsets)  # type: ignore[attr-defined]
+    spread: Any = tensor
+    _, offsets = compute_local_shape_and_global_offset(spread.shape, spread.device_mesh, spread.placements)
+    return spread.to_local(), tuple(offsets)
 
 
 def _write_whole(tensors: dict[str, torch.Tensor], folder: Path) -> list[Path]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from rlcli.checkpoint.disk import failures_told, files_under, open_to_read
 from rlcli.checkpoint.manifest import MANIFEST, FileDigest, Manifest, read_manifest
 from rlcli.errors import ModelError
 
-NAME = re.compile(r"step-(\d{12})")
+ASIDE = ".old-"
+"""Before the name of a checkpoint that made room for a new one of the same step; it counts until that is there."""
+NAME = re.compile(rf"(?:{re.escape(ASIDE)})?step-(?P<step>\d{{12}})")
+State = Literal["ok", "incomplete", "corrupt"]
 
 
 @dataclass(frozen=True)
@@ -24,48 +30,90 @@ class Checkpoint:
     """Files that the manifest does not know; nothing reads them."""
 
 
+@dataclass(frozen=True)
+class Report:
+    """What was found in the folder of a checkpoint."""
+
+    path: Path
+    manifest: Manifest | None
+    faults: tuple[ModelError, ...]
+    """One for each file that is not as it was written."""
+    strangers: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> State:
+        """`incomplete`: something is not there at all."""
+        missing = any(fault.code == "F20" for fault in self.faults)
+        return "incomplete" if missing else "corrupt" if self.faults else "ok"
+
+
 def checkpoints_in(folder: Path) -> list[Path]:
-    """What is named like a checkpoint, newest first."""
-    found = [path for path in folder.iterdir() if NAME.fullmatch(path.name)] if folder.is_dir() else []
-    return sorted(found, key=lambda path: path.name, reverse=True)
+    """What is named like a checkpoint, newest first. Raises ResourceError if that cannot be told."""
+    with failures_told(folder):
+        named = {path.name: path for path in (folder.iterdir() if folder.is_dir() else ()) if NAME.fullmatch(path.name)}
+    needed = [path for name, path in named.items() if name.removeprefix(ASIDE) not in named.keys() - {name}]
+    return sorted(needed, key=lambda path: path.name.removeprefix(ASIDE), reverse=True)
 
 
-def verify(checkpoint: Path) -> Checkpoint:
+def examine(checkpoint: Path, *, run_id: str | None = None, read: bool = True) -> Report:
+    """All that is wrong with a checkpoint, every byte of it read; without `read` only names and sizes are compared.
+    `run_id`: the run that it must belong to."""
+    try:
+        if checkpoint.is_symlink():
+            raise ModelError("it is a link", where=str(checkpoint), code="F20")
+        manifest = read_manifest(checkpoint)
+        _check_belongs(checkpoint, manifest, run_id)
+    except ModelError as error:
+        return Report(checkpoint, None, (error,))
+    there = files_under(checkpoint)
+    found = (_fault(checkpoint, file, there, read) for file in manifest.files.values())
+    strangers = tuple(sorted(there.keys() - {*manifest.files, MANIFEST}))
+    return Report(checkpoint, manifest, tuple(fault for fault in found if fault), strangers)
+
+
+def verify(checkpoint: Path, run_id: str | None = None) -> Checkpoint:
     """Read every byte of a checkpoint. Raises ModelError with the file that is missing, short, changed or a link."""
-    if checkpoint.is_symlink():
-        raise ModelError("it is a link", where=str(checkpoint), code="F20")
-    manifest = read_manifest(checkpoint)
-    for file in manifest.files.values():
-        _verify_file(checkpoint, file)
-    known = {*manifest.files, MANIFEST}
-    there = (path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if not path.is_dir())
-    return Checkpoint(checkpoint, manifest, tuple(sorted(set(there) - known)))
+    report = examine(checkpoint, run_id=run_id)
+    if report.manifest is None or report.faults:
+        raise report.faults[0]
+    return Checkpoint(checkpoint, report.manifest, report.strangers)
 
 
-def newest_verified(folder: Path) -> tuple[Checkpoint | None, list[ModelError]]:
+def newest_verified(folder: Path, run_id: str | None = None) -> tuple[Checkpoint | None, list[ModelError]]:
     """The newest checkpoint that is whole, and why each newer one is not."""
     rejected: list[ModelError] = []
     for path in checkpoints_in(folder):
         try:
-            return verify(path), rejected
+            return verify(path, run_id), rejected
         except ModelError as error:
             rejected.append(error)
     return None, rejected
 
 
-def _verify_file(checkpoint: Path, file: FileDigest) -> None:
+def _check_belongs(checkpoint: Path, manifest: Manifest, run_id: str | None) -> None:
+    """A folder that was copied from elsewhere must not be taken for what its name says."""
+    named = NAME.fullmatch(checkpoint.name)
+    if named and int(named["step"]) != manifest.step:
+        raise ModelError(f"its manifest is of step {manifest.step}", where=str(checkpoint), code="F19")
+    if run_id is not None and manifest.run_id != run_id:
+        what = f"it belongs to run {manifest.run_id}, and this is run {run_id}"
+        raise ModelError(what, where=str(checkpoint), code="F19")
+
+
+def _fault(checkpoint: Path, file: FileDigest, there: dict[str, Path], read: bool) -> ModelError | None:
+    """What is wrong with a file, if anything is."""
     path = checkpoint / file.path
+    if file.path not in there:  # it may lie behind a link, which is not followed
+        return ModelError("it is missing", where=str(path), code="F20")
     try:
-        if any(parent.is_symlink() for parent in path.parents if checkpoint in parent.parents):
-            raise ModelError("it lies behind a link", where=str(path), code="F20")
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        raise ModelError("it is missing", where=str(path), code="F20") from None
+        with os.fdopen(open_to_read(path), "rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            if size != file.bytes:
+                return ModelError(f"size {size}, the manifest says {file.bytes}", where=str(path), code="F17")
+            if read and hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
+                return ModelError("its content is not what was written", where=str(path), code="F18")
     except OSError as error:
-        raise ModelError(f"it cannot be read: {error.strerror}", where=str(path), code="F20") from None
-    with os.fdopen(descriptor, "rb") as opened:
-        size = os.fstat(descriptor).st_size
-        if size != file.bytes:
-            raise ModelError(f"size {size}, the manifest says {file.bytes}", where=str(path), code="F17")
-        if hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
-            raise ModelError("its content is not what was written", where=str(path), code="F18")
+        link = error.errno == errno.ELOOP
+        what = "it is a link" if link else f"it cannot be read: {error.strerror}"
+        return ModelError(what, where=str(path), code="F20" if link else "F29")
+    return None

@@ -1,4 +1,4 @@
-"""`rlcli ls`: components and recipes, with where each lives."""
+"""`rlcli ls`: components, recipes and profiles, with where each lives."""
 
 from __future__ import annotations
 
@@ -16,40 +16,57 @@ class Kind(StrEnum):
     BACKENDS = "backends"
     DATASETS = "datasets"
     RECIPES = "recipes"
+    PROFILES = "profiles"
+
+
+TITLES = {"profiles": "profiles (--with NAME lays one over a recipe)"}
 
 
 def ls(
     kind: Annotated[Kind | None, typer.Argument(help="Which of them; default: all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List interfaces, backends, datasets and recipes.
+    """List interfaces, backends, datasets, recipes and profiles.
 
     Example: rlcli ls datasets
     """
-    from rlcli.cli.output import print_json, print_table
+    from rlcli.cli.output import print_json, print_table, print_text
 
     found = {one.value: _entries(one) for one in ([kind] if kind else list(Kind))}
     if as_json:
-        names = ("name", "where", "doc")
-        print_json({key: [dict(zip(names, entry, strict=True)) for entry in rows] for key, rows in found.items()})
+        print_json(
+            {
+                key: [{"name": name, "home": _home(path), "where": str(path), "doc": doc} for name, path, doc in rows]
+                for key, rows in found.items()
+            }
+        )
         return
-    for title, rows in found.items():
-        print_table(["name", "where", "what it is"], [(name, _short(where), doc) for name, where, doc in rows], title)
+    shown = {title: rows for title, rows in found.items() if rows or kind}
+    for number, (title, rows) in enumerate(shown.items()):
+        if number:
+            print_text()
+        table = [(name, _home(path), _first_sentence(doc)) for name, path, doc in rows]
+        print_table(["name", "home", "what it is"], table, TITLES.get(title, title))
 
 
-def _entries(kind: Kind) -> list[tuple[str, str, str]]:
-    """(name, file, one line on what it is)."""
-    if kind is Kind.RECIPES:
+def _entries(kind: Kind) -> list[tuple[str, Path, str]]:
+    """(name, file, what it is)."""
+    if kind in (Kind.RECIPES, Kind.PROFILES):
         from rlcli.recipe.layers import recipe_names
 
-        return [(name, str(path), _first_comment(path)) for name, path in recipe_names().items()]
+        folder = "profiles/"
+        return [
+            (name.removeprefix(folder), path, _first_comment(path))
+            for name, path in recipe_names().items()
+            if name.startswith(folder) == (kind is Kind.PROFILES)
+        ]
     from rlcli import registry
 
-    return [(name, str(path), _doc(kind.value, name)) for name, path in registry.names(kind.value).items()]
+    return [(name, path, _doc(kind.value, name)) for name, path in registry.names(kind.value).items()]
 
 
 def _doc(kind: str, name: str) -> str:
-    """The first line of the component's docstring; a broken file is listed with what is wrong."""
+    """The component's docstring; a broken file is listed with what is wrong."""
     from rlcli import registry
     from rlcli.errors import RlcliError
 
@@ -68,8 +85,13 @@ def _first_comment(path: Path) -> str:
     return line.lstrip("# ").rstrip() if line.startswith("#") else ""
 
 
-def _short(where: str) -> str:
-    from rlcli.project import is_built_in
-    from rlcli.recipe.layers import shown
+def _first_sentence(text: str) -> str:
+    head, stop, _ = text.partition(". ")
+    return f"{head}." if stop and not text.startswith("error[") else text
 
-    return "built-in" if is_built_in(Path(where)) else shown(Path(where))
+
+def _home(path: Path) -> str:
+    """What it came with: rlcli, or the user's project."""
+    from rlcli.project import is_built_in
+
+    return "built-in" if is_built_in(path) else "project"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
 import tempfile
@@ -13,33 +15,76 @@ from typing import Annotated, Any
 import typer
 
 from rlcli import __version__
-from rlcli.cli.ls import ls
-from rlcli.cli.output import OutputClosed
-from rlcli.cli.plan import plan
-from rlcli.cli.show import show
-from rlcli.cli.train import train
-from rlcli.cli.validate import validate
-from rlcli.errors import RecipeError, RlcliError, UsageError, escape_control
+from rlcli.cli.completion import ANSWER, answer
+from rlcli.cli.help import LazyVerbs, new_typer
+from rlcli.cli.mistakes import as_usage_error
+from rlcli.cli.output import (
+    OutputClosed,
+    OutputFailed,
+    flush,
+    open_closed_streams,
+    print_error,
+    print_json,
+    print_talk,
+    print_text,
+    silence,
+)
+from rlcli.errors import RecipeError, ResourceError, RlcliError, escape_control
+
+VERBS = {
+    "Train": {
+        "train": "Train as a recipe says, and watch it learn",
+        "resume": "Go on with a run that was stopped or died",
+    },
+    "Recipes": {
+        "validate": "Say all that is wrong with a recipe",
+        "check": "Try a recipe on its own rows before anything is trained",
+        "tokens": "Which tokens of a row are trained on",
+        "plan": "Who computes what, in which order, on which devices",
+        "show": "A recipe with all values in place, or a component",
+        "explain": "Where a value comes from, and where it goes",
+        "diff": "What differs between two recipes or runs",
+        "cp": "Begin a recipe of your own on another one",
+        "schema": "JSON Schema of recipes, for editors",
+    },
+    "Components": {
+        "ls": "List components and recipes, and where each lives",
+    },
+    "Checkpoints": {
+        "ckpt": "List, verify, prune and show the checkpoints of a run",
+        "convert": "Models to Hugging Face's format, and back",
+    },
+    "System": {
+        "doctor": "What is installed, what is missing, and how to get it",
+        "completion": "Teach your shell to complete verbs, recipes, keys and values",
+    },
+}
+"""Group → verb → what it does. `rlcli/cli/<verb>.py` has a function of the verb's name (or a Typer of several),
+and is imported when the verb is used."""
+
+ABOUT_KEYS = ("R35", "R37", "R39", "R42", "R43")
+"""Ids of problems with keys and their values."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a disk says that takes no more of our output."""
 
 EXAMPLES = """\
 rlcli trains language models by reinforcement learning, from recipes.
 
-  rlcli train ppo_math                     train, and watch it learn
-  rlcli train ppo_math ppo.kl_ctl=0.02     the same with another value
-  rlcli plan ppo_math                      who computes what, without starting anything
-  rlcli show ppo_actor                     what a component can be told
-  rlcli ls                                 every component and recipe
+  rlcli train ppo_math                   train, and watch it learn
+  rlcli train ppo_math ppo.kl_ctl=0.02   the same with another value
+  rlcli plan ppo_math                    who computes what; starts nothing
+  rlcli show ppo_actor                   what a component can be told
+  rlcli ls                               every component and recipe
 
 rlcli --help lists all verbs."""
 
-app = typer.Typer(
-    name="rlcli",
-    help="Train language models by reinforcement learning, from recipes.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+
+class Verbs(LazyVerbs):
+    table = VERBS
+
+
+app = new_typer(name="rlcli", cls=Verbs, help="Train language models by reinforcement learning, from recipes.")
 
 
 @app.callback(invoke_without_command=True)
@@ -52,62 +97,71 @@ def _options(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
-        typer.echo(f"rlcli {__version__}")
+        print_text(f"rlcli {__version__}")
         raise typer.Exit
     if project is not None:
         from rlcli.project import use_project
 
         use_project(project)
     if context.invoked_subcommand is None:
-        typer.echo(EXAMPLES)
-
-
-_VERBS = {verb.__name__: verb for verb in (train, validate, plan, show, ls)}
-for _verb in _VERBS.values():
-    app.command()(_verb)
+        print_text(EXAMPLES)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with the code of the outcome."""
+    open_closed_streams()
     given = sys.argv[1:] if arguments is None else arguments
     try:
         code = _run(given)
-        sys.stdout.flush()
+        flush()
     except (BrokenPipeError, OutputClosed):
         # Whoever read our output has enough of it. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence()
         code = 128 + 13
+    except OutputFailed as error:
+        silence(sys.stdout)
+        code = _report(error, given)
     sys.exit(code)
 
 
 def _run(arguments: list[str]) -> int:
-    before_verb = [a for a in arguments if a.startswith("-")]
-    debug, as_json = "--debug" in before_verb, "--json" in before_verb
+    if arguments[:1] == [ANSWER]:
+        with contextlib.suppress(Exception):  # nothing may disturb the line that is being typed
+            answer(typer.main.get_command(app), arguments[1:])
+        return 0
     try:
-        result = app(arguments, standalone_mode=False)
+        result = app(arguments, prog_name="rlcli", standalone_mode=False)
         return result if isinstance(result, int) else 0
+    except (BrokenPipeError, OutputClosed, OutputFailed):
+        raise
     except RlcliError as error:
-        return _report(error, debug, as_json)
+        return _report(error, arguments)
     except typer.Exit as error:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
+        if _verb(arguments) in VERBS["Train"]:
+            print_talk("interrupted")
         return 130
-    except (BrokenPipeError, OutputClosed):
-        raise
     except Exception as error:
         if hasattr(error, "format_message"):  # click's, of which typer brings its own copy
-            return _report(_as_usage_error(error), debug, as_json)
-        return _crash(error, debug)
+            return _report(as_usage_error(error), arguments)
+        if isinstance(error, FileNotFoundError) and not _is_anywhere():
+            gone = ResourceError("the working directory was deleted", hint="cd to a folder that exists")
+            return _report(gone, arguments)
+        if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
+            raise OutputFailed(error) from error
+        return _crash(error, _is_debugging(arguments))
 
 
-def _report(error: RlcliError, debug: bool, as_json: bool) -> int:
-    if debug:
+def _report(error: RlcliError, arguments: list[str]) -> int:
+    """Say what went wrong: for people on stderr, with --json also on stdout."""
+    if _is_debugging(arguments):
         traceback.print_exception(error)
-    if as_json:
-        from rlcli.cli.output import print_json
-
+    if "--json" in arguments and not isinstance(error, OutputFailed):
         print_json({"ok": False, "exit_code": error.exit_code, "problems": _problems(error)})
-    print(error, file=sys.stderr)
+    print_error(error)
+    if isinstance(error, RecipeError) and (line := _closing_line(error, arguments)):
+        print_talk(line)
     return error.exit_code
 
 
@@ -116,25 +170,52 @@ def _problems(error: RlcliError) -> list[dict[str, Any]]:
     return [{"code": one.code, "where": one.where, "what": one.what, "hint": one.hint} for one in found]
 
 
-def _as_usage_error(error: Any) -> UsageError:
-    """click's complaint in our shape."""
-    verb = getattr(error, "ctx", None) and error.ctx.command.name
-    command = f"rlcli {verb}" if verb in _VERBS else "rlcli"
-    return UsageError(error.format_message().rstrip("."), hint=f"{command} --help")
+def _closing_line(error: RecipeError, arguments: list[str]) -> str:
+    """`2 problems; nothing was started. Every key and its meaning: rlcli schema`; empty if there is nothing to add."""
+    count = len(error.problems)
+    said = [f"{count} problems"] if count > 1 else []
+    said += ["nothing was started"] if _verb(arguments) in VERBS["Train"] else []
+    sentences = ["; ".join(said)] if said else []
+    if any(problem.code in ABOUT_KEYS for problem in error.problems):
+        sentences.append("Every key and its meaning: rlcli schema")
+    return ". ".join(sentences)
+
+
+def _verb(arguments: list[str]) -> str:
+    known = [verb for verbs in VERBS.values() for verb in verbs]
+    return next((argument for argument in arguments if argument in known), "")
+
+
+def _is_debugging(arguments: list[str]) -> bool:
+    verb = _verb(arguments)
+    return "--debug" in (arguments[: arguments.index(verb)] if verb else arguments)
+
+
+def _is_anywhere() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _crash(error: Exception, debug: bool) -> int:
     """A bug of ours: the traceback goes to a file that only the user can read."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    handle, name = tempfile.mkstemp(prefix=f"rlcli-crash-{stamp}-", suffix=".txt")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(f"rlcli {__version__}, Python {sys.version.split()[0]}, {sys.platform}\n\n")
-        file.writelines(traceback.format_exception(error))
     if debug:
         traceback.print_exception(error)
-    what = escape_control(f"{type(error).__name__}: {str(error)[:200]}".replace("\n", " "))
-    print(
-        RlcliError(f"unexpected {what}", hint=f"this is a bug in rlcli; a report is in {name}"),
-        file=sys.stderr,
-    )
+    try:
+        hint = f"this is a bug in rlcli; a report is in {_write_report(error)}"
+    except OSError:
+        hint = "this is a bug in rlcli; --debug before the verb shows where"
+    what = escape_control(f"{type(error).__name__}: {str(error)[:200]}".replace("\n", " ")).rstrip(": ")
+    print_error(RlcliError(f"unexpected {what}", hint=hint))
     return 1
+
+
+def _write_report(error: Exception) -> str:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    handle, name = tempfile.mkstemp(prefix=f"rlcli-crash-{stamp}-", suffix=".txt")
+    with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(f"rlcli {__version__}, Python {sys.version.split()[0]}, {sys.platform}\n\n")
+        file.writelines(traceback.format_exception(error))
+    return name

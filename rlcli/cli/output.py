@@ -1,27 +1,56 @@
-"""What the verbs share in printing: data on stdout, as a table, as text or as JSON."""
+"""What the verbs share in printing: data on stdout, as a table, as text or as JSON; talk on stderr."""
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
-from rlcli.errors import escape_control
+from rlcli.errors import ResourceError, RlcliError, escape_control, in_signs_of
 
 
 class OutputClosed(Exception):
     """Nobody reads our output any more. Not an OSError, which typer would turn into exit code 1."""
 
 
+class OutputFailed(ResourceError):
+    """Our output cannot be written, on a full disk for instance."""
+
+    def __init__(self, error: OSError):
+        super().__init__(f"cannot write the output: {error.strerror or error}")
+
+
 def print_json(value: Any) -> None:
     """One JSON document on stdout."""
-    _write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=2, allow_nan=False)
+    write_text(text + "\n")
 
 
 def print_text(text: str = "") -> None:
     """Text on stdout, safe for a terminal."""
-    _write(escape_control(text) + "\n")
+    write_text(escape_control(text) + "\n")
+
+
+def print_talk(text: str) -> None:
+    """A line of talk on stderr, safe for a terminal."""
+    _talk(escape_control(text))
+
+
+def print_error(error: RlcliError) -> None:
+    """An error on stderr; on a terminal its id and its hint stand out."""
+    text = str(error)
+    if _has_colour(sys.stderr):
+        text = re.sub(r"^error\[\w+\]", "\x1b[1;31m\\g<0>\x1b[0m", text, flags=re.MULTILINE)
+        text = re.sub(r"(?<=[.?] )hint:", "\x1b[1m\\g<0>\x1b[0m", text)
+    _talk(text)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
@@ -36,16 +65,66 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: st
         table.add_column(column, no_wrap=index == 0, overflow="fold", ratio=1 if index == len(columns) - 1 else None)
     for row in rows:
         table.add_row(*(Text(escape_control(cell)) for cell in row))
-    console = Console(highlight=False, soft_wrap=False)
-    with console.capture() as captured:
-        if title:
-            console.print(Text(title, style="bold"))
-        console.print(table)
-    _write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
+    paper = io.StringIO()
+    console = Console(file=paper, highlight=False, soft_wrap=False, force_terminal=_has_colour(sys.stdout))
+    if title:
+        console.print(Text(title, style="bold"))
+    console.print(table)
+    write_text("".join(line.rstrip() + "\n" for line in paper.getvalue().splitlines()))
 
 
-def _write(text: str) -> None:
+def _talk(text: str) -> None:
+    """A terminal that is gone must not change how a command ends."""
     try:
-        sys.stdout.write(text)
+        print(in_signs_of(sys.stderr.encoding, text), file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        silence(sys.stderr)
+
+
+def flush() -> None:
+    """Hand everything to whoever reads stdout. Raises OutputClosed, OutputFailed."""
+    try:
+        sys.stdout.flush()
     except BrokenPipeError as error:
         raise OutputClosed from error
+    except OSError as error:
+        raise OutputFailed(error) from error
+
+
+def open_closed_streams() -> None:
+    """Give closed standard streams a place that swallows all: a file opened next must not become our stdout."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is not None:
+            continue
+        handle = os.open(os.devnull, os.O_RDWR)
+        if handle != number:
+            os.dup2(handle, number)
+            os.close(handle)
+        setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", errors="backslashreplace"))
+
+
+def silence(*streams: TextIO) -> None:
+    """Point our streams (both, or those given) at nothing, so that Python can flush them at exit."""
+    for stream in streams or (sys.stdout, sys.stderr):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def write_text(text: str) -> None:
+    """Text on stdout as it is, in signs that its encoding has."""
+    try:
+        sys.stdout.write(in_signs_of(sys.stdout.encoding, text))
+    except BrokenPipeError as error:
+        raise OutputClosed from error
+    except OSError as error:
+        raise OutputFailed(error) from error
+
+
+def _has_colour(stream: TextIO) -> bool:
+    """As `NO_COLOR` and `FORCE_COLOR` say; without them, on a terminal that knows colours."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")

@@ -1,131 +1,60 @@
-"""`rlcli plan`: who computes what, in which order, on which devices."""
+"""`rlcli plan`: who computes what, in which order, on which devices, and what it takes."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
-
-if TYPE_CHECKING:
-    from rlcli.recipe.schema import Call, Recipe, Role
-    from rlcli.topology import Topology
 
 
 def plan(
     recipe: RecipeName,
     overrides: Overrides = None,
     with_: With = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", metavar="N", min=1, max=4096, help="Lay it out on so many nodes.")
+    ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option("--devices", metavar="N", min=1, max=1024, help="Lay it out on so many devices a node."),
+    ] = None,
+    device_memory: Annotated[
+        float | None, typer.Option("--device-memory", metavar="GIB", help="Of a device: what fits, what would help.")
+    ] = None,
+    sbatch: Annotated[bool, typer.Option("--sbatch", help="Print a Slurm job script instead.")] = False,
+    time: Annotated[str, typer.Option("--time", metavar="TIME", help="Of the job: 90m, 8h, 2d, 8:00:00.")] = "8h",
+    partition: Annotated[str | None, typer.Option("--partition", metavar="NAME", help="Of the job.")] = None,
+    account: Annotated[str | None, typer.Option("--account", metavar="NAME", help="Of the job.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show worker groups, ranks, meshes, the graph and the batch arithmetic of a recipe, without starting it.
+    """Show who computes what on which devices, the batch arithmetic, memory and disk, without starting anything.
 
-    Example: rlcli plan ppo_math launch=local cluster.devices_per_node=2
+    Example: rlcli plan ppo_math launch=local cluster.devices_per_node=2 --device-memory 80
     """
     from rlcli.cli.output import print_json, print_text
-    from rlcli.recipe.warm_start import chain
-    from rlcli.topology import plan_topology
+    from rlcli.errors import UsageError
+    from rlcli.topology.memory import GIB
+    from rlcli.topology.report import make_plan, plan_json
 
+    if device_memory is not None and not 0 < device_memory < 1e6:
+        raise UsageError(f"--device-memory is {device_memory}; it must be a number of GiB", hint="for example 80")
     resolved = load(recipe, overrides, with_)
-    topology = plan_topology(resolved.recipe)
-    first = [source.recipe.name for source in chain(resolved)]
-    if as_json:
-        print_json(_as_json(resolved.recipe, topology, first))
-        return
-    cluster = f"{_count(topology.nodes, 'node')} x {_count(topology.devices_per_node, 'device')}"
-    print_text(f"{resolved.recipe.name} · {cluster} ({topology.device}) · launch {topology.launch}")
-    if first:
-        print_text("runs after " + " → ".join(first) + ", whose results it starts from")
-    print_text()
-    _print_roles(resolved.recipe, topology)
-    _print_calls(resolved.recipe)
-    print_text("step")
-    for line in topology.batch.lines():
-        print_text(f"  {line}")
+    made = make_plan(resolved, round(device_memory * GIB) if device_memory is not None else None, nodes, devices)
+    if sbatch:
+        from rlcli.launch.slurm import Job, job_script
 
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
-
-
-def _print_roles(recipe: Recipe, topology: Topology) -> None:
-    from rlcli.cli.output import print_table
-
-    rows = []
-    for group in topology.groups:
-        for role in group.roles:
-            section = recipe.models[role]
-            assert section.backend is not None
-            mesh = str(topology.placement(role).mesh)
-            trained = "trained" if role in recipe.trained_roles else ""
-            rows.append([role, ranks_text(group.ranks), mesh, section.backend.type, trained, weights_text(section)])
-    print_table(["role", "ranks", "mesh", "backend", "", "weights"], rows)
-
-
-def _print_calls(recipe: Recipe) -> None:
-    from rlcli.cli.output import print_table
-    from rlcli.recipe.graph import stages
-
-    for title, calls in (("graph", recipe.graph), ("evaluation", recipe.train.eval.graph)):
-        rows = [
-            [str(number), name, f"{call.model}.{call.call}", call.interface.type, _keys_text(call)]
-            for number, stage in enumerate(stages(calls), start=1)
-            for name, call in ((name, calls[name]) for name in stage)
-        ]
-        if rows and (title == "graph" or recipe.train.eval.dataset is not None):
-            print_table(["", "call", "model", "interface", "makes"], rows, title=title)
-
-
-def _keys_text(call: Call) -> str:
-    return ", ".join(call.output_key_remap.get(key, key) for key in call.outputs)
-
-
-def ranks_text(ranks: tuple[int, ...]) -> str:
-    """`0-3,5`."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
+        job = Job(time=time, partition=partition, account=account)
+        text = job_script(made.resolved, made.topology, job, recipe, tuple(with_ or ()))
+        if as_json:
+            print_json(plan_json(made) | {"sbatch": text})
         else:
-            runs.append([rank])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+            print_text(text.rstrip("\n"))
+    elif as_json:
+        print_json(plan_json(made))
+    else:
+        from rlcli.topology.text import plan_lines
 
-
-def weights_text(role: Role) -> str:
-    """Where a role's weights come from."""
-    if role.scratch is not None:
-        return f"random {role.scratch.get('model_type')}"
-    if role.init is not None:
-        return f"those of {role.init}" + (", value head" if role.head == "value" else "")
-    return role.path or "none"
-
-
-def _as_json(recipe: Recipe, topology: Topology, first: list[str]) -> dict[str, Any]:
-    from rlcli.recipe.graph import stages
-
-    batch = asdict(topology.batch) | {"sequences": topology.batch.sequences, "lines": topology.batch.lines()}
-    return {
-        "recipe": recipe.name,
-        "runs_first": first,
-        "nodes": topology.nodes,
-        "devices_per_node": topology.devices_per_node,
-        "world_size": topology.world_size,
-        "device": topology.device,
-        "launch": topology.launch,
-        "roles": [
-            {
-                "role": placement.role,
-                "ranks": list(placement.ranks),
-                "mesh": asdict(placement.mesh),
-                "backend": recipe.models[placement.role].backend.type,  # type: ignore[union-attr]
-                "trained": placement.role in recipe.trained_roles,
-                "weights": weights_text(recipe.models[placement.role]),
-            }
-            for placement in topology.placements
-        ],
-        "groups": [{"ranks": list(group.ranks), "roles": list(group.roles)} for group in topology.groups],
-        "stages": stages(recipe.graph),
-        "batch": batch,
-    }
+        for line in plan_lines(made):
+            print_text(line)

@@ -1,11 +1,13 @@
-"""`rlcli show`: a component's fields and docs, or a resolved recipe."""
+"""`rlcli show`: a component's arguments and docs, or a resolved recipe."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import textwrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from rlcli.cli.recipe_arguments import With, load
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
@@ -13,29 +15,46 @@ if TYPE_CHECKING:
 
 KINDS = {"interface": "interfaces", "backend": "backends", "dataset": "datasets"}
 
+SET_BY = {
+    "interfaces": "graph.<call>.interface.args.<arg>",
+    "backends": "models.<role>.backend.args.<arg>",
+    "datasets": "datasets.<name>.args.<arg>",
+}
+"""Where a recipe says what a component of a kind is told."""
+
+WIDTH = 80
+
 
 def show(
-    what: Annotated[list[str], typer.Argument(help="[interface|backend|dataset] NAME, or RECIPE [key=value …]")],
-    origins: Annotated[bool, typer.Option("--origins", help="Of a recipe: where each value is set.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME [KEY=VALUE]...", help="A recipe, or a component: [interface|backend|dataset] NAME."
+        ),
+    ],
+    with_: With = None,
+    origins: Annotated[bool, typer.Option("--origins", help="Of a recipe: say where each value is set.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Of a recipe: all defaults too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all defaults.")] = False,
 ) -> None:
-    """Show what a component can be told, or a recipe with all layers and defaults in place.
+    """Show a recipe with all its layers and references in place, or what a component can be told.
 
-    Examples: rlcli show ppo_actor · rlcli show ppo_math --origins
+    Example: rlcli show ppo_math --origins
     """
     from rlcli.errors import UsageError
 
+    of_recipe = bool(with_) or origins or every
     kind = KINDS.get(what[0].removesuffix("s"))
     if kind is not None and len(what) > 1:
-        if len(what) > 2 or origins:
+        if len(what) > 2 or of_recipe:
             raise UsageError(f"rlcli show {what[0]} takes one name", hint=f"rlcli show {what[0]} {what[1]}")
         _show_components([(kind, what[1])], as_json)
         return
     homes = _homes(what[0])
-    if homes and len(what) == 1 and not origins:
+    if homes and len(what) == 1 and not of_recipe:
         _show_components(homes, as_json)
         return
-    _show_recipe(what[0], what[1:], origins, as_json)
+    _show_recipe(load(what[0], what[1:], with_), origins, every, as_json)
 
 
 def _homes(name: str) -> list[tuple[str, str]]:
@@ -46,34 +65,60 @@ def _homes(name: str) -> list[tuple[str, str]]:
     return [(kind, name) for kind in KINDS.values() if module_name(name) in registry.names(kind)]
 
 
+# -- components -------------------------------------------------------------------------------------------
+
+
 def _show_components(homes: list[tuple[str, str]], as_json: bool) -> None:
     from rlcli import registry
-    from rlcli.cli.output import print_json, print_table, print_text
+    from rlcli.cli.output import print_json
 
     signatures = [registry.signature(kind, name) for kind, name in homes]
     if as_json:
         documents = [_component_json(signature) for signature in signatures]
         print_json(documents[0] if len(documents) == 1 else documents)
         return
+    for signature in signatures:
+        _print_component(signature)
+
+
+def _print_component(signature: Signature) -> None:
+    from rlcli.cli.output import print_talk, print_text
+    from rlcli.recipe.fields import arguments_in
     from rlcli.recipe.layers import shown
 
-    for signature in signatures:
-        print_text(f"{signature.kind.removesuffix('s')} {signature.name} · {shown(signature.path)}:{signature.line}")
-        print_text(f"{signature.doc}\n" if signature.doc else "")
-        if signature.kind == "interfaces":
-            print_text("calls  " + ", ".join(_calls(signature)) + "\n")
-        rows = [
-            (
-                name,
-                f"{argument.annotation} = {_default(argument)}" if not argument.required else argument.annotation,
-                doc,
-            )
-            for name, argument, doc in _rows(signature.arguments)
-        ]
-        if rows:
-            print_table(["args", "type and default", "meaning"], rows)
-        else:
-            print_text("takes no args")
+    print_text(f"{signature.kind.removesuffix('s')} {signature.name} · {shown(signature.path)}:{signature.line}")
+    if signature.doc:
+        print_text(_filled(signature.doc))
+    if signature.kind == "interfaces":
+        print_text("calls: " + ", ".join(_calls(signature)))
+    print_text()
+    arguments = list(arguments_in(signature))
+    if not arguments:
+        print_text("takes no args")
+        return
+    print_text("args")
+    for name, argument in arguments:
+        print_text(f"  {name}  {_type_and_default(argument)}")
+        if argument.doc:
+            print_text(_filled(" ".join(argument.doc.split()), indent=6))
+    print_talk(f"in a recipe: {SET_BY[signature.kind]}")
+
+
+def _filled(text: str, indent: int = 0) -> str:
+    space = " " * indent
+    return textwrap.fill(text, WIDTH - 1, initial_indent=space, subsequent_indent=space, break_on_hyphens=False)
+
+
+def _type_and_default(argument: Argument) -> str:
+    from rlcli.recipe.fields import default_text
+
+    if argument.fields:
+        return argument.annotation  # what it holds follows
+    return (
+        f"{argument.annotation} = {default_text(argument)}"
+        if not argument.required
+        else f"{argument.annotation}, required"
+    )
 
 
 def _calls(signature: Signature) -> list[str]:
@@ -82,24 +127,9 @@ def _calls(signature: Signature) -> list[str]:
     return [call.value for call in ModelInterfaceType if call.value in signature.methods]
 
 
-def _rows(arguments: tuple[Argument, ...], prefix: str = "") -> Iterator[tuple[str, Argument, str]]:
-    for argument in arguments:
-        doc = " ".join(argument.doc.split())
-        yield prefix + argument.name, argument, doc
-        yield from _rows(argument.fields, f"{prefix}{argument.name}.")
-
-
-def _default(argument: Argument) -> str:
-    from rlcli.registry import COMPUTED
-
-    if argument.default is COMPUTED:
-        return argument.default_text or "computed"
-    words = {None: "null", True: "true", False: "false"}
-    plain = argument.default is None or isinstance(argument.default, bool)
-    return words[argument.default] if plain else str(argument.default)
-
-
 def _component_json(signature: Signature) -> dict[str, Any]:
+    from rlcli.recipe.fields import arguments_in
+
     return {
         "kind": signature.kind.removesuffix("s"),
         "name": signature.name,
@@ -113,41 +143,38 @@ def _component_json(signature: Signature) -> dict[str, Any]:
                 "type": argument.annotation,
                 "required": argument.required,
                 "default": argument.default_text,
-                "doc": doc,
+                "doc": " ".join(argument.doc.split()),
             }
-            for name, argument, doc in _rows(signature.arguments)
+            for name, argument in arguments_in(signature)
         ],
     }
 
 
-def _show_recipe(name: str, overrides: list[str], origins: bool, as_json: bool) -> None:
-    from rlcli.cli.output import print_json, print_text
-    from rlcli.recipe.resolve import load_recipe
+# -- recipes ----------------------------------------------------------------------------------------------
 
-    resolved = load_recipe(name, overrides)
+
+def _show_recipe(resolved: Resolved, origins: bool, every: bool, as_json: bool) -> None:
+    from rlcli.cli.output import print_json, print_talk, print_text
+    from rlcli.recipe.readable import COLUMN, defaults_left_out, what_is_set, with_origins
+    from rlcli.recipe.write import to_yaml
+
     if as_json:
         document: dict[str, Any] = {
             "recipe": resolved.to_json(),
             "layers": [layer.file for layer in resolved.layers],
         }
         print_json(document | ({"origins": resolved.origins} if origins else {}))
-    elif origins:
-        for key, value, origin in _with_origins(resolved):
-            print_text(f"{f'{key} = {value}':<58}  {origin}")
+        return
+    recipe = resolved.to_json() if every else what_is_set(resolved)
+    if origins:
+        for layer in resolved.layers:
+            print_text(f"# layer {layer.label}" + (f"  {layer.file}" if layer.file != layer.label else ""))
+        lines = with_origins(resolved, recipe)
+        widths = [len(line.text) for line in lines if line.origin is not None]
+        column = max((width for width in widths if width <= COLUMN), default=COLUMN)
+        for line in lines:
+            print_text(f"{line.text:<{column}}  # {line.origin}" if line.origin else line.text)
     else:
-        print_text(resolved.to_yaml().rstrip("\n"))
-
-
-def _with_origins(resolved: Resolved) -> Iterator[tuple[str, str, str]]:
-    """(key, value, origin) of every value, defaults included."""
-    from rlcli.recipe.write import to_yaml
-
-    def walk(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-        if isinstance(value, dict) and value:
-            for key, item in value.items():
-                yield from walk(item, (*path, key))
-        else:
-            text = to_yaml({"v": value}).removeprefix("v: ").rstrip("\n")
-            yield ".".join(path), text, str(resolved.origin(path))
-
-    return walk(resolved.to_json(), ())
+        print_text(to_yaml(recipe).rstrip("\n"))
+    if not every:
+        print_talk(f"{defaults_left_out(resolved)} defaults are not shown: --all, or rlcli explain RECIPE SECTION")

@@ -20,6 +20,7 @@ def validate(
     Example: rlcli validate ppo_math train.steps=100
     """
     from rlcli.cli.output import print_json, print_text
+    from rlcli.recipe.layers import shown
     from rlcli.recipe.warm_start import chain
 
     resolved = load(recipe, overrides, with_)
@@ -38,4 +39,4 @@ def validate(
         return
     words = f"{len(layers)} layer{'s' if len(layers) > 1 else ''}, {len(resolved.origins)} values set"
     after = f"; runs after {', '.join(first)}" if first else ""
-    print_text(f"ok  {layers[-1]}  {words}{after}")
+    print_text(f"ok  {shown(resolved.path)}\n    {words}{after}")

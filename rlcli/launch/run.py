@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli import __version__
-from rlcli.errors import HangError, RlcliError, WorkerError
-from rlcli.launch.model_files import check_model_files
+from rlcli.errors import HangError, ModelError, RlcliError, WorkerError
+from rlcli.failpoints import check_failpoints
+from rlcli.launch.preflight.model_files import check_model_files
 from rlcli.launch.stopping import StopSignals
 
 if TYPE_CHECKING:
@@ -133,6 +135,7 @@ def drive(
 ) -> Finished:  # fmt: skip
     """See a run through, from a checkpoint if there is a `start`; with new workers if some die, so often as allowed."""
     with _status_of_failures(run):
+        check_failpoints()
         for restarts in range(recipe.launch.max_restarts + 1):
             try:
                 return _attempt(recipe, run, display, stop, start, title)
@@ -148,16 +151,26 @@ def drive(
 
 
 def last_checkpoint(run: RunDirectory, display: Display) -> Start | None:
-    """The newest checkpoint that is whole, if there is one, and a warning for each newer one that is not."""
+    """The newest checkpoint that is whole, and a warning for each newer one that is not; None if there is none yet.
+
+    Raises ModelError if there are some and none is whole: what was trained must not be thrown away in silence.
+    """
+    from rlcli.checkpoint.disk import check_writable
     from rlcli.checkpoint.verify import newest_verified
     from rlcli.runtime.checkpoints import RunState, Start
 
-    if not run.checkpoints.is_dir():
+    if not os.path.lexists(run.checkpoints):
         return None
-    checkpoint, rejected = newest_verified(run.checkpoints)
+    check_writable(run.checkpoints)  # it may be a link to a disk that is not there, or cannot be written
+    checkpoint, rejected = newest_verified(run.checkpoints, run.run_id)
     for one in rejected:
-        display.warning(f"[F17] {one}")
-    return None if checkpoint is None else Start(checkpoint.path, RunState.read(checkpoint.path))
+        display.warning(f"[{one.code}] {one.where}: {one.what}")
+    if checkpoint is not None:
+        return Start(checkpoint.path, RunState.read(checkpoint.path))
+    if rejected:
+        hint = f"to start again from step 0, remove {run.checkpoints}"
+        raise ModelError("no checkpoint is whole", where=str(run.checkpoints), hint=hint, code=rejected[0].code)
+    return None
 
 
 def _attempt(

@@ -40,8 +40,9 @@ class StopSignals:
         if self.requested is not None:
             for one in SIGNALS:
                 signal.signal(one, signal.SIG_DFL)  # a third one does not even wait for the clearing up
-            stopped = Stopped(f"stopped at once by {signal.Signals(number).name}; nothing was saved")
+            stopped = Stopped(f"stopped at once by {signal.Signals(number).name}; the step under way is lost")
             stopped.exit_code = 128 + number
             raise stopped
         self.requested = signal.Signals(number)
-        self._say(f"{self.requested.name}: stopping after this step and saving; once more stops now")
+        name = "Ctrl-C (SIGINT)" if self.requested is signal.SIGINT else self.requested.name
+        self._say(f"{name}: stopping after this step and saving; once more stops now")

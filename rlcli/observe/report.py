@@ -21,6 +21,8 @@ from rlcli.observe.series import clock_time, curve, find_key, series, short
 from rlcli.observe.terminal import one_line, open_console, short_path, speaks_unicode
 
 WIDTH = 80
+NARROW = 60
+"""Columns below which the change from before to after is left for the reader to see."""
 EDGE = 5
 """Steps at either end that a training curve is averaged over; a single step is too noisy to quote."""
 LONGEST_TEXT = 300
@@ -113,14 +115,16 @@ def _telling(key: str) -> tuple[int, str]:
 
 def _table(rows: Sequence[Row], console: Console) -> Table:
     fancy = console.is_terminal and speaks_unicode(console)
-    table = Table(box=box.SIMPLE_HEAD if fancy else None, pad_edge=False, padding=(0, 2))
+    narrow = console.width < NARROW
+    table = Table(box=box.SIMPLE_HEAD if fancy else None, pad_edge=False, padding=(0, 1 if narrow else 2))
     table.add_column("", overflow="fold")
-    for heading in ("before", "after", "change"):
+    for heading in ("before", "after") if narrow else ("before", "after", "change"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         before = short(row.before) if row.before is not None else "-"
         change = _signed(row.after - row.before) if row.before is not None else ""
-        table.add_row(Text(one_line(row.label)), before, Text(short(row.after), style="bold"), change)
+        cells: list[str | Text] = [Text(one_line(row.label)), before, Text(short(row.after), style="bold"), change]
+        table.add_row(*cells[: len(table.columns)])
     return table
 
 

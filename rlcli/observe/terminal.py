@@ -9,7 +9,7 @@ from typing import Any, TextIO, cast
 
 from rich.console import Console
 
-from rlcli.errors import escape_control
+from rlcli.errors import escape_control, in_signs_of
 
 
 class PatientStream:
@@ -23,7 +23,7 @@ class PatientStream:
     def write(self, text: str) -> int:
         if self._open:
             try:
-                self._stream.write(self._printable(text))
+                self._stream.write(in_signs_of(self.encoding, text))
             except RuntimeError:  # a signal's handler speaks in the middle of another line
                 with contextlib.suppress(OSError, ValueError):
                     os.write(self.fileno(), text.encode(self.encoding, "backslashreplace"))
@@ -57,9 +57,6 @@ class PatientStream:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, self._stream.fileno())
                 os.close(nowhere)
-
-    def _printable(self, text: str) -> str:
-        return text.encode(self.encoding, "backslashreplace").decode(self.encoding)
 
 
 def open_console(stream: TextIO, **options: Any) -> Console:

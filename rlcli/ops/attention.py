@@ -29,8 +29,9 @@ class PackedAttention:
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
         """B is 1: the sequences lie end to end along T."""
-        if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-            return self._varlen(query, key, value, scale)
+        narrow = _narrow_dtype(query)
+        if query.is_cuda and narrow is not None:
+            return self._varlen(query.to(narrow), key.to(narrow), value.to(narrow), scale)
         return self._rectangles(query, key, value, scale)
 
     def _varlen(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
@@ -84,6 +85,17 @@ class PackedAttention:
         return _Layout(
             shapes, torch.cat(cells).to(self.device), torch.cat(filled).to(self.device), places.to(self.device)
         )
+
+
+def _narrow_dtype(query: torch.Tensor) -> torch.dtype | None:
+    """The 16-bit dtype that attention computes in, if it does.
+
+    Under autocast torch's own attention casts its inputs, which rotary embeddings have made float32 again; kernels that
+    autocast does not know must be given them cast.
+    """
+    device = query.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
+    return dtype if dtype in (torch.bfloat16, torch.float16) else None
 
 
 @dataclass(frozen=True)

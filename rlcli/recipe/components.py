@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
+from collections.abc import Mapping as ReadMapping
 from dataclasses import replace
 from functools import cache
-from typing import cast
+from typing import Any, cast, get_args
 
 from pydantic import BaseModel
 
 from rlcli import registry
-from rlcli.errors import ProjectError, UnknownComponent
+from rlcli.errors import ProjectError, UnknownComponent, UsageError
+from rlcli.recipe.doubts import Doubts
 from rlcli.recipe.problems import Problems
+from rlcli.recipe.schema import Call, Role
 from rlcli.recipe.tree import (
     DEFAULT,
     Entry,
@@ -37,8 +39,8 @@ KINDS: tuple[tuple[tuple[str, ...], str], ...] = (
 """Where a recipe names components, and of which kind."""
 
 
-def with_backends(tree: Mapping) -> Mapping:
-    """Every role with the backend that it has by default, where no layer names one."""
+def with_backends(tree: Mapping, doubts: Doubts | None = None) -> Mapping:
+    """Every role with the backend that it has by default, where no layer names one; a doubtful guess is noted."""
     models = tree.get("models")
     for name in models.entries if isinstance(models, Mapping) else ():
         role = at(tree, ("models", name))
@@ -50,6 +52,8 @@ def with_backends(tree: Mapping) -> Mapping:
         if isinstance(given, Mapping) and "type" not in given.entries:
             mark = Mark(DEFAULT, 0, 0)
             kind = _default_backend(tree, name, role)
+            if doubts is not None and not _is_sure(tree, name, role, kind, doubts):
+                doubts.values.add(("models", name, "backend", "type"))
             typed = {"type": Entry(mark, Scalar(kind, mark, kind, plain=False))}
             backend = replace(given, entries={**typed, **given.entries})
             role = replace(role, entries={**role.entries, "backend": Entry(backend.mark, backend)})
@@ -67,10 +71,21 @@ def _default_backend(tree: Mapping, name: str, role: Mapping) -> str:
     return "fsdp" if name in trains else "inference"
 
 
-def check_components(tree: Mapping, problems: Problems) -> tuple[Mapping, set[Path]]:
-    """Check every named component. Returns the tree, with arguments as their types want them, and the paths
-    of mappings that held unknown keys."""
-    unknown_in: set[Path] = set()
+def _is_sure(tree: Mapping, name: str, role: Mapping, guess: str, doubts: Doubts) -> bool:
+    """Whether all that the guess of a role's backend rests on could be understood."""
+    if guess == "null":
+        misspelt = any(key not in Role.model_fields for key in role.entries)
+        return not misspelt and not any(doubts.about_part(("models", name, key)) for key in ("path", "init", "scratch"))
+    if guess == "fsdp":
+        return True
+    graph = plain(tree.get("graph") or Scalar(None, role.mark))
+    calls = [call for call in graph.values() if isinstance(call, dict)] if isinstance(graph, dict) else []
+    legal = get_args(Call.model_fields["call"].annotation)
+    return all(call.get("call") in legal for call in calls if call.get("model") == name)
+
+
+def check_components(tree: Mapping, problems: Problems, doubts: Doubts) -> Mapping:
+    """Check every named component. Returns the tree, with arguments as their types want them."""
     result: Node = tree
     for path, kind in _places(tree):
         node = at(result, path)
@@ -80,19 +95,27 @@ def check_components(tree: Mapping, problems: Problems) -> tuple[Mapping, set[Pa
             if name.text:  # `backend: null` names the backend of that name; so would a number
                 result = with_value(result, (*path, "type"), Scalar(name.text, name.mark, name.text, plain=False))
             continue
-        model = _model_of(kind, name, problems)
+        if doubts.about((*path, "type")):
+            continue
+        signature = _known_signature(kind, name, problems)
         args = node.get("args") or Mapping({}, name.mark)
-        if model is None:
+        if signature is None:
+            doubts.values.add((*path, "type"))
             continue
         if not isinstance(args, Mapping):
             problems.add("R37", f"args must be a mapping, found {kind_of(args)}", args.mark)
+            result = doubts.drop_from(cast(Mapping, result), (*path, "args"))
             continue
-        checked = check_against(model, args, problems, prefix=(*path, "args"))
-        unknown_in |= checked.unknown_in
+        if not args.entries and not any(argument.required for argument in signature.arguments):
+            continue
+        model = _checked_model(kind, signature, name, args, problems)
+        if model is None:
+            continue
+        legal = tuple(argument.name for argument in signature.arguments)
+        checked = check_against(model, args, problems, doubts, prefix=(*path, "args"), legal=legal)
         if node.get("args") is not None:
             result = with_value(result, (*path, "args"), checked.tree)
-    assert isinstance(result, Mapping)
-    return result, unknown_in
+    return cast(Mapping, result)
 
 
 def _places(tree: Mapping) -> Iterator[tuple[Path, str]]:
@@ -107,14 +130,29 @@ def _places(tree: Mapping) -> Iterator[tuple[Path, str]]:
         yield from ((path, kind) for path in paths)
 
 
-def _model_of(kind: str, name: Scalar, problems: Problems) -> type[BaseModel] | None:
+def _known_signature(kind: str, name: Scalar, problems: Problems) -> registry.Signature | None:
     try:
-        return _arguments_of(kind, str(name.value))
+        return signature_of(kind, str(name.value))
     except UnknownComponent as error:
         problems.add("R70", error.what, name.mark, error.hint)
     except ProjectError as error:
-        problems.add(error.code, f"{error.where}: {error.what}" if error.where else error.what, name.mark, error.hint)
+        _note_broken(error, name, problems)
     return None
+
+
+def _checked_model(
+    kind: str, signature: registry.Signature, name: Scalar, args: Mapping, problems: Problems
+) -> type[BaseModel] | None:
+    try:
+        return _arguments_of(kind, signature.name, frozenset(args.entries))
+    except ProjectError as error:
+        _note_broken(error, name, problems)
+    return None
+
+
+def _note_broken(error: ProjectError, name: Scalar, problems: Problems) -> None:
+    """A component's file is at fault: the place in the recipe names it, the text the place in the file."""
+    problems.add(error.code, f"{error.where}: {error.what}" if error.where else error.what, name.mark, error.hint)
 
 
 @cache
@@ -124,8 +162,8 @@ def signature_of(kind: str, name: str) -> registry.Signature:
 
 
 @cache
-def _arguments_of(kind: str, name: str) -> type[BaseModel]:
-    return signature_of(kind, name).model()
+def _arguments_of(kind: str, name: str, given: frozenset[str]) -> type[BaseModel]:
+    return signature_of(kind, name).model(only=given)
 
 
 def forget() -> None:
@@ -143,20 +181,26 @@ def lacks_method(interface: str, method: str) -> bool:
     return method not in signature.methods and not signature.has_unread_bases
 
 
+def declared(kind: str, component: str, constant: str) -> Any:
+    """What a component says of itself in a literal of its class, such as a dataset's KEYS; None if it does not."""
+    try:
+        return signature_of(kind, component).constants.get(constant)
+    except UsageError:
+        return None  # reported already
+
+
 def dataset_keys(dataset: str) -> tuple[str, ...] | None:
     """The keys that a dataset's rows bring: the tuple `KEYS` in its class; None if it does not say."""
-    from rlcli.registry.source import read_module
+    keys = declared("datasets", dataset, "KEYS")
+    return tuple(keys) if isinstance(keys, tuple | list) else None
 
+
+def argument_of(kind: str, component: str, args: ReadMapping[str, Any], name: str) -> Any:
+    """What a component is told by an argument: given, or its default; None if it knows no such argument."""
+    if args.get(name) is not None:
+        return args[name]
     try:
-        signature = signature_of("datasets", dataset)
-    except (UnknownComponent, ProjectError):
+        arguments = signature_of(kind, component).arguments
+    except UsageError:
         return None
-    definition = read_module(f"rlcli.datasets.{signature.path.stem}", signature.path).classes.get(signature.class_name)
-    for statement in definition.body if definition else ():
-        targets = [statement.target] if isinstance(statement, ast.AnnAssign) else getattr(statement, "targets", [])
-        if any(isinstance(target, ast.Name) and target.id == "KEYS" for target in targets):
-            try:
-                return tuple(ast.literal_eval(statement.value))  # type: ignore[attr-defined]
-            except (ValueError, TypeError):
-                return None
-    return None
+    return next((argument.default for argument in arguments if argument.name == name), None)

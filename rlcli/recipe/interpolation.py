@@ -1,5 +1,6 @@
 """`${a.b}` and `${env:NAME}`: a value that is taken from elsewhere in the recipe or from the environment.
 
+Where no layer sets `a.b`, its default in the schema is taken; defaults of components are not looked up.
 A value that is nothing but a reference takes the target whole, a mapping too, and each leaf keeps its origin.
 Inside other text the target's text is put in. `$${` stands for a literal `${`.
 """
@@ -9,13 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from collections.abc import Mapping as Environment
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from rlcli.recipe.defaults import default_at
 from rlcli.recipe.merge import merge, whole_reference
 from rlcli.recipe.problems import Problems
 from rlcli.recipe.reader import MAX_DEPTH, MAX_NODES
 from rlcli.recipe.scalars import ScalarError, core_scalar
-from rlcli.recipe.tree import Entry, Listing, Mapping, Mark, Node, Scalar, kind_of
+from rlcli.recipe.suggest import close_to
+from rlcli.recipe.tree import Entry, Listing, Mapping, Mark, Node, Path, Scalar, at, kind_of
 
 MAX_TEXT = 64 * 1024
 MAX_TEXT_IN_ALL = 4 * 1024 * 1024
@@ -27,28 +30,42 @@ _VARIABLE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|PRIVATE|CREDENTIAL|API_?KEY|ACCESS_?KEY|(^|_)KEY$", re.IGNORECASE)
 
 
+@dataclass(frozen=True)
+class Reference:
+    """A `${a.b}` in a recipe."""
+
+    path: Path
+    """The key whose value holds it."""
+    target: Path
+    """`("a", "b")`."""
+    whole: bool
+    """Whether the value is nothing but the reference, so that whole sections may come with it."""
+
+
 def referenced_blocks(node: Node) -> set[str]:
     """The top-level names that some `${name...}` refers to."""
-    return {reference.split(".")[0] for reference in _references(node)}
+    return {str(reference.target[0]) for reference in references_in(node)}
 
 
-def _references(node: Node) -> Iterator[str]:
+def references_in(node: Node, path: Path = ()) -> Iterator[Reference]:
+    """Every reference of a tree whose references are not resolved."""
     if isinstance(node, Mapping):
         if node.under is not None:
-            yield from _references(node.under)
-        for entry in node.entries.values():
-            yield from _references(entry.node)
+            yield from references_in(node.under, path)
+        for key, entry in node.entries.items():
+            yield from references_in(entry.node, (*path, key))
     elif isinstance(node, Listing):
-        for item in node.items:
-            yield from _references(item)
+        for index, item in enumerate(node.items):
+            yield from references_in(item, (*path, index))
     elif isinstance(node.value, str) and "${" in node.value:
+        whole = whole_reference(node) is not None
         for match in _TOKEN.finditer(node.value):
             if match.group(1) is not None:
-                yield match.group(1).strip()
+                yield Reference(path, tuple(match.group(1).strip().split(".")), whole)
 
 
 def interpolate(root: Mapping, problems: Problems, environment: Environment[str, str]) -> Mapping:
-    """The tree with every reference resolved; what cannot be resolved is noted and becomes null."""
+    """The tree with every reference resolved; what cannot be resolved is noted, and its value is not `sound`."""
     resolved = _Interpolator(root, problems, environment).value(root, 0)
     assert isinstance(resolved, Mapping)
     return resolved
@@ -72,8 +89,8 @@ class _Interpolator:
             limit = f"nests deeper than {MAX_DEPTH}" if depth > MAX_DEPTH else f"holds more than {MAX_NODES} values"
             if not self.too_large:
                 self.problems.add("R65", f"with its references resolved the recipe {limit}", node.mark)
-            self.too_large = True
-            return Scalar(None, node.mark)
+            self.too_large = self.problems.is_cut_off = True
+            return Scalar(None, node.mark, sound=False)
         if isinstance(node, Listing):
             return replace(node, items=tuple(self.value(item, depth + 1) for item in node.items))
         if isinstance(node, Mapping):
@@ -93,7 +110,9 @@ class _Interpolator:
             return node
         reference = whole_reference(node.under)
         assert reference is not None
-        merged = merge(self.target(reference, node.under.mark, depth), replace(node, under=None), self.problems)
+        below = self.target(reference, node.under.mark, depth)
+        lacks = isinstance(below, Scalar) and not below.sound
+        merged = merge(below, replace(node, under=None, sound=node.sound and not lacks), self.problems)
         assert isinstance(merged, Mapping)
         return merged
 
@@ -105,7 +124,7 @@ class _Interpolator:
 
     def target(self, reference: str, mark: Mark, depth: int) -> Node:
         """What `${reference}` stands for, resolved."""
-        nothing = Scalar(None, mark)
+        nothing = Scalar(None, mark, sound=False)
         if reference.startswith("env:"):
             return self.variable(reference, mark)
         if not _KEYS.fullmatch(reference):
@@ -138,12 +157,24 @@ class _Interpolator:
                 node = self.over_reference(node, depth)
             child = node.get(part) if isinstance(node, Mapping) else None
             if child is None:
-                place = f"under {'.'.join(walked)}" if walked else "at the top level"
-                self.problems.add("R61", f"${{{reference}}}: nothing is set at {part} {place}", mark)
-                return None
+                if isinstance(node, Mapping) and not node.sound:
+                    return None
+                default = default_at(tuple(reference.split(".")), len(walked))
+                if default is None:
+                    self.nothing_there(reference, part, walked, mark)
+                return default
             node = child
             walked.append(part)
         return node
+
+    def nothing_there(self, reference: str, part: str, walked: list[str], mark: Mark) -> None:
+        place = f"under {'.'.join(walked)}" if walked else "at the top level"
+        above = at(self.root, tuple(walked))
+        near = close_to(part, above.entries) if isinstance(above, Mapping) else None
+        hint = f"did you mean {near}?" if near else None
+        if "args" in walked:
+            hint = hint or "a component's defaults cannot be referred to; write the value out"
+        self.problems.add("R61", f"${{{reference}}}: nothing is set at {part} {place}", mark, hint)
 
     def variable(self, reference: str, mark: Mark) -> Node:
         match = _VARIABLE.fullmatch(reference)
@@ -164,34 +195,40 @@ class _Interpolator:
                 return Scalar(core_scalar(value), mark, value)
             except ScalarError:
                 return Scalar(value, mark, value, plain=False)
-        return Scalar(None, mark)
+        return Scalar(None, mark, sound=False)
 
     def text(self, node: Scalar, depth: int) -> Scalar:
         """Text with references inside."""
         assert isinstance(node.value, str)
+        nothing = Scalar(None, node.mark, sound=False)
         parts: list[str] = []
         length = end = 0
         for match in _TOKEN.finditer(node.value):
-            parts.append(node.value[end : match.start()])
+            part = self.part(match, node.mark, depth)
+            if part is None:
+                return nothing
+            parts += [node.value[end : match.start()], part]
             end = match.end()
-            parts.append(self.part(match, node.mark, depth))
             length += len(parts[-1]) + len(parts[-2])
-            self.characters += len(parts[-1])
+            self.characters += len(part)
             if length > MAX_TEXT or self.characters > MAX_TEXT_IN_ALL:
                 self.problems.add("R65", "with its references put in, the text is longer than 64 KiB", node.mark)
-                return Scalar(None, node.mark)
+                return nothing
         parts.append(node.value[end:])
         return Scalar("".join(parts), node.mark, "".join(parts), plain=False)
 
-    def part(self, match: re.Match[str], mark: Mark, depth: int) -> str:
+    def part(self, match: re.Match[str], mark: Mark, depth: int) -> str | None:
+        """The text for one reference; None, with the reason noted, if there is none."""
         if match.group() == "$${":
             return "${"
         if match.group(1) is None:
             hint = "nesting is not part of the language; write $${ for a literal ${"
             self.problems.add("R63", "${ without its closing brace", mark, hint)
-            return ""
+            return None
         target = self.target(match.group(1).strip(), mark, depth)
         if not isinstance(target, Scalar):
             self.problems.add("R37", f"{match.group()} is {kind_of(target)}; inside text it must be a scalar", mark)
-            return ""
+            return None
+        if not target.sound:
+            return None
         return target.text if target.plain else str(target.value)

@@ -1,4 +1,4 @@
-"""Find and read the layers of a recipe: `extends:` first, in order, then the file itself."""
+"""Find and read the layers of a recipe: `extends:` first, in order, then the file itself, then those of `--with`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlcli.errors import escape_control
-from rlcli.recipe.merge import check_markers, spell_out_types
+from rlcli.recipe.merge import spell_out_types, with_sound_markers
 from rlcli.recipe.problems import Problems
 from rlcli.recipe.reader import parse, read_file
-from rlcli.recipe.tree import COMMAND_LINE, Listing, Mapping, Mark, Node, Scalar, kind_of
+from rlcli.recipe.tree import Listing, Mapping, Mark, Node, Scalar, kind_of
 
 MAX_LAYERS = 64
+
+PROFILES = "profiles/"
+"""Folder of a recipes folder whose files are laid over recipes: a cluster, a size, never a whole recipe."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Layer:
     tree: Mapping
     """Without `extends:`; component shorthands spelt out."""
     pulled_in_by: Mark | None
-    """The `extends:` entry that names it; None for the recipe itself."""
+    """The `extends:` entry or the `--with` that names it; None for the recipe itself."""
 
 
 def recipe_roots() -> list[Path]:
@@ -55,55 +57,89 @@ def recipe_names(roots: list[Path] | None = None) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def profile_names(roots: list[Path] | None = None) -> dict[str, Path]:
+    """What `--with` takes by name (`gpu8`), with its file."""
+    return {
+        name.removeprefix(PROFILES): path for name, path in recipe_names(roots).items() if name.startswith(PROFILES)
+    }
+
+
+def whole_recipe_names(roots: list[Path] | None = None) -> dict[str, Path]:
+    """The recipes that can be trained: neither profiles nor the layers in `base/`."""
+    return {name: path for name, path in recipe_names(roots).items() if not name.startswith((PROFILES, "base/"))}
+
+
 def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:
     """A recipe by path (`.yaml` optional) or by name, or None with the reason noted."""
     text = os.fspath(recipe)
-    if "\0" in text or not text:
-        problems.add("R59", f"{text!r} is no possible file name")
-        return None
-    try:
-        for candidate in (Path(text), Path(f"{text}.yaml")):
-            if candidate.exists() and not candidate.is_dir():
-                return candidate
-    except OSError as error:
-        problems.add("R58" if isinstance(error, PermissionError) else "R59", f"{text[:200]!r}: {error.strerror}")
-        return None
+    found, refused = _existing(text, problems)
+    if found is not None or refused:
+        return found
     names = recipe_names()
     name = text.removesuffix(".yaml")
-    if name in names:
+    if name in names and not name.startswith(PROFILES):
         return names[name]
     from rlcli.recipe.suggest import close_to
 
-    close = close_to(name, names)
-    known = ", ".join(n for n in names if not n.startswith("base/"))
-    hint = f"did you mean {close}?" if close else f"known by name: {known}" if known else None
-    problems.add("R51", f"no recipe {escape_control(text)!r}: neither a file nor a known name", hint=hint)
+    profile = name.removeprefix(PROFILES)
+    close, known = close_to(name, whole_recipe_names()), ", ".join(whole_recipe_names())
+    if profile in profile_names():
+        hint: str | None = f"{profile} is a profile; lay it over a recipe: RECIPE --with {profile}"
+    else:
+        hint = f"did you mean {close}?" if close else f"known by name: {known}" if known else None
+    problems.add("R51", f"no recipe {text!r}: neither a file nor a known name", hint=hint)
     return None
+
+
+def find_profile(profile: str, problems: Problems) -> Path | None:
+    """A layer for the command line: a file (`.yaml` optional; any that can be read, for the user names it), a profile
+    by name, or another layer by name. None with the reason noted."""
+    mark = with_option(profile)
+    found, refused = _existing(profile, problems, mark)
+    if found is not None or refused:
+        return found
+    profiles, name = profile_names(), profile.removesuffix(".yaml")
+    for known in (profiles, recipe_names()):
+        if name in known:
+            return known[name]
+    from rlcli.recipe.suggest import close_to
+
+    near = close_to(name, profiles)
+    hint = f"did you mean {near}?" if near else f"profiles: {', '.join(profiles)}" if profiles else None
+    problems.add("R51", f"no layer {profile!r}: neither a file nor a profile", mark, hint)
+    return None
+
+
+def with_option(profile: str) -> Mark:
+    """How messages name a layer's place on the command line."""
+    return Mark(f"--with {profile[:200]}", 0, 0)
+
+
+def _existing(text: str, problems: Problems, mark: Mark | None = None) -> tuple[Path | None, bool]:
+    """The file of that name, if there is one; and whether the name is refused, with the reason noted."""
+    if "\0" in text or not text:
+        problems.add("R59", f"{text!r} is no possible file name", mark)
+        return None, True
+    try:
+        candidates = [path for path in (Path(text), Path(f"{text}.yaml")) if path.exists() and not path.is_dir()]
+    except OSError as error:
+        code = "R58" if isinstance(error, PermissionError) else "R59"
+        problems.add(code, f"{text[:200]!r}: {error.strerror}", mark)
+        return None, True
+    return (candidates[0] if candidates else None), False
 
 
 def collect(path: Path, problems: Problems, profiles: Sequence[str] = ()) -> list[Layer]:
     """All layers of a recipe, lowest first, those of `--with` last. A layer that is reached twice counts where
-    it came first."""
+    it came first; one that `--with` names must be new, or it would not lie on top."""
     collector = _Collector(recipe_roots(), problems)
     collector.add(path, path.name, None)
     for profile in profiles:
         if found := find_profile(profile, problems):
-            collector.add(found, found.name, Mark(COMMAND_LINE, 0, 0))
+            collector.lay(found, with_option(profile))
+        else:
+            problems.is_cut_off = True
     return collector.layers
-
-
-def find_profile(profile: str, problems: Problems) -> Path | None:
-    """A layer for the command line: a file, or the name of one in `recipes/profiles`."""
-    for candidate in (Path(profile), *(root / "profiles" / f"{profile}.yaml" for root in recipe_roots())):
-        if "\0" not in profile and candidate.is_file():
-            return candidate
-    from rlcli.recipe.suggest import close_to
-
-    names = [name.removeprefix("profiles/") for name in recipe_names() if name.startswith("profiles/")]
-    near = close_to(profile, names)
-    hint = f"did you mean {near}?" if near else f"profiles: {', '.join(names)}" if names else None
-    problems.add("R51", f"no layer {escape_control(profile)!r}: neither a file nor a profile", hint=hint)
-    return None
 
 
 def shown(path: Path) -> str:
@@ -122,39 +158,54 @@ class _Collector:
         self.open: list[tuple[Path, str]] = []
         self.seen: set[Path] = set()
 
+    def lay(self, path: Path, asked_by: Mark) -> None:
+        """Add a layer that the command line names."""
+        if path.resolve() in self.seen:
+            below = next((layer for layer in self.layers if layer.path.resolve() == path.resolve()), None)
+            by = below.pulled_in_by if below else None
+            place = f"already a layer, pulled in by {by.file_and_line}" if by else "the recipe itself"
+            self.problems.add("R05", f"{shown(path)} is {place}", asked_by, "name each layer once")
+            return
+        self.add(path, self.label(path, path.parent), asked_by)
+
     def add(self, path: Path, label: str, asked_by: Mark | None) -> None:
+        """Add a layer and, below it, all that it extends."""
         real = path.resolve()
         if real in [opened for opened, _ in self.open]:
             names = [name for opened, name in self.open]
             circle = names[[opened for opened, _ in self.open].index(real) :]
-            self.problems.add("R52", "the layers extend each other: " + " → ".join([*circle, circle[0]]), asked_by)
-            return
+            return self.refuse("R52", "the layers extend each other: " + " → ".join([*circle, circle[0]]), asked_by)
         if real in self.seen:
-            return
+            return None
         self.seen.add(real)
         if len(self.seen) > MAX_LAYERS:
-            self.problems.add("R52", f"more than {MAX_LAYERS} layers", asked_by)
-            return
+            return self.refuse("R52", f"more than {MAX_LAYERS} layers", asked_by)
         file = shown(path)
         text = read_file(path, file, self.problems, asked_by)
         if text is None:
-            return
+            self.problems.is_cut_off = True
+            return None
         self.problems.add_source(file, text, asked_by)
         tree = parse(text, file, self.problems)
-        if tree is None:
-            return
+        if tree is None or (isinstance(tree, Scalar) and not tree.sound):
+            self.problems.is_cut_off = True
+            return None
         if not isinstance(tree, Mapping):
             found = "nothing" if isinstance(tree, Scalar) and tree.value is None else kind_of(tree)
-            self.problems.add("R02", f"expected a mapping at the top level, found {found}", tree.mark)
-            return
-        check_markers(tree, self.problems)
+            return self.refuse("R02", f"expected a mapping at the top level, found {found}", tree.mark)
         self.open.append((real, file))
         self.extend(tree.get("extends"), path)
         self.open.pop()
         entries = {key: entry for key, entry in tree.entries.items() if key != "extends"}
-        spelt = spell_out_types(replace(tree, entries=entries))
+        spelt = spell_out_types(with_sound_markers(replace(tree, entries=entries), self.problems))
         assert isinstance(spelt, Mapping)
         self.layers.append(Layer(file, self.unique(label), path, text, spelt, asked_by))
+        return None
+
+    def refuse(self, code: str, what: str, mark: Mark | None, hint: str | None = None) -> None:
+        """Note why a layer is not among the others, without which the recipe cannot be judged."""
+        self.problems.add(code, what, mark, hint)
+        self.problems.is_cut_off = True
 
     def unique(self, label: str) -> str:
         taken = {layer.label for layer in self.layers}
@@ -166,8 +217,10 @@ class _Collector:
         if node is None:
             return
         for item in node.items if isinstance(node, Listing) else (node,):
-            if not isinstance(item, Scalar) or not isinstance(item.value, str) or not item.value.strip():
-                self.problems.add("R37", f"extends: names recipe files, found {kind_of(item)}", item.mark)
+            if isinstance(item, Scalar) and not item.sound:
+                self.problems.is_cut_off = True
+            elif not isinstance(item, Scalar) or not isinstance(item.value, str) or not item.value.strip():
+                self.refuse("R37", f"extends: names recipe files, found {kind_of(item)}", item.mark)
             elif found := self.find(item.value, child, item.mark):
                 self.add(*found, item.mark)
 
@@ -179,7 +232,7 @@ class _Collector:
         elif name.startswith("~") or ".." in Path(name).parts or (Path(name).is_absolute() and not self.inside(name)):
             refused = "a layer lies beside the recipe or in a recipes folder"
         if refused:
-            self.problems.add("R55", f"extends {name}: {refused}", mark)
+            self.refuse("R55", f"extends {name}: {refused}", mark)
             return None
         folders = [child.parent, *self.roots]
         for folder in folders:
@@ -190,12 +243,12 @@ class _Collector:
                 except OSError:
                     continue
                 if not candidate.resolve().is_relative_to(folder.resolve()) and not Path(name).is_absolute():
-                    self.problems.add("R55", f"extends {name}: {candidate} leads out of {folder}", mark)
+                    self.refuse("R55", f"extends {name}: {candidate} leads out of {folder}", mark)
                     return None
                 return candidate, candidate.name if Path(name).is_absolute() else self.label(candidate, folder)
         chain = " → ".join([*(opened for _, opened in self.open), name])
         looked = ", ".join(shown(folder) or "." for folder in folders)
-        self.problems.add("R51", f"no such layer: {chain}", mark, f"looked in {looked}")
+        self.refuse("R51", f"no such layer: {chain}", mark, f"looked in {looked}")
         return None
 
     def label(self, path: Path, folder: Path) -> str:

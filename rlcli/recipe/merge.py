@@ -56,29 +56,37 @@ def _matches(path: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
     return len(path) == len(pattern) and all(want in ("*", part) for part, want in zip(path, pattern, strict=True))
 
 
-def check_markers(node: Node, problems: Problems, path: Path = ()) -> None:
-    """Note every `_replace_` and `_append_` that cannot mean anything."""
+def with_sound_markers(node: Node, problems: Problems, path: Path = ()) -> Node:
+    """The tree, where every `_replace_` and `_append_` that cannot mean anything is noted and taken out."""
     if isinstance(node, Listing):
-        for index, item in enumerate(node.items):
-            check_markers(item, problems, (*path, index))
+        items = (with_sound_markers(item, problems, (*path, index)) for index, item in enumerate(node.items))
+        return replace(node, items=tuple(items))
     if not isinstance(node, Mapping):
-        return
+        return node
+    entries = dict(node.entries)
     for marker in (REPLACE, APPEND):
-        entry = node.entries.get(marker)
+        entry = entries.get(marker)
         if entry is None:
             continue
         if not path or any(isinstance(part, int) for part in path):
             problems.add("R42", f"{marker} has no meaning here: nothing lies below to merge with", entry.key)
         elif marker == REPLACE and not (isinstance(entry.node, Scalar) and entry.node.value is True):
             problems.add("R37", f"{REPLACE} can only be true", entry.node.mark)
-        elif marker == APPEND and (len(node.entries) > 1 or not isinstance(entry.node, Listing)):
+        elif marker == APPEND and (len(entries) > 1 or not isinstance(entry.node, Listing)):
             problems.add("R37", f"{APPEND} stands alone and holds a list: {{{APPEND}: [...]}}", entry.key)
-    for key, child in node.entries.items():
-        check_markers(child.node, problems, (*path, key))
+            return Scalar(None, node.mark, sound=False)
+        else:
+            continue
+        del entries[marker]
+    return replace(
+        node,
+        entries={k: Entry(e.key, with_sound_markers(e.node, problems, (*path, k))) for k, e in entries.items()},
+        sound=node.sound and len(entries) == len(node.entries),
+    )
 
 
 def merge(lower: Node | None, upper: Node, problems: Problems) -> Node:
-    """What holds where `upper` is laid over `lower`. Markers must have passed `check_markers`."""
+    """What holds where `upper` is laid over `lower`. Markers must be sound (`with_sound_markers`)."""
     if not isinstance(upper, Mapping):
         return upper
     if APPEND in upper.entries:
@@ -86,10 +94,10 @@ def merge(lower: Node | None, upper: Node, problems: Problems) -> Node:
     if REPLACE in upper.entries:
         lower = None
     entries: dict[str, Entry] = {}
-    under = upper.under
+    under, sound = upper.under, upper.sound
     if isinstance(lower, Mapping):
         entries.update(lower.entries)
-        under = under or lower.under
+        under, sound = under or lower.under, sound and lower.sound
         if _type_changes(lower, upper):
             entries.pop("args", None)
     elif whole_reference(lower) is not None:
@@ -100,7 +108,7 @@ def merge(lower: Node | None, upper: Node, problems: Problems) -> Node:
             below = entries.get(key)
             entries[key] = Entry(entry.key, merge(below.node if below else None, entry.node, problems))
     overridden = upper.mark.file == COMMAND_LINE and isinstance(lower, Mapping)
-    return Mapping(entries, lower.mark if overridden and lower else upper.mark, under)
+    return Mapping(entries, lower.mark if overridden and lower else upper.mark, under, sound)
 
 
 def _type_changes(lower: Mapping, upper: Mapping) -> bool:
@@ -115,5 +123,5 @@ def _appended(lower: Node | None, upper: Mapping, problems: Problems) -> Node:
         return more
     if not isinstance(lower, Listing):
         problems.add("R37", f"{APPEND} needs a list below; there is {kind_of(lower)} at {lower.mark}", upper.mark)
-        return more
+        return Scalar(None, upper.mark, sound=False)
     return Listing((*lower.items, *more.items), upper.mark)

@@ -10,11 +10,15 @@ if TYPE_CHECKING:
     from rlcli.recipe.schema import Mesh as MeshSection
 
 
+DIMENSIONS = ("dp", "tp", "pp", "cp", "ep")
+
+
 class DevicesError(ValueError):
     """Devices or a mesh that cannot be; `key` of the role says which, `missing` that devices do not exist."""
 
-    def __init__(self, what: str, key: str, missing: bool = False):
+    def __init__(self, what: str, key: str, missing: bool = False, hint: str | None = None):
         super().__init__(what)
+        self.hint = hint
         self.key = key
         self.missing = missing
 
@@ -35,7 +39,7 @@ class Mesh:
         return self.dp * self.tp * self.pp * self.cp
 
     def __str__(self) -> str:
-        sizes = {name: getattr(self, name) for name in ("dp", "tp", "pp", "cp", "ep")}
+        sizes = {name: getattr(self, name) for name in DIMENSIONS}
         return " ".join(f"{name}{size}" for name, size in sizes.items() if size > 1 or name == "dp")
 
 
@@ -67,7 +71,27 @@ def mesh_of(role: str, mesh: MeshSection, devices: int) -> Mesh:
         product = inner * (mesh.dp or 1)
         word = "devices" if devices > 1 else "device"
         what = f"the mesh of {role} ({shape} = {product}) does not fit its {devices} {word}"
-        raise DevicesError(what, "mesh")
+        raise DevicesError(what, "mesh", hint=_fitting(mesh, devices))
     if (dp * mesh.cp) % mesh.ep:
         raise DevicesError(f"ep {mesh.ep} of {role} does not divide its dp {dp} x cp {mesh.cp}", "mesh")
     return result
+
+
+def _fitting(mesh: MeshSection, devices: int) -> str:
+    """The nearest mesh that fits: another data-parallel size, else another size of what does not divide."""
+    inner = mesh.tp * mesh.pp * mesh.cp
+    if devices % inner == 0:
+        return f"use dp {devices // inner}, or leave dp out"
+    for name in ("tp", "pp", "cp"):
+        size = getattr(mesh, name)
+        rest = inner // size
+        sizes = [n for n in range(1, devices + 1) if devices % (n * rest) == 0]
+        if size > 1 and sizes:
+            return f"use {name} {' or '.join(str(n) for n in _around(sizes, size))}"
+    return f"tp x pp x cp must divide {devices}"
+
+
+def _around(sizes: list[int], wanted: int) -> list[int]:
+    """The nearest sizes below and above."""
+    below, above = [n for n in sizes if n < wanted], [n for n in sizes if n > wanted]
+    return [*below[-1:], *above[:1]]

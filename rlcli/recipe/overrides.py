@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rlcli.recipe.merge import check_markers, spell_out_types
+from rlcli.recipe.merge import spell_out_types, with_sound_markers
 from rlcli.recipe.problems import Problems
 from rlcli.recipe.reader import parse
 from rlcli.recipe.scalars import ScalarError, core_scalar
+from rlcli.recipe.synonyms import translated
 from rlcli.recipe.tree import COMMAND_LINE, Entry, Mapping, Mark, Node, Path, Scalar, dotted, leaves
 
 _KEY = re.compile(r"[^\s.=\[\]{}:,]+(\.[^\s.=\[\]{}:,]+)*")
 
 
 def parse_overrides(overrides: Sequence[str], problems: Problems) -> list[Mapping]:
-    """One small tree for each override. A value set twice is refused: the later never wins silently."""
+    """One small tree for each override. A value set twice is refused: the later never wins silently. A value that
+    cannot be read keeps its key, so that nothing is concluded from its absence."""
     problems.add_source(COMMAND_LINE, "\n".join(text.replace("\n", " ") for text in overrides))
     trees: list[Mapping] = []
     set_by: dict[Path, int] = {}
@@ -23,7 +25,7 @@ def parse_overrides(overrides: Sequence[str], problems: Problems) -> list[Mappin
         tree = _parse(text, number, problems)
         if tree is None:
             continue
-        trees.append(tree)
+        known = len(problems.found)
         for path, node in leaves(tree):
             first = next((n for p, n in set_by.items() if _overlap(p, path)), None)
             if first is not None:
@@ -31,6 +33,8 @@ def parse_overrides(overrides: Sequence[str], problems: Problems) -> list[Mappin
                 what = f"{dotted(path)} is set twice on the command line: {both}"
                 problems.add("R05", what, node.mark, "keep one")
             set_by.setdefault(path, number)
+        if len(problems.found) == known:
+            trees.append(tree)
     return trees
 
 
@@ -45,12 +49,15 @@ def _parse(text: str, number: int, problems: Problems) -> Mapping | None:
     if not equals:
         problems.add("R42", f"{text!r} is no override", start, "write key.path=value")
         return None
-    if not _KEY.fullmatch(key):
-        problems.add("R41", f"{key!r} is no key", start, "write key.path=value, with the keys joined by dots")
+    if not _KEY.fullmatch(key) or key[0] in "+~-":
+        plain = key.lstrip("+~-")
+        hint = "write key.path=value, with the keys joined by dots"
+        if plain != key and _KEY.fullmatch(plain):
+            hint = f"write {translated(plain.split('.'), ('ppo',)) or plain}={value[:40] or 'null'}"
+        problems.add("R41", f"{key!r} is no key", start, hint)
         return None
-    node = _value(value, Mark(COMMAND_LINE, number, len(key) + 2), problems)
-    if node is None:
-        return None
+    mark = Mark(COMMAND_LINE, number, len(key) + 2)
+    node = _value(value, mark, problems) or Scalar(None, mark, value, sound=False)
     parts = key.split(".")
     if parts[0] == "extends":
         problems.add("R42", "extends: cannot be set on the command line", start)
@@ -61,8 +68,7 @@ def _parse(text: str, number: int, problems: Problems) -> Mapping | None:
         mark = Mark(COMMAND_LINE, number, column)
         node = Mapping({part: Entry(mark, node)}, mark)
         column -= 1
-    check_markers(node, problems)
-    spelt = spell_out_types(node)
+    spelt = spell_out_types(with_sound_markers(node, problems))
     assert isinstance(spelt, Mapping)
     return spelt
 

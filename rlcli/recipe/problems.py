@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlcli.errors import Problem, RecipeError, escape_control
-from rlcli.recipe.tree import COMMAND_LINE, DEFAULT, Mark
+from rlcli.recipe.tree import COMMAND_LINE, DEFAULT, Mark, Node, dotted, key_mark, nodes
 
 MAX_SHOWN = 40
 
@@ -17,7 +17,11 @@ class Problems:
         self._known: set[tuple[str, str | None, str]] = set()
         self.sources: dict[str, list[str]] = {}
         self.pulled_in_by: dict[str, Mark] = {}
-        """File → the `extends:` entry that names it."""
+        """File → the `extends:` entry or the option that names it."""
+        self.written: Node | None = None
+        """All layers laid over each other, references as written."""
+        self.is_cut_off = False
+        """Whether part of the recipe was not read at all, so that nothing can be said about what it lacks."""
 
     def add_source(self, file: str, text: str, pulled_in_by: Mark | None = None) -> None:
         self.sources[file] = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
@@ -43,6 +47,16 @@ class Problems:
         self.found.append(Problem(code, what, where, hint, self._excerpt(mark, width) if mark else None))
         self._marks.append(mark)
 
+    def name_at(self, mark: Mark, of_key: bool = False) -> str | None:
+        """The key that is written at a place, where a reference may have carried it elsewhere."""
+        written = self.written
+        if written is None:
+            return None
+        for path, node in nodes(written):
+            if (key_mark(written, path) if of_key else node.mark) == mark:
+                return dotted(path)
+        return None
+
     def raise_if_any(self) -> None:
         """Raise RecipeError with all that was found, in the order of the files' lines."""
         if not self.found:
@@ -56,7 +70,7 @@ class Problems:
         raise RecipeError(shown)
 
     def chain(self, file: str) -> list[Mark]:
-        """The `extends:` entries from a file up to the recipe itself."""
+        """The `extends:` entries from a file up to the recipe itself, or to the option that lays it over."""
         marks: list[Mark] = []
         while (mark := self.pulled_in_by.get(file)) is not None and mark not in marks:
             marks.append(mark)
@@ -77,7 +91,7 @@ class Problems:
         carets = max(1, min(width or _word_length(line, column), len(line) - column + 1))
         shown.append(" " * len(gutter) + " " * (column - 1) + "^" * carets)
         if chain := self.chain(mark.file):
-            shown.append("pulled in by " + ", ".join(f"{m.file}:{m.line}" for m in chain))
+            shown.append("pulled in by " + ", ".join(m.file_and_line for m in chain))
         return escape_control("\n".join("    " + row for row in shown))
 
 

@@ -83,15 +83,18 @@ def decode(raw: bytes, shown: str, problems: Problems) -> str | None:
 
 
 def parse(text: str, file: str, problems: Problems, first: Mark | None = None) -> Node | None:
-    """The tree of a YAML text, or None with the reasons noted. `first`: where it begins, if not at 1:1."""
+    """The tree of a YAML text; None, with the reason noted, for one that cannot be read at all.
+
+    Of what is refused but can be read around (a key set twice, a tag, a number that is not finite) the problem is
+    noted, and the value in the tree is not `sound`. `first`: where the text begins, if not at 1:1.
+    """
     origin = first or Mark(file, 1, 1)
     if match := _FORBIDDEN.search(text):
         problems.add(*_forbidden(match.group()), _mark_at(text, match.start(), origin))
         return None
     composer = _Composer(text, origin, problems)
-    known = len(problems.found)
     try:
-        node = composer.document()
+        return composer.document()
     except yaml.MarkedYAMLError as error:
         problems.add(*_syntax(error, text, composer), width=1)
         return None
@@ -99,7 +102,6 @@ def parse(text: str, file: str, problems: Problems, first: Mark | None = None) -
         if not isinstance(error, _Refused):
             problems.add("R07", f"not YAML: {error}", origin)
         return None
-    return node if len(problems.found) == known else None
 
 
 def _forbidden(character: str) -> tuple[str, str]:
@@ -125,6 +127,11 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, composer: _Composer) -> tupl
         return "R06", "a tab cannot indent YAML", mark(tab), "use spaces"
     if composer.open_flows and at.line >= text.rstrip().count("\n") + (1 if text.endswith("\n") else 0):
         return "R07", "not YAML: this is never closed", mark(composer.open_flows[-1]), None
+    written = lines[at.line] if at.line < len(lines) else ""
+    if composer.open_flows and re.search(r"(?<![\"'$])\$\{", written[: at.column + 1]):
+        reference = SimpleNamespace(line=at.line, column=written.rindex("${", 0, at.column + 1))
+        hint = 'quote it: "${…}", because { and } mean something in YAML'
+        return "R07", "not YAML: a reference inside {} or [] needs quotes", mark(reference), hint
     problem = re.sub(r"\s+", " ", error.problem or "it cannot be parsed")
     opened = error.context_mark is not None and re.search(r"flow|quoted|block scalar", error.context or "")
     what = f"not YAML: {problem}" + (f" {error.context}" if opened else "")
@@ -170,14 +177,15 @@ class _Composer:
         if isinstance(event, yaml.AliasEvent):
             return self.alias(event, depth)
         self.count(event, 1)
-        if event.tag is not None:
-            self.problems.add("R08", f"tags are not allowed: {event.tag}", self.mark(event.start_mark))
         if event.anchor is not None:
             if len(self.anchors) + len(self.open_anchors) >= MAX_ANCHORS:
                 raise self.refuse("R10", f"more than {MAX_ANCHORS} anchors", event)
             self.open_anchors.add(event.anchor)
         before = self.nodes
         node = self.value(event, depth)
+        if event.tag is not None:
+            self.problems.add("R08", f"tags are not allowed: {event.tag}", node.mark)
+            node = Scalar(None, node.mark, sound=False)
         if event.anchor is not None:
             self.open_anchors.discard(event.anchor)
             self.anchors[event.anchor] = (node, self.nodes - before + 1)
@@ -223,7 +231,7 @@ class _Composer:
             return Scalar(core_scalar(event.value), mark, event.value)
         except ScalarError as error:
             self.problems.add(error.code, str(error), mark)
-            return Scalar(None, mark, event.value)
+            return Scalar(None, mark, event.value, sound=False)
 
     def listing(self, start: Any, depth: int) -> Listing:
         items = []
@@ -233,17 +241,18 @@ class _Composer:
 
     def mapping(self, start: Any, depth: int) -> Mapping:
         entries: dict[str, Entry] = {}
+        sound = True
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             mark = self.mark(event.start_mark)
             key = self.key(event, depth)
             node = self.node(next(self.events), depth + 1)
             if key is None:
-                continue
-            if key in entries:
+                sound = False
+            elif key in entries:
                 self.problems.add("R05", f"{key} is set twice; first at line {entries[key].key.line}", mark)
-                continue
-            entries[key] = Entry(mark, node)
-        return Mapping(entries, self.mark(start.start_mark))
+            else:
+                entries[key] = Entry(mark, node)
+        return Mapping(entries, self.mark(start.start_mark), sound=sound)
 
     def key(self, event: Any, depth: int) -> str | None:
         """A key's text; None, with the reason noted, if it is no text."""

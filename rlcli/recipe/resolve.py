@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from rlcli.recipe.check import check_meaning
 from rlcli.recipe.components import check_components, forget, with_backends
+from rlcli.recipe.doubts import Doubts
 from rlcli.recipe.files import with_found_files
 from rlcli.recipe.interpolation import interpolate, referenced_blocks
 from rlcli.recipe.layers import Layer, collect, find_recipe
+from rlcli.recipe.meaning import check_meaning
 from rlcli.recipe.merge import merge, spell_out_types, whole_reference
 from rlcli.recipe.overrides import parse_overrides
 from rlcli.recipe.problems import Problems
@@ -32,6 +33,8 @@ class Setting:
     """As written: references are not resolved."""
     via: str | None = None
     """The key that a reference led through, such as `ppo.kl_ctl`."""
+    through: Mark | None = None
+    """Where that reference is written."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Resolved:
     tree: Mapping
     """What the layers say, merged and with references resolved; without defaults."""
     override_trees: tuple[Mapping, ...] = ()
+    profiles: tuple[str, ...] = ()
+    """Layers that the command line adds, as given; their files are the last of `layers`."""
     problems: Problems = field(default_factory=Problems, compare=False, repr=False)
     """Knows the sources, so that later checks can quote them."""
 
@@ -67,15 +72,24 @@ class Resolved:
             rest: tuple[str | int, ...] = ()
             if node is not None:
                 settings.append(Setting(node.mark, plain(node)))
-                reference = whole_reference(node)
+                reference, holder = whole_reference(node), node
             else:
-                reference, rest = _reference_on_the_way(tree, path)
+                reference, rest, holder = _reference_on_the_way(tree, path)
             if reference is not None and not reference.startswith("env:"):
                 target = (*reference.split("."), *rest)
                 if dotted(target) not in seen:
                     through = self._history(target, seen | {dotted(target)})
-                    settings.extend(replace(s, via=s.via or dotted(target)) for s in through if s not in settings)
+                    settings.extend(
+                        replace(s, via=s.via or dotted(target), through=s.through or holder.mark)
+                        for s in through
+                        if s not in settings
+                    )
         return settings
+
+    @cached_property
+    def written(self) -> Mapping:
+        """What the layers say, merged, with references as written; the recipe's own blocks included."""
+        return _laid_over(self.path, self.layers, self.override_trees, Problems())
 
     @cached_property
     def origins(self) -> dict[str, str]:
@@ -95,44 +109,53 @@ def _path(key: str | tuple[str | int, ...]) -> tuple[str | int, ...]:
     return tuple(key.split(".")) if isinstance(key, str) else key
 
 
-def _reference_on_the_way(tree: Node, path: tuple[str | int, ...]) -> tuple[str | None, tuple[str | int, ...]]:
+def _reference_on_the_way(tree: Node, path: tuple[str | int, ...]) -> tuple[str | None, tuple[str | int, ...], Node]:
+    """A whole-value reference above a path, what is left of the path below it, and the node that holds it."""
     for depth in range(len(path) - 1, 0, -1):
         node = at(tree, path[:depth])
         if node is not None:
-            return whole_reference(node), path[depth:]
-    return None, ()
+            return whole_reference(node), path[depth:], node
+    return None, (), tree
 
 
-def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), profiles: Sequence[str] = ()) -> Resolved:
-    """Read, merge, resolve and check a recipe, by path or by name. Raises RecipeError with all problems.
+def load_recipe(
+    recipe: str | Path, overrides: Sequence[str] = (), profiles: Sequence[str] = (), fresh: bool = True
+) -> Resolved:
+    """Read, merge, resolve and check a recipe, by path or by name. Raises RecipeError with all problems: where one of
+    them leaves something open, the rest is checked around it.
 
-    `profiles` are layers laid over the recipe's own, each a file or a name in `recipes/profiles`.
+    `profiles` are layers laid over the recipe's own (`--with`), each a file or a name in `recipes/profiles`; overrides
+    lie on top of them. Neither applies to a recipe that this one starts from (`path: recipe:sft_math#actor`): that is
+    an experiment of its own, so that its result can be used again. `fresh`: look at the components' files again.
     """
-    forget()
+    if fresh:
+        forget()
     problems = Problems()
     path = find_recipe(recipe, problems)
-    problems.raise_if_any()
-    assert path is not None
-    layers = collect(path, problems, profiles)
+    layers = collect(path, problems, profiles) if path is not None else []
     override_trees = parse_overrides(overrides, problems)
-    problems.raise_if_any()
-    tree, blocks = _merged(path, layers, override_trees, problems)
-    problems.raise_if_any()
-    tree, unknown_in = check_components(with_backends(tree), problems)
-    checked = check_against(Recipe, tree, problems, blocks=blocks)
-    if checked.value is None:
+    if path is None or problems.is_cut_off:
         problems.raise_if_any()
+    assert path is not None
+    tree, blocks = _merged(path, layers, override_trees, problems)
+    if problems.is_cut_off:
+        problems.raise_if_any()
+    doubts = Doubts()
+    tree = check_components(with_backends(doubts.without_unsound(tree), doubts), problems, doubts)
+    checked = check_against(Recipe, tree, problems, doubts, blocks=blocks)
+    if checked.value is not None:
+        check_meaning(checked.value, checked.tree, problems, doubts)
+    problems.raise_if_any()
     resolved = Resolved(
         recipe=checked.value,
         path=path,
         layers=tuple(layers),
         overrides=tuple(overrides),
-        tree=cast(Mapping, checked.tree),
+        profiles=tuple(profiles),
+        tree=checked.tree,
         override_trees=tuple(override_trees),
         problems=problems,
     )
-    check_meaning(resolved.recipe, resolved.tree, problems, unknown_in | checked.unknown_in)
-    problems.raise_if_any()
     return replace(resolved, recipe=with_found_files(resolved.recipe, resolved.tree, path, layers))
 
 
@@ -141,16 +164,19 @@ def _merged(
 ) -> tuple[Mapping, set[str]]:
     """All layers laid over each other, references resolved, shorthands spelt out; and the names of the
     blocks, the mappings of the recipe's own that references lead to."""
-    top = layers[-1].tree
-    name = Scalar(path.stem, Mark(DEFAULT, 0, 0), path.stem, plain=False)
-    tree: Node = Mapping({"name": Entry(name.mark, name)}, top.mark)
-    for layer in layers:
-        tree = merge(tree, layer.tree, problems)
-    for override in override_trees:
-        tree = merge(tree, override, problems)
-    assert isinstance(tree, Mapping)
-    problems.raise_if_any()
+    tree = problems.written = _laid_over(path, layers, override_trees, problems)
     spelt = spell_out_types(interpolate(tree, problems, os.environ))
     assert isinstance(spelt, Mapping)
     blocks = referenced_blocks(tree) - set(SECTIONS)
     return replace(spelt, entries={key: entry for key, entry in spelt.entries.items() if key not in blocks}), blocks
+
+
+def _laid_over(path: Path, layers: Sequence[Layer], override_trees: Sequence[Mapping], problems: Problems) -> Mapping:
+    """All layers laid over each other, references as written."""
+    name = Scalar(path.stem, Mark(DEFAULT, 0, 0), path.stem, plain=False)
+    own = next((layer for layer in layers if layer.path == path), layers[-1])
+    tree: Node = Mapping({"name": Entry(name.mark, name)}, own.tree.mark)
+    for upper in (*(layer.tree for layer in layers), *override_trees):
+        tree = merge(tree, upper, problems)
+    assert isinstance(tree, Mapping)
+    return replace(tree, mark=own.tree.mark)

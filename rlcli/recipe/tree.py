@@ -15,14 +15,21 @@ Path = tuple["str | int", ...]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place in a file; line and column count from 1. On the command line, line n is the n-th override."""
+    """A place in a file; line and column count from 1. On the command line, line n is the n-th override, and line 0
+    an option such as `--with gpu8`, which then stands for the file."""
 
     file: str
     line: int
     column: int
 
     def __str__(self) -> str:
-        return self.file if self.file in (COMMAND_LINE, DEFAULT) else f"{self.file}:{self.line}:{self.column}"
+        whole = self.file in (COMMAND_LINE, DEFAULT) or not self.line
+        return self.file if whole else f"{self.file}:{self.line}:{self.column}"
+
+    @property
+    def file_and_line(self) -> str:
+        """`recipes/mine.yaml:3`."""
+        return f"{self.file}:{self.line}" if self.line else self.file
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,8 @@ class Scalar:
     """As written, without quotes."""
     plain: bool = True
     """Written without quotes: a field of type str may still want the text `1.10` and not the number."""
+    sound: bool = True
+    """False for a value that could not be had. That is reported already, so nothing may be concluded from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,8 @@ class Mapping:
     mark: Mark
     under: Scalar | None = field(default=None)
     """A whole-value reference `${a.b}` in a lower layer: what it refers to lies under these entries."""
+    sound: bool = True
+    """False if some key of it could not be had, which is reported already."""
 
     def get(self, key: str) -> Node | None:
         entry = self.entries.get(key)
@@ -129,6 +140,17 @@ def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
             yield from leaves(entry.node, (*path, key))
     else:
         yield path, node
+
+
+def nodes(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
+    """Every value with its path, sections and lists before what they hold."""
+    yield path, node
+    if isinstance(node, Mapping):
+        for key, entry in node.entries.items():
+            yield from nodes(entry.node, (*path, key))
+    elif isinstance(node, Listing):
+        for index, item in enumerate(node.items):
+            yield from nodes(item, (*path, index))
 
 
 def dotted(path: Path) -> str:

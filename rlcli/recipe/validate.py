@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 
+from rlcli.recipe.annotations import annotation_at, fields_of, section_of, stand_in
+from rlcli.recipe.doubts import Doubts
 from rlcli.recipe.problems import Problems
-from rlcli.recipe.suggest import close_to, sections_in, suggest_key
+from rlcli.recipe.suggest import A_SLIP, close_to, suggest_key
+from rlcli.recipe.synonyms import translated
 from rlcli.recipe.tree import (
+    DEFAULT,
+    Entry,
+    Listing,
     Mapping,
+    Mark,
     Node,
     Path,
     Scalar,
@@ -21,12 +27,15 @@ from rlcli.recipe.tree import (
     dotted,
     key_mark,
     kind_of,
+    leaves,
     nearest,
     plain,
     with_value,
 )
 
 M = TypeVar("M", bound=BaseModel)
+
+MAX_REPAIRS = 12
 
 _EXPECTED = {
     "int": "int",
@@ -40,42 +49,48 @@ _EXPECTED = {
     "list": "a list",
     "tuple": "a list",
     "set": "a list",
+    "none": "null",
 }
 
 
+@dataclass(frozen=True)
 class Checked:
-    """The outcome: the tree with text where that is wanted, the object, where keys were unknown."""
+    """The outcome. What did not fit was noted, dropped or replaced by a stand-in, and is among the doubts."""
 
-    def __init__(self, tree: Node, value: Any, unknown_in: set[Path]):
-        self.tree = tree
-        self.value = value
-        """The validated model, or None if something besides unknown keys is wrong."""
-        self.unknown_in = unknown_in
-        """Paths of the mappings that held unknown keys: they may lack what those were meant to be."""
+    tree: Mapping
+    """With text where that is wanted."""
+    value: Any
+    """The model; None only if not even stand-ins fit."""
 
 
 def check_against(
-    model: type[BaseModel], tree: Node, problems: Problems, prefix: Path = (), blocks: Iterable[str] = ()
+    model: type[BaseModel],
+    tree: Mapping,
+    problems: Problems,
+    doubts: Doubts,
+    prefix: Path = (),
+    blocks: Iterable[str] = (),
+    legal: Iterable[str] = (),
 ) -> Checked:
-    """Validate `tree`; `prefix` is its path in the recipe, for the messages."""
-    tree, errors, value = _validated(model, tree)
-    unknown_in: set[Path] = set()
-    for error in errors:
-        path = _tree_path(error["loc"])
-        if error["type"] == "extra_forbidden":
-            _note_unknown(model, tree, path, problems, prefix, blocks)
-            unknown_in.add((*prefix, *path[:-1]))
-        else:
-            _note(error, tree, path, problems, prefix)
-    if unknown_in:
-        for error in errors:
-            if error["type"] == "extra_forbidden":
-                tree = with_value(tree, _tree_path(error["loc"]), None)
+    """Validate `tree`; `prefix` is its path in the recipe, for the messages. `legal`: keys that may stand at its top, if
+    the model does not have them all; `blocks`: those of the recipe's own."""
+    top = [*(legal or fields_of(model)), *blocks]
+    checker = _Checker(model, problems, doubts, prefix, tuple(blocks), top if prefix else ["extends", *top])
+    for _ in range(MAX_REPAIRS):
         tree, errors, value = _validated(model, tree)
-    return Checked(tree, value, unknown_in)
+        if not errors:
+            return Checked(tree, value)
+        by_path: dict[Path, list[Any]] = {}
+        for error in errors:
+            by_path.setdefault(_tree_path(error, tree), []).append(error)
+        for path, group in by_path.items():
+            checker.note(group, tree, path)
+        for path, group in by_path.items():
+            tree = checker.repaired(group, tree, path)
+    return Checked(tree, None)
 
 
-def _validated(model: type[M], tree: Node) -> tuple[Node, list[Any], M | None]:
+def _validated(model: type[M], tree: Mapping) -> tuple[Mapping, list[Any], M | None]:
     """Validate; where a field of type str met an unquoted `1.10`, give it the text and validate again."""
     while True:
         try:
@@ -84,72 +99,155 @@ def _validated(model: type[M], tree: Node) -> tuple[Node, list[Any], M | None]:
             errors = error.errors(include_url=False)
         texts = 0
         for item in errors:
-            path = _tree_path(item["loc"])
+            path = _tree_path(item, tree)
             node = at(tree, path)
             wants_text = item["type"] == "string_type" and isinstance(node, Scalar)
             if wants_text and isinstance(node, Scalar) and node.plain and not isinstance(node.value, str | None):
-                tree = with_value(tree, path, replace(node, value=node.text, plain=False))
+                tree = cast(Mapping, with_value(tree, path, replace(node, value=node.text, plain=False)))
                 texts += 1
         if not texts:
             return tree, errors, None
 
 
-def _tree_path(location: tuple[int | str, ...]) -> Path:
-    return tuple(part for part in location if part != "[key]")
+def _tree_path(error: Any, tree: Node) -> Path:
+    """Where an error is; without the member of a union that pydantic tried, and without its mark for keys."""
+    path: Path = tuple(part for part in error["loc"] if part != "[key]")
+    while error["type"] != "missing" and path and at(tree, path) is None:
+        path = path[:-1]
+    return path
 
 
-def _note_unknown(
-    model: type[BaseModel], tree: Node, path: Path, problems: Problems, prefix: Path, blocks: Iterable[str]
-) -> None:
-    key = str(path[-1])
-    section = _model_at(model, path[:-1])
-    legal = list(_fields(section)) if section else []
-    if not prefix and len(path) == 1:
-        legal = ["extends", *legal, *blocks]
-    code, hint = suggest_key(key, legal, blocks)
-    what = f"unknown key {dotted((*prefix, *path))}"
-    mark = key_mark(tree, path) or nearest(tree, path).mark
-    problems.add(code, what, mark, hint, width=len(key), same=key)
+class _Checker:
+    """Notes errors of pydantic's in the words of recipes, and takes what caused them out of the tree."""
+
+    def __init__(
+        self,
+        model: type[BaseModel],
+        problems: Problems,
+        doubts: Doubts,
+        prefix: Path,
+        blocks: tuple[str, ...],
+        top: list[str],
+    ):
+        self.model = model
+        self.problems = problems
+        self.doubts = doubts
+        self.prefix = prefix
+        self.blocks = blocks
+        self.top = top
+
+    @property
+    def roles(self) -> list[str]:
+        """The names of the recipe's roles, if it has got that far."""
+        models = at(self.problems.written, ("models",)) if self.problems.written is not None else None
+        return list(models.entries) if isinstance(models, Mapping) else []
+
+    def note(self, errors: Sequence[Any], tree: Mapping, path: Path) -> None:
+        """Note what pydantic says about the value at a path; several errors are the members of one union."""
+        error, whole = errors[0], (*self.prefix, *path)
+        if error["type"] == "extra_forbidden":
+            self.note_unknown(tree, path)
+        elif "[key]" in error["loc"] or error["type"] == "string_pattern_mismatch":
+            mark = key_mark(tree, path) if "[key]" in error["loc"] else None
+            word = path[-1] if "[key]" in error["loc"] else getattr(at(tree, path), "value", "")
+            hint = "letters, digits and . _ - (at most 64), beginning with a letter or digit"
+            self.problems.add("R68", f"{word!r} is no legal name", mark or nearest(tree, path).mark, hint)
+        elif error["type"] == "missing":
+            if not self.doubts.about(whole) and whole[:-1] not in self.doubts.lacking:
+                self.problems.add("R39", f"{dotted(whole)} is required", nearest(tree, path).mark)
+        elif not (error["type"] == "value_error" and self.rests_on_doubt(error, whole)):
+            self.note_value(errors, tree, path)
+
+    def rests_on_doubt(self, error: Any, path: Path) -> bool:
+        """Whether a section's own check names a value that was dropped, or is about nothing else."""
+        if self.doubts.about(path):
+            return True
+        words = re.findall(r"\w+", str(error["ctx"]["error"]))
+        dropped = {str(one[len(path)]) for one in self.doubts.values if one[: len(path)] == path}
+        return any(word in dropped for word in words)
+
+    def note_unknown(self, tree: Mapping, path: Path) -> None:
+        """A key that is not there: if all of another framework's section was pasted, its keys one by one."""
+        whole, node = (*self.prefix, *path), at(tree, path)
+        section = section_of(annotation_at(self.model, path[:-1]))
+        legal = self.top if len(path) == 1 else list(fields_of(section)) if section else []
+        foreign = [found for found, _ in leaves(node) if found] if isinstance(node, Mapping) else []
+        meant = {one: translated(map(str, (*whole, *one)), self.blocks, self.roles) for one in foreign}
+        if any(meant.values()) and close_to(str(path[-1]), legal, cutoff=A_SLIP) is None:
+            for inside, target in meant.items():
+                known = f"known elsewhere as {dotted((*path, *inside)[-2:])}; here it is {target}" if target else None
+                self.note_key("R42", (*path, *inside), tree, known)
+            return
+        code, hint = suggest_key(str(path[-1]), legal, self.blocks, whole[:-1], self.roles)
+        self.note_key(code, path, tree, hint)
+
+    def note_key(self, code: str, path: Path, tree: Mapping, hint: str | None) -> None:
+        key = str(path[-1])
+        mark = key_mark(tree, path) or nearest(tree, path).mark
+        name = self.problems.name_at(mark, of_key=True) or dotted((*self.prefix, *path))
+        self.problems.add(code, f"unknown key {name}", mark, hint, width=len(key), same=key)
+
+    def note_value(self, errors: Sequence[Any], tree: Mapping, path: Path) -> None:
+        node, error = at(tree, path), errors[0]
+        assert node is not None
+        name = self.problems.name_at(node.mark) or dotted((*self.prefix, *path)) or "the recipe"
+        code, what, advice = _describe(error, node, name) if len(errors) == 1 else _describe_union(errors, node, name)
+        mark = node.mark
+        if isinstance(node, Mapping) and (entry := _blamed(error, node)) is not None:
+            mark = node.entries[entry].node.mark
+        self.problems.add(code, what, mark, advice, same=str(path[-1]) if path else None)
+
+    def repaired(self, errors: Sequence[Any], tree: Mapping, path: Path) -> Mapping:
+        """The tree without what was wrong at a path."""
+        error, whole = errors[0], (*self.prefix, *path)
+        if error["type"] == "missing":
+            self.doubts.values.add(whole)
+            return self.with_stand_in(tree, path)
+        if error["type"] == "extra_forbidden":
+            self.doubts.lacking.add(whole[:-1])
+            return cast(Mapping, with_value(tree, path, None)) if at(tree, path) is not None else tree
+        if "[key]" in error["loc"]:
+            self.doubts.values.add(whole[:-1])
+        node = at(tree, path)
+        blamed = _blamed(error, node) if isinstance(node, Mapping) else None
+        local = Doubts()
+        tree = local.drop_from(tree, (*path, blamed) if blamed else path)
+        self.doubts.values |= {(*self.prefix, *one) for one in local.values}
+        return tree
+
+    def with_stand_in(self, tree: Mapping, path: Path) -> Mapping:
+        """The tree with something at a required key that is not there."""
+        mark = Mark(DEFAULT, 0, 0)
+        value = stand_in(annotation_at(self.model, path))
+        node: Node = Mapping({}, mark) if value == {} else Listing((), mark) if value == [] else Scalar(value, mark)
+        above = at(tree, path[:-1])
+        if not isinstance(above, Mapping):
+            return tree
+        holder = replace(above, entries={**above.entries, str(path[-1]): Entry(mark, node)})
+        return cast(Mapping, with_value(tree, path[:-1], holder))
 
 
-def _model_at(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
-    """The model that a path leads to; a name in a dict of sections, or an index, leads no deeper."""
-    current: type[BaseModel] | None = model
-    for part in path:
-        if current is None:
-            return None
-        field = _fields(current).get(str(part))
-        if field is not None:
-            inner = sections_in(field.annotation)
-            current = inner[0] if inner else None
-    return current
+def _blamed(error: Any, node: Mapping) -> str | None:
+    """The key that a section's own check names first, if a layer sets it."""
+    if error["type"] != "value_error":
+        return None
+    named = re.match(r"\w+", str(error["ctx"]["error"]))
+    return named.group() if named and named.group() in node.entries else None
 
 
-def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The keys that a model takes; a field may go by an alias."""
-    return {field.alias or name: field for name, field in model.model_fields.items()}
-
-
-def _note(error: Any, tree: Node, path: Path, problems: Problems, prefix: Path) -> None:
-    node = at(tree, path)
-    name = dotted((*prefix, *path)) or "the recipe"
-    if "[key]" in error["loc"] or error["type"] == "string_pattern_mismatch":
-        mark = key_mark(tree, path) if "[key]" in error["loc"] else None
-        word = path[-1] if "[key]" in error["loc"] else getattr(node, "value", "")
-        what = f"{word!r} is no legal name"
-        hint = "letters, digits and . _ - (at most 64), beginning with a letter or digit"
-        problems.add("R68", what, mark or nearest(tree, path).mark, hint)
-        return
-    if error["type"] == "missing" or node is None:
-        problems.add("R39", f"{name} is required", nearest(tree, path).mark)
-        return
-    code, what, advice = _describe(error, node, name)
-    mark = node.mark
-    if error["type"] == "value_error" and isinstance(node, Mapping):
-        named = re.match(r"\w+", str(error["ctx"]["error"]))
-        entry = node.entries.get(named.group()) if named else None
-        mark = entry.node.mark if entry else mark
-    problems.add(code, what, mark, advice, same=str(path[-1]) if path else None)
+def _describe_union(errors: Sequence[Any], node: Node, name: str) -> tuple[str, str, str | None]:
+    """As `_describe`, for a field that may be of several types, none of which fits."""
+    words = []
+    for error in errors:
+        if error["type"] == "literal_error":
+            words.append(error["ctx"]["expected"])
+        elif (expected := _EXPECTED.get(error["type"].split("_")[0])) is not None:
+            words.append(expected)
+        else:
+            return _describe(error, node, name)
+    text = f" {node.text!r}" if isinstance(node, Scalar) and node.text else ""
+    what = f"{name} must be {' or '.join(dict.fromkeys(words))}, found {kind_of(node)}{text}"
+    return "R37", what, None
 
 
 def _describe(error: Any, node: Node, name: str) -> tuple[str, str, str | None]:

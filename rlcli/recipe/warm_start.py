@@ -23,13 +23,16 @@ class WarmStart:
 
 
 def warm_starts(resolved: Resolved) -> list[WarmStart]:
-    """What the recipe itself starts from. Raises RecipeError where it names a recipe or role in vain."""
+    """What the recipe itself starts from. Raises RecipeError where it names a recipe or role in vain.
+
+    The other recipe is loaded as it is: neither profiles nor overrides of this one apply to it.
+    """
     found: list[WarmStart] = []
     for name, role in resolved.recipe.models.items():
         if role.warm_start is None:
             continue
         recipe, source_role = role.warm_start
-        source = load_recipe(_find(resolved, name, recipe))
+        source = load_recipe(_find(resolved, name, recipe), fresh=False)
         if source_role not in source.recipe.saved_roles:
             saved = ", ".join(source.recipe.saved_roles) or "nothing"
             raise _error(resolved, name, f"{recipe} saves no role {source_role!r}", f"it saves {saved}")

@@ -11,19 +11,24 @@ from rlcli.recipe.scalars import reads_as_text
 _SIMPLE = re.compile(r"[A-Za-z_./][A-Za-z0-9_./@+#-]*(:[A-Za-z0-9_./@+#-]+)*")
 
 
-def to_yaml(value: Any) -> str:
-    """Block style, in the order given; text that would be read as something else is quoted."""
-    return "\n".join(_lines(value)) + "\n"
+def to_yaml(value: Any, room: int = 80) -> str:
+    """Block style, in the order given; text that would be read as something else is quoted. A list that does
+    not fit into `room` columns has a line for each item."""
+    return "\n".join(_lines(value, room)) + "\n"
 
 
-def _lines(value: Any) -> list[str]:
+def _lines(value: Any, room: int) -> list[str]:
     lines: list[str] = []
     for key, item in value.items():
+        line = f"{_text(key)}: {_flow(item)}"
         if isinstance(item, dict) and item:
             lines.append(f"{_text(key)}:")
-            lines.extend(f"  {line}" for line in _lines(item))
+            lines.extend(f"  {line}" for line in _lines(item, room - 2))
+        elif isinstance(item, list | tuple) and item and len(line) > room:
+            lines.append(f"{_text(key)}:")
+            lines.extend(f"  - {_flow(one)}" for one in item)
         else:
-            lines.append(f"{_text(key)}: {_flow(item)}")
+            lines.append(line)
     return lines
 
 

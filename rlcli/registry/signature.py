@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rlcli.api.component import module_name
 from rlcli.errors import ProjectError
 from rlcli.registry.listing import path_of
-from rlcli.registry.source import Definition, Module, dotted, find, read_module
+from rlcli.registry.source import Definition, Module, dotted, find, read_module, top_level
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -72,12 +72,16 @@ class Signature:
     """Methods defined by the class and its bases, those of the contract in `rlcli.api` left out."""
     has_unread_bases: bool
     """Whether a base class lies outside rlcli, so that there may be more methods."""
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """What the class says of itself in literals that are no arguments: `KEYS: ClassVar[tuple[str, ...]] = (...)`."""
 
-    def model(self) -> type[BaseModel]:
-        """A pydantic model of the arguments: unknown keys refused, no value converted to another type."""
+    def model(self, only: Collection[str] | None = None) -> type[BaseModel]:
+        """A pydantic model of the arguments: unknown keys refused, no value converted to another type. `only`: of these
+        and of the required ones, which is all that it takes to check them."""
         from rlcli.registry.arguments import arguments_model
 
-        return arguments_model(self.class_name, self.arguments)
+        wanted = [a for a in self.arguments if only is None or a.required or a.name in only]
+        return arguments_model(self.class_name, wanted)
 
 
 def signature(kind: str, name: str) -> Signature:
@@ -106,6 +110,7 @@ def signature(kind: str, name: str) -> Signature:
         arguments=arguments,
         methods=frozenset(name for part in lineage if part and not _is_contract(part) for name in _methods(part)),
         has_unread_bases=None in lineage,
+        constants={name: value for part in reversed(lineage) if part for name, value in _constants(part)},
     )
 
 
@@ -142,17 +147,23 @@ def _registered_class(kind: str, module: Module) -> Definition:
 
 
 def _registrations(module: Module, registrar: str) -> Iterator[tuple[str, ast.expr]]:
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.ClassDef):
-            for decorator in node.decorator_list:
+    """What runs when the file is imported: decorators of classes, and calls outside of them and of functions."""
+    for statement in top_level(module.tree.body):
+        if isinstance(statement, ast.ClassDef):
+            for decorator in statement.decorator_list:
                 if name := _registered_name(module, decorator, registrar):
-                    yield name, ast.Name(node.name)
-        elif isinstance(node, ast.Call):
+                    yield name, ast.Name(statement.name)
+        elif not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.Import | ast.ImportFrom):
+            yield from _registering_calls(module, statement, registrar)
+
+
+def _registering_calls(module: Module, statement: ast.stmt, registrar: str) -> Iterator[tuple[str, ast.expr]]:
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call) and (name := _registered_name(module, node, registrar)):
             target = (
                 node.args[1] if len(node.args) > 1 else next((k.value for k in node.keywords if k.arg == "cls"), None)
             )
-            name = _registered_name(module, node, registrar)
-            if name and target is not None:
+            if target is not None:
                 yield name, target
 
 
@@ -261,6 +272,25 @@ def _own_fields(definition: Definition, inside: tuple[str, ...]) -> Iterator[tup
             name,
             _argument(module, name, annotation, default, _doc(following), statement.lineno, inside) if takes else None,
         )
+
+
+def _constants(definition: Definition) -> Iterator[tuple[str, Any]]:
+    """The class's own literals: annotated with ClassVar, or not annotated at all."""
+    assert isinstance(definition.node, ast.ClassDef)
+    for statement in definition.node.body:
+        match statement:
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=ast.expr() as value):
+                head = annotation.value if isinstance(annotation, ast.Subscript) else annotation
+                if dotted(definition.module, head) != "typing.ClassVar":
+                    continue
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                pass
+            case _:
+                continue
+        try:
+            yield name, ast.literal_eval(value)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            continue
 
 
 def _field_default(module: Module, value: ast.expr | None) -> tuple[ast.expr | None, bool]:

@@ -50,7 +50,7 @@ def _read_module(name: str, path: Path, mtime: int, size: int) -> Module:
         where = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else str(path)
         raise ProjectError(f"not valid Python: {error}", where=where) from error
     module = Module(name, path, tree)
-    for statement in _top_level(tree.body):
+    for statement in top_level(tree.body):
         _bind(module, statement)
     return module
 
@@ -105,15 +105,15 @@ def _file_of(module: str) -> Path | None:
     return None
 
 
-def _top_level(body: list[ast.stmt]) -> list[ast.stmt]:
+def top_level(body: list[ast.stmt]) -> list[ast.stmt]:
     """The statements of a module, those inside `if TYPE_CHECKING:` and `try:` included."""
     found: list[ast.stmt] = []
     for statement in body:
         if isinstance(statement, ast.If):
-            found += _top_level(statement.body + statement.orelse)
+            found += top_level(statement.body + statement.orelse)
         elif isinstance(statement, ast.Try):
             handlers = [line for handler in statement.handlers for line in handler.body]
-            found += _top_level(statement.body + handlers + statement.orelse + statement.finalbody)
+            found += top_level(statement.body + handlers + statement.orelse + statement.finalbody)
         else:
             found.append(statement)
     return found

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.checkpoint.commit import abandon, begin, commit, seal, write_json
+from rlcli.checkpoint.disk import check_free_space, disk_failure
 from rlcli.checkpoint.manifest import FileDigest, Manifest
 from rlcli.checkpoint.retention import Best, prune
 from rlcli.errors import DataError, ModelError, ResourceError
@@ -134,7 +135,7 @@ class _Begun:
     metrics: dict[str, float]
     sealed: list[FileDigest] = field(default_factory=list)
     """What the master wrote itself."""
-    failed: str | None = None
+    failed: ResourceError | None = None
     """Why it could not."""
 
 
@@ -156,15 +157,24 @@ class Checkpoints:
         self._begun: _Begun | None = None
         self._asked = False
         self._failed = 0
+        self._size = 0
+        """Of a checkpoint, in bytes."""
+
+    def check_room(self, size: int) -> None:
+        """Before the run: as many checkpoints of so many bytes as may lie there at once must fit on the disk. Raises
+        ResourceError F28."""
+        settings, self._size = self._recipe.checkpoint, size
+        if settings.at_end or settings.on_stop or settings.every_steps or settings.every_epochs:
+            check_free_space(self.folder, size * (settings.keep_last + settings.keep_best + 1))
 
     def take(self, state: RunState, metrics: Mapping[str, Any]) -> None:
         """Begin the checkpoint of a step. Without `checkpoint.asynchronous` it is committed when this returns."""
         self.settle(wait=True)
         self._display.phase("copying a checkpoint")
         try:
-            folder = begin(self.folder, state.step, self._identity.run_id)
+            folder = begin(self.folder, state.step, self._identity.run_id, self._size)
         except ResourceError as error:
-            self._count_failure(state.step, error.what)
+            self._count_failure(state.step, error)
             return
         answers = self._requests.ask_all("checkpoint", {"folder": str(folder)})
         self.blocked_seconds = max(answer["blocked"] for answer in answers.values())
@@ -174,7 +184,7 @@ class Checkpoints:
             whole = asdict(state) | {"versions": self._versions(answers), "interfaces": _interfaces(answers)}
             self._begun.sealed = seal(folder, [write_json(folder / STATE, whole)])
         except (OSError, ResourceError) as error:
-            self._begun.failed = getattr(error, "what", None) or str(error)
+            self._begun.failed = disk_failure(error, folder)
         if not self._recipe.checkpoint.asynchronous:
             self.settle(wait=True)
 
@@ -193,7 +203,11 @@ class Checkpoints:
         self._asked = False
         if self._begun is None or not all(answer["done"] for answer in answers.values()):
             return
-        failures = [f"rank {rank}: {answer['failed']}" for rank, answer in answers.items() if "failed" in answer]
+        failures = [
+            ResourceError(f"rank {rank}: {answer['failed']}", code=answer["code"])
+            for rank, answer in answers.items()
+            if "failed" in answer
+        ]
         if self._begun.failed is not None or failures:
             self._fail(self._begun.failed or failures[0])
             return
@@ -201,7 +215,7 @@ class Checkpoints:
         try:
             self._commit(self._begun, [*self._begun.sealed, *files])
         except ResourceError as error:
-            self._fail(error.what)
+            self._fail(error)
 
     def _commit(self, begun: _Begun, files: list[FileDigest]) -> None:
         settings = self._recipe.checkpoint
@@ -214,26 +228,29 @@ class Checkpoints:
             files={digest.path: digest for digest in files},
             metrics=begun.metrics,
         )
-        commit(begun.folder, manifest)
+        committed = commit(begun.folder, manifest)
         self._begun, self._failed, self.committed = None, 0, begun.step
         best = Best(settings.best_metric, settings.best_is, settings.keep_best) if settings.keep_best else None
-        prune(self.folder, keep_last=settings.keep_last, keep_best=best)
+        try:
+            prune(self.folder, keep_last=settings.keep_last, keep_best=best, committed=committed)
+        except ResourceError as error:
+            self._display.warning(f"old checkpoints could not be removed: {error}")
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: ResourceError) -> None:
         assert self._begun is not None
         step, folder = self._begun.step, self._begun.folder
         self._begun = None
         abandon(folder)
         self._count_failure(step, why)
 
-    def _count_failure(self, step: int, why: str) -> None:
+    def _count_failure(self, step: int, why: ResourceError) -> None:
         self._failed += 1
         limit = self._recipe.checkpoint.max_failed_saves
-        what = f"the checkpoint of step {step} could not be written: {why}"
+        what = f"the checkpoint of step {step} could not be written: {why.what}"
         if self._failed > limit:
             kept = f"the last one is of step {self.committed}" if self.committed is not None else "there is none"
-            raise ResourceError(f"{what}; {kept}", where=str(self.folder), hint="make room on the disk", code="F28")
-        self._display.warning(f"[F28] {what} ({self._failed} of {limit})")
+            raise ResourceError(f"{what}; {kept}", where=str(self.folder), hint=why.hint, code=why.code)
+        self._display.warning(f"[{why.code}] {what} ({self._failed} of {limit})")
 
     def _versions(self, answers: Answers) -> dict[str, Any]:
         return {

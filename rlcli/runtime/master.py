@@ -93,6 +93,8 @@ class MasterWorker:
         self.outputs.display.phase("loading the models")
         built = self.requests.ask_all("build", deadline=deadline)
         self._check_state({role for answer in built.values() for role in answer["without_state"]})
+        if self._can_checkpoint:
+            self.checkpoints.check_room(sum(answer["bytes"] for answer in built.values()))
         if self._start is not None:
             self._restore(self._start, deadline)
         self.outputs.display.start(self.recipe.name, self.outputs.run.path, self.steps, self.title)

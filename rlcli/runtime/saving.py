@@ -9,8 +9,8 @@ from typing import Any
 
 from rlcli.api.model import Model, PipelinableEngine
 from rlcli.checkpoint.commit import seal
-from rlcli.checkpoint.state import HostCopy, copy_to_host, fill, write_optimizer, write_weights
-from rlcli.errors import ResourceError
+from rlcli.checkpoint.disk import disk_failure
+from rlcli.checkpoint.state import HostCopy, copy_to_host, fill, size_of, write_optimizer, write_weights
 from rlcli.topology import Topology
 
 MODELS, OPTIMIZERS = "models", "optim"
@@ -29,19 +29,18 @@ class BackgroundWrite:
         self._thread.start()
 
     def outcome(self, wait: bool) -> dict[str, Any]:
-        """`done` and, once that is true, the digests of the `files`, or why the disk `failed`.
+        """`done` and, once that is true, the digests of the `files`, or why the disk `failed` and the fault's `code`.
 
         Raises what else went wrong in the thread, such as NumericError.
         """
         self._thread.join(None if wait else 0)
         if self._thread.is_alive():
             return {"done": False}
-        if isinstance(self._error, OSError):
-            return {"done": True, "failed": f"{self._error.strerror or self._error}"}
-        if isinstance(self._error, ResourceError):
-            return {"done": True, "failed": self._error.what}
         if self._error is not None:
-            raise self._error
+            failure = disk_failure(self._error, self._folder)
+            if failure is None:
+                raise self._error
+            return {"done": True, "failed": failure.what, "code": failure.code}
         return {"done": True, "files": self._sealed}
 
     def _run(self) -> None:
@@ -54,6 +53,16 @@ class BackgroundWrite:
 def has_state(model: Model) -> bool:
     """Whether the role's engine can be checkpointed at all; one that a user wrote may not."""
     return getattr(type(model.module), "state", PipelinableEngine.state) is not PipelinableEngine.state
+
+
+def bytes_to_save(models: Mapping[str, Model], trained: Sequence[str], topology: Topology, rank: int) -> int:
+    """What this rank's part of a checkpoint takes on the disk: its weights, and AdamW's two moments of each."""
+    total = 0
+    for name, model in models.items():
+        if has_state(model):
+            weights = size_of(model.module.state().weights, leads=rank == topology.placement(name).ranks[0])
+            total += weights * (3 if name in trained else 1)
+    return total
 
 
 def copy_roles(models: Mapping[str, Model], topology: Topology, rank: int) -> dict[str, HostCopy]:

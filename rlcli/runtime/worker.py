@@ -25,7 +25,7 @@ from rlcli.runtime.data_order import digest_rows
 from rlcli.runtime.exchange import carry_out
 from rlcli.runtime.messages import Request
 from rlcli.runtime.roles import Meshes, build_roles, role_tokenizer, training_length
-from rlcli.runtime.saving import BackgroundWrite, copy_roles, has_state, restore_roles, write_roles
+from rlcli.runtime.saving import BackgroundWrite, bytes_to_save, copy_roles, has_state, restore_roles, write_roles
 from rlcli.topology import Topology
 
 
@@ -81,7 +81,10 @@ class ModelWorker:
         self._backed = build_roles(self.recipe, self.topology, self.rank, self.device, self.meshes, spec)
         self.models = {name: model for name, (model, _) in self._backed.items()}
         changing = {name: self.models[name] for name in self.recipe.changing_roles if name in self.models}
-        return {"without_state": [name for name, model in changing.items() if not has_state(model)]}
+        return {
+            "without_state": [name for name, model in changing.items() if not has_state(model)],
+            "bytes": bytes_to_save(changing, self.recipe.trained_roles, self.topology, self.rank),
+        }
 
     # -- data ------------------------------------------------------------------------------------------------
 

@@ -12,47 +12,10 @@ import pytest
 
 from rlcli.cli import main as command_line
 from rlcli.cli.output import print_table
-from rlcli.cli.plan import ranks_text
+from rlcli.topology.drawing import ranks_text
 
 REPOSITORY = Path(__file__).parents[2]
-HEAVY = ("torch", "transformers", "datasets", "networkx", "sympy")
-
-
-@pytest.fixture
-def rlcli(capsys, tmp_path, monkeypatch):
-    """Run the command line in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            command_line.main(list(arguments))
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return run
-
-
-def test_alone_it_prints_a_few_examples(rlcli):
-    code, out, err = rlcli()
-    assert (code, err) == (0, "")
-    assert "rlcli train ppo_math" in out
-    assert len(out.splitlines()) < 15
-
-
-def test_help_names_every_verb(rlcli):
-    code, out, _ = rlcli("--help")
-    assert code == 0
-    assert all(verb in out for verb in ("train", "validate", "plan", "show", "ls"))
-
-
-@pytest.mark.parametrize("verb", ["train", "validate", "plan", "show", "ls"])
-def test_the_help_of_each_verb_fits_a_screen_and_has_an_example(rlcli, verb):
-    code, out, _ = rlcli(verb, "--help")
-    assert code == 0
-    assert "xample" in out
-    assert len(out.splitlines()) <= 30
-    assert all(len(line) <= 100 for line in out.splitlines())
+HEAVY = ("torch", "transformers", "datasets", "networkx", "sympy", "matplotlib", "tensorboardX")
 
 
 def test_version(rlcli):
@@ -161,8 +124,7 @@ def test_show_a_recipe(rlcli):
     Path("again.yaml").write_text(out)
     assert rlcli("validate", "again.yaml")[0] == 0
     lines = rlcli("show", "ppo_math", "ppo.kl_ctl=0.25", "--origins")[1].splitlines()
-    (line,) = [one for one in lines if one.startswith("graph.actor_train.interface.args.kl_ctl = ")]
-    assert line.split() == ["graph.actor_train.interface.args.kl_ctl", "=", "0.25", "command", "line"]
+    assert ["kl_ctl:", "0.25", "#", "command", "line"] in [line.split() for line in lines]
     document = json.loads(rlcli("show", "ppo_math", "ppo.kl_ctl=0.25", "--origins", "--json")[1])
     assert document["origins"]["graph.actor_train.interface.args.kl_ctl"] == "command line"
     assert document["recipe"]["train"]["steps"] > 0
@@ -190,6 +152,20 @@ def test_a_bug_exits_1_and_names_its_report(rlcli, monkeypatch, tmp_path):
     assert str(report) in err
     assert report.stat().st_mode & 0o077 == 0
     assert "ZeroDivisionError" in report.read_text()
+
+
+def test_a_bug_on_a_full_disk_still_ends_in_a_message(rlcli, monkeypatch):
+    def broken(*_args, **_options):
+        raise ZeroDivisionError
+
+    def full(*_args, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(command_line, "app", broken)
+    monkeypatch.setattr("tempfile.mkstemp", full)
+    code, out, err = rlcli("ls")
+    assert (code, out) == (1, "")
+    assert err.startswith("error[BUG]: unexpected ZeroDivisionError. hint: this is a bug in rlcli; --debug before")
 
 
 def test_ranks_text():
@@ -221,9 +197,10 @@ def process(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["train", "--help"], ["validate", "ppo_math"], ["plan", "ppo_math"], ["ls"],
-     ["show", "ppo_actor"],
-     ["show", "ppo_math"]],
+    [[], ["--help"], ["train", "--help"], ["validate", "ppo_math"], ["plan", "ppo_math"], ["ls"], ["show", "ppo_actor"],
+     ["show", "ppo_math"], ["explain", "ppo_math", "ppo.kl_ctl"], ["diff", "ppo_math", "sft_math"], ["schema"],
+     ["cp", "ppo_math", "mine.yaml", "--dry-run"], ["tokens", "sft_math"], ["check", "sft_math", "--rows", "5"],
+     ["completion", "bash"], ["__complete", "zsh", "train", "ppo_math", "models.actor.backend.args."]],
 )  # fmt: skip
 def test_nothing_heavy_is_loaded(arguments):
     script = f"""
@@ -243,17 +220,6 @@ def test_python_m_rlcli(tmp_path):
     done = process("-m", "rlcli", "plan", "no_such", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error[R51]")
-
-
-def test_a_broken_pipe_ends_quietly():
-    done = process("-c", """
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-m", "rlcli", "show", "ppo_math"], stdout=subprocess.PIPE,
-                         stderr=subprocess.PIPE)
-child.stdout.close()
-print(child.stderr.read().decode(), child.wait())
-""")  # fmt: skip
-    assert done.stdout.split() == ["141"]
 
 
 def test_the_code_that_a_verb_returns_is_the_exit_code(rlcli, monkeypatch):

@@ -165,3 +165,12 @@ def test_lists_of_texts(file):
     ]:
         with pytest.raises(DataError, match=message):
             read_rows(file(json.dumps({"t": value})), lambda fields: texts_field(fields, "t"))
+
+
+def test_one_error_tells_of_all_bad_rows(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"x": 1}\n{"y": 2}\nnot json\n{"x": 3}\n{}\n')
+    with pytest.raises(DataError) as caught:
+        read_rows(str(file), lambda fields: text_field(fields, "z") if "x" not in fields else fields["x"])
+    assert caught.value.where == f"{file}:2"
+    assert "3 rows are bad; the others: line 3, 5" in caught.value.what

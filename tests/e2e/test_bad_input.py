@@ -18,6 +18,7 @@ def project(tmp_path):
         "datasets: {train: {type: math_prompts, args: {path: rows.jsonl}}}\n"
         "generation: {max_new_tokens: 4}\n"
         "train: {steps: 1, prompts_per_step: 2}\n"
+        "ppo: {minibatches: 2}\n"
     )
     return tmp_path
 

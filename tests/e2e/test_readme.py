@@ -24,6 +24,9 @@ def commands():
 
 
 RLCLI = [words[1:] for words in commands() if words[0] == "rlcli"]
+ABOUT_A_RUN = [words for words in RLCLI if "runs/ppo_math/<time>" in words]
+TRAINING = [words for words in RLCLI if words[0] == "train"]
+LOOKING = [words for words in RLCLI if words not in ABOUT_A_RUN and words not in TRAINING]
 
 
 def test_make_targets_exist():
@@ -34,16 +37,52 @@ def test_make_targets_exist():
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
-@pytest.mark.parametrize("words", [w for w in RLCLI if w[0] != "train"], ids=" ".join)
-def test_a_command_that_looks(words, command, tmp_path):
-    done = command(*words, cwd=tmp_path)
+@pytest.mark.parametrize("words", LOOKING, ids=" ".join)
+def test_a_command_that_looks(words, command, questions):
+    done = command(*words[: words.index(">") if ">" in words else None], cwd=questions)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    assert (done.stdout + done.stderr).strip()
+
+
+def test_what_is_said_of_a_run(command, tmp_path, tiny_ppo):
+    """In the README's order: gone on with, prolonged, listed, verified, converted."""
+    trained = command("train", "ppo_math", *tiny_ppo, "--run-dir", "run", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    for words in ABOUT_A_RUN:
+        replaced = [{"runs/ppo_math/<time>": "run", "train.steps=80": "train.steps=3"}.get(w, w) for w in words]
+        done = command(*replaced, cwd=tmp_path)
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+        assert done.stdout.strip()
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["step"] == 3
+    assert (tmp_path / "out" / "model" / "model.safetensors").is_file()
+
+
+def test_a_thin_layer_is_what_cp_writes(command, questions):
+    [words] = [words for words in LOOKING if words[0] == "cp"]
+    done = command(*words, cwd=questions)
+    assert done.returncode == 0, done.stderr
+    written = (questions / words[2]).read_text()
+    shown = next(block for block in blocks("yaml") if block.startswith(f"# {words[2]}"))
+    assert _without_comments(written) == _without_comments(shown)
+
+
+def _without_comments(layer):
+    return [line for line in layer.splitlines() if not line.startswith("#")]
 
 
 @pytest.fixture
-def model_and_data(tmp_path):
-    """What the README's example of own weights and data takes for granted."""
+def questions(tmp_path):
+    """The data that the README's examples take for granted."""
+    (tmp_path / "gsm8k").mkdir()
+    rows = "".join(json.dumps({"question": f"{i}+1?", "answer": f"#### {i + 1}"}) + "\n" for i in range(8))
+    for split in ("train", "test"):
+        (tmp_path / "gsm8k" / f"{split}.jsonl").write_text(rows)
+    return tmp_path
+
+
+@pytest.fixture
+def model_and_data(tmp_path, questions):
+    """And the model."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -55,14 +94,10 @@ def model_and_data(tmp_path):
     config = LlamaConfig(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, **size)
     LlamaForCausalLM(config).save_pretrained(tmp_path / "my-chat-model")
     tokenizer.save_pretrained(tmp_path / "my-chat-model")
-    (tmp_path / "gsm8k").mkdir()
-    rows = "".join(json.dumps({"question": f"{i}+1?", "answer": f"#### {i + 1}"}) + "\n" for i in range(8))
-    for split in ("train", "test"):
-        (tmp_path / "gsm8k" / f"{split}.jsonl").write_text(rows)
     return tmp_path
 
 
-@pytest.mark.parametrize("words", [w for w in RLCLI if w[0] == "train"], ids=" ".join)
+@pytest.mark.parametrize("words", TRAINING, ids=" ".join)
 def test_a_command_that_trains(words, command, model_and_data, tiny_ppo):
     words = [word.replace("/models/my-chat-model", "./my-chat-model") for word in words]
     given = {word.partition("=")[0] for word in words if "=" in word}
@@ -85,9 +120,13 @@ def test_the_layer_and_the_component(command, model_and_data):
     for folder in ("interfaces", "recipes"):
         (model_and_data / folder).mkdir()
     (model_and_data / "interfaces" / "brevity.py").write_text(component)
-    text = layer.replace("/models/my-chat-model", str(model_and_data / "my-chat-model"))
-    (model_and_data / "recipes" / "my_ppo.yaml").write_text(text + reward)
-    small = ["train.steps=1", "train.prompts_per_step=4", "generation.max_new_tokens=4"]
+    (model_and_data / "recipes" / "my_ppo.yaml").write_text(layer + reward)
+    small = [
+        "models.actor.path=my-chat-model",
+        "train.steps=1",
+        "train.prompts_per_step=4",
+        "generation.max_new_tokens=4",
+    ]
     done = command("train", "my_ppo", *small, "--run-dir", "out", cwd=model_and_data)
     assert done.returncode == 0, done.stderr
     record = json.loads((model_and_data / "out" / "metrics.jsonl").read_text().splitlines()[0])

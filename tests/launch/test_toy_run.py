@@ -241,12 +241,6 @@ def test_a_dataset_with_too_few_rows(train, rows, words):
     assert raised.value.code == "F80"
 
 
-def test_restarts_are_refused_while_there_is_nothing_to_restart_from(train, project):
-    with pytest.raises(UsageError, match="max_restarts"):
-        train("launch.max_restarts=1")
-    assert not (project / "run").exists()
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130), (signal.SIGUSR1, 75)])
 def test_a_signal_lets_the_step_end_and_saves(project, number, code):
     process = subprocess.Popen(

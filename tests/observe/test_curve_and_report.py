@@ -196,3 +196,12 @@ def test_report_goes_to_stdout_and_takes_other_commands(tmp_path, capsys):
     captured = capsys.readouterr()
     assert captured.out.splitlines()[-1] == "  rlcli ls"
     assert captured.err == ""
+
+
+def test_a_narrow_terminal_gets_a_report_that_can_be_read(tmp_path):
+    stream = io.StringIO()
+    records = [{"step": 0, "eval/response_length": 12.0}, {"step": 9, "eval/response_length": 34.5}]
+    print_report(Outcome(recipe="ppo", run_dir=tmp_path, records=records), open_console(stream, width=40))
+    table = stream.getvalue().partition("next:")[0].split()
+    assert [word for word in table if word.startswith(("held", "resp"))] == ["held-out", "response_length"]
+    assert {"12.0", "34.5"} <= set(table)

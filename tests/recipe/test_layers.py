@@ -48,16 +48,20 @@ def test_explicit_replace_and_append():
         ("a: [1]", "a: {_append_: 2}", "R37"),
         ("a: [1]", "a: {_append_: [2], b: 1}", "R37"),
         ("a: {x: 1}", "a: {_replace_: yes}", "R37"),
-        ("a: [1]", "_replace_: true", "R42"),
         ("a: [1]", "a: [{_append_: [1]}]", "R42"),
     ],
 )
 def test_markers_that_mean_nothing(folder: Path, lower, upper, code):
-    (folder / "lower.yaml").write_text(lower)
-    (folder / "upper.yaml").write_text(f"extends: lower\n{upper}\n")
+    section = "models: {{actor: {{scratch: {{{}}}}}}}\n"
+    (folder / "lower.yaml").write_text("extends: small\n" + section.format(lower))
+    (folder / "upper.yaml").write_text("extends: lower\n" + section.format(upper))
     with pytest.raises(RecipeError) as caught:
         load_recipe("upper.yaml")
-    assert caught.value.problems[0].code == code
+    assert [problem.code for problem in caught.value.problems] == [code]
+
+
+def test_a_marker_at_the_top_means_nothing(refusal):
+    assert refusal("extends: small\n_replace_: true\n") == [("R42", "bad.yaml:2:1")]
 
 
 def test_a_component_that_changes_its_type_starts_its_args_afresh():

@@ -91,10 +91,18 @@ def test_every_key_and_value_keeps_its_place():
 )
 def test_refused_with_the_place(text, problem, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    node, problems = read(text)
-    assert node is None
-    assert problems == [problem]
+    assert read(text)[1] == [problem]
     assert not list(tmp_path.iterdir())
+
+
+def test_what_can_be_read_around_is_left_out_and_not_sound():
+    node, problems = read("a: 1\nb: {c: .nan, 1: x}\nd: !t [1]\n")
+    assert [code for code, _ in problems] == ["R34", "R41", "R08"]
+    assert plain(node) == {"a": 1, "b": {"c": None}, "d": None}
+    assert not at(node, ("b",)).sound
+    assert not at(node, ("b", "c")).sound
+    assert not at(node, ("d",)).sound
+    assert node.sound
 
 
 def test_several_structural_problems_are_told_together():

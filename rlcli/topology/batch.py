@@ -1,4 +1,4 @@
-"""Who computes what, where: ranks, roles, meshes and the arithmetic of a batch. Pure data, no torch."""
+"""What one training step is made of: prompts, sequences, minibatches, micro-batches."""
 
 from __future__ import annotations
 
@@ -6,29 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlcli import registry
-from rlcli.errors import UsageError
-from rlcli.recipe.mesh import Mesh, devices_of, mesh_of
+from rlcli.recipe.components import argument_of
 
 if TYPE_CHECKING:
+    from rlcli.recipe.mesh import Mesh
     from rlcli.recipe.schema import Component, Recipe
-
-
-@dataclass(frozen=True)
-class RolePlacement:
-    """Where a role lives."""
-
-    role: str
-    ranks: tuple[int, ...]
-    mesh: Mesh
-
-
-@dataclass(frozen=True)
-class WorkerGroup:
-    """Roles that share the same devices."""
-
-    ranks: tuple[int, ...]
-    roles: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -74,61 +56,15 @@ class BatchArithmetic:
         return lines
 
 
-@dataclass(frozen=True)
-class Topology:
-    """A recipe laid out on its cluster."""
-
-    nodes: int
-    devices_per_node: int
-    device: str
-    launch: str
-    placements: tuple[RolePlacement, ...]
-    groups: tuple[WorkerGroup, ...]
-    batch: BatchArithmetic
-
-    @property
-    def world_size(self) -> int:
-        """Worker processes, one per device."""
-        return self.nodes * self.devices_per_node
-
-    def placement(self, role: str) -> RolePlacement:
-        """Where a role lives."""
-        return next(p for p in self.placements if p.role == role)
-
-    def roles_on(self, rank: int) -> tuple[str, ...]:
-        """The roles that a rank holds a part of, in the recipe's order."""
-        return tuple(p.role for p in self.placements if rank in p.ranks)
-
-
-def plan_topology(recipe: Recipe) -> Topology:
-    """Lay a validated recipe out. Raises DevicesError where a mesh does not fit."""
-    world = recipe.cluster.nodes * recipe.cluster.devices_per_node
-    placements: list[RolePlacement] = []
-    for name, role in recipe.models.items():
-        ranks = devices_of(name, role.devices, world)
-        placements.append(RolePlacement(name, ranks, mesh_of(name, role.mesh, len(ranks))))
-    groups: dict[tuple[int, ...], list[str]] = {}
-    for placement in placements:
-        groups.setdefault(placement.ranks, []).append(placement.role)
-    return Topology(
-        nodes=recipe.cluster.nodes,
-        devices_per_node=recipe.cluster.devices_per_node,
-        device=recipe.cluster.device,
-        launch=recipe.launch.type,
-        placements=tuple(placements),
-        groups=tuple(WorkerGroup(ranks, tuple(roles)) for ranks, roles in groups.items()),
-        batch=_batch(recipe, {p.role: p for p in placements}),
-    )
-
-
-def _batch(recipe: Recipe, placements: Mapping[str, RolePlacement]) -> BatchArithmetic:
+def batch_of(recipe: Recipe, meshes: Mapping[str, Mesh]) -> BatchArithmetic:
+    """The arithmetic of a recipe whose roles have these meshes."""
     generates = any(call.call == "generate" for call in recipe.graph.values())
     group = recipe.generation.responses_per_prompt if generates else 1
     rows = recipe.train.prompts_per_step
     trained = {call.model: call for call in recipe.graph.values() if call.call == "train_step"}
     shares = {}
     for role in trained:
-        dp = placements[role].mesh.dp
+        dp = meshes[role].dp
         shares[role] = (rows // dp * group, -(-rows // dp) * group)
     return BatchArithmetic(
         prompts=rows,
@@ -143,14 +79,8 @@ def _batch(recipe: Recipe, placements: Mapping[str, RolePlacement]) -> BatchArit
 
 def _minibatches(interface: Component) -> int:
     """The `minibatches` of an interface: given, or its default; 1 if it knows no such argument."""
-    given = interface.args.get("minibatches")
-    if given is None:
-        try:
-            arguments = registry.signature("interfaces", interface.type).arguments
-        except UsageError:
-            return 1
-        given = next((argument.default for argument in arguments if argument.name == "minibatches"), 1)
-    return given if isinstance(given, int) else 1
+    minibatches = argument_of("interfaces", interface.type, interface.args, "minibatches")
+    return minibatches if isinstance(minibatches, int) else 1
 
 
 def _quotient(total: int, parts: int) -> str:

@@ -1,0 +1,49 @@
+"""From a row in plain Python to the sample that a run computes with. Torch is imported here, and only when asked."""
+
+from __future__ import annotations
+
+from rlcli.api.data import Preview, SequenceSample
+
+
+def prompt_sample(preview: Preview) -> SequenceSample:
+    """`packed_prompts`: a prompt that waits for a response."""
+    import torch
+
+    (tokens,) = preview.sequences
+    return SequenceSample.from_default(
+        ids=[preview.id],
+        seqlens=[len(tokens)],
+        data={"packed_prompts": torch.tensor(tokens)},
+        metadata={name: [value] for name, value in preview.metadata.items()},
+    )
+
+
+def answered_sample(preview: Preview) -> SequenceSample:
+    """`packed_input_ids` and `prompt_mask`: a prompt with its answer."""
+    import torch
+
+    assert preview.trained is not None
+    (tokens,), (trained,) = preview.sequences, preview.trained
+    return SequenceSample.from_default(
+        ids=[preview.id],
+        seqlens=[len(tokens)],
+        data={"packed_input_ids": torch.tensor(tokens), "prompt_mask": ~torch.tensor(trained, dtype=torch.bool)},
+        metadata={name: [value] for name, value in preview.metadata.items()},
+    )
+
+
+def paired_sample(preview: Preview) -> SequenceSample:
+    """`packed_input_ids` and `prompt_lens`: a prompt with each of its answers."""
+    import torch
+
+    assert preview.trained is not None
+    lengths = [len(tokens) for tokens in preview.sequences]
+    return SequenceSample.from_default(
+        ids=[preview.id],
+        seqlens={"packed_input_ids": [lengths], "prompt_lens": [[1]]},
+        data={
+            "packed_input_ids": torch.tensor([token for tokens in preview.sequences for token in tokens]),
+            "prompt_lens": torch.tensor([preview.trained[0].count(False)]),
+        },
+        metadata={name: [value] for name, value in preview.metadata.items()},
+    )

@@ -1,0 +1,147 @@
+"""Parameters under two names: ours, which is the same for every model family and splits whatever can be split, and the
+name and form under which some library holds the same numbers.
+
+A `Link` ties one parameter of theirs to those of ours that it holds; a `Layout` is all links of a model, and converts
+any subset of its parameters. Arrays may be numpy's or torch's: numbers are moved and never computed with, so a way and
+back is the same bits.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlcli.errors import ModelError
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Link:
+    """One parameter of theirs, and those of ours that it holds.
+
+    Theirs is, from the outside in: transposed, a stack of experts, and matrices below each other. Each may be absent;
+    with none of them theirs is ours under another name.
+    """
+
+    theirs: str
+    ours: tuple[str, ...]
+    """Expert by expert, and of each expert top down."""
+    rows: tuple[int, ...] = ()
+    """Rows of the matrices that lie below each other, or elements of vectors; empty for a single one."""
+    experts: int = 0
+    """Length of axis 0 where it counts experts."""
+    transposed: bool = False
+    """Theirs holds a matrix as [in, out], not as [out, in]."""
+
+    def separate(self, whole: Any) -> dict[str, Any]:
+        """Ours out of theirs, as views where arrays allow it. Raises ModelError if the shape cannot be."""
+        self._check(tuple(whole.shape))
+        parts = []
+        for matrix in whole if self.experts else [whole]:
+            upright = _transposed(matrix) if self.transposed and matrix.ndim > 1 else matrix
+            parts += _split(upright, self.rows) if self.rows else [upright]
+        return dict(zip(self.ours, parts, strict=True))
+
+    def join(self, parts: Mapping[str, Any]) -> Any:
+        """Theirs out of ours; all of `ours` must be among `parts`."""
+        found = [parts[name] for name in self.ours]
+        whole = _concatenated(found) if self.rows or self.experts else found[0]
+        if self.experts:
+            whole = whole.reshape(self.experts, -1, *whole.shape[1:])
+        return _transposed(whole) if self.transposed and found[0].ndim > 1 else whole
+
+    def separate_shapes(self, whole: Shape) -> dict[str, Shape]:
+        """The shapes that `separate` gives."""
+        self._check(whole)
+        matrix = whole[1:] if self.experts else whole
+        if self.transposed and len(matrix) > 1:
+            matrix = (*matrix[:-2], matrix[-1], matrix[-2])
+        one = [(rows, *matrix[1:]) for rows in self.rows] or [matrix]
+        return dict(zip(self.ours, one * (self.experts or 1), strict=True))
+
+    def join_shape(self, parts: Mapping[str, Shape]) -> Shape:
+        """The shape that `join` gives."""
+        shape = parts[self.ours[0]]
+        if self.rows:
+            shape = (sum(self.rows), *shape[1:])
+        if self.transposed and len(shape) > 1:
+            shape = (*shape[:-2], shape[-1], shape[-2])
+        whole = (self.experts, *shape) if self.experts else shape
+        if self.separate_shapes(whole) != {name: tuple(parts[name]) for name in self.ours}:
+            raise ModelError(f"{self.theirs} cannot be made: its parts have shapes {_listed(parts, self.ours)}")
+        return whole
+
+    def _check(self, whole: Shape) -> None:
+        stacked = self.experts == 0 or (len(whole) > 0 and whole[0] == self.experts)
+        matrix = whole[1:] if self.experts else whole
+        side = (matrix[-1] if self.transposed and len(matrix) > 1 else matrix[0]) if matrix else 0
+        if not stacked or (self.rows and side != sum(self.rows)):
+            expected = f"{self.experts} experts" if not stacked else f"{sum(self.rows)} rows"
+            raise ModelError(
+                f"{self.theirs} has shape {list(whole)}; its configuration says {expected}",
+                hint="config.json may be of another model",
+            )
+
+
+class Layout:
+    """All parameters of a model as some library holds them, each linked to ours."""
+
+    def __init__(self, links: Iterable[Link]):
+        self.links = tuple(links)
+        self.of_theirs = {link.theirs: link for link in self.links}
+        self.of_ours = {name: link for link in self.links for name in link.ours}
+
+    def to_ours(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
+        """Ours for any subset of theirs. Raises ModelError for a name that the layout does not have."""
+        ours: dict[str, Any] = {}
+        for name, array in theirs.items():
+            ours |= self._link(self.of_theirs, name).separate(array)
+        return ours
+
+    def to_theirs(self, ours: Mapping[str, Any]) -> dict[str, Any]:
+        """Theirs for any subset of ours that holds all or none of what belongs `together`. Raises ModelError."""
+        links = dict.fromkeys(self._link(self.of_ours, name) for name in ours)
+        for link in links:
+            self.refuse_torn(link, ours)
+        return {link.theirs: link.join(ours) for link in links}
+
+    def together(self, name: str) -> tuple[str, ...]:
+        """The parameters of ours that one of theirs holds, of which `name` is one."""
+        return self._link(self.of_ours, name).ours
+
+    def refuse_torn(self, link: Link, ours: Iterable[str]) -> None:
+        """Raise ModelError if some of a link's parts are missing."""
+        known = set(ours)
+        missing = [name for name in link.ours if name not in known]
+        if missing:
+            raise ModelError(
+                f"{link.theirs} needs {', '.join(missing[:3])}, which {'is' if len(missing) == 1 else 'are'} not there"
+            )
+
+    @staticmethod
+    def _link(table: Mapping[str, Link], name: str) -> Link:
+        if name not in table:
+            raise ModelError(f"this model has no parameter {name}", hint="the configuration may be of another model")
+        return table[name]
+
+
+def _split(array: Any, rows: Sequence[int]) -> list[Any]:
+    ends = [sum(rows[: index + 1]) for index in range(len(rows))]
+    return [array[end - count : end] for end, count in zip(ends, rows, strict=True)]
+
+
+def _transposed(array: Any) -> Any:
+    return array.swapaxes(-1, -2)
+
+
+def _concatenated(arrays: Sequence[Any]) -> Any:
+    """By the library whose arrays they are; torch is imported by whoever made one of its tensors."""
+    library = importlib.import_module(type(arrays[0]).__module__.split(".")[0])
+    return library.concatenate(list(arrays))
+
+
+def _listed(shapes: Mapping[str, Shape], names: Sequence[str]) -> str:
+    return ", ".join(f"{name} {list(shapes[name])}" for name in names[:4])

@@ -1,0 +1,165 @@
+"""Whether a converted model is the one it was made of, told by transformers and torch and by none of the converter."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlcli.checkpoint.convert import Conversion
+from rlcli.checkpoint.huggingface import check_folder
+from rlcli.checkpoint.state import fill
+from rlcli.checkpoint.tensor_files import INDEX, WHOLE, stored_tensors
+from rlcli.errors import ModelError, NumericError
+
+PROMPTS, LENGTH = 8, 16
+"""Probe prompts, and tokens in each: arbitrary ones, since any difference must show."""
+
+UNCHECKED = "--no-verify converts without looking"
+
+_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was compared and found to be the same."""
+
+    tensors: int
+    parameters: int
+    tied: bool
+    prompts: int
+    max_difference: float
+    """Between the logits; not 0 means that the models differ, and is an error."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What is kept of a model: not the model."""
+
+    digests: dict[str, bytes]
+    logits: torch.Tensor
+    tied: bool
+
+
+def check_conversion(conversion: Conversion, folder: Path) -> Checked:
+    """Compare the files in `folder` with what was planned, and their model with the source's.
+
+    Both models are made by transformers, the source's numbers rounded by torch. Raises ModelError with the first
+    difference, NumericError for a number that is not finite.
+    """
+    count = _check_files(conversion, folder)
+    dtype = next((_TYPES[name] for name in conversion.dtypes if name in _TYPES), torch.float32)
+    after = _seen(folder, dtype, None)
+    before = _seen(conversion.source, dtype, _rows(conversion))
+    odd = sorted(
+        name for name in {*before.digests, *after.digests} if before.digests.get(name) != after.digests.get(name)
+    )
+    if odd:
+        raise ModelError(f"{len(odd)} parameters are not what they were, first {odd[0]}; nothing was kept")
+    if before.tied != after.tied:
+        raise ModelError(f"the output matrix is {'' if after.tied else 'not '}tied to the embedding, unlike before")
+    difference = float((before.logits - after.logits).abs().max())
+    if difference != 0.0:
+        raise ModelError(f"logits differ by up to {difference:g} from those of the source; nothing was kept")
+    return Checked(count, len(after.digests), after.tied, PROMPTS, difference)
+
+
+def _check_files(conversion: Conversion, folder: Path) -> int:
+    """Names, shapes and types on the disk are those that were planned."""
+    planned = {spec.name: spec for spec in conversion.outputs}
+    found = {name: tensor.spec for name, tensor in stored_tensors(folder).items()}
+    odd = sorted(name for name in {*planned, *found} if planned.get(name) != found.get(name))
+    if odd:
+        raise ModelError(f"{odd[0]} was to be {planned.get(odd[0])} and is {found.get(odd[0])}")
+    return len(found)
+
+
+def _rows(conversion: Conversion) -> tuple[int, int] | None:
+    """Of a padded embedding: its rows in the source, and those that were kept. None if it is not padded."""
+    for move in conversion.moves:
+        before, after = move.sources[0].spec.shape, move.outputs[0].shape
+        if move.is_copy and before != after:
+            return before[0], after[0]
+    kept = conversion.rewritten.get("config.json", {}).get("vocab_size")
+    return (kept, kept) if kept is not None else None
+
+
+def _seen(folder: Path, dtype: torch.dtype, rows: tuple[int, int] | None) -> _Seen:
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # its reports and progress bars are not for our users
+    logging.disable_progress_bar()
+    check_folder(folder, weights=True)
+    model = _loaded(folder, dtype, rows[0] if rows else None).eval()
+    if rows is not None and rows[0] != rows[1]:
+        model.resize_token_embeddings(rows[1], mean_resizing=False)  # type: ignore[operator]
+    digests = {}
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
+            raise NumericError(f"{name} in {folder} holds values that are not finite", code="F35")
+        bits = parameter.detach().reshape(-1).contiguous().view(torch.uint8).numpy()
+        digests[name] = hashlib.blake2b(bits.data, digest_size=16).digest()
+    return _Seen(digests, _logits(model), bool(getattr(model.config, "tie_word_embeddings", False)))
+
+
+def _loaded(folder: Path, dtype: torch.dtype, rows: int | None) -> nn.Module:
+    """The model by transformers' own loading; of sharded files, as a run resumes from them."""
+    from transformers import AutoConfig
+
+    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    try:
+        config = AutoConfig.from_pretrained(folder, **options)
+        if rows is not None:
+            config.vocab_size = rows
+        kind = _class_of(config)
+        if not (folder / INDEX).exists() and not (folder / WHOLE).exists():
+            with _no_random_weights():
+                model = kind._from_config(config, dtype=dtype)
+            model.tie_weights()
+            fill({name: parameter.detach() for name, parameter in model.named_parameters()}, folder)
+            return model
+        model, report = kind.from_pretrained(
+            folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+        )
+    except ModelError:
+        raise
+    except Exception as error:  # transformers, safetensors and torch each have their own
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"the model in {folder} cannot be loaded to check it: {reason}", hint=UNCHECKED) from error
+    holes = sorted(map(str, (*report["missing_keys"], *report["mismatched_keys"])))
+    if holes:
+        raise ModelError(f"transformers misses {len(holes)} parameters in {folder}, first {holes[0]}")
+    return model
+
+
+def _no_random_weights() -> AbstractContextManager[None]:
+    """Weights that will be read need not be drawn first, where transformers offers to leave it."""
+    from transformers import initialization
+
+    return getattr(initialization, "no_init_weights", nullcontext)()
+
+
+def _class_of(config: Any) -> Any:
+    """The class of transformers that config.json names; a language model if it names none."""
+    import transformers
+
+    named = getattr(transformers, str((config.architectures or [""])[0]), None)
+    if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel):
+        return named
+    return transformers.AutoModelForCausalLM._model_mapping[type(config)]
+
+
+def _logits(model: nn.Module) -> torch.Tensor:
+    """What the model says of each prompt, in float32."""
+    config: Any = model.config
+    length = min(LENGTH, getattr(config, "max_position_embeddings", LENGTH) or LENGTH)
+    stream = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, config.vocab_size, (PROMPTS, length), generator=stream)
+    with torch.inference_mode():
+        rows = [model(input_ids=prompt[None], use_cache=False).logits for prompt in tokens]  # some heads take only one
+    return torch.cat(rows).float()

@@ -1,0 +1,342 @@
+"""Models from the folders of a run to folders that transformers reads, and back, with the memory of a few tensors.
+
+A conversion is planned in full from the headers of the files, then written beside its target, checked, and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rlcli.api.family import Form, HFFamily, ModelConfig
+from rlcli.checkpoint.disk import FAULTS, sync_folder
+from rlcli.checkpoint.families import family_of
+from rlcli.checkpoint.tensor_dtypes import NAMES
+from rlcli.checkpoint.tensor_files import (
+    INDEX,
+    OFFSETS,
+    PARTS,
+    SHARDING,
+    StoredTensor,
+    TensorSpec,
+    inside,
+    stored_tensors,
+)
+from rlcli.checkpoint.tensor_moves import (
+    Move,
+    in_type,
+    plan_moves,
+    rows_of_vocabulary,
+    strangers,
+    with_vocabulary,
+)
+from rlcli.checkpoint.tensor_writing import FilePlan, Progress, TensorWriter, rank_files, whole_files
+from rlcli.errors import ModelError, ResourceError, UsageError
+
+ACCOMPANYING = ("*.json", "*.jinja", "*.txt", "*.model", "*.md", "LICENSE*", "additional_chat_templates/*.jinja")
+"""What goes along with the weights, byte for byte."""
+
+MOST_EXPERTS = 4096
+"""In a block; the largest models have a few hundred."""
+
+Padding = Literal["drop", "keep"]
+"""What becomes of rows of the embedding beyond the vocabulary of config.json."""
+
+_UNITS = {"": 1, "B": 1, **{f"{unit}B": 1000**power for power, unit in enumerate("KMGT", 1)},
+          **{f"{unit}IB": 1024**power for power, unit in enumerate("KMGT", 1)}}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """All that will be done."""
+
+    source: Path
+    target: Path
+    model_type: str
+    moves: tuple[Move, ...]
+    files: tuple[FilePlan, ...]
+    accompanying: tuple[Path, ...]
+    """Relative to the source."""
+    rewritten: Mapping[str, Any]
+    """File → its new JSON content."""
+    notes: tuple[str, ...]
+    source_files: int
+    source_is_sharded: bool
+
+    @property
+    def outputs(self) -> list[TensorSpec]:
+        return [spec for move in self.moves for spec in move.outputs]
+
+    @property
+    def bytes(self) -> int:
+        """Of all tensors that are written."""
+        return sum(spec.bytes for spec in self.outputs)
+
+    @property
+    def dtypes(self) -> list[str]:
+        """Types of the tensors that are written, the most bytes first."""
+        totals: dict[str, int] = {}
+        for spec in self.outputs:
+            totals[spec.dtype] = totals.get(spec.dtype, 0) + spec.bytes
+        return sorted(totals, key=lambda dtype: -totals[dtype])
+
+
+def plan_to_hf(
+    source: Path, target: Path, *, dtype: str | None = None, largest: int = 5 * 10**9, padding: Padding = "drop"
+) -> Conversion:
+    """From a role's folder, whole or sharded, to one that transformers reads.
+
+    `dtype` is float32, bfloat16, float16, or None for that of the source; a file holds at most `largest` bytes. Raises
+    ModelError, ProjectError.
+    """
+    tensors, hf = stored_tensors(source), _config(source)
+    family, config, notes = _family(hf, tensors)
+    moves = plan_moves(tensors, family, config, "file")
+    changes: dict[str, Any] = {}
+    if family is not None and config is not None:
+        moves, vocabulary = _padded(moves, family, config, "file", padding)
+        changes |= vocabulary
+    moves, retyped = _retyped(moves, dtype, hf)
+    files = whole_files([spec for move in moves for spec in move.outputs], largest)
+    rewritten = _rewritten(hf, changes | retyped)
+    if len(files) > 1:
+        rewritten[INDEX] = _index(files)
+    return _conversion(source, target, hf, tensors, moves, files, rewritten, notes)
+
+
+def plan_from_hf(source: Path, target: Path, *, ranks: int, dtype: str | None = None) -> Conversion:
+    """From a Hugging Face folder to a role's folder as `ranks` ranks of the fsdp backend would have written it.
+
+    One rank writes whole tensors. Raises ModelError, ProjectError.
+    """
+    if ranks < 1:
+        raise UsageError(f"--ranks {ranks}: there is at least one")
+    tensors, hf = stored_tensors(source), _config(source)
+    family, config, notes = _family(hf, tensors)
+    moves = plan_moves(tensors, family, config, "module")
+    if family is not None and config is not None:
+        moves, _ = _padded(moves, family, config, "module", "drop")
+    moves, retyped = _retyped(moves, dtype, hf)
+    specs = [spec for move in moves for spec in move.outputs]
+    files = (
+        rank_files(specs, ranks, _sharding) if ranks > 1 else whole_files(specs, max(1, sum(s.bytes for s in specs)))
+    )
+    return _conversion(source, target, hf, tensors, moves, files, _rewritten(hf, retyped), notes)
+
+
+def convert(conversion: Conversion, progress: Progress, check: Callable[[Path], None] | None = None) -> None:
+    """Write all files; `check` is given the folder before it gets its name.
+
+    Raises ResourceError: F28 no room, F72 the target exists, F75 it cannot be written; ModelError.
+    """
+    refuse_existing(conversion.target)
+    _refuse_full_disk(conversion)
+    with _beside(conversion.target) as folder:
+        with TensorWriter(folder, conversion.files, progress) as writer:
+            for move in conversion.moves:
+                _write(move, writer)
+        _write_accompanying(conversion, folder)
+        if check is not None:
+            check(folder)
+        _sync(folder)
+
+
+def refuse_existing(target: Path) -> None:
+    """Raises ResourceError F72 if there is anything at the target."""
+    if os.path.lexists(target):
+        raise ResourceError(f"{target} exists already", hint="choose another folder, or remove this one", code="F72")
+
+
+def parse_size(text: str) -> int:
+    """`5GB` and `5GiB` as bytes. Raises UsageError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?B|)", text.strip().upper())
+    size = float(found[1]) * _UNITS.get(found[2], 0) if found else 0
+    if size < 1:
+        raise UsageError(f"{text!r} is no size of a file", hint="write 5GB, 500MB or 2GiB")
+    return int(size)
+
+
+def _write(move: Move, writer: TensorWriter) -> None:
+    if move.is_copy:
+        writer.copy(move.sources[0], move.outputs[0])
+        return
+    made = move.make()
+    for spec in move.outputs:
+        writer.write(spec, made.pop(spec.name), move.sources[0].spec.dtype)
+
+
+def _conversion(
+    source: Path,
+    target: Path,
+    hf: Mapping[str, Any],
+    tensors: Mapping[str, StoredTensor],
+    moves: Sequence[Move],
+    files: Sequence[FilePlan],
+    rewritten: Mapping[str, Any],
+    notes: Sequence[str],
+) -> Conversion:
+    held = {piece.extent.file for tensor in tensors.values() for piece in tensor.pieces}
+    return Conversion(
+        source=source,
+        target=target,
+        model_type=str(hf.get("model_type")),
+        moves=tuple(moves),
+        files=tuple(files),
+        accompanying=_accompanying(source, rewritten),
+        rewritten=rewritten,
+        notes=tuple(notes),
+        source_files=len(held),
+        source_is_sharded=any(file.match(PARTS) for file in held),
+    )
+
+
+def _config(source: Path) -> dict[str, Any]:
+    file = inside(source, source / "config.json")
+    hf = json.loads(file.read_text(encoding="utf-8"))  # check_folder has read it before
+    if not isinstance(hf, dict):
+        raise ModelError("it holds no configuration", where=str(file))
+    return hf
+
+
+def _family(
+    hf: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
+) -> tuple[HFFamily | None, ModelConfig | None, list[str]]:
+    family = family_of(hf.get("model_type"))
+    if family is None:
+        return None, None, [f"no family {hf.get('model_type')} is registered: names stay as they are"]
+    try:
+        config = family.config_from_hf(hf)
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise ModelError(f"config.json makes no sense: {type(error).__name__}: {error}") from error
+    _refuse_absurd(config, len(tensors))
+    odd = strangers(tensors, family, config)
+    if any("lora_" in name for name in odd):
+        raise ModelError(
+            f"the folder holds LoRA weights, such as {odd[0]}, which would be lost",
+            hint="merge them into the model first",
+        )
+    shown = f"{', '.join(odd[:3])}{', …' if len(odd) > 3 else ''}"
+    return family, config, [f"not a parameter of {config.family}, kept as it is: {shown}"] if odd else []
+
+
+def _refuse_absurd(config: ModelConfig, tensors: int) -> None:
+    """A configuration is somebody's file; what it counts must not fill our memory with names."""
+    if config.layers > tensors or (config.experts is not None and config.experts.count > MOST_EXPERTS):
+        experts = f" of {config.experts.count} experts" if config.experts is not None else ""
+        raise ModelError(
+            f"config.json speaks of {config.layers} layers{experts}, the folder holds {tensors} tensors",
+            hint="the folder may be incomplete, or its config.json of another model",
+        )
+
+
+def _padded(
+    moves: list[Move], family: HFFamily, config: ModelConfig, form: Form, padding: Padding
+) -> tuple[list[Move], dict[str, Any]]:
+    rows = rows_of_vocabulary(moves, family, config, form)
+    if padding == "keep" and rows is not None and rows > config.vocabulary:
+        return moves, {"vocab_size": rows}
+    return with_vocabulary(moves, family, config, form), {}
+
+
+def _retyped(moves: list[Move], dtype: str | None, hf: Mapping[str, Any]) -> tuple[list[Move], dict[str, Any]]:
+    """With floating-point tensors of type `dtype`, and what config.json then has to say about it."""
+    if dtype is not None:
+        return [in_type(move, NAMES[dtype]) for move in moves], {"dtype": dtype}
+    if _dtype(hf) is not None:
+        return moves, {}
+    largest = max((spec for move in moves for spec in move.outputs), key=lambda spec: spec.bytes)
+    name = next((name for name, stored in NAMES.items() if stored == largest.dtype), None)
+    return moves, {"dtype": name} if name else {}
+
+
+def _dtype(hf: Mapping[str, Any]) -> Any:
+    """Under its key of today, or that of before."""
+    return hf.get("dtype", hf.get("torch_dtype"))
+
+
+def _rewritten(hf: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json, if anything in it changes; else it is copied byte for byte."""
+    before = {**hf, "dtype": _dtype(hf)}
+    if all(before.get(key) == value for key, value in changes.items()):
+        return {}
+    return {"config.json": {key: value for key, value in hf.items() if key != "torch_dtype"} | dict(changes)}
+
+
+def _index(files: Sequence[FilePlan]) -> dict[str, Any]:
+    weights = {spec.name: plan.name for plan in files for spec in plan.tensors}
+    total = sum(spec.bytes for plan in files for spec in plan.tensors)
+    return {"metadata": {"total_size": total}, "weight_map": dict(sorted(weights.items()))}
+
+
+def _sharding(offsets: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    return {"format": "pt", SHARDING: json.dumps({name: {OFFSETS: list(at)} for name, at in offsets.items()})}
+
+
+def _accompanying(source: Path, rewritten: Mapping[str, Any]) -> tuple[Path, ...]:
+    found = {file for pattern in ACCOMPANYING for file in source.glob(pattern) if file.is_file()}
+    kept = [file for file in found if file.name not in rewritten and not file.name.endswith(".safetensors.index.json")]
+    return tuple(inside(source, file).relative_to(source) for file in sorted(kept))
+
+
+def _write_accompanying(conversion: Conversion, folder: Path) -> None:
+    for relative in conversion.accompanying:
+        (folder / relative).parent.mkdir(exist_ok=True)
+        (folder / relative).write_bytes((conversion.source / relative).read_bytes())
+    for name, content in conversion.rewritten.items():
+        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _refuse_full_disk(conversion: Conversion) -> None:
+    place = _nearest(conversion.target)
+    others = sum((conversion.source / relative).stat().st_size for relative in conversion.accompanying)
+    needed, free = conversion.bytes + others + 2**20, shutil.disk_usage(place).free
+    if free < needed:
+        raise ResourceError(
+            f"the model needs {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free",
+            where=str(place),
+            hint="make room, or choose a folder on another disk",
+            code="F28",
+        )
+
+
+def _nearest(path: Path) -> Path:
+    """The folder that a path will be made in, or the nearest one above that exists."""
+    return next(parent for parent in path.absolute().parents if parent.is_dir())
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A folder that becomes the target if all goes well, and vanishes if not."""
+    target = target.absolute()
+    temporary = target.with_name(f".{target.name}.partial-{uuid.uuid4().hex}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        yield temporary
+        refuse_existing(target)
+        temporary.rename(target)
+        sync_folder(target.parent)
+    except OSError as error:
+        code = FAULTS.get(error.errno or 0, "F28")
+        raise ResourceError(error.strerror or str(error), where=str(error.filename or target), code=code) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    """Have a folder and its small files on the disk; the weights are there already."""
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            sync_folder(path)
+        elif path.suffix != ".safetensors":
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    sync_folder(folder)

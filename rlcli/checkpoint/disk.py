@@ -1,0 +1,154 @@
+"""The disk under the checkpoints: opening, syncing, swapping and clearing, the room there is, and what its failures
+mean."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlcli.errors import ResourceError
+from rlcli.files import make_folder
+
+FAULTS = {errno.ENOSPC: "F28", errno.EFBIG: "F28", errno.EDQUOT: "F76", errno.EIO: "F29", errno.EROFS: "F75",
+          errno.EACCES: "F75", errno.EPERM: "F75", errno.ESTALE: "F27"}  # fmt: skip
+"""errno → id of the fault."""
+OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""How libraries written in Rust, such as safetensors, pass on what the system said."""
+CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV)
+TRIES = 5
+"""To open a file of which a network file system says that it has changed hands (ESTALE)."""
+
+
+def open_to_read(path: Path) -> int:
+    """A descriptor of an ordinary file. Raises OSError for what is missing, a link, a pipe or a device."""
+    for tries in range(1, TRIES + 1):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            break
+        except OSError as error:
+            if error.errno != errno.ESTALE or tries == TRIES:
+                raise
+            time.sleep(0.1 * tries)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "Not an ordinary file", str(path))
+    return descriptor
+
+
+def files_under(folder: Path) -> dict[str, Path]:
+    """Relative path, with `/`, → whatever is no folder; links are not followed."""
+    found = {}
+    for parent, folders, names in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        for name in (*names, *links):
+            path = Path(parent, name)
+            found[path.relative_to(folder).as_posix()] = path
+    return found
+
+
+def sync_folder(folder: Path) -> None:
+    """Have what was made, renamed or removed in a folder on disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Swap two folders in one step; False where the system or the file system cannot."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    at_fdcwd, rename_exchange = -100, 2
+    if renameat2(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in CANNOT_EXCHANGE:
+        return False
+    raise OSError(number, os.strerror(number), str(one))
+
+
+def discard(path: Path) -> None:
+    """Remove a file, a link or a whole folder, as far as that is possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def check_writable(checkpoints: Path) -> None:
+    """Raises ResourceError F75 if nothing can be written to the folder; makes it if it is not there."""
+    probe = checkpoints / f".writable-{uuid.uuid4().hex}"
+    with failures_told(checkpoints):
+        make_folder(checkpoints)
+        probe.mkdir()
+        probe.rmdir()
+
+
+def check_free_space(checkpoints: Path, needed: int) -> None:
+    """Raises ResourceError F28 if so many bytes do not fit on the disk."""
+    free = _free(checkpoints)
+    if free is not None and free < needed:
+        raise ResourceError(
+            f"a checkpoint needs {_mib(needed)}, {_mib(free)} are free",
+            where=str(checkpoints),
+            hint="make room, or set checkpoint.every_seconds=null checkpoint.at_end=false checkpoint.on_stop=false",
+            code="F28",
+        )
+
+
+def disk_failure(error: BaseException, place: Path) -> ResourceError | None:
+    """What went wrong with the disk at a place, with the id of the fault; None if it was not the disk."""
+    if isinstance(error, ResourceError):
+        return error
+    told = OS_ERROR.search(str(error))
+    if not isinstance(error, OSError) and told is None:
+        return None
+    number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
+    what = os.strerror(number) if number else str(error)
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        what += f", {_mib(_free(place) or 0)} free on the disk"
+    where = getattr(error, "filename", None) or place
+    return ResourceError(what, where=str(where), hint=_hint(number), code=FAULTS.get(number or 0))
+
+
+@contextmanager
+def failures_told(place: Path) -> Iterator[None]:
+    """A disk that fails, as ResourceError with the place and the id of the fault."""
+    try:
+        yield
+    except OSError as error:
+        failure = disk_failure(error, place)
+        assert failure is not None
+        raise failure from error
+
+
+def _hint(number: int | None) -> str | None:
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return "make room; checkpoint.keep_last says how many stay"
+    if number == errno.EFBIG:
+        return "files may not grow so large here: ulimit -f"
+    return "choose a folder that can be written" if number in (errno.EROFS, errno.EACCES, errno.EPERM) else None
+
+
+def _free(folder: Path) -> int | None:
+    """Bytes that are free where a folder is or will be; None if that cannot be told."""
+    place = next((one for one in (folder, *folder.absolute().parents) if one.exists()), None)
+    try:
+        return shutil.disk_usage(place).free if place else None
+    except OSError:
+        return None
+
+
+def _mib(number: int) -> str:
+    return f"{number / 2**20:,.0f} MiB"

@@ -1,0 +1,200 @@
+"""What Llama and its many relatives share: RMSNorm, rotary positions, separate q, k, v, and a gated MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from rlcli.api.family import Experts, Form, HFFamily, ModelConfig, Rope
+from rlcli.api.parameters import Link
+from rlcli.errors import ModelError
+
+SIZES = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "mlp": "intermediate_size",
+    "vocabulary": "vocab_size",
+    "positions": "max_position_embeddings",
+}
+"""Field of ours → key of config.json."""
+
+LARGEST = {"num_hidden_layers": 10_000, "n_layer": 10_000, "num_local_experts": 10_000, "num_experts": 10_000}
+"""Counts of things that get a name each: a file that we did not write must not fill our memory."""
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+READ = frozenset({
+    *SIZES.values(), "num_key_value_heads", "head_dim", "tie_word_embeddings", "hidden_act", "rms_norm_eps",
+    "rope_parameters", "rope_theta", "rope_scaling", "attention_bias", "mlp_bias", "architectures", "model_type",
+})  # fmt: skip
+"""Keys that have a field of ours; all others are kept as they are."""
+
+
+class Decoder(HFFamily):
+    """A family of this kind says what is different about it."""
+
+    defaults: ClassVar[Mapping[str, Any]]
+    """What transformers takes for a key that config.json lacks."""
+    qk_norm: ClassVar[bool] = False
+    norm_offset: ClassVar[float] = 0.0
+    has_window: ClassVar[bool] = False
+    """One attention window for all blocks, if `sliding_window` is set."""
+
+    # -- configuration ---------------------------------------------------------------------------------------
+
+    def config_from_hf(self, hf: Mapping[str, Any]) -> ModelConfig:
+        given = {**self.defaults, **{key: value for key, value in hf.items() if value is not None}}
+        sizes: dict[str, Any] = {field: size_in(given, key) for field, key in SIZES.items()}
+        return ModelConfig(
+            family=str(hf.get("model_type")),
+            **sizes,
+            kv_heads=size_in(given, "num_key_value_heads", sizes["heads"]),
+            head_dim=size_in(given, "head_dim", sizes["hidden"] // sizes["heads"]),
+            tied=bool(given.get("tie_word_embeddings", False)),
+            activation=self.activation(given),
+            norm_eps=float(given["rms_norm_eps"]),
+            norm_offset=self.norm_offset,
+            qk_norm=self.qk_norm,
+            qkv_bias=self.qkv_bias(given),
+            output_bias=self.output_bias(given),
+            mlp_bias=bool(given.get("mlp_bias", False)),
+            embedding_scale=self.embedding_scale(given),
+            rope=_rope(given),
+            windows=self.windows(given),
+            experts=self.experts(given),
+            value_head=str((hf.get("architectures") or [""])[0]).endswith("ForTokenClassification"),
+            others={key: value for key, value in hf.items() if key not in READ},
+        )
+
+    def config_to_hf(self, config: ModelConfig) -> dict[str, Any]:
+        assert config.rope is not None
+        hf: dict[str, Any] = {"model_type": config.family, **config.others}
+        hf["architectures"] = [self.architecture]
+        if config.value_head:
+            hf["architectures"] = [self.architecture.replace("ForCausalLM", "ForTokenClassification")]
+        hf |= {key: getattr(config, field) for field, key in SIZES.items()}
+        hf |= {
+            "num_key_value_heads": config.kv_heads,
+            "tie_word_embeddings": config.tied,
+            "hidden_act": self.activation_to_hf(config),
+            "rms_norm_eps": config.norm_eps,
+            "rope_parameters": {"rope_type": "default", **config.rope.scaling, "rope_theta": config.rope.base},
+        }
+        if "head_dim" in self.defaults or config.head_dim * config.heads != config.hidden:
+            hf["head_dim"] = config.head_dim
+        if self.has_window:
+            hf["sliding_window"] = next(iter(config.windows), None)
+        if "attention_bias" in self.defaults:
+            hf["attention_bias"] = config.qkv_bias
+        if "mlp_bias" in self.defaults:
+            hf["mlp_bias"] = config.mlp_bias
+        return hf
+
+    def activation(self, given: Mapping[str, Any]) -> str:
+        name = given["hidden_act"]
+        if name not in ACTIVATIONS:
+            raise ModelError(f"a {given.get('model_type')} model with hidden_act {name!r} is not known here")
+        return ACTIVATIONS[name]
+
+    def activation_to_hf(self, config: ModelConfig) -> str:
+        return {"gelu_tanh": "gelu_pytorch_tanh"}.get(config.activation, config.activation)
+
+    def qkv_bias(self, given: Mapping[str, Any]) -> bool:
+        return bool(given.get("attention_bias", False))
+
+    def output_bias(self, given: Mapping[str, Any]) -> bool:
+        return bool(given.get("attention_bias", False))
+
+    def embedding_scale(self, given: Mapping[str, Any]) -> float:
+        return 1.0
+
+    def windows(self, given: Mapping[str, Any]) -> tuple[int | None, ...]:
+        window = given.get("sliding_window") if self.has_window else None
+        return (window,) * size_in(given, "num_hidden_layers") if window else ()
+
+    def experts(self, given: Mapping[str, Any]) -> Experts | None:
+        return None
+
+    # -- parameters ------------------------------------------------------------------------------------------
+
+    def embedding_links(self, config: ModelConfig) -> Iterator[Link]:
+        yield Link("model.embed_tokens.weight", ("embedding.tokens.weight",))
+
+    def block_links(self, config: ModelConfig, index: int, form: Form) -> Iterator[Link]:
+        theirs, ours = f"model.layers.{index}", f"layers.{index}"
+        yield Link(f"{theirs}.input_layernorm.weight", (f"{ours}.attention.norm.weight",))
+        yield from _linear(f"{theirs}.self_attn.", f"{ours}.attention.", QKV, config.qkv_bias)
+        yield from _linear(f"{theirs}.self_attn.", f"{ours}.attention.", {"o_proj": "output"}, config.output_bias)
+        if config.qk_norm:
+            yield from _linear(f"{theirs}.self_attn.", f"{ours}.attention.", QK_NORM, bias=False)
+        yield Link(f"{theirs}.post_attention_layernorm.weight", (f"{ours}.mlp.norm.weight",))
+        yield from self.mlp_links(config, index, form)
+
+    def mlp_links(self, config: ModelConfig, index: int, form: Form) -> Iterator[Link]:
+        yield from _linear(f"model.layers.{index}.mlp.", f"layers.{index}.mlp.", MLP, config.mlp_bias)
+
+    def head_links(self, config: ModelConfig) -> Iterator[Link]:
+        yield Link("model.norm.weight", ("head.norm.weight",))
+        if config.value_head:
+            yield from _linear("", "head.", {"score": "value"}, bias=True)
+        else:
+            yield from _linear("", "head.", {"lm_head": "output"}, bias=False)
+
+
+QKV = {"q_proj": "q", "k_proj": "k", "v_proj": "v"}
+QK_NORM = {"q_norm": "q_norm", "k_norm": "k_norm"}
+MLP = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+
+
+def expert_links(config: ModelConfig, index: int, form: Form, theirs: str, names: Mapping[str, str]) -> Iterator[Link]:
+    """Router and experts of a block: a matrix per expert and use in files, stacked and fused in a module.
+
+    `theirs` is what the names in files begin with, `names` theirs of gate, up and down in files.
+    """
+    assert config.experts is not None
+    ours, count = f"layers.{index}.mlp", config.experts.count
+    module = f"model.layers.{index}.mlp"
+    yield Link(f"{theirs if form == 'file' else module}.gate.weight", (f"{ours}.router.weight",))
+    if form == "file":
+        for expert in range(count):
+            yield from _linear(f"{theirs}.experts.{expert}.", f"{ours}.experts.{expert}.", names, bias=False)
+        return
+    each = [f"{ours}.experts.{expert}" for expert in range(count)]
+    gates_and_ups = tuple(f"{expert}.{part}.weight" for expert in each for part in ("gate", "up"))
+    width = config.experts.width
+    yield Link(f"{module}.experts.gate_up_proj", gates_and_ups, rows=(width, width), experts=count)
+    yield Link(f"{module}.experts.down_proj", tuple(f"{expert}.down.weight" for expert in each), experts=count)
+
+
+def _linear(theirs: str, ours: str, names: Mapping[str, str], bias: bool) -> Iterator[Link]:
+    for their_name, our_name in names.items():
+        for kind in ("weight", "bias") if bias else ("weight",):
+            yield Link(f"{theirs}{their_name}.{kind}", (f"{ours}{our_name}.{kind}",))
+
+
+def _rope(given: Mapping[str, Any]) -> Rope:
+    """Of the form that transformers 5 writes, or of `rope_theta` and `rope_scaling`."""
+    scaling = dict(given.get("rope_scaling") or given.get("rope_parameters") or {})
+    base = scaling.pop("rope_theta", given.get("rope_theta", given.get("default_theta", 10000.0)))
+    kind = scaling.pop("type", None)  # its name before rope_type
+    scaling = {"rope_type": kind or "default", **scaling}
+    if scaling["rope_type"] in ("llama3", "yarn", "longrope"):
+        length = given.get("original_max_position_embeddings", given["max_position_embeddings"])
+        scaling.setdefault("original_max_position_embeddings", length)
+    return Rope(float(base), {} if scaling == {"rope_type": "default"} else scaling)
+
+
+def size_in(given: Mapping[str, Any], key: str, otherwise: int | None = None) -> int:
+    """A size that config.json speaks of. Raises ModelError if it is none, or beyond all measure."""
+    value = given.get(key)
+    value = otherwise if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST.get(key, 2**40):
+        raise ModelError(f"{key} in config.json is {value!r}, not a size")
+    return value

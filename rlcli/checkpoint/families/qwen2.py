@@ -1,0 +1,50 @@
+"""Qwen2 and Qwen2.5: biases of q, k and v alone; an attention window from some block on, if any."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from rlcli.api.family import ModelConfig, register_hf_family
+
+from ._decoder import Decoder, size_in
+
+QWEN = {
+    "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "hidden_act": "silu", "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6, "sliding_window": 4096, "max_window_layers": 28,
+}  # fmt: skip
+
+
+class WindowedDecoder(Decoder):
+    """Blocks whose `layer_types` say so, or else those from `max_window_layers` on, have a window."""
+
+    def windows(self, given: Mapping[str, Any]) -> tuple[int | None, ...]:
+        if not given.get("use_sliding_window"):
+            return ()
+        window, count = size_in(given, "sliding_window"), size_in(given, "num_hidden_layers")
+        kinds = given.get("layer_types") or [
+            "sliding_attention" if index >= given["max_window_layers"] else "full_attention" for index in range(count)
+        ]
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+    def config_to_hf(self, config: ModelConfig) -> dict[str, Any]:
+        kinds = ["sliding_attention" if window else "full_attention" for window in config.windows]
+        window = next((window for window in config.windows if window), None)
+        return super().config_to_hf(config) | {
+            "layer_types": kinds or ["full_attention"] * config.layers,
+            "use_sliding_window": window is not None,
+            "sliding_window": window,
+        }
+
+
+@register_hf_family("qwen2")
+class Qwen2(WindowedDecoder):
+    """The size of a head is always hidden / heads."""
+
+    architecture = "Qwen2ForCausalLM"
+    defaults: ClassVar[Mapping[str, Any]] = QWEN
+
+    def qkv_bias(self, given: Mapping[str, Any]) -> bool:
+        return True
+
+    def output_bias(self, given: Mapping[str, Any]) -> bool:
+        return False

@@ -1,0 +1,240 @@
+"""A tokenizer from its files by `tokenizers` alone: what datasets ask of one, without importing transformers.
+
+It gives the same ids as `AutoTokenizer` (a test holds it to that). Where transformers does more than read
+`tokenizer.json`, `NotLight` is raised, and `open_tokenizer` falls back to the real one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.checkpoint.chat_template import render_chat
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer
+
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+AS_THEY_ARE = frozenset({"PreTrainedTokenizer", "TokenizersBackend", "GPT2Tokenizer", "Qwen2Tokenizer"})
+"""Classes, without `Fast`, that make of a tokenizer.json just what it says."""
+
+IF_BYTE_LEVEL = frozenset({"LlamaTokenizer"})
+"""Classes that do so for a byte-level tokenizer, and build one of their own otherwise."""
+
+
+class NotLight(Exception):
+    """Why transformers itself must read a tokenizer."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What calling a tokenizer gives."""
+
+    input_ids: Any
+    """[tokens] of one text; [texts][tokens] of several."""
+
+
+class LightTokenizer:
+    """The part of a transformers tokenizer that reading data needs, with the same names."""
+
+    def __init__(
+        self,
+        backend: Tokenizer,
+        special_tokens: Mapping[str, str],
+        chat_template: str | None = None,
+        extra_special_tokens: Sequence[str] = (),
+    ):
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.special_tokens_map = dict(special_tokens)
+        self.chat_template = chat_template
+        self._extra = tuple(extra_special_tokens)
+
+    def __len__(self) -> int:
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> Encoded:
+        if isinstance(text, str):
+            return Encoded(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        found = self.backend.encode_batch_fast(list(text), add_special_tokens=add_special_tokens)
+        return Encoded([encoding.ids for encoding in found])
+
+    def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        *,
+        tokenize: bool = False,
+        add_generation_prompt: bool = False,
+        **variables: Any,
+    ) -> str:
+        """The text of a conversation; its tokens are `self(text, add_special_tokens=False)`."""
+        if tokenize:
+            raise ValueError("render with tokenize=False, then call the tokenizer with add_special_tokens=False")
+        if self.chat_template is None:
+            raise ValueError("the tokenizer has no chat template")
+        told = {**self.special_tokens_map, **variables}
+        return render_chat(self.chat_template, conversation, add_generation_prompt=add_generation_prompt, **told)
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        return self.backend.token_to_id(token)
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """Ids of the named special tokens and of the others that are declared."""
+        tokens = dict.fromkeys([*self.special_tokens_map.values(), *self._extra])
+        return [id_ for token in tokens if (id_ := self.backend.token_to_id(token)) is not None]
+
+    def _id(self, name: str) -> int | None:
+        token = self.special_tokens_map.get(name)
+        return None if token is None else self.backend.token_to_id(token)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._id("eos_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self._id("pad_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.special_tokens_map.get("eos_token")
+
+    @property
+    def pad_token(self) -> str | None:
+        return self.special_tokens_map.get("pad_token")
+
+    @pad_token.setter
+    def pad_token(self, token: str | None) -> None:
+        self.special_tokens_map.pop("pad_token", None)
+        if token is not None:
+            self.special_tokens_map["pad_token"] = token
+
+
+def read_light_tokenizer(folder: Path) -> LightTokenizer:
+    """The tokenizer of a folder. Raises NotLight, or OSError, ValueError and what `tokenizers` raises."""
+    from tokenizers import Tokenizer
+
+    config = _json(folder / "tokenizer_config.json")
+    if not (folder / "tokenizer.json").is_file():
+        raise NotLight("there is no tokenizer.json")
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    _refuse_others(folder, config, backend)
+    declared = {int(id_): _added(token) for id_, token in (config.get("added_tokens_decoder") or {}).items()}
+    named, extra = _special_tokens(folder, config, declared)
+    _declare(backend, declared, named, extra)
+    return LightTokenizer(
+        backend, {name: _content(token) for name, token in named.items()}, _chat_template(folder, config),
+        [_content(token) for token in extra],
+    )  # fmt: skip
+
+
+def _refuse_others(folder: Path, config: Mapping[str, Any], backend: Tokenizer) -> None:
+    model = _json(folder / "config.json")
+    name = config.get("tokenizer_class") or model.get("tokenizer_class")
+    family = str(name or "").removesuffix("Fast")
+    byte_level = "ByteLevel" in f"{backend.pre_tokenizer!r}{backend.decoder!r}"
+    if family not in AS_THEY_ARE and not (family in IF_BYTE_LEVEL and byte_level):
+        raise NotLight(f"its class is {name}" if name else "it does not say its class")
+    if config.get("split_special_tokens"):
+        raise NotLight("it splits special tokens")
+    if config.get("clean_up_tokenization_spaces") and type(backend.model).__name__ != "BPE":
+        raise NotLight("it cleans up spaces")
+    if (folder / "added_tokens.json").is_file() and "added_tokens_decoder" not in config:
+        raise NotLight("it has an added_tokens.json")
+    if "istral" in str(model.get("model_type")) and len(backend.get_vocab()) > 100_000:
+        raise NotLight("transformers repairs tokenizers of its kind")
+
+
+def _special_tokens(
+    folder: Path, config: Mapping[str, Any], declared: Mapping[int, AddedToken]
+) -> tuple[dict[str, AddedToken | str], list[AddedToken | str]]:
+    """(name → special token, further special tokens)."""
+    told = dict(config)
+    if not declared:
+        told |= _json(folder / "special_tokens_map.json")
+    by_text = {token.content: token for token in declared.values()}
+    if not declared:
+        file = _json(folder / "tokenizer.json")
+        by_text = {entry["content"]: _added(entry) for entry in file.get("added_tokens") or []}
+    names = [*NAMED, *(key for key, value in config.items() if key.endswith("_token") and isinstance(value, str))]
+    named = {name: token for name in names if (token := _token(told.get(name), by_text)) is not None}
+    extra: list[AddedToken | str] = []
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        more = told.get(key) or []
+        if isinstance(more, dict):
+            named |= {name: token for name, value in more.items() if (token := _token(value, by_text)) is not None}
+        else:
+            extra += [token for value in more if (token := _token(value, by_text)) is not None]
+    return named, extra
+
+
+def _token(value: Any, by_text: Mapping[str, AddedToken]) -> AddedToken | str | None:
+    if isinstance(value, dict):
+        value = _added(value)
+    return None if value is None else by_text.get(_content(value), value)
+
+
+def _content(token: AddedToken | str) -> str:
+    return token if isinstance(token, str) else token.content
+
+
+def _added(entry: Mapping[str, Any]) -> AddedToken:
+    from tokenizers import AddedToken
+
+    names = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    flags = {name: entry[name] for name in names if name in entry}
+    return AddedToken(entry["content"], **flags)
+
+
+def _declare(
+    backend: Tokenizer,
+    declared: Mapping[int, AddedToken],
+    named: Mapping[str, AddedToken | str],
+    extra: Sequence[AddedToken | str],
+) -> None:
+    """Make the backend know tokens that only the other files declare, in transformers' order."""
+    from tokenizers import AddedToken
+
+    known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
+    backend.add_tokens([token for _, token in sorted(declared.items()) if repr(token) not in known])
+    special = [*named.values(), *extra]
+    backend.add_special_tokens([AddedToken(t, normalized=False) if isinstance(t, str) else t for t in special])
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    if (folder / "additional_chat_templates").is_dir():
+        raise NotLight("it has several chat templates")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        found = {entry["name"]: entry["template"] for entry in template}
+        if "default" not in found:
+            raise NotLight("it has several chat templates")
+        return str(found["default"])
+    return template
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """The object in a file, empty if there is no such file."""
+    if not file.is_file():
+        return {}
+    found = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} holds no JSON object")
+    return found

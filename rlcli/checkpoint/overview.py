@@ -1,0 +1,102 @@
+"""The checkpoints of a run for people: where they lie, how old and how large they are, which are marked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlcli.checkpoint.commit import DOOMED, TEMPORARY
+from rlcli.checkpoint.manifest import MANIFEST
+from rlcli.checkpoint.retention import Best, best_of, latest_name
+from rlcli.checkpoint.verify import NAME, Report, checkpoints_in, examine
+from rlcli.errors import ModelError, UsageError
+
+CHECKPOINTS, STATUS = "checkpoints", "status.json"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a user means by a run, a folder of checkpoints, or one checkpoint."""
+
+    folder: Path
+    """Where the checkpoints lie."""
+    run: Path | None
+    """The run that they belong to, if it is there."""
+    only: Path | None = None
+    """The one checkpoint that was named."""
+
+    def select(self, steps: Sequence[int] = ()) -> list[Path]:
+        """The checkpoints that are meant, newest first. Raises UsageError, or ModelError where there is none."""
+        there = [self.only] if self.only is not None else checkpoints_in(self.folder)
+        if not there:
+            raise ModelError("there is no checkpoint", where=str(self.folder))
+        missing = sorted(set(steps) - {step_of(path) for path in there})
+        if missing:
+            known = ", ".join(str(step_of(path)) for path in there)
+            raise UsageError(f"{self.folder} has no checkpoint of step {missing[0]}", hint=f"there are: {known}")
+        return [path for path in there if not steps or step_of(path) in steps]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One checkpoint."""
+
+    report: Report
+    step: int | None
+    written: float | None
+    """When, in seconds since 1970."""
+    is_latest: bool
+    is_best: bool
+
+
+def find_checkpoints(given: Path) -> Place:
+    """What a path stands for. Raises UsageError."""
+    if not given.is_dir():
+        raise UsageError(f"there is no folder {given}")
+    if (given / MANIFEST).is_file() or NAME.fullmatch(given.name):
+        return Place(given.parent, _run_of(given.parent), given)
+    if (given / CHECKPOINTS).is_dir() or (given / STATUS).is_file():
+        return Place(given / CHECKPOINTS, given)
+    if given.name == CHECKPOINTS or checkpoints_in(given):
+        return Place(given, _run_of(given))
+    raise UsageError(f"{given} is neither a run nor a folder of checkpoints", hint=f"a run has {CHECKPOINTS}/")
+
+
+def overview(place: Place, best: Best | None) -> list[Entry]:
+    """All checkpoints, newest first, judged by their manifests and the sizes of their files."""
+    there = [place.only] if place.only is not None else checkpoints_in(place.folder)
+    reports = [examine(path, read=False) for path in there]
+    marked = {report.path for report in best_of([one for one in reports if not one.faults], best)}
+    latest = latest_name(place.folder)
+    return [
+        Entry(report, step_of(report.path), _written(report.path), report.path.name == latest, report.path in marked)
+        for report in reports
+    ]
+
+
+def leftovers(place: Place) -> Iterator[Path]:
+    """Folders that are being written or deleted, or were when their process died."""
+    for path in sorted(place.folder.iterdir()) if place.folder.is_dir() else ():
+        if path.name.startswith((TEMPORARY, DOOMED)):
+            yield path
+
+
+def step_of(checkpoint: Path) -> int | None:
+    """As its name says."""
+    named = NAME.fullmatch(checkpoint.name)
+    return int(named["step"]) if named else None
+
+
+def _run_of(checkpoints: Path) -> Path | None:
+    run = checkpoints.absolute().parent
+    return run if (run / STATUS).is_file() else None
+
+
+def _written(checkpoint: Path) -> float | None:
+    for file in (checkpoint / MANIFEST, checkpoint):
+        try:
+            return file.lstat().st_mtime
+        except OSError:
+            continue
+    return None

@@ -1,0 +1,124 @@
+"""Where the model of a role lies: in a run, in one of its checkpoints, or in a folder of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlcli.checkpoint.manifest import MANIFEST, read_manifest
+from rlcli.checkpoint.verify import NAME, checkpoints_in
+from rlcli.errors import ModelError, UsageError
+
+MODELS, CHECKPOINTS, STATUS = "models", "checkpoints", "status.json"
+USUAL = "actor"
+"""The role that is meant where nobody says which."""
+OTHER = "another checkpoint of the run may be whole: --step"
+
+
+@dataclass(frozen=True)
+class RoleFolder:
+    """A model's folder."""
+
+    folder: Path
+    role: str | None = None
+    checkpoint: Path | None = None
+    """The checkpoint that it is a part of."""
+    step: int | None = None
+
+
+def find_role(source: Path, role: str | None = None, step: int | None = None) -> RoleFolder:
+    """The model that a user means: of a run, the newest unless `step` says which; of several roles, the actor.
+
+    Raises UsageError, ModelError.
+    """
+    if not source.is_dir():
+        raise UsageError(f"there is no folder {source}", hint="a model of the Hub is fetched by: hf download NAME")
+    if (source / "config.json").is_file():
+        if role is not None or step is not None:
+            option = "--role" if role is not None else "--step"
+            raise UsageError(
+                f"{source} is a model's folder, of which {option} cannot choose", hint=f"leave out {option}"
+            )
+        return _described(source)
+    if (source / MANIFEST).is_file() or NAME.fullmatch(source.name):
+        if step is not None:
+            raise UsageError(f"{source} is one checkpoint, of which --step cannot choose", hint="leave out --step")
+        return _in_checkpoint(source, role)
+    if (source / CHECKPOINTS).is_dir() or (source / MODELS).is_dir():
+        return _in_run(source, role, step)
+    raise ModelError(
+        f"{source} is neither a run, nor a checkpoint, nor a model's folder",
+        hint="a run has checkpoints/ or models/, a model's folder has config.json",
+    )
+
+
+def check_digests(found: RoleFolder) -> int:
+    """Read every file of a role that is part of a checkpoint; returns how many there are.
+
+    Raises ModelError: F17, F18, F20 for one that is not what its manifest says.
+    """
+    if found.checkpoint is None:
+        return 0
+    prefix = found.folder.relative_to(found.checkpoint).as_posix()
+    digests = [one for one in read_manifest(found.checkpoint).files.values() if one.path.startswith(f"{prefix}/")]
+    for digest in digests:
+        file = found.checkpoint / digest.path
+        if not file.is_file() or file.is_symlink():
+            raise ModelError("it is missing", where=str(file), hint=OTHER, code="F20")
+        if file.stat().st_size != digest.bytes:
+            what = f"size {file.stat().st_size}, the manifest says {digest.bytes}"
+            raise ModelError(what, where=str(file), hint=OTHER, code="F17")
+        with file.open("rb") as opened:
+            if hashlib.file_digest(opened, "sha256").hexdigest() != digest.sha256:
+                raise ModelError("its content is not what was written", where=str(file), hint=OTHER, code="F18")
+    return len(digests)
+
+
+def _in_run(run: Path, role: str | None, step: int | None) -> RoleFolder:
+    checkpoints = {int(path.name[-12:]): path for path in checkpoints_in(run / CHECKPOINTS)}
+    if step is not None:
+        if step not in checkpoints:
+            there = ", ".join(map(str, sorted(checkpoints))) or "none"
+            raise UsageError(f"{run} has no checkpoint of step {step}", hint=f"there are: {there}")
+        return _in_checkpoint(checkpoints[step], role)
+    has_models = any((run / MODELS).glob("*/config.json"))
+    if has_models and (_is_done(run) or not checkpoints):
+        return RoleFolder(_role_in(run / MODELS, role), _role_in(run / MODELS, role).name)
+    if not checkpoints:
+        raise ModelError(f"{run} has neither a checkpoint nor a model yet")
+    return _in_checkpoint(checkpoints[max(checkpoints)], role)
+
+
+def _in_checkpoint(checkpoint: Path, role: str | None) -> RoleFolder:
+    manifest = read_manifest(checkpoint)
+    folder = _role_in(checkpoint / MODELS, role)
+    return RoleFolder(folder, folder.name, checkpoint, manifest.step)
+
+
+def _described(folder: Path) -> RoleFolder:
+    """A role's folder that a user names himself; it may be part of a checkpoint all the same."""
+    checkpoint = folder.absolute().parent.parent
+    if folder.absolute().parent.name == MODELS and (checkpoint / MANIFEST).is_file():
+        return RoleFolder(folder.absolute(), folder.name, checkpoint, read_manifest(checkpoint).step)
+    return RoleFolder(folder)
+
+
+def _role_in(models: Path, role: str | None) -> Path:
+    there = sorted(path.parent.name for path in models.glob("*/config.json"))
+    if not there:
+        raise ModelError(f"{models} holds no model")
+    if role is None:
+        role = there[0] if len(there) == 1 else USUAL
+    if role not in there:
+        raise UsageError(f"there is no role {role} in {models}", hint=f"--role is one of {', '.join(there)}")
+    return models / role
+
+
+def _is_done(run: Path) -> bool:
+    """Whether the run came to its end, after which its models are newer than any checkpoint."""
+    try:
+        return bool(json.loads((run / STATUS).read_bytes())["state"] == "done")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -1,0 +1,74 @@
+"""Numbers of safetensors files without torch: their types, and one type made into another.
+
+Values travel as raw bits, so that bfloat16, which numpy does not have, is 16 bits like any others. Rounding is to the
+nearest, ties to even: the bits are those that torch makes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlcli.errors import ModelError
+
+BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "C64": 8,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+"""Name in a safetensors header → bytes of one number."""
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""Types that can be made into each other."""
+
+NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
+"""Name in torch and in config.json → name in a safetensors header."""
+
+Raw = np.ndarray[Any, np.dtype[Any]]
+"""Bits of numbers as unsigned integers of their size."""
+
+
+def raw_type(dtype: str) -> np.dtype[Any]:
+    """The unsigned integer that holds the bits of a number."""
+    return np.dtype(f"<u{BYTES[dtype]}")
+
+
+def cast(raw: Raw, dtype: str, target: str, name: str) -> Raw:
+    """The bits of the same numbers in another type. Raises ModelError for a number that it has no room for.
+
+    Both types are of `FLOATS`; `name` is the tensor's, for the message.
+    """
+    if dtype == target:
+        return raw
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = _as_numbers(raw, dtype)
+        made = _from_float32(values.astype(np.float32, copy=False), target)
+    if not is_finite(made, target) and is_finite(raw, dtype):
+        raise ModelError(
+            f"{name} holds {np.abs(values).max():.4g}, which is too large for the type asked for",
+            hint="--dtype bfloat16 has the range of float32",
+        )
+    return made
+
+
+def is_finite(raw: Raw, dtype: str) -> bool:
+    """Whether there is neither a NaN nor an infinity; always so for a type that is not of `FLOATS`."""
+    if dtype == "BF16":
+        return not bool(((raw & 0x7F80) == 0x7F80).any())
+    return dtype not in FLOATS or bool(np.isfinite(_as_numbers(raw, dtype)).all())
+
+
+def _as_numbers(raw: Raw, dtype: str) -> Raw:
+    if dtype == "BF16":
+        return (raw.astype(np.uint32) << 16).view(np.float32)
+    return raw.view(f"<f{BYTES[dtype]}")
+
+
+def _from_float32(values: Raw, target: str) -> Raw:
+    if target != "BF16":
+        return np.ascontiguousarray(values.astype(f"<f{BYTES[target]}")).view(raw_type(target))
+    bits = values.view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    if np.isnan(values).any():
+        rounded = np.where(np.isnan(values), (bits >> 16) | 0x40, rounded)
+    return rounded.astype(np.uint16)

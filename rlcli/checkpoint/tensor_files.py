@@ -1,0 +1,240 @@
+"""Safetensors files by the byte: which tensors a folder holds and where each of their bytes lies."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlcli.checkpoint.huggingface import check_folder
+from rlcli.checkpoint.tensor_dtypes import BYTES, Raw, raw_type
+from rlcli.errors import ModelError
+
+SHARDING = "DCP_SHARDING_INFO"
+OFFSETS = "saved_offsets"
+"""Keys under which torch.distributed.checkpoint says where a part begins in the whole tensor."""
+
+INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
+PARTS = "shard-*.safetensors"
+
+FILE_ORDER = ("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "F8_E8M0", "F8_E4M3",
+              "F8_E5M2", "I8", "U8", "BOOL")  # fmt: skip
+"""Types of numbers as the safetensors library puts them one after the other."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Consecutive bytes of a file."""
+
+    file: Path
+    start: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a file says of a tensor."""
+
+    name: str
+    dtype: str
+    """As in a safetensors header: F32, BF16, …"""
+    shape: tuple[int, ...]
+
+    @cached_property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The part of a tensor that lies in one file."""
+
+    extent: Extent
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    """Where it begins in the whole tensor."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in one file, or in pieces in several."""
+
+    spec: TensorSpec
+    pieces: tuple[Piece, ...]
+
+    @property
+    def extents(self) -> list[Extent] | None:
+        """The tensor's bytes in their order, if its pieces are blocks of rows."""
+        if any(any(piece.offsets[1:]) or piece.shape[1:] != self.spec.shape[1:] for piece in self.pieces):
+            return None
+        return [piece.extent for piece in self.pieces]
+
+    def read(self) -> Raw:
+        """The whole tensor's bits, in its shape."""
+        whole = np.empty(self.spec.shape, raw_type(self.spec.dtype))
+        by_rows = self.extents is not None
+        for piece in self.pieces:
+            region = tuple(slice(at, at + size) for at, size in zip(piece.offsets, piece.shape, strict=True))
+            part = whole[region] if by_rows else np.empty(piece.shape, whole.dtype)
+            with piece.extent.file.open("rb", buffering=0) as file:
+                read_into(file.fileno(), piece.extent, part)
+            if not by_rows:
+                whole[region] = part
+        return whole
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a model's folder. Raises ModelError if the folder is not whole, sound and harmless."""
+    check_folder(folder, weights=True)
+    pieces: dict[str, list[tuple[str, Piece]]] = {}
+    for file in weight_files(folder):
+        for spec, piece in _header(file):
+            pieces.setdefault(spec.name, []).append((spec.dtype, piece))
+    return {name: _assembled(name, found) for name, found in pieces.items()}
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up the model, and no others that may lie beside them. Raises ModelError."""
+    index = folder / INDEX
+    if index.is_file():
+        names = sorted({str(name) for name in _weight_map(inside(folder, index)).values()})
+        odd = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
+        if odd:
+            raise ModelError(f"it names {odd[0]!r}, which is no file of this folder", where=str(index), code="S7")
+    else:
+        whole = [WHOLE] if (folder / WHOLE).exists() else []
+        parts = sorted(path.name for path in folder.glob(PARTS))
+        if whole and parts:
+            raise ModelError(f"{folder} holds {WHOLE} and {parts[0]}: two models, or one in two forms")
+        names = whole or parts or sorted(path.name for path in folder.glob("*.safetensors"))
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ModelError(f"{folder / missing[0]} is missing", hint="the folder is incomplete: fetch or write it again")
+    return [inside(folder, folder / name) for name in names]
+
+
+def inside(folder: Path, file: Path) -> Path:
+    """The file, which must lie in the folder, links followed. A Hub cache's links to its own blobs do too.
+
+    Raises ModelError S7.
+    """
+    home, target = folder.resolve(), file.resolve()
+    homes = [home]
+    if home.parent.name == "snapshots":
+        homes.append(home.parent.parent / "blobs")
+    if not any(one in target.parents for one in homes):
+        raise ModelError(f"{file} is a link out of its folder", hint="copy the file into the folder", code="S7")
+    return file
+
+
+def header(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> bytes:
+    """The first bytes of a file that holds these tensors, one after the other: as the safetensors library writes it."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    start = 0
+    for spec in specs:
+        entries[spec.name] = {
+            "dtype": spec.dtype,
+            "shape": list(spec.shape),
+            "data_offsets": [start, start + spec.bytes],
+        }
+        start += spec.bytes
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def in_file_order(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """As the safetensors library orders them: wide numbers first, then by name."""
+    return sorted(specs, key=lambda spec: (FILE_ORDER.index(spec.dtype), spec.name))
+
+
+def _header(file: Path) -> Iterator[tuple[TensorSpec, Piece]]:
+    """What a file holds. The safetensors library judges whether the file is sound; we only need to know where."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(file), framework="np") as opened:
+            metadata = opened.metadata() or {}
+        with file.open("rb") as raw:
+            length = int.from_bytes(raw.read(8), "little")
+            entries = json.loads(raw.read(length))
+        sharding = json.loads(metadata[SHARDING]) if SHARDING in metadata else None
+        for name, entry in entries.items():
+            if name == "__metadata__":
+                continue
+            shape, (start, end) = tuple(entry["shape"]), entry["data_offsets"]
+            if entry["dtype"] not in BYTES:
+                raise ModelError(f"{name} is of type {entry['dtype']}, which rlcli does not know", where=str(file))
+            spec = TensorSpec(name, entry["dtype"], shape)
+            offsets = tuple(sharding[name][OFFSETS]) if sharding is not None else (0,) * len(shape)
+            if len(offsets) != len(shape) or any(type(at) is not int or at < 0 for at in offsets):
+                raise ValueError(f"{name} has offsets {offsets}")
+            yield spec, Piece(Extent(file, 8 + length + start, end - start), shape, offsets)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        hint = "the file is damaged or incomplete: fetch or write it again"
+        raise ModelError(f"not a sound safetensors file: {error}", where=str(file), hint=hint) from error
+
+
+def _assembled(name: str, found: Sequence[tuple[str, Piece]]) -> StoredTensor:
+    """A tensor from its pieces, which must tile it exactly."""
+    dtypes = {dtype for dtype, _ in found}
+    ranks = {len(piece.shape) for _, piece in found}
+    if len(dtypes) > 1 or len(ranks) > 1:
+        raise ModelError(f"the pieces of {name} are of different types or dimensions")
+    pieces = sorted((piece for _, piece in found), key=lambda piece: piece.offsets)
+    ends = [[at + size for at, size in zip(piece.offsets, piece.shape, strict=True)] for piece in pieces]
+    shape = tuple(max(column) for column in zip(*ends, strict=True))
+    for number, piece in enumerate(pieces):
+        near = takewhile(partial(_begins_within, piece), islice(pieces, number + 1, None))
+        if any(_overlap(piece, other) for other in near):
+            raise ModelError(f"{name} is stored twice", where=str(piece.extent.file))
+    if sum(math.prod(piece.shape) for piece in pieces) != math.prod(shape):
+        raise ModelError(f"a piece of {name} is missing", hint="the file of a rank may be missing")
+    return StoredTensor(TensorSpec(name, dtypes.pop(), shape), tuple(pieces))
+
+
+def _begins_within(one: Piece, other: Piece) -> bool:
+    """Whether the first row of `other` lies among those of `one`."""
+    return not one.shape or other.offsets[0] < one.offsets[0] + one.shape[0]
+
+
+def _overlap(one: Piece, other: Piece) -> bool:
+    spans = zip(one.offsets, one.shape, other.offsets, other.shape, strict=True)
+    return all(a < b + m and b < a + n for a, n, b, m in spans)
+
+
+def _weight_map(index: Path) -> dict[str, Any]:
+    try:
+        weights = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return dict(weights)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError(f"not the index of a model: {error}", where=str(index)) from error
+
+
+def read_into(descriptor: int, extent: Extent, array: Raw) -> None:
+    """Fill an array with the bytes of an extent. Raises ModelError if the file ends before."""
+    view = bytes_of(array)
+    done = 0
+    while done < extent.bytes:
+        count = os.preadv(descriptor, [view[done:]], extent.start + done)
+        if count == 0:
+            raise became_shorter(extent.file)
+        done += count
+
+
+def bytes_of(array: Raw) -> memoryview:
+    """The memory of a contiguous array."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def became_shorter(file: Path) -> ModelError:
+    return ModelError("it became shorter while it was read", where=str(file))

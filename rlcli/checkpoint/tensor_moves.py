@@ -1,0 +1,159 @@
+"""Which tensors are made of which: from any form of Hugging Face's names, through ours, to the form that is wanted.
+
+A move is the smallest group of tensors that can be converted on its own; its size bounds the memory of a conversion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rlcli.api.family import Form, HFFamily, ModelConfig
+from rlcli.api.parameters import Layout, Link
+from rlcli.checkpoint.tensor_dtypes import FLOATS, Raw
+from rlcli.checkpoint.tensor_files import StoredTensor, TensorSpec
+from rlcli.errors import ModelError
+
+ROWS_PER_TOKEN = ("embedding.tokens.weight", "head.output.weight")
+"""Our parameters with a row for each word of the vocabulary."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """Tensors that become others. With neither links nor a new name it is a copy."""
+
+    sources: tuple[StoredTensor, ...]
+    outputs: tuple[TensorSpec, ...]
+    source_links: tuple[Link, ...] = ()
+    output_links: tuple[Link, ...] = ()
+
+    @property
+    def is_copy(self) -> bool:
+        """The bytes stay as they are, or their first part does."""
+        return not self.output_links
+
+    def make(self) -> dict[str, Raw]:
+        """Name → bits of every output, in the sources' type. Holds the sources and the outputs in memory."""
+        ours: dict[str, Raw] = {}
+        for link, source in zip(self.source_links, self.sources, strict=True):
+            ours |= link.separate(source.read())
+        return {link.theirs: link.join(ours) for link in self.output_links}
+
+
+def plan_moves(
+    tensors: Mapping[str, StoredTensor], family: HFFamily | None, config: ModelConfig | None, form: Form
+) -> list[Move]:
+    """How `tensors` become those of the model in another form. Tensors that the family does not know stay as they are.
+
+    Without a family all of them do. Raises ModelError if parts are missing or there twice.
+    """
+    if family is None or config is None:
+        return [_copy(tensor, name) for name, tensor in tensors.items()]
+    links = _links_of(tensors, family, config)
+    holders: dict[str, str] = {}
+    for name, link in links.items():
+        for part in link.ours:
+            if part in holders:
+                raise ModelError(f"{holders[part]} and {name} hold the same parameters")
+            holders[part] = name
+    target = family.layout(config, form)
+    wanted = [link for link in target.links if any(part in holders for part in link.ours)]
+    for link in wanted:
+        target.refuse_torn(link, holders)
+    moves = [_move(group, tensors, links, holders) for group in _groups(wanted, links, holders)]
+    return moves + [_copy(tensor, name) for name, tensor in tensors.items() if name not in links]
+
+
+def strangers(tensors: Mapping[str, StoredTensor], family: HFFamily, config: ModelConfig) -> list[str]:
+    """Names that the family does not know."""
+    known = _links_of(tensors, family, config)
+    return [name for name in tensors if name not in known]
+
+
+def in_type(move: Move, dtype: str | None) -> Move:
+    """With floating-point outputs of another type; None keeps theirs."""
+    if dtype is None:
+        return move
+    outputs = tuple(replace(spec, dtype=dtype) if spec.dtype in FLOATS else spec for spec in move.outputs)
+    return replace(move, outputs=outputs)
+
+
+def with_vocabulary(moves: Sequence[Move], family: HFFamily, config: ModelConfig, form: Form) -> list[Move]:
+    """With no more rows than the configuration has words: a backend may have padded them to divide them evenly.
+
+    Raises ModelError if there are fewer.
+    """
+    layout = family.layout(config, form)
+    per_token = {layout.of_ours[name].theirs for name in ROWS_PER_TOKEN if name in layout.of_ours}
+    return [_cut(move, config.vocabulary) if move.outputs[0].name in per_token else move for move in moves]
+
+
+def rows_of_vocabulary(moves: Sequence[Move], family: HFFamily, config: ModelConfig, form: Form) -> int | None:
+    """Rows of the embedding as it is stored."""
+    name = family.layout(config, form).of_ours[ROWS_PER_TOKEN[0]].theirs
+    return next((spec.shape[0] for move in moves for spec in move.outputs if spec.name == name), None)
+
+
+def _links_of(tensors: Mapping[str, StoredTensor], family: HFFamily, config: ModelConfig) -> dict[str, Link]:
+    """The link of each known name; it may lack the family's prefix, as in a model that was saved without its head."""
+    layouts: tuple[Layout, Layout] = (family.layout(config, "file"), family.layout(config, "module"))
+    links = {}
+    for name in tensors:
+        names = (name, f"{family.prefix}{name}")
+        found = [layout.of_theirs[key] for key in names for layout in layouts if key in layout.of_theirs]
+        if found:
+            links[name] = found[0]
+    return links
+
+
+def _groups(
+    wanted: Sequence[Link], links: Mapping[str, Link], holders: Mapping[str, str]
+) -> list[tuple[list[str], list[Link]]]:
+    """Sources and the outputs that need them, so that no two groups share a source; in the order of the outputs."""
+    group_of: dict[str, int] = {}
+    groups: dict[int, tuple[list[str], list[Link]]] = {}
+    for number, link in enumerate(wanted):
+        sources = list(dict.fromkeys(holders[part] for part in link.ours))
+        merged: tuple[list[str], list[Link]] = ([name for name in sources if name not in group_of], [])
+        first = number
+        for other in sorted({group_of[name] for name in sources if name in group_of}):
+            names, outputs = groups.pop(other)
+            merged, first = ([*names, *merged[0]], [*outputs, *merged[1]]), min(first, other)
+        groups[first] = (merged[0], [*merged[1], link])
+        group_of |= dict.fromkeys(merged[0], first)
+    return [groups[number] for number in sorted(groups)]
+
+
+def _move(
+    group: tuple[list[str], list[Link]],
+    tensors: Mapping[str, StoredTensor],
+    links: Mapping[str, Link],
+    holders: Mapping[str, str],
+) -> Move:
+    names, outputs = group
+    sources = tuple(tensors[name] for name in names)
+    if len(names) == len(outputs) == 1 and replace(links[names[0]], theirs=outputs[0].theirs) == outputs[0]:
+        return _copy(sources[0], outputs[0].theirs)
+    dtypes = {source.spec.dtype for source in sources}
+    if len(dtypes) > 1:
+        raise ModelError(f"{outputs[0].theirs} would be of several types: {', '.join(sorted(dtypes))}")
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in names:
+        shapes |= links[name].separate_shapes(tensors[name].spec.shape)
+    dtype = dtypes.pop()
+    specs = tuple(TensorSpec(link.theirs, dtype, link.join_shape(shapes)) for link in outputs)
+    return Move(sources, specs, tuple(links[name] for name in names), tuple(outputs))
+
+
+def _copy(tensor: StoredTensor, name: str) -> Move:
+    return Move((tensor,), (replace(tensor.spec, name=name),))
+
+
+def _cut(move: Move, rows: int) -> Move:
+    (spec,) = move.outputs
+    if spec.shape[0] < rows:
+        raise ModelError(
+            f"{spec.name} has {spec.shape[0]} rows, the vocabulary of config.json {rows}",
+            hint="the file of a rank may be missing, or config.json of another model",
+        )
+    return replace(move, outputs=(replace(spec, shape=(rows, *spec.shape[1:])),))

@@ -1,0 +1,284 @@
+"""What may come next on a command line, for the shells' completion. Never raises, never prints."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import RlcliError
+from rlcli.recipe.candidate import Candidate
+
+KINDS = {"interface": "interfaces", "backend": "backends", "dataset": "datasets"}
+
+
+@dataclass
+class Line:
+    """A command line so far: the command that it has led to, and what that was given."""
+
+    command: Any
+    context: Any
+    positionals: list[str] = field(default_factory=list)
+    options: dict[str, list[str]] = field(default_factory=dict)
+    """Option's parameter name → the values given."""
+    awaits: Any = None
+    """The option whose value comes next."""
+    ended: bool = False
+    """After `--`, where nothing is an option."""
+
+    def recipe(self) -> str:
+        """The recipe that keys belong to."""
+        for parameter, given in zip(self.arguments(), self.positionals, strict=False):
+            if parameter.name == "recipe":
+                return given
+            if parameter.name == "run":
+                return str(Path(given) / "recipe.resolved.yaml")
+        return ""
+
+    def arguments(self) -> list[Any]:
+        return [p for p in self.command.params if p.param_type_name == "argument"]
+
+    def overrides(self) -> list[str]:
+        return [word for word in self.positionals if "=" in word]
+
+
+def candidates(app: Any, words: Sequence[str]) -> list[Candidate]:
+    """How the last of `words` (those after `rlcli`) may go on; `app` is the command of all verbs."""
+    try:
+        *before, last = words or [""]
+        line = _read(app, before)
+        return _sorted_out(_next(line, last), last)
+    except (RlcliError, OSError, RecursionError, UnicodeError):
+        return []
+
+
+def _sorted_out(found: Iterator[Candidate], last: str) -> list[Candidate]:
+    return list({one.text: one for one in found if one.text.startswith(last)}.values())
+
+
+def _read(command: Any, words: Sequence[str]) -> Line:
+    """Walk through the words that stand already."""
+    line = _line(command)
+    for word in words:
+        if line.awaits is not None:
+            line.options.setdefault(line.awaits.name, []).append(word)
+            _use_project(line.awaits, word)
+            line.awaits = None
+        elif word == "--" and not line.ended:
+            line.ended = True
+        elif word.startswith("-") and not line.ended:
+            name, equals, value = word.partition("=")
+            option = next((p for p in _options(line) if name in p.opts), None)
+            if option is None or option.is_flag:
+                continue
+            if equals:
+                line.options.setdefault(option.name, []).append(value)
+                _use_project(option, value)
+            else:
+                line.awaits = option
+        elif hasattr(line.command, "list_commands"):
+            inner = line.command.get_command(line.context, word)
+            if inner is None:
+                return _line(None)
+            line = _line(inner)
+        else:
+            line.positionals.append(word)
+    return line
+
+
+def _line(command: Any) -> Line:
+    context = command.context_class(command, info_name="rlcli") if command is not None else None
+    return Line(command, context)
+
+
+def _options(line: Line) -> list[Any]:
+    return [p for p in line.command.get_params(line.context) if p.param_type_name == "option" and not p.hidden]
+
+
+def _use_project(option: Any, value: str) -> None:
+    if option.name == "project":
+        from rlcli.project import use_project
+
+        with contextlib.suppress(RlcliError):
+            use_project(value)
+
+
+def _next(line: Line, last: str) -> Iterator[Candidate]:
+    if line.command is None:
+        return
+    if line.awaits is not None:
+        yield from _values_of(line.awaits, line, last)
+        return
+    if last.startswith("-") and not line.ended:
+        name, equals, value = last.partition("=")
+        option = next((p for p in _options(line) if name in p.opts and not p.is_flag), None)
+        if equals and option is not None:
+            yield from (Candidate(f"{name}={one.text}", one.doc) for one in _values_of(option, line, value))
+            return
+        for option in _options(line):
+            if option.name not in line.options or option.multiple:
+                yield from (Candidate(name, option.help or "") for name in option.opts if name.startswith("--"))
+        return
+    if hasattr(line.command, "list_commands"):
+        for name in line.command.list_commands(line.context):
+            yield Candidate(name, _summary(line.command, name))
+        return
+    arguments = line.arguments()
+    number = min(len(line.positionals), len(arguments) - 1)
+    if arguments and (len(line.positionals) < len(arguments) or arguments[-1].nargs == -1):
+        yield from _values_of(arguments[number], line, last)
+
+
+def _summary(command: Any, name: str) -> str:
+    table = getattr(command, "table", None)
+    if table is not None:
+        return next(verbs[name] for verbs in table.values() if name in verbs)
+    return str(command.commands[name].get_short_help_str(80))
+
+
+def _values_of(parameter: Any, line: Line, last: str) -> Iterator[Candidate]:
+    """What an argument or an option takes: its choices, or what its name says."""
+    from rlcli.cli.help import choices_of
+
+    if words := choices_of(parameter):
+        yield from map(Candidate, words)
+        return
+    of_this_verb = _BY_NAME.get(f"{line.command.name}.{parameter.name}")
+    yield from (of_this_verb or _BY_NAME.get(parameter.name, _any_file))(line, last)
+
+
+def _recipes(line: Line, last: str) -> Iterator[Candidate]:
+    from rlcli.recipe.layers import recipe_names
+
+    yield from (
+        Candidate(name) for name in recipe_names() if not name.startswith(("base/", "profiles/")) or "/" in last
+    )
+    yield from _yaml_files(last)
+
+
+def _overrides(line: Line, last: str) -> Iterator[Candidate]:
+    from rlcli.recipe.typing_ahead import override_candidates, sketch
+
+    given = line.overrides()
+    tree = sketch(line.recipe(), given, line.options.get("with_", ()))
+    found = override_candidates(tree, last, given)
+    yield from found
+    key, equals, value = last.partition("=")
+    if equals and key.endswith((".path", ".tokenizer", ".dir")):
+        yield from (Candidate(f"{key}={one.text}") for one in _any_file(line, value))
+
+
+def _keys(line: Line, last: str) -> Iterator[Candidate]:
+    from rlcli.recipe.typing_ahead import key_candidates, sketch
+
+    tree = sketch(line.recipe(), line.overrides(), line.options.get("with_", ()))
+    yield from key_candidates(tree, last)
+
+
+def _sections(line: Line, last: str) -> Iterator[Candidate]:
+    """Of the schema: sections and components."""
+    from rlcli.recipe.typing_ahead import key_candidates, sketch
+
+    found = key_candidates(sketch(""), last)
+    yield from (Candidate(one.text.removesuffix("."), one.doc) for one in found if one.text.endswith("."))
+    yield from _components(line, last)
+
+
+def _datasets(line: Line, last: str) -> Iterator[Candidate]:
+    from rlcli.recipe.typing_ahead import sketch, values
+
+    tree = sketch(line.recipe(), line.overrides(), line.options.get("with_", ()))
+    yield from (Candidate(name) for name, _ in values(tree, "train.dataset"))
+
+
+def _profiles(line: Line, last: str) -> Iterator[Candidate]:
+    from rlcli.recipe.layers import recipe_names
+
+    names = (name for name in recipe_names() if name.startswith("profiles/"))
+    yield from (Candidate(name.removeprefix("profiles/")) for name in names)
+    yield from _yaml_files(last)
+
+
+def _components(line: Line, last: str) -> Iterator[Candidate]:
+    """The names of a kind that stands before, else of all kinds."""
+    from rlcli import registry
+
+    kind = next((KINDS[word] for word in line.positionals if word in KINDS), None)
+    for one in [kind] if kind else KINDS.values():
+        yield from (Candidate(name, one.removesuffix("s")) for name in registry.names(one))
+
+
+def _shown(line: Line, last: str) -> Iterator[Candidate]:
+    """`show`: a kind and a name, a name, or a recipe and overrides."""
+    from rlcli.recipe.typing_ahead import override_candidates, sketch
+
+    if not line.positionals:
+        yield from (Candidate(kind) for kind in KINDS)
+        yield from _components(line, last)
+        yield from _recipes(line, last)
+    elif line.positionals[0] in KINDS:
+        yield from _components(line, last) if len(line.positionals) == 1 else ()
+    else:
+        given = line.overrides()
+        tree = sketch(line.positionals[0], given, line.options.get("with_", ()))
+        yield from override_candidates(tree, last, given)
+
+
+def _runs(line: Line, last: str) -> Iterator[Candidate]:
+    """Folders of runs, the newest first, and any other folder."""
+    markers = sorted(Path("runs").glob("*/*/status.json"), reverse=True)
+    yield from (Candidate(str(marker.parent)) for marker in markers[:200])
+    yield from _folders(line, last)
+
+
+def _recipes_or_runs(line: Line, last: str) -> Iterator[Candidate]:
+    yield from _recipes(line, last)
+    yield from _runs(line, last)
+
+
+def _any_file(line: Line, last: str) -> Iterator[Candidate]:
+    yield from _files(last, lambda path: True)
+
+
+def _folders(line: Line, last: str) -> Iterator[Candidate]:
+    yield from _files(last, lambda path: False)
+
+
+def _yaml_files(last: str) -> Iterator[Candidate]:
+    """YAML files; folders once something is typed, for names come first."""
+    found = _files(last, lambda path: path.suffix in (".yaml", ".yml"))
+    yield from (one for one in found if last or one.is_whole)
+
+
+def _files(last: str, wanted: Callable[[Path], bool]) -> Iterator[Candidate]:
+    """Folders, and the files that are wanted, below what is typed."""
+    head, slash, partial = last.rpartition("/")
+    folder = Path(f"{head}{slash}" or ".").expanduser()
+    with contextlib.suppress(OSError, ValueError):
+        for path in sorted(folder.iterdir()):
+            if not path.name.startswith(partial) or (path.name.startswith(".") and not partial.startswith(".")):
+                continue
+            if path.is_dir():
+                yield Candidate(f"{head}{slash}{path.name}/")
+            elif wanted(path):
+                yield Candidate(f"{head}{slash}{path.name}")
+
+
+_BY_NAME: dict[str, Callable[[Line, str], Iterator[Candidate]]] = {
+    "recipe": _recipes,
+    "overrides": _overrides,
+    "with_": _profiles,
+    "key": _keys,
+    "show.what": _shown,
+    "schema.what": _sections,
+    "name": _components,
+    "dataset": _datasets,
+    "run": _runs,
+    "before": _recipes_or_runs,
+    "now": _recipes_or_runs,
+    "run_dir": _folders,
+    "project": _folders,
+}
+"""By the name of a verb's parameter, where need be with the verb; anything else is a file."""

@@ -1,0 +1,36 @@
+"""`rlcli check`: try a recipe on its own rows, before any model is loaded."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
+
+
+def check(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    with_: With = None,
+    rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Rows of each dataset to look at.")] = 200,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Try a recipe on its own rows and files: masks, templates, lengths, tokens, rewards. Loads no model.
+
+    Example: rlcli check ppo_math --rows 50
+    """
+    from rlcli.cli.findings import print_findings
+    from rlcli.cli.output import print_json
+    from rlcli.launch.preflight.checklist import preflight
+    from rlcli.launch.preflight.findings import exit_code
+
+    resolved = load(recipe, overrides, with_)
+    findings = list(preflight(resolved, rows))
+    code = exit_code(findings)
+    if as_json:
+        found = [finding.as_json() for finding in findings]
+        print_json({"ok": code == 0, "recipe": resolved.recipe.name, "findings": found})
+    else:
+        print_findings(findings)
+    return code

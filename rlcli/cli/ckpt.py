@@ -1,0 +1,291 @@
+"""`rlcli ckpt`: the checkpoints of a run: which there are, whether they are whole, what is in one, fewer of them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlcli.cli.help import VerbCommand, new_typer
+
+if TYPE_CHECKING:
+    from rlcli.checkpoint.manifest import Manifest
+    from rlcli.checkpoint.overview import Entry, Place
+    from rlcli.checkpoint.retention import Best
+    from rlcli.checkpoint.verify import Report
+
+ckpt = new_typer(
+    help="List, verify, prune and show the checkpoints of a run.\n\nExample: rlcli ckpt ls runs/ppo_math/one"
+)
+
+
+class Which(StrEnum):
+    """Values of a metric."""
+
+    HIGHEST = "highest"
+    LOWEST = "lowest"
+
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run, its folder of checkpoints, or one checkpoint.")]
+Steps = Annotated[
+    list[int] | None, typer.Option("--step", metavar="N", help="Only the checkpoint of this step; may be repeated.")
+]
+Metric = Annotated[
+    str | None,
+    typer.Option("--best-metric", metavar="NAME", help="Number that says how good one is; default: the recipe's."),
+]
+BestIs = Annotated[Which | None, typer.Option("--best-is", help="Which value of it is best; default: the recipe's.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@ckpt.command(cls=VerbCommand)
+def ls(run: Run, best_metric: Metric = None, best_is: BestIs = None, as_json: AsJson = False) -> None:
+    """List the checkpoints of a run, newest first.
+
+    The state is that of names and sizes; `rlcli ckpt verify` reads every byte.
+
+    Example: rlcli ckpt ls runs/ppo_math/20260412-093011
+    """
+    from rlcli.checkpoint.overview import find_checkpoints, leftovers, overview
+    from rlcli.cli.output import print_json, print_table, print_text
+    from rlcli.cli.units import count
+
+    place = find_checkpoints(run)
+    best = _best(place, 1, best_metric, best_is)
+    entries, unfinished = overview(place, best), list(leftovers(place))
+    if as_json:
+        checkpoints = [_entry_as_json(entry) for entry in entries]
+        print_json(
+            {"folder": str(place.folder), "checkpoints": checkpoints, "unfinished": [p.name for p in unfinished]}
+        )
+        return
+    if entries:
+        print_table(["step", "age", "size", "state", "marks"], [_row(entry, best) for entry in entries])
+    else:
+        print_text(f"no checkpoints in {place.folder}")
+    if unfinished:
+        print_text(f"and {count(len(unfinished), 'folder')} being written or deleted, or left by a process that died")
+
+
+@ckpt.command(cls=VerbCommand)
+def verify(run: Run, step: Steps = None, as_json: AsJson = False) -> int:
+    """Read every byte of the checkpoints and compare it with what was written.
+
+    Exits with 5 if one of them is not whole, naming each file.
+
+    Example: rlcli ckpt verify runs/ppo_math/20260412-093011 --step 40
+    """
+    from rlcli.checkpoint.overview import find_checkpoints
+    from rlcli.checkpoint.verify import examine
+    from rlcli.cli.output import print_error, print_json, print_text
+
+    place = find_checkpoints(run)
+    reports = []
+    for path in place.select(step or ()):
+        report = examine(path, run_id=_run_id(place))
+        reports.append(report)
+        if not as_json:
+            print_text(_verdict(report))
+            for fault in report.faults:
+                print_error(fault)
+    whole = [report for report in reports if not report.faults]
+    if as_json:
+        found = [_report_as_json(report) for report in reports]
+        print_json({"ok": len(whole) == len(reports), "folder": str(place.folder), "checkpoints": found})
+    return max((fault.exit_code for report in reports for fault in report.faults), default=0)
+
+
+@ckpt.command(cls=VerbCommand)
+def prune(
+    run: Run,
+    keep_last: Annotated[int, typer.Option("--keep-last", metavar="N", help="The newest ones that stay.")],
+    keep_best: Annotated[int, typer.Option("--keep-best", metavar="N", help="The best ones that stay too.")] = 0,
+    best_metric: Metric = None,
+    best_is: BestIs = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete all checkpoints but the newest, the best, and in any case the last one that is whole.
+
+    Example: rlcli ckpt prune runs/ppo_math/20260412-093011 --keep-last 1 --keep-best 1
+    """
+    from rlcli.checkpoint.overview import find_checkpoints, overview
+    from rlcli.checkpoint.retention import prune as delete
+    from rlcli.cli.output import print_json, print_text
+    from rlcli.errors import UsageError
+
+    if keep_last < 1 or keep_best < 0:
+        raise UsageError("at least one checkpoint stays", hint="--keep-last 1 or more, --keep-best 0 or more")
+    place = find_checkpoints(run)
+    if place.only is not None:
+        raise UsageError(f"{run} is one checkpoint", hint=f"rlcli ckpt prune {place.folder} --keep-last {keep_last}")
+    with contextlib.nullcontext() if dry_run else _held(place):
+        before = {entry.report.path: entry for entry in overview(place, None)}
+        deleted = delete(place.folder, keep_last, _best(place, keep_best, best_metric, best_is), dry_run=dry_run)
+    stay = [entry for path, entry in before.items() if path not in deleted]
+    if as_json:
+        gone, left = ([_entry_as_json(entry) for entry in some] for some in ((before[p] for p in deleted), stay))
+        print_json({"dry_run": dry_run, "folder": str(place.folder), "deleted": gone, "kept": left})
+        return
+    word = "would delete" if dry_run else "deleted"
+    print_text(f"{word:<12}  {_steps([before[path] for path in deleted])}")
+    print_text(f"{'kept':<12}  {_steps(stay)}")
+
+
+@ckpt.command(cls=VerbCommand)
+def show(
+    run: Run,
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", help="Which checkpoint; default: the newest.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a checkpoint says of itself: its run, its numbers, its files.
+
+    Example: rlcli ckpt show runs/ppo_math/20260412-093011 --step 40
+    """
+    from rlcli.checkpoint.manifest import read_manifest
+    from rlcli.checkpoint.overview import find_checkpoints
+    from rlcli.cli.output import print_json, print_table, print_text
+    from rlcli.cli.units import size
+
+    place = find_checkpoints(run)
+    path = place.select([] if step is None else [step])[0]
+    manifest = read_manifest(path)
+    if as_json:
+        print_json({"path": str(path)} | manifest.as_json())
+        return
+    for name, value in _facts(path, manifest):
+        print_text(f"{name:<8}  {value}")
+    if manifest.metrics:
+        print_text()
+        print_table(["metric", "value"], [(name, f"{value:.6g}") for name, value in sorted(manifest.metrics.items())])
+    print_text()
+    rows = [(size(file.bytes), file.sha256[:12], name) for name, file in sorted(manifest.files.items())]
+    print_table(["size", "sha256", "file"], rows)
+
+
+def _facts(path: Path, manifest: Manifest) -> list[tuple[str, str]]:
+    from rlcli.cli.units import count, size
+
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / "MANIFEST.json").stat().st_mtime))
+    return [
+        ("step", str(manifest.step)),
+        ("folder", str(path)),
+        ("written", f"{written} by rlcli {manifest.rlcli} on {count(manifest.world_size, 'rank')}"),
+        ("run", manifest.run_id),
+        ("recipe", manifest.recipe_digest),
+        ("size", f"{size(manifest.size)} in {count(len(manifest.files), 'file')}"),
+    ]
+
+
+def _row(entry: Entry, best: Best | None) -> tuple[str, ...]:
+    from rlcli.cli.units import age, size
+
+    report = entry.report
+    marks = ["LATEST"] if entry.is_latest else []
+    if entry.is_best and best is not None and report.manifest is not None:
+        marks.append(f"best ({best.metric} {report.manifest.metrics[best.metric]:.4g})")
+    marks += [fault.what for fault in report.faults[:1]]
+    large = size(report.manifest.size) if report.manifest is not None else ""
+    old = age(time.time() - entry.written) if entry.written is not None else ""
+    return _name(report), old, large, report.state, ", ".join(marks)
+
+
+def _name(report: Report) -> str:
+    from rlcli.checkpoint.overview import step_of
+
+    step = report.manifest.step if report.manifest is not None else step_of(report.path)
+    return report.path.name if step is None else str(step)
+
+
+def _verdict(report: Report) -> str:
+    from rlcli.cli.units import count, size
+
+    line = f"step {_name(report)}  {report.state}"
+    if report.manifest is not None:
+        line += f"  {count(len(report.manifest.files), 'file')}, {size(report.manifest.size)}"
+    if report.strangers:
+        line += f"; not part of it: {', '.join(report.strangers[:3])}{' …' if len(report.strangers) > 3 else ''}"
+    return line
+
+
+def _steps(entries: Sequence[Entry]) -> str:
+    from rlcli.cli.units import size
+
+    if not entries:
+        return "nothing"
+    total = sum(entry.report.manifest.size for entry in entries if entry.report.manifest is not None)
+    return f"step {', '.join(_name(entry.report) for entry in entries)} ({size(total)})"
+
+
+def _entry_as_json(entry: Entry) -> dict[str, Any]:
+    from rlcli.checkpoint.overview import step_of
+
+    manifest = entry.report.manifest
+    more = {"written": entry.written, "latest": entry.is_latest, "best": entry.is_best}
+    metrics = dict(manifest.metrics) if manifest is not None else None
+    return _report_as_json(entry.report) | {"step": step_of(entry.report.path)} | more | {"metrics": metrics}
+
+
+def _report_as_json(report: Report) -> dict[str, Any]:
+    from rlcli.checkpoint.overview import step_of
+
+    return {
+        "step": report.manifest.step if report.manifest is not None else step_of(report.path),
+        "path": str(report.path),
+        "state": report.state,
+        "bytes": report.manifest.size if report.manifest is not None else None,
+        "faults": [{"code": fault.code, "where": fault.where, "what": fault.what} for fault in report.faults],
+        "strangers": list(report.strangers),
+    }
+
+
+def _best(place: Place, count: int, metric: str | None, which: Which | None) -> Best | None:
+    """The best `count`, as the options say, and where they are silent the run's recipe."""
+    from rlcli.checkpoint.retention import Best
+
+    if not count:
+        return None
+    settings = _recipe_settings(place) if metric is None or which is None else {}
+    name = metric or str(settings.get("best_metric", "eval/accuracy"))
+    is_lowest = which is Which.LOWEST if which is not None else settings.get("best_is") == "lowest"
+    return Best(name, "lowest" if is_lowest else "highest", count)
+
+
+def _recipe_settings(place: Place) -> dict[str, Any]:
+    """The section `checkpoint:` of the run's recipe, empty where it cannot be read."""
+    from rlcli.recipe.problems import Problems
+    from rlcli.recipe.reader import parse
+    from rlcli.recipe.tree import plain
+
+    if place.run is None:
+        return {}
+    file = place.run / "recipe.resolved.yaml"
+    try:
+        tree = parse(file.read_text(encoding="utf-8"), str(file), Problems())
+    except (OSError, UnicodeDecodeError):
+        return {}
+    recipe = plain(tree) if tree is not None else None
+    section = recipe.get("checkpoint") if isinstance(recipe, dict) else None
+    return section if isinstance(section, dict) else {}
+
+
+def _run_id(place: Place) -> str | None:
+    from rlcli.observe.run_directory import read_status
+
+    status = read_status(place.run) if place.run is not None else None
+    run_id = status.get("run_id") if status is not None else None
+    return run_id if isinstance(run_id, str) else None
+
+
+def _held(place: Place) -> contextlib.AbstractContextManager[object]:
+    """The run's lock: what a live run is writing must not be cleared away. Raises ResourceError F71."""
+    from rlcli.observe.run_directory import RunDirectory
+
+    return RunDirectory.reopen(place.run) if place.run is not None else contextlib.nullcontext()

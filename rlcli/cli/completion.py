@@ -1,0 +1,196 @@
+"""`rlcli completion`: the script that makes a shell complete rlcli's words, and the answers that it asks for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rlcli.recipe.candidate import Candidate
+
+ANSWER = "__complete"
+"""The verb that the scripts call: `rlcli __complete zsh train ppo_math tra`, or `… bash LINE`."""
+
+BASH = r"""# bash completion of rlcli
+_rlcli() {
+    local line
+    COMPREPLY=()
+    while IFS= read -r line; do
+        COMPREPLY+=("$line")
+    done < <("${1/#\~/$HOME}" __complete bash "${COMP_LINE:0:COMP_POINT}" "$COMP_WORDBREAKS" 2>/dev/null)
+    case "${COMPREPLY[0]}" in
+        *[=./]) compopt -o nospace 2>/dev/null ;;
+    esac
+}
+complete -o nosort -F _rlcli rlcli 2>/dev/null || complete -F _rlcli rlcli
+"""
+
+ZSH = r"""#compdef rlcli
+_rlcli() {
+    local value doc
+    local -a whole whole_shown open open_shown
+    while IFS=$'\t' read -r value doc; do
+        if [[ $value == *[=./] ]]; then
+            open+=("$value"); open_shown+=("${value}${doc:+  -- $doc}")
+        else
+            whole+=("$value"); whole_shown+=("${value}${doc:+  -- $doc}")
+        fi
+    done < <("${words[1]/#\~/$HOME}" __complete zsh "${(@Q)words[2,CURRENT-1]}" "${(Q)PREFIX}" 2>/dev/null)
+    (( $#open )) && compadd -V rlcli-open -l -S '' -d open_shown -a open
+    (( $#whole )) && compadd -V rlcli -l -d whole_shown -a whole
+}
+if [[ ${zsh_eval_context[-1]} == loadautofunc ]]; then
+    _rlcli "$@"
+else
+    (( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
+    compdef _rlcli rlcli
+fi
+"""
+
+FISH = r"""# fish completion of rlcli
+function __rlcli_complete
+    set -l words (commandline -opc)
+    $words[1] __complete fish $words[2..] (commandline -ct | string unescape) 2>/dev/null
+end
+complete -c rlcli -f -k -a '(__rlcli_complete)'
+"""
+
+
+class Shell(StrEnum):
+    """Shells that rlcli can teach."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+SCRIPTS = {Shell.BASH: BASH, Shell.ZSH: ZSH, Shell.FISH: FISH}
+
+
+def completion(
+    shell: Annotated[Shell | None, typer.Argument(metavar="SHELL", help="bash, zsh or fish; default: $SHELL.")] = None,
+    install: Annotated[bool, typer.Option("--install", help="Write the script where the shell finds it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print the script that completes verbs, recipes, keys and values in your shell, or install it.
+
+    Example: source <(rlcli completion bash)
+    """
+    from rlcli.cli.output import print_json, print_talk, write_text
+
+    shell = shell or _current_shell()
+    place = _place(shell)
+    if install:
+        _install(place, SCRIPTS[shell])
+    if as_json:
+        print_json({"shell": shell.value, "file": str(place), "installed": install, "script": SCRIPTS[shell]})
+    elif install:
+        print_talk(f"wrote {place}\n{_next_step(shell, place)}")
+    else:
+        write_text(SCRIPTS[shell])
+
+
+def _current_shell() -> Shell:
+    from rlcli.errors import UsageError
+
+    name = Path(os.environ.get("SHELL", "")).name
+    if name not in list(Shell):
+        raise UsageError("which shell?" if not name else f"no completion for the shell {name}",
+                         hint="rlcli completion bash, zsh or fish")  # fmt: skip
+    return Shell(name)
+
+
+def _place(shell: Shell) -> Path:
+    """Where a shell looks for a user's completions."""
+    from rlcli.errors import ResourceError
+
+    try:
+        data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
+        config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    except RuntimeError as error:
+        raise ResourceError("there is no home directory", hint="set HOME, or XDG_DATA_HOME") from error
+    return {
+        Shell.BASH: data / "bash-completion/completions/rlcli",
+        Shell.ZSH: data / "zsh/site-functions/_rlcli",
+        Shell.FISH: config / "fish/completions/rlcli.fish",
+    }[shell]
+
+
+def _install(place: Path, script: str) -> None:
+    from rlcli.errors import ResourceError
+
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(script, encoding="utf-8")
+    except OSError as error:
+        raise ResourceError(f"cannot be written: {error.strerror}", where=str(place)) from error
+
+
+def _next_step(shell: Shell, place: Path) -> str:
+    if shell is Shell.BASH:
+        return f"New shells complete rlcli. Without the package bash-completion, add to ~/.bashrc:\n  source {place}"
+    if shell is Shell.ZSH:
+        return f"Add to ~/.zshrc, before compinit, if it is not there:\n  fpath=({place.parent} $fpath)"
+    return "New shells complete rlcli."
+
+
+# -- the answers -----------------------------------------------------------------------------------------
+
+
+def answer(app: Any, arguments: list[str]) -> None:
+    """Print the candidates, one per line, as the shell's script wants them."""
+    from rlcli.cli.candidates import candidates
+
+    shell, *words = arguments or [""]
+    if shell != Shell.BASH:
+        for one in candidates(app, words):
+            _say(f"{one.text}\t{_short(one.doc)}" if one.doc else one.text)
+        return
+    line, breaks = (*words, "", "")[:2]
+    words, quote = split_line(line)
+    found = candidates(app, words[1:] or [""])
+    for one in found:
+        _say(_for_bash(one, words[-1], quote, breaks))
+
+
+def _short(doc: str) -> str:
+    return doc.partition("\n")[0].partition("; ")[0][:70]
+
+
+def _for_bash(one: Candidate, last: str, quote: str, breaks: str) -> str:
+    """The part of a word that readline replaces: what follows the last of its word breaks, `=` and `:` among them."""
+    start = 0 if quote else max((last.rfind(sign) + 1 for sign in "=:" if sign in breaks), default=0)
+    text = one.text[start:]
+    if quote:
+        return text
+    return "".join(f"\\{sign}" if sign in " \\'\"$`!&;<>()|*?[]{}#" else sign for sign in text)
+
+
+def split_line(line: str) -> tuple[list[str], str]:
+    """(the words of a command line that is still being typed, the quote that is open at its end)."""
+    words: list[str] = []
+    word, quote, inside, escaped = "", "", False, False
+    for sign in line:
+        if escaped:
+            word, escaped = word + sign, False
+        elif sign == "\\" and quote != "'":
+            inside = escaped = True
+        elif quote:
+            quote, word = ("", word) if sign == quote else (quote, word + sign)
+        elif sign in "'\"":
+            quote, inside = sign, True
+        elif sign.isspace():
+            words, word, inside = ([*words, word] if word or inside else words), "", False
+        else:
+            word += sign
+    return [*words, word], quote
+
+
+def _say(text: str) -> None:
+    if text.isprintable() or text.replace("\t", "").isprintable():
+        sys.stdout.write(text + "\n")

@@ -1,0 +1,278 @@
+"""`rlcli convert`: models of a run to Hugging Face folders, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rlcli.checkpoint.conversion_check import Checked
+    from rlcli.checkpoint.convert import Conversion
+    from rlcli.checkpoint.role_folders import RoleFolder
+
+
+class Type(StrEnum):
+    """Of the numbers that are written."""
+
+    KEEP = "keep"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+
+class Rows(StrEnum):
+    """What becomes of an embedding's rows beyond the vocabulary."""
+
+    DROP = "drop"
+    KEEP = "keep"
+
+
+def convert(
+    source: Annotated[
+        Path | None, typer.Argument(metavar="SOURCE", help="A run, a checkpoint, or a model's folder in one.")
+    ] = None,
+    to_hf: Annotated[
+        Path | None, typer.Option("--to-hf", metavar="DIR", help="Write a folder that transformers reads.")
+    ] = None,
+    from_hf: Annotated[Path | None, typer.Option("--from-hf", metavar="DIR", help="Read such a folder.")] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="With --from-hf: the folder to write, for the fsdp backend."),
+    ] = None,
+    ranks: Annotated[int, typer.Option("--ranks", metavar="N", help="With --from-hf: how many ranks share it.")] = 1,
+    role: Annotated[
+        str | None, typer.Option("--role", metavar="ROLE", help="Which model of a run; default: its actor.")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", help="Which checkpoint of a run; default: the newest.")
+    ] = None,
+    dtype: Annotated[Type, typer.Option("--dtype", help="Type of the numbers.")] = Type.KEEP,
+    max_shard_size: Annotated[
+        str, typer.Option("--max-shard-size", metavar="SIZE", help="Largest file, such as 500MB.")
+    ] = "5GB",
+    vocab_padding: Annotated[
+        Rows, typer.Option("--vocab-padding", help="Rows of the embedding beyond the vocabulary.")
+    ] = Rows.DROP,
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Load both models and compare all there is to compare.")
+    ] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be written.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Convert a trained model to Hugging Face's format, or the other way round.
+
+    Weights are read and written a few tensors at a time, whatever the size of the model.
+
+    Example: rlcli convert runs/ppo_math/20260412-093011 --to-hf out/model
+    """
+    import time
+
+    from rlcli.checkpoint import convert as conversions
+    from rlcli.checkpoint.role_folders import check_digests, find_role
+    from rlcli.cli.output import print_json
+
+    started = time.monotonic()
+    found = find_role(_only(source, to_hf, from_hf, to), role, step)
+    target, wanted = to_hf or to, None if dtype is Type.KEEP else dtype.value
+    assert target is not None
+    conversions.refuse_existing(target)
+    if verify and not dry_run:
+        check_digests(found)
+    if to_hf is not None:
+        largest = conversions.parse_size(max_shard_size)
+        plan = conversions.plan_to_hf(found.folder, to_hf, dtype=wanted, largest=largest, padding=vocab_padding.value)
+    else:
+        plan = conversions.plan_from_hf(found.folder, target, ranks=ranks, dtype=wanted)
+    if not as_json:
+        _say(_planned(plan, found, dry_run))
+    checked, peak = (None, _peak()) if dry_run else _convert(plan, verify)
+    seconds = time.monotonic() - started
+    if as_json:
+        numbers = {"seconds": round(seconds, 3), "peak_bytes": peak}
+        print_json(_as_json(plan, found, checked, dry_run) | numbers)
+    elif not dry_run:
+        before = " before the check" if checked else ""
+        last = f"done     in {_duration(seconds)}, peak memory {_size(peak)}{before}"
+        _say([*_checked(plan, found, checked), last])
+
+
+def _convert(plan: Conversion, verify: bool) -> tuple[Checked | None, int]:
+    """What the check found, if there was one, and the most memory that was held before it."""
+    from rlcli.checkpoint import convert as conversions
+
+    found: list[Checked] = []
+    peaks: list[int] = []
+
+    def check(folder: Path) -> None:
+        peaks.append(_peak())
+        with _status("loading both models to compare them"):
+            from rlcli.checkpoint.conversion_check import check_conversion
+
+            found.append(check_conversion(plan, folder))
+
+    with _progress(plan.bytes) as progress:
+        conversions.convert(plan, progress, check if verify else None)
+    return (found[0], peaks[0]) if verify else (None, _peak())
+
+
+def _only(source: Path | None, to_hf: Path | None, from_hf: Path | None, to: Path | None) -> Path:
+    """The folder to read. Raises UsageError unless the arguments say one thing."""
+    from rlcli.errors import UsageError
+
+    example = "rlcli convert RUN --to-hf DIR, or rlcli convert --from-hf DIR --to DIR --ranks 2"
+    if to_hf is not None and from_hf is None and to is None:
+        if source is None:
+            raise UsageError(
+                "rlcli convert --to-hf needs SOURCE: a run, a checkpoint, or a model's folder", hint=example
+            )
+        return source
+    if from_hf is not None and to is not None and to_hf is None:
+        if source is not None:
+            raise UsageError(f"what is {source}? --from-hf names the folder to read", hint=example)
+        return from_hf
+    raise UsageError("rlcli convert needs either --to-hf, or --from-hf and --to", hint=example)
+
+
+def _reading(plan: Conversion, found: RoleFolder) -> str:
+    dtypes = sorted({_type(tensor.spec.dtype) for move in plan.moves for tensor in move.sources})
+    form = "sharded" if plan.source_is_sharded else "whole"
+    files = f"{plan.source_files} {form} file{'' if plan.source_files == 1 else 's'}"
+    return f"reading  {found.folder}: {files}, {plan.model_type}, {'+'.join(dtypes)}"
+
+
+def _planned(plan: Conversion, found: RoleFolder, dry_run: bool) -> Iterator[str]:
+    yield _reading(plan, found)
+    for note in plan.notes:
+        yield f"note     {note}"
+    yield _writing(plan, dry_run)
+
+
+def _writing(plan: Conversion, dry_run: bool) -> str:
+    names = {relative.name for relative in plan.accompanying} | {"config.json"}
+    shown = {
+        "config": {"config.json"},
+        "generation config": {"generation_config.json"},
+        "tokenizer": {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"},
+        "chat template": {"chat_template.jinja"},
+    }
+    along = [what for what, files in shown.items() if files & names]
+    count = len(plan.files)
+    verb = "would be" if dry_run else "writing "
+    types = "+".join(map(_type, plan.dtypes))
+    weights = f"{count} safetensors ({_size(plan.bytes)}, {types})"
+    return f"{verb} {plan.target}: {', '.join([weights, *along])}"
+
+
+def _checked(plan: Conversion, found: RoleFolder, result: Checked | None) -> Iterator[str]:
+    if result is None:
+        yield "checking nothing, as --no-verify says"
+        return
+    count = len(plan.outputs)
+    tied = "tied" if result.tied else "untied"
+    yield f"checking names and shapes {result.tensors}/{count} · embeddings {tied} as in the source · no NaN"
+    what = "training checkpoint" if found.checkpoint is not None else "source"
+    rounded = f" rounded to {_type(plan.dtypes[0])}" if _is_rounded(plan) else ""
+    yield f"         all {result.parameters} parameters equal those of the {what}{rounded}"
+    yield f"         logits on {result.prompts} prompts: max diff {result.max_difference} against the {what}{rounded}"
+
+
+def _is_rounded(plan: Conversion) -> bool:
+    return any(move.sources[0].spec.dtype != spec.dtype for move in plan.moves for spec in move.outputs)
+
+
+def _as_json(plan: Conversion, found: RoleFolder, checked: Checked | None, dry_run: bool) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "ok": True,
+        "source": str(found.folder),
+        "role": found.role,
+        "step": found.step,
+        "target": str(plan.target),
+        "model_type": plan.model_type,
+        "written": not dry_run,
+        "files": [file.name for file in plan.files],
+        "tensors": len(plan.outputs),
+        "bytes": plan.bytes,
+        "dtypes": [_type(dtype) for dtype in plan.dtypes],
+        "notes": list(plan.notes),
+        "verified": asdict(checked) if checked else None,
+    }
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal; elsewhere nothing."""
+    import sys
+
+    if not sys.stderr.isatty():
+        yield lambda written: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(None), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+
+        def advance(written: int) -> None:
+            bar.advance(task, written)
+            if bar.tasks[0].completed >= total:
+                bar.stop()
+
+        yield advance
+
+
+@contextmanager
+def _status(text: str) -> Iterator[None]:
+    """What takes long, on a terminal; elsewhere nothing."""
+    import sys
+
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text):
+        yield
+
+
+def _type(name: str) -> str:
+    """As people call it: bf16 for BF16, f32 for F32."""
+    return name.lower()
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+def _peak() -> int:
+    """The most memory that this process has held, in bytes."""
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _say(lines: Iterable[str]) -> None:
+    """Lines whose second column begins behind their first word, and wraps below itself."""
+    import textwrap
+
+    from rlcli.cli.output import print_text
+
+    wrap = textwrap.TextWrapper(80, subsequent_indent=" " * 9, break_long_words=False, break_on_hyphens=False)
+    for line in lines:
+        print_text(wrap.fill(line))

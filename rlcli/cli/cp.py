@@ -1,0 +1,46 @@
+"""`rlcli cp`: a recipe of one's own that extends another and holds only what differs."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
+
+
+def cp(
+    recipe: RecipeName,
+    new: Annotated[Path, typer.Argument(metavar="NEW.yaml", help="The file to make; none is overwritten.")],
+    overrides: Overrides = None,
+    with_: With = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be written.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Make a thin child of a recipe: it extends the recipe and holds only the values you give.
+
+    Example: rlcli cp ppo_math mine.yaml ppo.kl_ctl=0.02
+    """
+    from rlcli.cli.output import print_json, print_talk, print_text
+    from rlcli.errors import UsageError
+    from rlcli.recipe.child import child_of, write_child
+
+    if new.exists() or new.is_symlink():
+        raise UsageError(f"{new} exists; nothing is overwritten", hint="choose another name", code="R68")
+    text = child_of(load(recipe, overrides, with_), new, with_ or ())
+    if not dry_run:
+        write_child(new, text)
+        try:
+            load(str(new), (), ())
+        except BaseException:
+            new.unlink(missing_ok=True)  # it is ours, and it is of no use
+            raise
+    following = f"rlcli train {shlex.quote(str(new))}"
+    if as_json:
+        print_json({"path": str(new), "written": not dry_run, "text": text, "next": following})
+        return
+    print_talk(f"{'would write' if dry_run else 'wrote'} {new}")
+    print_text(text.rstrip("\n"))
+    print_talk(f"next: {following}" if not dry_run else "nothing was written: --dry-run")

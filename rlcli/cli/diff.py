@@ -1,0 +1,187 @@
+"""`rlcli diff`: what differs between two recipes or two runs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rlcli.observe.run_comparison import Pair, Recorded
+    from rlcli.recipe.difference import Difference, Values
+    from rlcli.recipe.resolve import Resolved
+
+
+@dataclass(frozen=True)
+class Side:
+    """A recipe or a run."""
+
+    given: str
+    name: str
+    values: Values
+    resolved: Resolved | None
+    """None for a run."""
+    run: Recorded | None
+    """None for a recipe."""
+
+
+def diff(
+    before: Annotated[str, typer.Argument(metavar="A", help="A recipe's name or file, or a run's folder.")],
+    now: Annotated[str, typer.Argument(metavar="B", help="The same, to compare with.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what differs between two recipes, or two runs: values and their origins, code, environment, results.
+
+    Example: rlcli diff ppo_math mine.yaml
+    """
+    from rlcli.cli.output import print_json
+    from rlcli.recipe.difference import differences
+
+    one, other = _side(before), _side(now)
+    recipe = differences(one.values, other.values)
+    code: list[Pair] = []
+    environment: list[Pair] = []
+    outcome: list[Pair] = []
+    if one.run is not None and other.run is not None:
+        from rlcli.observe.run_comparison import code_differences, environment_differences, results
+
+        code = code_differences(one.run, other.run)
+        environment = environment_differences(one.run, other.run)
+        outcome = results(one.run, other.run)
+    if as_json:
+        parts = {"code": code, "environment": environment, "results": outcome}
+        document: dict[str, Any] = {"a": _as_json(one), "b": _as_json(other), "recipe": [asdict(d) for d in recipe]}
+        print_json(document | {name: [_strict(pair) for pair in pairs] for name, pairs in parts.items()})
+        return
+    _print_sides(one, other)
+    _print_recipe(recipe, one, other)
+    if one.run is not None and other.run is not None:
+        _print_pairs("code", code)
+        _print_pairs("environment", environment)
+        _print_results(outcome)
+
+
+def _side(given: str) -> Side:
+    from rlcli.recipe.difference import values_of_resolved
+    from rlcli.recipe.resolve import load_recipe
+
+    if "\0" not in given and Path(given).is_dir():
+        from rlcli.observe.run_comparison import is_run, read_run
+
+        if is_run(Path(given)):
+            run = read_run(Path(given))
+            return Side(given, run.name, run.values, None, run)
+    resolved = load_recipe(given)
+    return Side(given, resolved.recipe.name, values_of_resolved(resolved), resolved, None)
+
+
+def _print_sides(one: Side, other: Side) -> None:
+    from rlcli.cli.output import print_text
+
+    for letter, side in (("A", one), ("B", other)):
+        print_text(f"{letter}  {'run' if side.run else 'recipe'} {side.given}")
+    print_text()
+
+
+def _print_recipe(found: list[Difference], one: Side, other: Side) -> None:
+    from rlcli.cli.output import print_text
+    from rlcli.recipe.difference import grouped, implied, sections_of_one
+    from rlcli.recipe.fields import yaml_word
+
+    if not found:
+        print_text("recipe   no difference: every value is the same")
+        return
+    of_one = sections_of_one(found, one.values, other.values)
+    print_text("recipe")
+    silent = [difference for difference in found if difference.key not in of_one and implied(difference)]
+    for group in grouped([d for d in found if d.key not in of_one and d not in silent]):
+        first = group.differences[0]
+        count = len(group.differences)
+        print_text(f"  {group.pattern}{f'  ({count} keys)' if count > 1 else ''}")
+        rows = [
+            (letter, yaml_word(value) if origin is not None else "not set", _place(origin, side))
+            for letter, side, value, origin in (
+                ("A", one, first.before, first.origin_before),
+                ("B", other, first.now, first.origin_now),
+            )
+        ]
+        width = min(max(len(value) for _, value, _ in rows), 40)
+        for letter, value, origin in rows:
+            print_text(f"    {letter}  {value:<{width}}  {origin}".rstrip())
+    for letter, kind in (("A", "removed"), ("B", "added")):
+        tops = dict.fromkeys(of_one[d.key] for d in found if d.kind == kind and d.key in of_one)
+        if tops:
+            print_text(_wrapped(f"only in {letter}: " + ", ".join(tops)))
+    if silent:
+        keys = f"{len(silent)} default{'s' if len(silent) > 1 else ''}"
+        print_text(f"  {keys} that only one of the two knows: --json")
+
+
+def _place(origin: str | None, side: Side) -> str:
+    from rlcli.recipe.readable import by_label
+
+    return by_label(origin, side.resolved) if origin and side.resolved else origin or ""
+
+
+def _print_pairs(title: str, pairs: list[Pair]) -> None:
+    from rlcli.cli.output import print_text
+
+    print_text()
+    if not pairs:
+        print_text(f"{title:<12} no difference")
+        return
+    print_text(title)
+    width = max(len(pair.name) for pair in pairs)
+    for pair in pairs:
+        print_text(f"  {pair.name:<{width}}  {_fact(pair.before)} -> {_fact(pair.now)}")
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, str) and len(value) == 40:  # a commit
+        return value[:10]
+    return "-" if value is None else str(value)
+
+
+def _print_results(pairs: list[Pair]) -> None:
+    from rlcli.cli.output import print_text
+    from rlcli.observe.series import short
+
+    def text(value: Any) -> str:
+        return "-" if value is None else str(value) if isinstance(value, str | int) else short(value)
+
+    rows = [(pair.name, text(pair.before), text(pair.now), _change(pair)) for pair in pairs]
+    name, left, right = (max(len(row[column]) for row in rows) for column in range(3))
+    print_text()
+    print_text(f"{'results':<{name + 2}}  {'A':>{left}}  {'B':>{right}}")
+    for label, before, now, change in rows:
+        print_text(f"  {label:<{name}}  {before:>{left}}  {now:>{right}}  {change}".rstrip())
+
+
+def _change(pair: Pair) -> str:
+    from rlcli.observe.series import short
+
+    if not (isinstance(pair.before, float) and isinstance(pair.now, float)) or pair.before == pair.now:
+        return ""
+    return f"{'+' if pair.now > pair.before else '-'}{short(abs(pair.now - pair.before))}"
+
+
+def _wrapped(text: str) -> str:
+    import textwrap
+
+    return textwrap.fill(text, 79, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+
+
+def _as_json(side: Side) -> dict[str, Any]:
+    return {"kind": "run" if side.run else "recipe", "given": side.given, "name": side.name}
+
+
+def _strict(pair: Pair) -> dict[str, Any]:
+    """JSON has no words for what is not finite."""
+    import math
+
+    def plain(value: Any) -> Any:
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {"name": pair.name, "a": plain(pair.before), "b": plain(pair.now)}

@@ -1,0 +1,59 @@
+"""`rlcli doctor`: what is installed, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rlcli.launch.preflight.findings import Finding
+
+
+def doctor(
+    report: Annotated[bool, typer.Option("--report", help="Print a text to paste into an issue.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Look at packages and machine, and say what is missing and how to get it.
+
+    Example: rlcli doctor --report
+    """
+    from rlcli.cli.findings import print_findings
+    from rlcli.cli.output import print_json
+    from rlcli.launch.doctor import examine, packages, variables
+
+    findings = list(examine())
+    failed = any(finding.level == "FAIL" for finding in findings)
+    if as_json:
+        found = [finding.as_json() for finding in findings]
+        print_json({"ok": not failed, "findings": found, "packages": packages(), "variables_set": variables()})
+    elif report:
+        _print_report(findings, packages(), variables())
+    else:
+        print_findings(findings)
+    return 1 if failed else 0
+
+
+def _print_report(findings: Sequence[Finding], packages: dict[str, str | None], variables: Sequence[str]) -> None:
+    """Without the home folder, host and user, and with no value of an environment variable."""
+    import platform
+
+    from rlcli.cli.findings import finding_lines, summary
+    from rlcli.cli.output import print_text
+
+    widest = max(len(finding.about) for finding in findings) + 2
+    lines = [
+        "rlcli doctor --report",
+        f"{platform.system()} {platform.release()}, {platform.machine()}, {platform.python_implementation()}",
+        "",
+        *(line for finding in findings for line in finding_lines(finding, widest, 100)),
+        summary(findings),
+        "",
+        "packages       " + ", ".join(f"{name} {version or '-'}" for name, version in packages.items()),
+        "variables set  " + (", ".join(variables) or "none"),
+    ]
+    home = str(Path.home())
+    for line in lines:
+        print_text(line.replace(home, "~") if len(home) > 1 else line)

@@ -1,0 +1,192 @@
+"""`rlcli explain`: the whole life of a value."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
+
+if TYPE_CHECKING:
+    from rlcli.recipe.explanation import Explanation, Leaf, Use
+    from rlcli.recipe.resolve import Resolved
+
+TOPOLOGY = {
+    "topology": "Changing it alters the topology: see `rlcli plan`.",
+    "batch": "Changing it alters the arithmetic of a step, not the topology.",
+    "none": "Changing it does not alter the topology.",
+}
+ON_RESUME = {
+    "safe": "A resumed run may change it.",
+    "alters": "A resumed run may change it if asked to: what is left to learn changes.",
+    "forbidden": "A resumed run must keep it.",
+}
+
+LONGEST = 30
+"""Characters of a value as a layer writes it; the whole of it is in the file, and in --json."""
+
+
+def explain(
+    recipe: RecipeName,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A key such as ppo.kl_ctl, or a section such as train.")],
+    overrides: Overrides = None,
+    with_: With = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show where a value comes from, through all layers and references, and where it goes.
+
+    Example: rlcli explain ppo_math ppo.kl_ctl
+    """
+    from rlcli.cli.output import print_json
+    from rlcli.recipe.explanation import explain as explained
+
+    resolved = load(recipe, overrides, with_)
+    found = explained(resolved, key)
+    if isinstance(found, list):
+        if as_json:
+            print_json({"key": key, "values": [asdict(leaf) for leaf in found]})
+        else:
+            _print_section(key, found, recipe, resolved)
+        return
+    reached = [(use, _who(resolved, use.key)) for use in found.uses]
+    if as_json:
+        print_json(_as_json(found, reached))
+    else:
+        _print_value(found, reached, resolved)
+
+
+def _print_section(key: str, leaves: list[Leaf], recipe: str, resolved: Resolved) -> None:
+    from rlcli.cli.output import print_talk, print_text
+    from rlcli.recipe.fields import yaml_word
+    from rlcli.recipe.readable import by_label
+
+    rows = [
+        (leaf.key.removeprefix(f"{key}."), _cut(yaml_word(leaf.value)), by_label(leaf.origin, resolved))
+        for leaf in leaves
+    ]
+    widths = [min(max(len(row[column]) for row in rows), most) for column, most in ((0, 36), (1, LONGEST))]
+    print_text(f"{key}")
+    for name, value, origin in rows:
+        print_text(f"  {name:<{widths[0]}}  {value:<{widths[1]}}  {origin}".rstrip())
+    print_talk(f"one value: rlcli explain {recipe} {leaves[0].key}")
+
+
+def _print_value(found: Explanation, reached: list[tuple[Use, str]], resolved: Resolved) -> None:
+    from rlcli.cli.output import print_text
+    from rlcli.recipe.fields import yaml_word
+    from rlcli.recipe.readable import by_label
+
+    kind = f"   {found.field.type}" if found.field else ""
+    head = f"{found.key} = {yaml_word(found.value)}{kind}"
+    print_text(head if len(head) <= 80 else _wrapped(head, "  "))
+    if found.field and found.field.doc:
+        print_text(_wrapped(found.field.doc))
+    print_text()
+    rows = [(by_label(step.where, resolved), _cut(step.value), step) for step in found.steps]
+    places = max((len(where) for where, _, _ in rows), default=0)
+    values = max((len(value) for _, value, _ in rows), default=0)
+    for number, (where, value, step) in enumerate(rows, start=1):
+        declared = f"  {step.note}" if step.note and step.where == "default" else ""
+        wins = "  <- wins" if step.wins else ""
+        print_text(f"  {number}  {where:<{places}}  {value:<{values}}{declared}{wins}".rstrip())
+        if step.note and not declared:
+            print_text(f"     {by_label(step.note, resolved)}")
+    print_text()
+    for line in _used_by(reached):
+        print_text(line)
+    print_text(_wrapped(f"{TOPOLOGY[found.topology]} {ON_RESUME[found.on_resume.value]}"))
+
+
+def _cut(value: str) -> str:
+    return value if len(value) <= LONGEST else f"{value[: LONGEST - 1]}…"
+
+
+def _used_by(reached: list[tuple[Use, str]]) -> list[str]:
+    """What reads the value, those that one reference serves together."""
+    if not reached:
+        return ["used by  nothing in this recipe"]
+    lines = [f"used by  {who}" for use, who in reached if use.through is None]
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for use, who in reached:
+        if use.through is not None:
+            owner, rest = _owner(use.key)
+            title = f"used by  through {use.through}, as {rest}"
+            groups.setdefault(title if len(title) < 80 else title.replace(", as", ",\n         as"), []).append(
+                (owner, who)
+            )
+    for title, rows in groups.items():
+        width = max(len(owner) for owner, _ in rows)
+        lines += [title, *(f"         {owner:<{width}}  {who}".rstrip() for owner, who in rows)]
+    return lines
+
+
+def _owner(key: str) -> tuple[str, str]:
+    """(`graph.actor_gen`, `interface.args.kl_ctl`)."""
+    parts = key.split(".")
+    size = 4 if parts[:3] == ["train", "eval", "graph"] else 2
+    return ".".join(parts[:size]), ".".join(parts[size:])
+
+
+def _who(resolved: Resolved, key: str) -> str:
+    """The role, call or part of a run that a key is meant for, and its ranks."""
+    from rlcli.topology import plan_topology
+    from rlcli.topology.drawing import ranks_text
+
+    recipe, path = resolved.recipe, key.split(".")
+    topology = plan_topology(recipe)
+
+    def on_ranks(role: str) -> str:
+        ranks = topology.placement(role).ranks
+        return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
+
+    if path[0] == "models":
+        followers = [name for name, role in recipe.models.items() if role.init == path[1]]
+        start = f"; {', '.join(followers)} start{'' if len(followers) > 1 else 's'} from the same weights"
+        weights = len(path) > 2 and path[2] in ("path", "scratch", "init", "tokenizer")
+        return f"{path[1]} ({on_ranks(path[1])}){start if weights and followers else ''}"
+    calls = {"graph": recipe.graph, "train": recipe.train.eval.graph}.get(path[0], {})
+    name = path[1] if path[0] == "graph" else path[3] if path[:3] == ["train", "eval", "graph"] and path[3:] else ""
+    if name in calls:
+        call = calls[name]
+        return f"{call.model}.{call.call} ({on_ranks(call.model)})"
+    if path[0] == "datasets":
+        uses = {"training": recipe.train.dataset, "evaluation": recipe.train.eval.dataset}
+        return " and ".join(word for word, name in uses.items() if name == path[1]) or "no one in this recipe"
+    return _PARTS.get(".".join(path[:2]), _PARTS.get(path[0], ""))
+
+
+_PARTS = {
+    "name": "the run's folder",
+    "seed": "every random draw",
+    "train": "every step, all roles",
+    "train.eval": "evaluation",
+    "generation": "the arithmetic of a step",
+    "cluster": "all roles",
+    "launch": "the start of the workers",
+    "checkpoint": "what is saved",
+    "log": "what is written while running",
+}
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    import textwrap
+
+    return textwrap.fill(text, 79, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _as_json(found: Explanation, reached: list[tuple[Use, str]]) -> dict[str, Any]:
+    field = found.field
+    return {
+        "key": found.key,
+        "value": found.value,
+        "type": field.type if field else None,
+        "doc": field.doc if field else None,
+        "default": field.default_text if field else None,
+        "declared": field.place if field else None,
+        "steps": [asdict(step) for step in found.steps],
+        "used_by": [{"key": use.key, "through": use.through, "who": who} for use, who in reached],
+        "changes": found.topology,
+        "on_resume": found.on_resume.value,
+    }

@@ -1,0 +1,59 @@
+"""Printing what a check found: aligned, as wide as the terminal."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rlcli.cli.output import print_text
+
+if TYPE_CHECKING:
+    from rlcli.launch.preflight.findings import Finding
+
+LEVEL_WIDTH = 6
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """One line each, with its cause and fix below, and how many failures and warnings there are."""
+    about_width = max((len(finding.about) for finding in findings), default=0) + 2
+    for finding in findings:
+        for line in finding_lines(finding, about_width, shutil.get_terminal_size((80, 24)).columns):
+            print_text(line)
+    print_text(summary(findings))
+
+
+def finding_lines(finding: Finding, about_width: int, width: int) -> list[str]:
+    """A finding in lines of at most `width` columns, where its words allow."""
+    margin = LEVEL_WIDTH + about_width
+    head = f"{finding.level:<{LEVEL_WIDTH}}{finding.about:<{about_width}}"
+    lines = _wrapped(finding.says, head, " " * margin, width)
+    inner = " " * (LEVEL_WIDTH + 2)
+    for detail in finding.details:
+        lines += _wrapped(detail, inner, inner + "  ", width)
+    if finding.fix:
+        lines += _wrapped(f"fix: {finding.fix}", inner, inner + "  ", width)
+    return lines
+
+
+def _wrapped(text: str, first: str, rest: str, width: int) -> list[str]:
+    whole_numbers = re.sub(r"(?<=\d) (?=\d{3}(?!\d))", "\0", text)
+    lines = textwrap.wrap(
+        whole_numbers, max(width, 40), initial_indent=first, subsequent_indent=rest, break_long_words=False,
+        break_on_hyphens=False, replace_whitespace=False, drop_whitespace=True,
+    )  # fmt: skip
+    return [line.replace("\0", " ") for line in lines]
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """`1 failure, 2 warnings`."""
+    failures = sum(finding.level == "FAIL" for finding in findings)
+    warnings = sum(finding.level == "warn" for finding in findings)
+    words = [
+        f"{number} {word}{'' if number == 1 else 's'}"
+        for number, word in ((failures, "failure"), (warnings, "warning"))
+        if number
+    ]
+    return ", ".join(words) or "all well"

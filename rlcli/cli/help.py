@@ -1,0 +1,194 @@
+"""The pages that `--help` prints: every verb by group, and one screen for each verb."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from rlcli.cli.mistakes import unknown_verb
+from rlcli.cli.output import write_text
+
+SHARED = {"with_": "Recipe", "as_json": "Output", "quiet": "Output", "help": "Output"}
+"""Options that several verbs have, and the group that they are listed in."""
+
+WIDEST = 80
+NARROW = 60
+"""Below so many columns, two of text do not fit side by side."""
+NARROWEST = 30
+
+
+class VerbCommand(TyperCommand):
+    """A verb; its help is one screen."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _show(page(self, ctx))
+
+
+class VerbGroup(TyperGroup):
+    """A verb that has verbs of its own, such as `ckpt`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
+            raise unknown_verb(ctx.command_path, args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        verbs = [(name, self.commands[name].get_short_help_str(WIDEST)) for name in self.list_commands(ctx)]
+        _show(page(self, ctx, [("", verbs)]))
+
+
+class LazyVerbs(VerbGroup):
+    """All verbs by name; a verb's module is imported when the verb is used."""
+
+    table: Mapping[str, Mapping[str, str]] = {}
+    """Group → verb → what it does, on one line."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for verbs in self.table.values() for name in verbs]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return command_of(cmd_name) if cmd_name in self.list_commands(ctx) else None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _show(page(self, ctx, [(group, list(verbs.items())) for group, verbs in self.table.items()]))
+
+
+def _show(text: str) -> NoReturn:
+    """Print a page the way that all our output goes, and be done: the parser's own way mistakes a closed pipe."""
+    write_text(text)
+    raise typer.Exit
+
+
+def command_of(verb: str) -> Any:
+    """The command behind a verb: `rlcli/cli/<verb>.py` has a function of that name, or a Typer of several."""
+    module = importlib.import_module(f"rlcli.cli.{verb.replace('-', '_')}")
+    found = getattr(module, verb.replace("-", "_"))
+    if not isinstance(found, typer.Typer):
+        alone = new_typer()
+        alone.command(verb, cls=VerbCommand)(found)
+        found = alone
+    command = typer.main.get_command(found)
+    command.name = verb
+    return command
+
+
+def new_typer(**options: Any) -> typer.Typer:
+    """A Typer whose pages are ours, and that leaves errors and completion to us."""
+    settings = {"help_option_names": ["-h", "--help"]}
+    plain = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
+    return typer.Typer(**{"cls": VerbGroup, "context_settings": settings, **plain, **options})
+
+
+def page(command: Any, ctx: Any, verbs: Sequence[tuple[str, list[tuple[str, str]]]] = ()) -> str:
+    """Usage, what it does, what it takes, an example: plain text that fits the terminal."""
+    width = max(NARROWEST, min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns))
+    doc, example = split_example(command.help or "")
+    parts = [_usage(command, ctx, width), _wrapped(" ".join(doc.split()), width)]
+    arguments, groups = _parameters(command, ctx)
+    parts += [_verb_rows([(group, rows) for group, rows in verbs if rows], width)] if verbs else []
+    parts += [_rows(arguments, width)] if arguments else []
+    parts += [f"{title}\n{_rows(rows, width)}" for title, rows in groups.items()]
+    parts += [f"Example\n  {example}"] if example else []
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def split_example(text: str) -> tuple[str, str]:
+    """(the text, the command behind `Example:`)."""
+    doc, _, example = inspect.cleandoc(text).partition("Example:")
+    return doc.strip(), " ".join(example.split())
+
+
+def _usage(command: Any, ctx: Any, width: int) -> str:
+    words = [ctx.command_path]
+    for parameter in command.get_params(ctx):
+        if parameter.param_type_name == "argument":
+            name = argument_name(parameter)
+            words.append(name if parameter.required or name.startswith("[") else f"[{name}]")
+    words.append("VERB [ARGUMENTS]" if isinstance(command, TyperGroup) else "[OPTIONS]")
+    return _wrapped(" ".join(words), width, hanging="    ")
+
+
+def argument_name(parameter: Any) -> str:
+    """How pages and messages call an argument: `RECIPE`, `WHAT...`."""
+    name = parameter.metavar or parameter.name.strip("_").upper()
+    return f"{name}..." if parameter.nargs == -1 and not name.endswith("...") else name
+
+
+def _parameters(command: Any, ctx: Any) -> tuple[list[tuple[str, str]], dict[str, list[tuple[str, str]]]]:
+    """The rows of the arguments, and those of the options by group, shared ones last."""
+    arguments: list[tuple[str, str]] = []
+    groups: dict[str, list[tuple[str, str]]] = {"Recipe": [], "Options": []}
+    for parameter in command.get_params(ctx):
+        if (record := parameter.get_help_record(ctx)) is None:
+            continue
+        if parameter.param_type_name == "argument":
+            arguments.append((argument_name(parameter), " ".join((parameter.help or "").split())))
+        elif parameter.name != "help" or isinstance(command, TyperGroup):  # who reads a verb's page knows --help
+            panel = getattr(parameter, "rich_help_panel", None)
+            title = panel if isinstance(panel, str) else SHARED.get(parameter.name, "Options")
+            groups.setdefault(title, []).append(_option(parameter, record))
+    if isinstance(command, TyperGroup):
+        groups = {"Options": [row for rows in groups.values() for row in rows]}
+    return arguments, {title: rows for title, rows in groups.items() if rows}
+
+
+def _option(parameter: Any, record: tuple[str, str]) -> tuple[str, str]:
+    """How an option is written, and what it means; the words that it takes stand with its default."""
+    name, what = record[0], " ".join(record[1].split()).replace("\\[", "[")  # as early versions of typer escape it
+    words = choices_of(parameter)
+    if words:
+        name = f"{name.partition(' <')[0].partition(' [')[0]} WORD"
+        head, bracket, default = what.partition("[default: ")
+        what = f"{head}[{', '.join(words)}{'; default: ' if bracket else ']'}{default}"
+    return name, what
+
+
+def choices_of(parameter: Any) -> list[str]:
+    """The words that a parameter takes, if they are few."""
+    described = getattr(parameter, "type_descriptor", None) or getattr(parameter, "type", None)
+    return [str(getattr(choice, "value", choice)) for choice in getattr(described, "choices", None) or ()]
+
+
+def _verb_rows(groups: Sequence[tuple[str, list[tuple[str, str]]]], width: int) -> str:
+    """A column of groups, one of verbs, one of what they do; headings instead of the first on a narrow terminal."""
+    if width < NARROW:
+        return "\n".join((f"{group}\n" if group else "") + _rows(verbs, width) for group, verbs in groups)
+    left = max(len(group) for group, _ in groups)
+    wide = max(len(name) for _, verbs in groups for name, _ in verbs)
+    lines = []
+    for group, verbs in groups:
+        for number, (name, what) in enumerate(verbs):
+            head = f"  {group if number == 0 else '':<{left}}{'  ' if left else ''}{name:<{wide}}  "
+            lines.append(_wrapped(head + what, width, hanging=" " * len(head)))
+    return "\n".join(lines)
+
+
+def _rows(rows: Sequence[tuple[str, str]], width: int) -> str:
+    """Name and meaning in two columns; a long name has a line of its own."""
+    if width < NARROW:
+        indented = (f"  {name}\n{_wrapped('    ' + what, width)}" if what else f"  {name}" for name, what in rows)
+        return "\n".join(indented)
+    column = min(max(len(name) for name, _ in rows), 26)
+    lines = []
+    for name, what in rows:
+        head = f"  {name:<{column}}  "
+        if len(name) > column:
+            lines.append(f"  {name}")
+            head = " " * (column + 4)
+        lines.append(_wrapped(head + what, width, hanging=" " * (column + 4)) if what else head.rstrip())
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, width: int, hanging: str = "") -> str:
+    lead = text[: len(text) - len(text.lstrip())]
+    return textwrap.fill(
+        text, width, initial_indent="", subsequent_indent=hanging or lead, break_on_hyphens=False,
+        break_long_words=False, drop_whitespace=True, replace_whitespace=False,
+    )  # fmt: skip

@@ -1,0 +1,107 @@
+"""A mistake on the command line in our words: what is wrong, what was meant, an example that works."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import UsageError
+
+GLOBAL_OPTIONS = ("--debug", "--project", "--version")
+
+
+def unknown_verb(path: str, name: str, verbs: Iterable[str]) -> UsageError:
+    """`path` is the command so far: `rlcli`, `rlcli ckpt`."""
+    known = list(verbs)
+    near = _near(name, known)
+    if near is None and path == "rlcli" and _is_recipe(name):
+        return UsageError(f"{name} is a recipe, not a verb", hint=f"rlcli train {name}, or rlcli plan {name}")
+    hint = f"did you mean {near}?" if near else f"{path} --help lists them"
+    return UsageError(f"{path} has no verb {name!r}", hint=hint)
+
+
+def as_usage_error(error: Any) -> UsageError:
+    """The parser's complaint; it is told apart by its class's name, since typer brings its own click."""
+    from rlcli.cli.help import argument_name, split_example
+
+    context = getattr(error, "ctx", None)
+    command = context.command if context is not None else None
+    path = context.command_path if context is not None else "rlcli"
+    _, example = split_example((command.help or "") if command is not None else "")
+    hint = f"for example: {example}" if example else f"{path} --help"
+    match type(error).__name__:
+        case "NoSuchOption":
+            return _unknown_option(path, error.option_name, command, context)
+        case "MissingParameter":
+            return UsageError(f"{path} needs {argument_name(error.param)}", hint=hint)
+        case "BadParameter":
+            return _bad_value(error, path)
+        case "BadOptionUsage":
+            needs = "takes no value" if "not take" in error.message else "needs a value"
+            return UsageError(f"{error.option_name} {needs}", hint=hint if context is not None else None)
+    message = error.format_message().rstrip(".")
+    if extra := re.match(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
+        return UsageError(f"{path} takes no further {extra[1]!r}", hint=hint)
+    if message == "Missing command":
+        return UsageError(f"{path} needs a verb", hint=f"{path} --help")
+    return UsageError(message, hint=f"{path} --help")
+
+
+def _unknown_option(path: str, option: str, command: Any, context: Any) -> UsageError:
+    if option in GLOBAL_OPTIONS:
+        rest = path.partition(" ")[2]
+        value = " DIR" if option == "--project" else ""
+        return UsageError(f"{option} stands before the verb", hint=f"rlcli {option}{value} {rest} …")
+    known = [name for parameter in command.get_params(context) for name in parameter.opts if name.startswith("-")]
+    near = _near(option, known)
+    return UsageError(
+        f"{path} has no option {option}", hint=f"did you mean {near}?" if near else f"{path} --help lists them"
+    )
+
+
+def _bad_value(error: Any, path: str) -> UsageError:
+    from rlcli.cli.help import argument_name
+
+    parameter = error.param
+    name = None
+    if parameter is not None:
+        name = parameter.opts[-1] if parameter.param_type_name == "option" else argument_name(parameter)
+    given, _, rest = error.message.removeprefix("Value error, ").partition(" is not one of ")
+    if rest:
+        legal = [word.strip(" '.") for word in rest.split(",")]
+        near = _near(given.strip("'"), legal)
+        hint = f"did you mean {near}?" if near else f"{path} --help"
+        return UsageError(f"{name or path}: {given} is not one of {', '.join(legal)}", hint=hint)
+    what = error.message.removeprefix("Value error, ").rstrip(".")
+    if re.search(r"integer|number|range|greater|less", what):
+        what = "must be " + _number(parameter, what)
+    return UsageError(f"{name} {what}" if name else what, hint=f"{path} --help")
+
+
+def _number(parameter: Any, complaint: str) -> str:
+    """`a whole number, at least 1`: which numbers a parameter takes."""
+    kind = parameter if hasattr(parameter, "min") else getattr(parameter, "type", None)
+    least, most = getattr(kind, "min", None), getattr(kind, "max", None)
+    words = ["a number" if "float" in complaint or "valid number" in complaint else "a whole number"]
+    words += [f"at least {least}"] if least is not None else []
+    words += [f"at most {most}"] if most is not None else []
+    return ", ".join(words)
+
+
+def _near(word: str, known: Iterable[str]) -> str | None:
+    from difflib import get_close_matches
+
+    names = list(known)
+    starts = [name for name in names if len(word) > 1 and name.startswith(word)]
+    near = starts[:1] or get_close_matches(word, names, n=1, cutoff=0.6)
+    return near[0] if near else None
+
+
+def _is_recipe(name: str) -> bool:
+    from rlcli.recipe.layers import recipe_names
+
+    if "\0" in name:
+        return False
+    return (name.endswith((".yaml", ".yml")) and Path(name).is_file()) or name in recipe_names()

@@ -1,0 +1,168 @@
+"""`rlcli tokens`: a row of a recipe's dataset as the model sees it, and what of it is trained on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
+
+if TYPE_CHECKING:
+    from rlcli.api.data import Preview
+    from rlcli.launch.preflight.token_marks import Token
+    from rlcli.recipe.resolve import Resolved
+
+
+def tokens(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    with_: With = None,
+    row: Annotated[int, typer.Option("--row", metavar="N", help="Which row, counted from 0.")] = 0,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", metavar="NAME", help="Which of the datasets; else the training one.")
+    ] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="One line for each token, with its id.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page to look at.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show a row's tokens, and which of them are trained on.
+
+    Example: rlcli tokens sft_math --row 17
+    """
+    from rlcli.cli.output import print_json
+    from rlcli.launch.preflight.rows import open_dataset
+    from rlcli.launch.preflight.token_marks import tokens_of
+
+    resolved = load(recipe, overrides, with_)
+    name = _known(resolved, dataset or resolved.recipe.train.dataset)
+    opened = open_dataset(resolved, name)
+    preview = opened.preview(_in_range(row, len(opened), name))
+    sequences = tokens_of(preview, opened.tokenizer.tokenizer)
+    title = f"{name}:{row} · {_counted(preview, sequences)}"
+    follows = _what_follows(resolved) if preview.trained is None else ""
+    if html is not None:
+        _write_page(html, title, preview, sequences, follows)
+    elif as_json:
+        print_json(_as_json(name, row, preview, sequences))
+    elif ids:
+        _print_ids(title, preview, sequences)
+    else:
+        _print_marked(title, preview, sequences, follows)
+
+
+def _known(resolved: Resolved, dataset: str) -> str:
+    from rlcli.errors import UsageError
+
+    names = list(resolved.recipe.datasets)
+    if dataset not in names:
+        what = f"the recipe has no dataset {dataset!r}"
+        raise UsageError(what, hint=f"it has {', '.join(names)}")
+    return dataset
+
+
+def _in_range(row: int, rows: int, dataset: str) -> int:
+    from rlcli.errors import UsageError
+
+    if not 0 <= row < rows:
+        raise UsageError(f"dataset {dataset} has no row {row}", hint=f"its rows are 0 to {rows - 1}")
+    return row
+
+
+def _counted(preview: Preview, sequences: Sequence[Sequence[Token]]) -> str:
+    total = sum(map(len, sequences))
+    several = f" in {len(sequences)} sequences" if len(sequences) > 1 else ""
+    if preview.trained is None:
+        return f"{total} tokens · a prompt"
+    return f"{total} tokens{several} · {sum(token.trained for tokens in sequences for token in tokens)} trained"
+
+
+def _what_follows(resolved: Resolved) -> str:
+    return f"the response follows, up to {resolved.recipe.generation.build().max_new_tokens} tokens"
+
+
+def _facts(preview: Preview) -> list[tuple[str, str]]:
+    """What is known of the row beside its tokens."""
+    facts = [("id", preview.id), ("from", preview.where or ""), ("answer", str(preview.metadata.get("answer", "")))]
+    return [(name, value) for name, value in facts if value]
+
+
+def _print_marked(title: str, preview: Preview, sequences: Sequence[Sequence[Token]], follows: str) -> None:
+    """Coloured on a terminal, with marks elsewhere."""
+    from rich.text import Text
+
+    from rlcli.cli.output import print_talk, print_text
+    from rlcli.launch.preflight.token_marks import runs
+    from rlcli.observe.terminal import open_console
+
+    console = open_console(sys.stdout, soft_wrap=True)
+    coloured = console.is_terminal and console.color_system is not None and not console.no_color
+    print_text(title)
+    for number, tokens in enumerate(sequences, start=1):
+        if len(sequences) > 1:
+            print_text(f"sequence {number} of {len(sequences)}")
+        line = Text()
+        for trained, group in runs(tokens):
+            parts = [(token.shown, _style(token)) for token in group]
+            marks = ("▐", "▌") if trained and not coloured else ("", "")
+            line.append(marks[0])
+            for text, style in parts:
+                line.append(text, style)
+            line.append(marks[1])
+        if follows:
+            line.append(f"▐ {follows} ▌", "bold green")
+        console.print(line)
+    for name, value in _facts(preview):
+        print_text(f"{name:<8}{value}")
+    legend = "green is" if coloured else "▐ … ▌ is"
+    if not follows:
+        print_talk(f"{legend} trained on, the rest is masked. --ids shows token ids, --html a page.")
+
+
+def _style(token: Token) -> str:
+    if token.trained:
+        return "bold green underline" if token.special else "green"
+    return "cyan" if token.special else "dim"
+
+
+def _print_ids(title: str, preview: Preview, sequences: Sequence[Sequence[Token]]) -> None:
+    from rlcli.cli.output import print_text
+
+    print_text(title)
+    for tokens in sequences:
+        print_text(f"{'place':>6}{'id':>8}  trained  text")
+        for place, token in enumerate(tokens):
+            shown = token.shown.replace("\n", "")
+            print_text(f"{place:>6}{token.id:>8}  {'yes' if token.trained else '-':<7}  {shown!r}".rstrip())
+    for name, value in _facts(preview):
+        print_text(f"{name:<8}{value}")
+
+
+def _write_page(file: Path, title: str, preview: Preview, sequences: Sequence[Sequence[Token]], follows: str) -> None:
+    from rlcli.cli.output import print_text
+    from rlcli.errors import ResourceError
+    from rlcli.launch.preflight.token_page import token_page
+
+    try:
+        file.write_text(token_page(title, _facts(preview), sequences, follows), encoding="utf-8")
+    except OSError as error:
+        raise ResourceError(f"cannot write {file}: {error.strerror}", hint="give another --html FILE") from error
+    print_text(f"wrote {file}")
+
+
+def _as_json(name: str, row: int, preview: Preview, sequences: Sequence[Sequence[Token]]) -> dict[str, Any]:
+    return {
+        "dataset": name,
+        "row": row,
+        "id": preview.id,
+        "where": preview.where,
+        "prompt_only": preview.trained is None,
+        "answer": preview.metadata.get("answer"),
+        "sequences": [
+            [{"id": t.id, "text": t.text, "trained": t.trained, "special": t.special} for t in tokens]
+            for tokens in sequences
+        ],
+    }

@@ -1,0 +1,104 @@
+"""Faults on purpose, at named places: what tests need to show that a run survives them.
+
+    RLCLI_FAILPOINTS="checkpoint.appeared:kill@2;checkpoint.sealed:ENOSPC@1-3" RLCLI_ENABLE_FAILPOINTS=1
+
+lets the second passage through `checkpoint.appeared` kill the process, and the first three through `checkpoint.sealed`
+meet a full disk. A name is that of a place or `*`, any; an action is `kill`, `stop` (freeze), `sleep<seconds>`, `note`
+(nothing but the event) or the name of an errno; without `@` every passage counts. Passages are counted per process.
+Before it acts, each writes a line to the file that RLCLI_FAILPOINT_EVENTS names, or to stderr: a fault that did not
+happen proves nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import itertools
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rlcli.errors import UsageError
+
+FAILPOINTS = "RLCLI_FAILPOINTS"
+ENABLE = "RLCLI_ENABLE_FAILPOINTS"
+EVENTS = "RLCLI_FAILPOINT_EVENTS"
+FAULT = re.compile(
+    r"(?P<place>\*|[\w.]+):(?P<action>kill|stop|note|sleep\d+(?:\.\d+)?|E[A-Z0-9]+)(?:@(?P<from>\d+)(?:-(?P<to>\d+))?)?"
+)
+
+
+@dataclass(frozen=True)
+class _Fault:
+    place: str
+    action: str
+    passages: range | None
+    """Which of them it befalls, from 1; None: all."""
+    count: Iterator[int] = field(default_factory=lambda: itertools.count(1), compare=False)
+
+
+def failpoint(place: str) -> None:
+    """A place where a test may let something go wrong. Costs a look into the environment; raises UsageError if faults
+    are set and not enabled."""
+    spec = os.environ.get(FAILPOINTS)
+    if spec:
+        check_failpoints()
+        for fault in _faults(spec):
+            if fault.place in (place, "*"):
+                number = next(fault.count)
+                if fault.passages is None or number in fault.passages:
+                    _happen(place, fault.action, number)
+
+
+def check_failpoints() -> None:
+    """Refuse to run with faults that nobody meant, or that cannot be understood. Raises UsageError."""
+    spec = os.environ.get(FAILPOINTS)
+    if not spec:
+        return
+    if os.environ.get(ENABLE) != "1":
+        raise UsageError(
+            f"{FAILPOINTS} is set: this would fail on purpose", hint=f"unset it; tests also set {ENABLE}=1"
+        )
+    _faults(spec)
+
+
+@functools.lru_cache(maxsize=8)
+def _faults(spec: str) -> tuple[_Fault, ...]:
+    return tuple(_fault(text.strip()) for text in spec.split(";") if text.strip())
+
+
+def _fault(text: str) -> _Fault:
+    found = FAULT.fullmatch(text)
+    if found is None or (found["action"].startswith("E") and not hasattr(errno, found["action"])):
+        raise UsageError(f"{text!r} is no fault", where=FAILPOINTS, hint="for example checkpoint.appeared:kill@2")
+    first = found["from"] and int(found["from"])
+    passages = range(first, int(found["to"] or first) + 1) if first else None
+    return _Fault(found["place"], found["action"], passages)
+
+
+def _happen(place: str, action: str, number: int) -> None:
+    _write_event({"failpoint": place, "action": action, "passage": number, "pid": os.getpid()})
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif action.startswith("sleep"):
+        time.sleep(float(action.removeprefix("sleep")))
+    elif action != "note":
+        number = getattr(errno, action)
+        raise OSError(number, os.strerror(number), place)
+
+
+def _write_event(event: dict[str, object]) -> None:
+    line = (json.dumps(event) + "\n").encode()
+    file = os.environ.get(EVENTS)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) if file else 2
+    try:
+        os.write(descriptor, line)
+    finally:
+        if file:
+            os.close(descriptor)

@@ -1,0 +1,266 @@
+"""`rlcli doctor`: what is installed, what this machine offers, what is missing and how to get it. Without torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rlcli import __version__
+from rlcli.errors import RlcliError
+from rlcli.launch.devices import Gpu, list_gpus
+from rlcli.launch.preflight.findings import Finding, failure
+from rlcli.launch.requirements import Requirements, fits, read_requirements, torch_build
+from rlcli.observe.environment import installed_version
+
+SLURM = ("sbatch", "srun", "squeue", "scancel", "sacct")
+VARIABLES = ("CUDA_", "HF_", "NCCL_", "OMP_", "PYTORCH_", "RLCLI_", "SLURM_JOB", "TORCH", "TRANSFORMERS_")
+"""Environment variables with these beginnings may explain a problem. Their names are told, never their values."""
+
+GIB = 1 << 30
+LITTLE_DISK = 10 * GIB
+LITTLE_SHARED_MEMORY = 1 * GIB
+FEW_FILES = 1024
+
+
+def examine() -> Iterator[Finding]:
+    """Everything that can be told in a moment."""
+    requirements = read_requirements()
+    gpus = list_gpus()
+    yield _check_python(requirements)
+    yield from _check_needed(requirements)
+    yield _check_torch(gpus)
+    yield from _check_extras(requirements)
+    yield _check_gpus(gpus)
+    yield _check_cores()
+    yield _check_memory()
+    yield _check_disk()
+    if Path("/dev/shm").is_dir():
+        yield _check_shared_memory(bool(gpus))
+    yield _check_open_files()
+    yield from _check_project()
+    yield _check_slurm()
+
+
+def variables() -> list[str]:
+    """Names of the environment variables that matter and are set."""
+    return sorted(name for name in os.environ if name.startswith(VARIABLES))
+
+
+def packages() -> dict[str, str | None]:
+    """Every package that rlcli needs or can use → its version, None if it is not installed."""
+    requirements = read_requirements()
+    every = [*requirements.needed, *(one for of in requirements.extras.values() for one in of)]
+    return {one.name: installed_version(one.name) for one in every}
+
+
+# -- packages --------------------------------------------------------------------------------------------
+
+
+def _check_python(requirements: Requirements) -> Finding:
+    from packaging.specifiers import SpecifierSet
+
+    version = platform.python_version()
+    says = f"python {version} (wants {requirements.python}), rlcli {__version__}"
+    if SpecifierSet(requirements.python).contains(version, prereleases=True):
+        return Finding(level="ok", about="python", says=says)
+    return Finding(level="FAIL", about="python", says=says, fix="make an environment with a newer Python", exit_code=1)
+
+
+def _check_needed(requirements: Requirements) -> Iterator[Finding]:
+    good = 0
+    for one in requirements.needed:
+        version = installed_version(one.name)
+        if version is not None and fits(one, version):
+            good += 1
+            continue
+        says = f"{version} is installed, rlcli wants {one.specifier}" if version else "is not installed"
+        fix = f"pip install '{one}'"
+        yield Finding(level="FAIL", about=one.name, says=says, fix=fix, exit_code=1)
+    says = f"{good} of {len(requirements.needed)} packages that rlcli needs, in the versions that it wants"
+    if good == len(requirements.needed):
+        yield Finding(level="ok", about="packages", says=says)
+
+
+def _check_torch(gpus: Sequence[Gpu]) -> Finding:
+    version, build = installed_version("torch"), torch_build()
+    if version is None or build is None:
+        return Finding(level="skip", about="torch", says="no build to look at")
+    says = f"torch {version}, built for {build}; transformers {installed_version('transformers') or 'missing'}"
+    if gpus and build == "cpu":
+        return Finding(
+            level="warn", about="torch", says=f"{says}: it cannot use the GPUs of this machine",
+            fix="install a CUDA build of torch: https://pytorch.org/get-started/locally",
+        )  # fmt: skip
+    return Finding(level="ok", about="torch", says=says)
+
+
+def _check_extras(requirements: Requirements) -> Iterator[Finding]:
+    for extra, needed in requirements.extras.items():
+        versions = {one: installed_version(one.name) for one in needed}
+        missing = [one.name for one, version in versions.items() if version is None]
+        fix = f"pip install 'rlcli[{extra}]'"
+        if missing:
+            yield Finding(level="skip", about=extra, says=f"{', '.join(missing)} not installed; optional", fix=fix)
+            continue
+        shown = ", ".join(f"{one.name} {version}" for one, version in versions.items())
+        odd = [one for one, version in versions.items() if version and not fits(one, version)]
+        if odd:
+            wanted = ", ".join(map(str, odd))
+            yield Finding(level="warn", about=extra, says=f"{shown} installed; tested with {wanted}", fix=fix)
+        else:
+            yield Finding(level="ok", about=extra, says=shown)
+
+
+# -- the machine -----------------------------------------------------------------------------------------
+
+
+def _check_gpus(gpus: Sequence[Gpu]) -> Finding:
+    if not gpus:
+        return Finding(level="skip", about="GPUs", says="none that nvidia-smi knows of; recipes run on the CPU")
+    names = {gpu.name for gpu in gpus}
+    least = min(gpu.free_gib for gpu in gpus)
+    says = f"{len(gpus)} x {', '.join(sorted(names))}, at least {least:.1f} GiB free each, driver {gpus[0].driver}"
+    busy = [gpu for gpu in gpus if gpu.free_gib < 0.9 * gpu.total_gib]
+    if busy:
+        details = [f"GPU {gpu.index}: {gpu.free_gib:.1f} of {gpu.total_gib:.1f} GiB free" for gpu in busy]
+        return Finding(level="warn", about="GPUs", says=f"{says}; {len(busy)} in use", details=details)
+    return Finding(level="ok", about="GPUs", says=says)
+
+
+def _check_cores() -> Finding:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    says = f"{usable} of {os.cpu_count()} usable"
+    quota = _first_numbers(Path("/sys/fs/cgroup/cpu.max"))
+    if len(quota) == 2:
+        says += f", limited to the time of {quota[0] / quota[1]:.1f}"
+    if "amx_bf16" in _cpu_flags():
+        says += ", bfloat16 in hardware (AMX)"
+    return Finding(level="ok", about="cores", says=says)
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return set()
+    return set(next((line.split(":", 1)[1].split() for line in text.splitlines() if line.startswith("flags")), []))
+
+
+def _check_memory() -> Finding:
+    try:
+        import psutil
+    except ImportError:
+        return Finding(level="skip", about="memory", says="psutil, which would tell, is not installed")
+    memory = psutil.virtual_memory()
+    total, free = memory.total, memory.available
+    limit = _first_numbers(Path("/sys/fs/cgroup/memory.max"))
+    if limit and limit[0] < total:
+        used = _first_numbers(Path("/sys/fs/cgroup/memory.current"))
+        total, free = limit[0], min(free, limit[0] - (used[0] if used else 0))
+    says = f"{_gib(free)} of {_gib(total)} available"
+    if free < 2 * GIB:
+        return Finding(level="warn", about="memory", says=says, fix="end what else uses it; a small model takes 2 GiB")
+    return Finding(level="ok", about="memory", says=says)
+
+
+def _first_numbers(file: Path) -> list[int]:
+    """The whole numbers in the first line of a file of the kernel; none if it says `max` or is not there."""
+    try:
+        words = file.read_text(encoding="utf-8").split("\n", 1)[0].split()
+    except OSError:
+        return []
+    return [int(word) for word in words] if words and all(word.isdigit() for word in words) else []
+
+
+def _check_disk() -> Finding:
+    here = shutil.disk_usage(Path.cwd()).free
+    temporary = shutil.disk_usage(os.environ.get("TMPDIR", "/tmp")).free
+    says = f"{_gib(here)} free here, {_gib(temporary)} for temporary files"
+    if min(here, temporary) < LITTLE_DISK:
+        fix = "set log.dir to a larger disk; a checkpoint of a 1B model takes 15 GiB"
+        return Finding(level="warn", about="disk", says=says, fix=fix)
+    return Finding(level="ok", about="disk", says=says)
+
+
+def _check_shared_memory(has_gpus: bool) -> Finding:
+    usage = shutil.disk_usage("/dev/shm")
+    says = f"{_gib(usage.free)} of {_gib(usage.total)} free"
+    if has_gpus and usage.free < LITTLE_SHARED_MEMORY:
+        fix = "start the container with --shm-size=8g, or set NCCL_SHM_DISABLE=1"
+        return Finding(
+            level="warn", about="/dev/shm", says=f"{says}: too little for ranks that share a machine", fix=fix
+        )
+    return Finding(level="ok", about="/dev/shm", says=says)
+
+
+def _check_open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    says = f"{_limit(soft)} (may be raised to {_limit(hard)})" if soft != hard else _limit(soft)
+    if soft != resource.RLIM_INFINITY and soft < FEW_FILES:
+        return Finding(level="warn", about="open files", says=says, fix=f"ulimit -n {min(hard, 65536)}")
+    return Finding(level="ok", about="open files", says=says)
+
+
+def _limit(number: int) -> str:
+    return "unlimited" if number == resource.RLIM_INFINITY else str(number)
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / (1 << 20):.0f} MiB"
+
+
+# -- around it -------------------------------------------------------------------------------------------
+
+
+def _check_project() -> Iterator[Finding]:
+    from rlcli.project import current_project
+
+    try:
+        project = current_project()
+    except RlcliError as error:
+        yield failure("project", error)
+        return
+    if project is None:
+        says = "none here; components and recipes that came with rlcli are there"
+        yield Finding(level="ok", about="project", says=says)
+        return
+    own, broken = _own_components(project)
+    says = f"{project} with {own} component{'' if own == 1 else 's'}"
+    if broken:
+        fix = "rlcli ls shows each; only recipes that name them are affected"
+        yield Finding(level="warn", about="project", says=f"{says}, {len(broken)} broken", details=broken, fix=fix)
+    else:
+        yield Finding(level="ok", about="project", says=says)
+
+
+def _own_components(project: Path) -> tuple[int, list[str]]:
+    """(how many the project has, what is wrong with those that cannot be read)."""
+    from rlcli import registry
+
+    own, broken = 0, []
+    for kind in registry.KINDS:
+        for name in registry.names(kind):
+            path = registry.path_of(kind, name)
+            if not path.is_relative_to(project):
+                continue
+            own += 1
+            try:
+                registry.signature(kind, name)
+            except RlcliError as error:
+                broken.append(f"{error.where or path}: {error.what}")
+    return own, broken
+
+
+def _check_slurm() -> Finding:
+    found = [command for command in SLURM if shutil.which(command)]
+    if not found:
+        return Finding(level="skip", about="Slurm", says="no sbatch here")
+    missing = [command for command in SLURM if command not in found]
+    says = ", ".join(found)
+    if missing:
+        return Finding(level="warn", about="Slurm", says=f"{says}; missing: {', '.join(missing)}")
+    return Finding(level="ok", about="Slurm", says=says)

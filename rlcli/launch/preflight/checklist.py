@@ -1,0 +1,248 @@
+"""`rlcli check`: a recipe tried on its own rows and files, before any model is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.api.data import Preview
+from rlcli.errors import ModelError, RlcliError
+from rlcli.launch.devices import list_gpus
+from rlcli.launch.preflight.findings import Finding, count, failure, grouped
+from rlcli.launch.preflight.model_files import check_model_files
+from rlcli.launch.preflight.reward_checks import check_reward, scores_texts
+from rlcli.launch.preflight.row_checks import (
+    Limits,
+    check_ends,
+    check_leak,
+    check_lengths,
+    check_mask,
+    check_repeats,
+    check_rows,
+)
+from rlcli.launch.preflight.rows import OpenDataset, OpenTokenizer, Tokenizers, open_dataset, open_tokenizer
+from rlcli.launch.preflight.template_checks import check_template
+from rlcli.recipe.dataset_sizes import check_dataset_sizes
+from rlcli.recipe.role_sources import prompt_role, tokenizer_source, weights_origin
+
+if TYPE_CHECKING:
+    from rlcli.recipe.resolve import Resolved
+    from rlcli.recipe.schema import Call
+    from rlcli.topology.architecture import Architecture
+
+Rows = dict[str, Sequence[Preview]]
+"""Dataset → those of its rows that are looked at."""
+
+
+class _Subject:
+    """A recipe, and what several checks want to know of it."""
+
+    def __init__(self, resolved: Resolved):
+        self.resolved = resolved
+        self.recipe = resolved.recipe
+        self.tokenizers = Tokenizers(resolved)
+        self._sizes: dict[str, Architecture | str] = {}
+
+    def sizes(self, role: str) -> Architecture | str:
+        """Those of a role's model, or why they are unknown."""
+        from rlcli.topology.configs import architecture_of
+
+        origin = weights_origin(self.recipe, role)
+        if origin not in self._sizes:
+            self._sizes[origin] = architecture_of(self.resolved, origin)
+        return self._sizes[origin]
+
+    def stop_ids(self, tokenizer: Any) -> frozenset[int]:
+        """Tokens at which responses end."""
+        return frozenset({tokenizer.eos_token_id, *self.recipe.generation.build().stop_token_ids})
+
+
+def preflight(resolved: Resolved, rows: int = 200) -> Iterator[Finding]:
+    """Everything that can be told without loading a model, looking at so many rows of each dataset."""
+    subject = _Subject(resolved)
+    yield _check_recipe(resolved)
+    yield from _check_models(subject)
+    datasets: dict[str, OpenDataset] = {}
+    looked_at: Rows = {}
+    said: set[str] = set()
+    for name in resolved.recipe.datasets:
+        try:
+            opened = open_dataset(resolved, name, subject.tokenizers)
+            check_dataset_sizes(resolved.recipe, {name: len(opened)})
+            looked_at[name] = opened.sample(rows)
+        except RlcliError as error:
+            if error.what not in said:  # a tokenizer that cannot be read is one failure, however many datasets want it
+                yield failure(name, error)
+            said.add(error.what)
+            continue
+        datasets[name] = opened
+    if datasets:
+        yield from _check_tokenizer(subject, next(iter(datasets.values())).tokenizer)
+    for name, opened in datasets.items():
+        yield from _check_dataset(subject, opened, looked_at[name])
+    yield from _check_held_out(resolved, datasets, looked_at)
+    yield from _check_rewards(resolved, looked_at)
+    yield _check_devices(resolved)
+
+
+def _check_recipe(resolved: Resolved) -> Finding:
+    from rlcli.recipe.warm_start import chain
+
+    first = [source.recipe.name for source in chain(resolved)]
+    after = f"; runs after {', '.join(first)}" if first else ""
+    layers, values = count(len(resolved.layers), "layer"), count(len(resolved.origins), "value")
+    return Finding(level="ok", about="recipe", says=f"{layers}, {values} set, 0 unknown{after}")
+
+
+# -- models ----------------------------------------------------------------------------------------------
+
+
+def _check_models(subject: _Subject) -> Iterator[Finding]:
+    """The files of every role that brings weights of its own."""
+    for name, role in subject.recipe.models.items():
+        if role.init is not None or not role.has_weights:
+            continue
+        about = f"model {name}"
+        try:
+            check_model_files(subject.resolved, name)
+            yield _describe_model(subject, name, about)
+        except RlcliError as error:
+            yield failure(about, error)
+
+
+def _describe_model(subject: _Subject, name: str, about: str) -> Finding:
+    sizes, role = subject.sizes(name), subject.recipe.models[name]
+    if isinstance(sizes, str):
+        return Finding(level="skip", about=about, says=sizes)
+    start = "random weights" if role.scratch is not None else role.path or ""
+    if role.warm_start is not None:
+        start = "the result of {}, role {}".format(*role.warm_start)
+    reach = f", {grouped(sizes.positions)} positions" if sizes.positions else ""
+    says = f"{sizes.model_type}, {grouped(sizes.vocabulary)} rows in the embedding{reach}; {start}"
+    return Finding(level="ok", about=about, says=says)
+
+
+def _check_tokenizer(subject: _Subject, opened: OpenTokenizer) -> Iterator[Finding]:
+    """Whether the embedding has a row for each token, and what stands for what."""
+    recipe, role = subject.recipe, prompt_role(subject.recipe)
+    yield _fits(subject, role, "tokenizer", opened)
+    others = {tokenizer_source(recipe, name): name for name, other in recipe.models.items() if other.has_weights}
+    for source, name in others.items():
+        if source in (tokenizer_source(recipe, role), opened.source) or source.startswith("recipe:"):
+            continue
+        try:
+            yield _fits(subject, name, f"tokenizer {name}", open_tokenizer(source))
+        except RlcliError as error:
+            yield failure(f"tokenizer {name}", error)
+
+
+def _fits(subject: _Subject, role: str, about: str, opened: OpenTokenizer) -> Finding:
+    tokenizer, sizes = opened.tokenizer, subject.sizes(role)
+    rows = None if isinstance(sizes, str) else sizes.vocabulary
+    if rows is not None and len(tokenizer) > rows:
+        what = f"it has {grouped(len(tokenizer))} tokens, the embedding of {role} {grouped(rows)} rows"
+        return failure(about, ModelError(what, hint="use the tokenizer that the model was made with", code="F32"))
+    says = f"{grouped(len(tokenizer))} tokens"
+    if rows is not None:
+        says += f", a row of the embedding for each ({grouped(rows)})"
+    if tokenizer.pad_token_id == tokenizer.eos_token_id:
+        says += "; pad is the end of sequence, which is harmless: nothing is padded"
+    details = [f"read by transformers, not by its file alone: {opened.heavy_because}"] if opened.heavy_because else []
+    unheard = _unheard_stops(subject, role, tokenizer)
+    if unheard:
+        names = ", ".join(tokenizer.decode([id_]) for id_ in unheard)
+        return Finding(
+            level="warn", about=about, says=f"generation_config.json stops at {names} too, this recipe does not",
+            details=details, fix=f"set generation.stop_token_ids={unheard}", code="F32",
+        )  # fmt: skip
+    return Finding(level="ok", about=about, says=says, details=details)
+
+
+def _unheard_stops(subject: _Subject, role: str, tokenizer: Any) -> list[int]:
+    """Ids at which the model's own generation settings stop and a run of this recipe goes on."""
+    path = subject.recipe.models[role].path
+    file = Path(path).expanduser() / "generation_config.json" if path is not None else None
+    if file is None or not file.is_file() or not _generates(subject.recipe.graph):
+        return []
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))["eos_token_id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # a file that cannot be read is reported with the model
+    ids = told if isinstance(told, list) else [told]
+    return [id_ for id_ in ids if isinstance(id_, int) and id_ not in subject.stop_ids(tokenizer)]
+
+
+# -- rows ------------------------------------------------------------------------------------------------
+
+
+def _check_dataset(subject: _Subject, opened: OpenDataset, rows: Sequence[Preview]) -> Iterator[Finding]:
+    tokenizer = opened.tokenizer.tokenizer
+    limits = _limits(subject, opened.name, tokenizer)
+    yield check_rows(opened, rows)
+    for finding in (
+        check_mask(opened.name, rows),
+        check_ends(opened.name, tokenizer, rows, limits),
+        check_template(opened.name, tokenizer, rows, limits),
+        *check_lengths(opened, rows, limits),
+        check_repeats(opened, rows),
+    ):
+        if finding is not None:
+            yield finding
+
+
+def _limits(subject: _Subject, dataset: str, tokenizer: Any) -> Limits:
+    recipe, sizes = subject.recipe, subject.sizes(prompt_role(subject.recipe))
+    is_trained_on = dataset == recipe.train.dataset
+    is_held_out = dataset == recipe.train.eval.dataset
+    generates = (is_trained_on and _generates(recipe.graph)) or (is_held_out and _generates(recipe.train.eval.graph))
+    return Limits(
+        stop_ids=subject.stop_ids(tokenizer),
+        new_tokens=recipe.generation.build().max_new_tokens if generates else 0,
+        responses=recipe.generation.build().responses_per_prompt if generates and is_trained_on else 1,
+        positions=None if isinstance(sizes, str) else sizes.positions,
+        microbatch=recipe.train.max_tokens_per_microbatch,
+    )
+
+
+def _generates(graph: Mapping[str, Call]) -> bool:
+    return any(call.call == "generate" for call in graph.values())
+
+
+def _check_held_out(resolved: Resolved, datasets: Mapping[str, OpenDataset], rows: Rows) -> Iterator[Finding]:
+    train, held_out = resolved.recipe.train.dataset, resolved.recipe.train.eval.dataset
+    if held_out is not None and held_out != train and {train, held_out} <= set(datasets):
+        yield check_leak(datasets[train], datasets[held_out], rows)
+
+
+# -- rewards and devices ---------------------------------------------------------------------------------
+
+
+def _check_rewards(resolved: Resolved, rows: Rows) -> Iterator[Finding]:
+    """Each reward that can be asked about texts, on the rows that will reach it."""
+    recipe = resolved.recipe
+    graphs = [(recipe.train.dataset, recipe.graph)]
+    if recipe.train.eval.dataset is not None:
+        graphs.append((recipe.train.eval.dataset, recipe.train.eval.graph))
+    for dataset, graph in graphs:
+        for name, call in graph.items():
+            if dataset in rows and scores_texts(call):
+                yield check_reward(name, call, rows[dataset])
+
+
+def _check_devices(resolved: Resolved) -> Finding:
+    cluster = resolved.recipe.cluster
+    if cluster.device == "cpu":
+        return Finding(level="ok", about="devices", says="the recipe runs on the CPU")
+    gpus = list_gpus()
+    if not gpus:
+        fate = "this recipe would run on the CPU" if cluster.device == "auto" else "they run at start on the cluster"
+        return Finding(level="skip", about="GPU checks", says=f"no GPU here; {fate}")
+    says = f"{len(gpus)} x {gpus[0].name}, {gpus[0].free_gib:.1f} GiB free on the first"
+    if len(gpus) < cluster.devices_per_node:
+        return Finding(
+            level="warn", about="devices", says=f"{says}; the recipe wants {cluster.devices_per_node} per node",
+            fix=f"set cluster.devices_per_node={len(gpus)} to run it here", code="R50",
+        )  # fmt: skip
+    return Finding(level="ok", about="devices", says=says)

@@ -1,0 +1,63 @@
+"""What a check found: lines of ok, warn, FAIL and skip, each with its cause and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rlcli.errors import RlcliError
+
+Level = Literal["ok", "warn", "FAIL", "skip"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line of a report."""
+
+    level: Level
+    about: str
+    """What was looked at, in a word or two."""
+    says: str
+    """What was found."""
+    details: Sequence[str] = ()
+    """The cause, examples with their file and line."""
+    fix: str | None = None
+    """What to do."""
+    code: str | None = None
+    """The fault's stable id."""
+    exit_code: int = 0
+    """Of a FAIL: what the command exits with."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"details": list(self.details)}
+
+
+def failure(about: str, error: RlcliError) -> Finding:
+    """An error as a line."""
+    where = (error.where,) if error.where else ()
+    return Finding(
+        level="FAIL", about=about, says=error.what.rstrip("."), details=where, fix=error.hint, code=error.code,
+        exit_code=error.exit_code,
+    )  # fmt: skip
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """That of the first failure, 0 if there is none."""
+    return next((finding.exit_code for finding in findings if finding.level == "FAIL"), 0)
+
+
+def count(number: int, word: str) -> str:
+    """`1 row`, `12 340 rows`."""
+    return f"{grouped(number)} {word}{'' if number == 1 else 's'}"
+
+
+def grouped(number: int) -> str:
+    """Digits in groups of three."""
+    return f"{number:,}".replace(",", " ")
+
+
+def share(part: int, whole: int) -> str:
+    """As a percentage with as many digits as it needs."""
+    percent = 100 * part / max(whole, 1)
+    return f"{percent:.1f} %" if 0 < percent < 10 or 90 < percent < 100 else f"{percent:.0f} %"

@@ -1,0 +1,96 @@
+"""Whether a reward accepts the answers that the rows call right, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlcli import registry
+from rlcli.api.config import ModelInterfaceAbstraction
+from rlcli.api.data import Preview
+from rlcli.errors import RlcliError
+from rlcli.launch.preflight.findings import Finding, failure
+from rlcli.launch.preflight.row_checks import place
+from rlcli.launch.preflight.text import shortened
+from rlcli.recipe.schema import Call
+
+MOST = 64
+"""Rows whose answers are tried."""
+
+FORMS = ("#### {answer}", "\\boxed{{answer}}", "The answer is {answer}.")
+"""Ways in which a response may give its final answer."""
+
+
+def scores_texts(call: Call) -> bool:
+    """Whether the interface of a call offers `score_texts`; told from its source."""
+    return "score_texts" in registry.signature("interfaces", call.interface.type).methods
+
+
+def check_reward(name: str, call: Call, rows: Sequence[Preview]) -> Finding:
+    """Try the gold answer of each row in the common forms, that of another row, and an empty response."""
+    about = f"{name} reward"
+    without = [row for row in rows if row.metadata.get("answer") is None]
+    if without:
+        return Finding(
+            level="FAIL", about=about, code="F31", exit_code=4, details=[place(row) for row in without[:3]],
+            says=f"{len(without)} of {len(rows)} rows looked at have no answer to compare a response with",
+            fix="take a dataset whose rows have answers, such as math_prompts",
+        )  # fmt: skip
+    tried = [rows[number * len(rows) // min(MOST, len(rows))] for number in range(min(MOST, len(rows)))]
+    try:
+        interface: Any = registry.make_interface(ModelInterfaceAbstraction(call.interface.type, call.interface.args))
+        return _judge(about, interface, tried)
+    except RlcliError as error:
+        return failure(about, error)
+    except Exception as error:  # whatever a user's reward raises
+        return Finding(
+            level="FAIL", about=about, says=f"{call.interface.type} fails: {type(error).__name__}: {error}",
+            code="F51", exit_code=7,
+        )  # fmt: skip
+
+
+def _judge(about: str, interface: Any, rows: Sequence[Preview]) -> Finding:
+    golds = [str(row.metadata["answer"]) for row in rows]
+    wrong = [_another(golds, number) for number in range(len(golds))]
+    by_form = [_scores(interface, [form.replace("{answer}", gold) for gold in golds], rows) for form in FORMS]
+    nothing = _scores(interface, [""] * len(rows), rows)
+    accepted = [[_above(score, base) for score, base in zip(scores, nothing, strict=True)] for scores in by_form]
+    best = max(range(len(FORMS)), key=lambda form: sum(accepted[form]))
+    of_wrong = _scores(interface, [FORMS[best].replace("{answer}", text or "") for text in wrong], rows)
+    refused = [row for number, row in enumerate(rows) if not any(ok[number] for ok in accepted)]
+    of_gold = [
+        max((s for s in (scores[n] for scores in by_form) if s is not None), default=None) for n in range(len(rows))
+    ]
+    believed = [n for n, text in enumerate(wrong) if text is not None and not _above(of_gold[n], of_wrong[n])]
+    says = f"gold answers accepted {len(rows) - len(refused)}/{len(rows)}"
+    tried = sum(text is not None for text in wrong)
+    says += f", wrong ones refused {tried - len(believed)}/{tried}" if tried else ""
+    if refused:
+        details = [f"{place(row)}: {shortened(str(row.metadata['answer']), 60)}" for row in refused[:3]]
+        fix = "give the final answer alone in the rows, or set the reward's options: rlcli show shows them"
+        return Finding(level="FAIL", about=about, says=says, details=details, fix=fix, code="F51", exit_code=4)
+    if believed:
+        details = [
+            f"{place(rows[n])}: expected {shortened(golds[n], 40)}, accepted {shortened(wrong[n] or '', 40)}"
+            for n in believed[:3]
+        ]
+        details.append("the answers of other rows were tried; one value written in two ways is no mistake")
+        return Finding(level="warn", about=about, says=says, details=details, code="F51")
+    forms = [form for form, ok in zip(FORMS, accepted, strict=True) if all(ok)]
+    shown = " or ".join(form.replace("{answer}", "…").rstrip(".") for form in forms)
+    return Finding(level="ok", about=about, says=f"{says}; written as {shown}" if shown else says)
+
+
+def _scores(interface: Any, responses: Sequence[str], rows: Sequence[Preview]) -> list[float | None]:
+    return list(interface.score_texts(responses, [row.metadata["answer"] for row in rows]))
+
+
+def _above(score: float | None, base: float | None) -> bool:
+    return score is not None and score > (base if base is not None else score - 1)
+
+
+def _another(golds: Sequence[str], number: int) -> str | None:
+    """The answer of the next row that has another one."""
+    own = golds[number]
+    others = (golds[(number + step) % len(golds)] for step in range(1, len(golds)))
+    return next((other for other in others if other.strip() != own.strip()), None)

@@ -1,0 +1,230 @@
+"""What can be wrong with the rows of a dataset, seen with the recipe's tokenizer and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlcli.api.data import Preview
+from rlcli.launch.preflight.findings import Finding, count, grouped, share
+from rlcli.launch.preflight.rows import OpenDataset
+from rlcli.launch.preflight.text import shortened
+
+EXAMPLES = 3
+"""Rows that a finding names."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a row has to fit into."""
+
+    stop_ids: frozenset[int]
+    """Tokens that end a response when they are sampled."""
+    new_tokens: int
+    """Tokens that may follow a prompt; 0 where nothing is generated."""
+    responses: int
+    """Responses of a prompt that travel together."""
+    positions: int | None
+    """Longest sequence of the model, if its config says."""
+    microbatch: int
+    """Most tokens of a micro-batch."""
+
+
+def place(row: Preview) -> str:
+    """Where a row is, or what it is called."""
+    return row.where or row.id
+
+
+def check_rows(opened: OpenDataset, looked_at: Sequence[Preview]) -> Finding:
+    """How many rows there are, and how many could not be read."""
+    says = f"{count(len(opened), 'row')} of {opened.type}"
+    if len(looked_at) < len(opened):
+        says += f", {len(looked_at)} looked at"
+    bad = opened.survey.bad_rows if opened.survey else ()
+    if not bad:
+        return Finding(level="ok", about=opened.name, says=says)
+    return Finding(
+        level="warn", about=opened.name, says=f"{says}; {count(len(bad), 'bad row')} skipped",
+        details=_some(bad), fix="mend them, or leave bad_rows: skip", code="F31",
+    )  # fmt: skip
+
+
+def check_mask(name: str, rows: Sequence[Preview]) -> Finding | None:
+    """The share of tokens that is trained on; None for prompts alone."""
+    masks = [(row, [flag for mask in row.trained for flag in mask]) for row in rows if row.trained is not None]
+    if not masks:
+        return None
+    about = f"{name} loss mask"
+    nothing = [row for row, flags in masks if not any(flags)]
+    if nothing:
+        says = f"{len(nothing)} of {len(masks)} rows looked at train on 0 tokens"
+        fix = "give the rows an answer, or mend the dataset's mask; rlcli tokens shows a row"
+        if len(nothing) == len(masks):
+            return Finding(
+                level="FAIL", about=about, says=says, details=_places(nothing), fix=fix, code="F31", exit_code=4
+            )
+        return Finding(level="warn", about=about, says=says, details=_places(nothing), fix=fix, code="F31")
+    if all(all(flags) for _, flags in masks):
+        says = "every token is trained on, those of the prompts too"
+        return Finding(level="warn", about=about, says=says, fix="mask the prompts, unless you mean it", code="F31")
+    trained, tokens = sum(sum(flags) for _, flags in masks), sum(len(flags) for _, flags in masks)
+    return Finding(level="ok", about=about, says=f"{share(trained, tokens)} of the tokens are trained on")
+
+
+def check_ends(name: str, tokenizer: Any, rows: Sequence[Preview], limits: Limits) -> Finding:
+    """One token at the beginning, if the tokenizer adds one; at the end one that stops generation, trained on."""
+    about, bos = f"{name} begin/end", tokenizer.bos_token_id
+    doubled = [row for row in rows if bos is not None and any(ids[:2] == [bos, bos] for ids in row.sequences)]
+    if doubled:
+        says = f"{len(doubled)} of {len(rows)} rows looked at begin with {_token(tokenizer, bos)} twice"
+        fix = "the template and the tokenizer both write it: take it out of the chat template or the text"
+        return Finding(level="FAIL", about=about, says=says, details=_places(doubled), fix=fix, code="F32", exit_code=4)
+    adds_bos = bos is not None and list(tokenizer("a").input_ids)[:1] == [bos]
+    without = [row for row in rows if any(ids[:1] != [bos] for ids in row.sequences)]
+    beginning = f"one {_token(tokenizer, bos)} in front" if len(without) < len(rows) else "nothing added in front"
+    if adds_bos and without:
+        says = f"{len(without)} of {len(rows)} rows looked at lack {_token(tokenizer, bos)}, which the tokenizer adds"
+        fix = "write {{ bos_token }} into the chat template, unless the model was trained without"
+        return Finding(level="warn", about=about, says=says, details=_places(without), fix=fix, code="F32")
+    return _check_stops(about, beginning, tokenizer, rows, limits)
+
+
+def _check_stops(about: str, beginning: str, tokenizer: Any, rows: Sequence[Preview], limits: Limits) -> Finding:
+    stops = ", ".join(_token(tokenizer, stop) for stop in sorted(limits.stop_ids))
+    answered = [row for row in rows if row.trained is not None]
+    if not answered:
+        closed = [row for row in rows if any(ids[-1:] == [tokenizer.eos_token_id] for ids in row.sequences)]
+        if closed:
+            says = f"{len(closed)} of {len(rows)} prompts looked at end with the end-of-sequence token"
+            fix = "a response cannot follow the end: mend the template's generation prompt"
+            return Finding(
+                level="FAIL", about=about, says=says, details=_places(closed), fix=fix, code="F32", exit_code=4
+            )
+        return Finding(level="ok", about=about, says=f"{beginning}; responses end with {stops}")
+    endless = [row for row in answered if not _ends_with_trained(row, limits.stop_ids)]
+    if endless:
+        says = f"{len(endless)} of {len(answered)} rows looked at do not train the stop token {stops} at their end"
+        details = ["a model that never sees it there does not learn to stop", *_places(endless)]
+        if len(endless) == len(answered):
+            fix = "end the answers with it, or name their last token in generation.stop_token_ids"
+            return Finding(level="FAIL", about=about, says=says, details=details, fix=fix, code="F32", exit_code=4)
+        return Finding(level="warn", about=about, says=says, details=details, fix="do not cut answers", code="F32")
+    return Finding(level="ok", about=about, says=f"{beginning}; the stop token {stops} is trained")
+
+
+def _ends_with_trained(row: Preview, stops: frozenset[int]) -> bool:
+    """Whether every sequence trains a stop token at its end; one token, such as a newline, may follow it."""
+    masks = row.trained or ()
+    return all(
+        any(token in stops and flag for token, flag in list(zip(ids, mask, strict=True))[-2:])
+        for ids, mask in zip(row.sequences, masks, strict=True)
+    )
+
+
+def check_lengths(opened: OpenDataset, rows: Sequence[Preview], limits: Limits) -> list[Finding]:
+    """The distribution of lengths, and what becomes of rows that do not fit."""
+    survey = opened.survey
+    lengths = sorted(survey.lengths if survey else [max(map(len, row.sequences)) for row in rows])
+    about = f"{opened.name} lengths"
+    says = (
+        f"min {lengths[0]}, median {_quantile(lengths, 0.5)}, p99 {_quantile(lengths, 0.99)}, max {lengths[-1]} tokens"
+    )
+    if survey:
+        says += f"; max_length {survey.max_length}"
+    found = [Finding(level="ok", about=about, says=says)]
+    if survey and survey.too_long:
+        fate = {"drop": "dropped", "error": "refused"}.get(survey.overlong, "cut short")
+        over = f"{count(survey.too_long, 'row')} ({share(survey.too_long, len(lengths))})"
+        what = f"{over} longer than {survey.max_length} tokens: {fate} (overlong: {survey.overlong})"
+        fix = f"raise datasets.{opened.name}.args.max_length to keep them"
+        found = [Finding(level="warn", about=about, says=what, details=[says], fix=fix, code="F30")]
+    kept = [min(length, survey.max_length) if survey else length for length in lengths]
+    return [*found, *_check_room(about, kept, limits)]
+
+
+def _check_room(about: str, lengths: Sequence[int], limits: Limits) -> Iterable[Finding]:
+    """Whether the model's positions and a micro-batch hold the rows with their responses."""
+    follows = f" with {limits.new_tokens} new tokens" if limits.new_tokens else ""
+    whole = [length + limits.new_tokens for length in lengths]
+    if limits.positions is not None and whole[-1] > limits.positions:
+        over = sum(length > limits.positions for length in whole)
+        yield Finding(
+            level="FAIL", about=about, code="F30", exit_code=4,
+            says=f"{count(over, 'row')} ({share(over, len(whole))}){follows} go beyond the model's "
+            f"{grouped(limits.positions)} positions (max_position_embeddings)",
+            fix="lower max_length" + (" or generation.max_new_tokens" if limits.new_tokens else ""),
+        )  # fmt: skip
+    sample = whole[-1] * limits.responses
+    if sample > limits.microbatch:
+        group = f", {limits.responses} responses together," if limits.responses > 1 else ""
+        yield Finding(
+            level="FAIL", about=about, code="F30", exit_code=4,
+            says=f"the longest row{follows}{group} takes up to {grouped(sample)} tokens; a micro-batch holds "
+            f"{grouped(limits.microbatch)}",
+            fix="raise train.max_tokens_per_microbatch, or shorten prompts and responses",
+        )  # fmt: skip
+
+
+def check_repeats(opened: OpenDataset, rows: Sequence[Preview]) -> Finding | None:
+    """Prompts that occur more than once."""
+    prompts = known_prompts(opened, rows)
+    first: dict[str, str] = {}
+    repeated = []
+    for where, prompt in prompts:
+        if prompt in first:
+            repeated.append(f"{where} repeats {first[prompt]}")
+        first.setdefault(prompt, where)
+    if not repeated:
+        return None
+    says = f"{grouped(len(repeated))} of {count(len(prompts), 'prompt')} occur before in the dataset"
+    fix = "drop them, unless they should weigh more"
+    return Finding(
+        level="warn", about=f"{opened.name} repeats", says=says, details=_some(repeated), fix=fix, code="F79"
+    )
+
+
+def check_leak(train: OpenDataset, held_out: OpenDataset, rows: dict[str, Sequence[Preview]]) -> Finding:
+    """Held-out prompts that are trained on."""
+    trained = {prompt: where for where, prompt in known_prompts(train, rows[train.name])}
+    prompts = known_prompts(held_out, rows[held_out.name])
+    leaked = [f"{where} is {trained[prompt]}" for where, prompt in prompts if prompt in trained]
+    about = "held-out rows"
+    if not leaked:
+        all_rows = len(prompts) == len(held_out) and len(trained) >= len(train)
+        scope = "" if all_rows else ", as far as looked at"
+        return Finding(level="ok", about=about, says=f"{held_out.name} shares no prompt with {train.name}{scope}")
+    says = f"{grouped(len(leaked))} of {count(len(prompts), 'prompt')} of {held_out.name} are in {train.name} too"
+    fix = f"take them out of {train.name}; an evaluation on them flatters"
+    return Finding(level="warn", about=about, says=says, details=_some(leaked), fix=fix, code="F79")
+
+
+def known_prompts(opened: OpenDataset, rows: Sequence[Preview]) -> list[tuple[str, str]]:
+    """(where it is, its words) of all rows that the dataset knows of, else of those looked at."""
+    if opened.survey:
+        return [(where, _plain(prompt)) for where, prompt in opened.survey.prompts]
+    return [(place(row), _plain(row.prompt if row.prompt is not None else str(row.sequences))) for row in rows]
+
+
+def _plain(prompt: str) -> str:
+    """A prompt without what does not make it another one."""
+    return " ".join(prompt.split())
+
+
+def _quantile(ordered: Sequence[int], part: float) -> int:
+    return ordered[min(int(part * len(ordered)), len(ordered) - 1)]
+
+
+def _token(tokenizer: Any, id_: int | None) -> str:
+    return "nothing" if id_ is None else shortened(tokenizer.decode([id_]) or str(id_), 30)
+
+
+def _places(rows: Sequence[Preview]) -> list[str]:
+    return _some([place(row) for row in rows])
+
+
+def _some(examples: Sequence[str]) -> list[str]:
+    """The first few, and how many more there are."""
+    shown = [shortened(example, 200) for example in examples[:EXAMPLES]]
+    more = len(examples) - len(shown)
+    return [*shown, f"… and {grouped(more)} more"] if more else shown

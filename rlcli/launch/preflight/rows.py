@@ -1,0 +1,188 @@
+"""Datasets and tokenizers opened to be looked at: without torch and transformers, where they allow it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli import registry
+from rlcli.api.config import DatasetAbstraction
+from rlcli.api.data import DatasetUtility, Preview, SequenceSample, Survey
+from rlcli.errors import DataError, ModelError, RlcliError
+from rlcli.recipe.role_sources import prompt_role, tokenizer_role, tokenizer_source
+
+if TYPE_CHECKING:
+    from rlcli.recipe.resolve import Resolved
+
+
+@dataclass(frozen=True)
+class OpenTokenizer:
+    """A tokenizer, and how it was come by."""
+
+    tokenizer: Any
+    """A `LightTokenizer`, or one of transformers, which can do the same and more."""
+    source: str
+    """Folder, Hub id or `builtin:<name>`."""
+    heavy_because: str | None = None
+    """Why transformers had to read it."""
+
+
+@dataclass(frozen=True)
+class OpenDataset:
+    """A dataset of a recipe."""
+
+    name: str
+    type: str
+    dataset: Any
+    tokenizer: OpenTokenizer
+    survey: Survey | None
+    """What it knows of all its rows, if it says."""
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def preview(self, index: int) -> Preview:
+        """Row `index`, by the dataset's own preview or else by its sample. Raises DataError."""
+        try:
+            if hasattr(self.dataset, "preview"):
+                return self.dataset.preview(index)
+            return preview_of(self.dataset[index])
+        except RlcliError:
+            raise
+        except Exception as error:  # whatever a user's dataset raises
+            raise DataError(
+                f"row {index} of dataset {self.name} cannot be read: {type(error).__name__}: {error}", code="F31"
+            ) from error
+
+    def sample(self, rows: int) -> list[Preview]:
+        """At most so many rows, spread evenly over the dataset."""
+        rows = min(rows, len(self))
+        return [self.preview(number * len(self) // rows) for number in range(rows)]
+
+
+def open_dataset(resolved: Resolved, name: str, tokenizers: Tokenizers | None = None) -> OpenDataset:
+    """A dataset as the recipe's run would open it. Raises RlcliError."""
+    component = resolved.recipe.datasets[name]
+    is_light = hasattr(registry.load("datasets", component.type), "preview")
+    tokenizer = (tokenizers or Tokenizers(resolved)).open(light=is_light)
+    util = DatasetUtility(resolved.recipe.seed, 0, 1, tokenizer.tokenizer)
+    try:
+        with _quiet("rlcli.datasets"):
+            dataset = registry.make_dataset(DatasetAbstraction(component.type, component.args), util)
+    except RlcliError:
+        raise
+    except Exception as error:  # whatever a user's dataset raises
+        what = f"dataset {name} ({component.type}) cannot be opened: {type(error).__name__}: {error}"
+        raise DataError(what, code="F31") from error
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise DataError(f"dataset {name} ({component.type}) has no rows that can be asked for by number")
+    survey = dataset.survey() if hasattr(dataset, "survey") else None
+    return OpenDataset(name, component.type, dataset, tokenizer, survey)
+
+
+class Tokenizers:
+    """The tokenizer that the datasets of a recipe are read with, opened once in each way that they need it."""
+
+    def __init__(self, resolved: Resolved):
+        self._resolved = resolved
+        self._opened: dict[bool, OpenTokenizer] = {}
+
+    def open(self, *, light: bool) -> OpenTokenizer:
+        """`light`: a light one will do. Raises ModelError."""
+        if light not in self._opened:
+            source = _tokenizer_source(self._resolved, prompt_role(self._resolved.recipe))
+            self._opened[light] = open_tokenizer(source, light=light)
+        return self._opened[light]
+
+
+def _tokenizer_source(resolved: Resolved, role: str) -> str:
+    """Where it comes from, behind a warm start that has not run yet too."""
+    source = tokenizer_source(resolved.recipe, role)
+    if not source.startswith("recipe:"):
+        return source
+    from rlcli.launch.run import find_result
+    from rlcli.recipe.warm_start import warm_starts
+
+    owner = tokenizer_role(resolved.recipe, role)
+    start = next(start for start in warm_starts(resolved) if start.role == owner)
+    folder = find_result(start.source, resolved.recipe.log.dir, start.source_role)
+    return str(folder) if folder is not None else _tokenizer_source(start.source, start.source_role)
+
+
+def open_tokenizer(source: str, *, light: bool = True) -> OpenTokenizer:
+    """The tokenizer of a folder, a Hub id or a `builtin:<name>`. Raises ModelError."""
+    if source.startswith("builtin:"):
+        return _builtin_tokenizer(source, light)
+    from rlcli.checkpoint.huggingface import check_folder, load_tokenizer, with_end_token
+    from rlcli.checkpoint.light_tokenizer import NotLight, read_light_tokenizer
+    from rlcli.topology.configs import cached_folder
+
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        folder = cached_folder(source) or folder
+    if not light or not folder.is_dir():
+        why = "the dataset may ask anything of it" if folder.is_dir() else "it is not on this machine yet"
+        return OpenTokenizer(load_tokenizer(source), source, why)
+    check_folder(folder, weights=False)
+    try:
+        return OpenTokenizer(with_end_token(read_light_tokenizer(folder), source), source)
+    except NotLight as why_not:
+        return OpenTokenizer(load_tokenizer(source), source, str(why_not))
+    except ModelError:
+        raise
+    except Exception as error:  # the tokenizers library raises Exception itself
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ModelError(f"no tokenizer can be read from {source}: {reason}") from error
+
+
+def _builtin_tokenizer(source: str, light: bool) -> OpenTokenizer:
+    from rlcli.checkpoint.light_tokenizer import LightTokenizer
+
+    maker: Any = registry.load("datasets", source.removeprefix("builtin:"))
+    if light and hasattr(maker, "tokenizer_parts"):
+        return OpenTokenizer(LightTokenizer(*maker.tokenizer_parts()), source)
+    return OpenTokenizer(maker.make_tokenizer(), source, "it is made by transformers")
+
+
+def preview_of(sample: SequenceSample) -> Preview:
+    """What can be told of a row from its sample, for datasets without a preview. Raises DataError."""
+    if sample.bs != 1:
+        raise DataError(f"a row is a batch of {sample.bs} samples; it must be one")
+    about: dict[str, Any] = {
+        "id": str(sample.ids[0]),
+        "metadata": {name: values[0] for name, values in sample.metadata.items()},
+    }
+    if "packed_prompts" in sample.keys:
+        return Preview(sequences=_pieces(sample, "packed_prompts"), **about)
+    if "packed_input_ids" not in sample.keys:
+        raise DataError(f"a row has neither packed_prompts nor packed_input_ids, but {', '.join(sample.keys)}")
+    sequences = _pieces(sample, "packed_input_ids")
+    if "prompt_mask" in sample.keys:
+        masks = _pieces(sample, "prompt_mask")
+        return Preview(sequences=sequences, trained=[[not masked for masked in mask] for mask in masks], **about)
+    prompt = _pieces(sample, "prompt_lens")[0][0] if "prompt_lens" in sample.keys else 0
+    trained = [[place >= prompt for place in range(len(tokens))] for tokens in sequences]
+    return Preview(sequences=sequences, trained=trained, **about)
+
+
+def _pieces(sample: SequenceSample, key: str) -> list[list[Any]]:
+    tensor = (sample.data or {}).get(key)
+    if tensor is None:
+        raise DataError(f"a row holds no data for {key}")
+    return [piece.tolist() for piece in tensor.split(sample.flat_seqlens(key))]
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """What a logger would warn of is said in the report."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

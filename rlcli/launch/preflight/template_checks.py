@@ -1,0 +1,93 @@
+"""Whether a chat template does what training and generation need of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlcli.api.data import Preview
+from rlcli.launch.preflight.findings import Finding
+from rlcli.launch.preflight.row_checks import Limits, place
+from rlcli.launch.preflight.text import shortened
+
+MOST = 20
+"""Rows that are rendered twice."""
+
+
+def check_template(name: str, tokenizer: Any, rows: Sequence[Preview], limits: Limits) -> Finding | None:
+    """The text of a prompt must begin the text of the prompt with its answer; what follows must stop generation."""
+    about = f"{name} template"
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    chats = [row for row in rows if row.chat and row.prompt is not None][:MOST]
+    if not chats:
+        if not has_template or any(row.chat for row in rows):
+            return None
+        return Finding(level="ok", about=about, says="the tokenizer's chat template is not used")
+    try:
+        rendered = [(row, *_both_ways(tokenizer, row)) for row in chats]
+    except Exception as error:  # what a template raises, and what it may make jinja2 raise
+        return Finding(
+            level="FAIL", about=about, says=f"the chat template cannot render an answer: {error}",
+            fix="mend the chat template", code="F32", exit_code=5,
+        )  # fmt: skip
+    broken = [(row, prompt, whole) for row, prompt, whole, _ in rendered if not whole.startswith(prompt)]
+    if broken:
+        return _not_a_prefix(about, *broken[0], len(broken), len(chats))
+    return _check_end(about, tokenizer, rendered, limits)
+
+
+def _both_ways(tokenizer: Any, row: Preview) -> tuple[str, str, str]:
+    """(text of the prompt, text of the prompt with an answer, the answer)."""
+    answer = row.answers[0] if row.answers else str(row.metadata.get("answer", "42"))
+    messages = [{"role": "system", "content": row.system}] if row.system is not None else []
+    messages.append({"role": "user", "content": row.prompt or ""})
+    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    turn = {"role": "assistant", "content": answer}
+    return str(prompt), str(tokenizer.apply_chat_template([*messages, turn], tokenize=False)), answer
+
+
+def _not_a_prefix(about: str, row: Preview, prompt: str, whole: str, broken: int, looked_at: int) -> Finding:
+    pairs = zip(prompt, whole, strict=False)
+    shared = next((number for number, (one, other) in enumerate(pairs) if one != other), len(whole))
+    return Finding(
+        level="warn",
+        about=about,
+        says=f"the prompt is no prefix of the prompt with its answer in {broken} of {looked_at} rows looked at",
+        details=[
+            f"{place(row)}: after {shortened(prompt[:shared][-30:], 40)!r}",
+            f"  prompt alone  {shortened(prompt[shared:], 60)!r}",
+            f"  with answer   {shortened(whole[shared:], 60)!r}",
+        ],
+        fix="a finished turn reads otherwise than what the model is asked to write: mend the chat template",
+        code="F32",
+    )
+
+
+def _check_end(
+    about: str, tokenizer: Any, rendered: Sequence[tuple[Preview, str, str, str]], limits: Limits
+) -> Finding:
+    """What the template writes behind an answer."""
+    row, prompt, whole, answer = rendered[0]
+    says = "a prompt is a prefix of the prompt with its answer"
+    rest = whole[len(prompt) :]
+    start = rest.find(answer.strip())
+    if start < 0:
+        return Finding(
+            level="warn", about=about, says="the template does not render the answer as it is written",
+            details=[f"{place(row)}: {shortened(rest, 60)!r}"], code="F32",
+        )  # fmt: skip
+    ending = rest[start + len(answer.strip()) :]
+    ids = list(tokenizer(ending, add_special_tokens=False).input_ids) if ending else []
+    first = next((id_ for id_ in ids if tokenizer.decode([id_]).strip()), None)
+    if first is None or first in limits.stop_ids:
+        shown = f"; answers end with {shortened(ending.strip(), 30)}" if ending.strip() else ""
+        return Finding(level="ok", about=about, says=f"{says}{shown}")
+    stops = ", ".join(tokenizer.decode([stop]) for stop in sorted(limits.stop_ids))
+    return Finding(
+        level="warn",
+        about=about,
+        says=f"the template ends an answer with {shortened(ending, 30)}, but responses stop at {stops} alone",
+        details=["a chat model would write on behind its answer"],
+        fix=f"set generation.stop_token_ids=[{first}]",
+        code="F32",
+    )

@@ -1,0 +1,128 @@
+"""A thin child of a recipe: `extends:` and only what is to differ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import ResourceError, UsageError
+from rlcli.recipe.layers import Layer, find_profile, recipe_names, recipe_roots, shown
+from rlcli.recipe.problems import Problems
+from rlcli.recipe.resolve import Resolved
+from rlcli.recipe.schema import NAME_PATTERN
+from rlcli.recipe.tree import Entry, Listing, Mapping, Node, Scalar
+from rlcli.recipe.write import to_yaml
+
+
+def child_of(parent: Resolved, path: Path, profiles: Sequence[str] = ()) -> str:
+    """The text of a child that is to lie at `path` and resolves to what `parent` is with its overrides and profiles.
+
+    Raises UsageError R68 for a name that no recipe may have, R55 where the parent cannot be named from there.
+    """
+    check_name(path)
+    names = [name_from(path, parent.path)]
+    for profile in profiles:
+        found = find_profile(profile, Problems())
+        assert found is not None  # the parent was loaded with it
+        names.append(name_from(path, found))
+    document: dict[str, Any] = {"extends": names[0] if len(names) == 1 else names}
+    given: Node = Mapping({}, parent.tree.mark)
+    for tree in parent.override_trees:
+        given = _joined(given, tree)
+    lines = [*_description(parent), to_yaml(document).rstrip("\n")]
+    assert isinstance(given, Mapping)
+    if given.entries:
+        # References are to stay references: what `to_yaml` escapes is put back.
+        lines += ["", to_yaml(_as_written(given)).replace("$${", "${").rstrip("\n")]
+    return "\n".join(lines) + "\n"
+
+
+def write_child(path: Path, text: str) -> None:
+    """Make the file. Raises UsageError if there is one already, ResourceError F75 if it cannot be written."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"{path} exists; nothing is overwritten", hint="choose another name", code="R68") from None
+    except FileNotFoundError:
+        raise UsageError(f"no such folder: {path.parent}", hint=f"mkdir -p {path.parent}", code="R68") from None
+    except OSError as error:
+        raise ResourceError(f"not writable: {error.strerror or error}", where=str(path), code="F75") from None
+
+
+def check_name(path: Path) -> None:
+    """Refuse a file that would not be found as a recipe, or whose runs could not be named after it."""
+    if path.suffix != ".yaml" or not re.fullmatch(NAME_PATTERN, path.stem):
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem if path.suffix in (".yaml", ".yml") else path.name).strip(
+            "-._"
+        )
+        better = path.with_name((stem[:64] or "mine") + ".yaml")
+        what = f"{path.name!r} is no name for a recipe: letters, digits, . _ - (at most 64), then .yaml"
+        raise UsageError(what, hint=f"for example {better}", code="R68")
+
+
+def name_from(child: Path, parent: Path) -> str:
+    """How `extends:` in the child names the parent: by its name, or by a path beside the child."""
+    real, folder = parent.resolve(), child.absolute().parent
+    known = [name for name, path in recipe_names().items() if path.resolve() == real]
+    beside = [real.relative_to(folder.resolve()).as_posix()] if real.is_relative_to(folder.resolve()) else []
+    for name in (*known, *beside):
+        if _first_of(name, child).resolve() == real:
+            return name
+    hint = f"write the new recipe into {shown(parent.parent) or '.'} or a folder above it"
+    if any(_first_of(name, child) == child.absolute() for name in known):
+        hint = "choose another name: there, it would extend itself"
+    raise UsageError(f"a recipe at {child} cannot extend {shown(parent)}", hint=hint, code="R55")
+
+
+def _first_of(name: str, child: Path) -> Path:
+    """The file that `extends: name` means in the child, which counts as there already."""
+    folder = child.absolute().parent
+    candidates = [place / text for place in (folder, *recipe_roots()) for text in (name, f"{name}.yaml")]
+    return next((path for path in candidates if path.is_file() or path == child.absolute()), child)
+
+
+def _description(parent: Resolved) -> list[str]:
+    """The comment lines that the parent opens with: what it does, and what it needs."""
+    own: Layer = next(layer for layer in parent.layers if layer.path == parent.path)
+    lines = []
+    for line in own.text.splitlines()[:2]:
+        if not line.startswith("#") or "$schema" in line:
+            break
+        lines.append(line.rstrip())
+    return lines or [f"# As {own.path.stem}, with what is written below."]
+
+
+def _joined(lower: Node, upper: Node) -> Node:
+    """Both trees in one, markers kept; no two overrides set one key."""
+    if not isinstance(lower, Mapping) or not isinstance(upper, Mapping):
+        return upper
+    entries = dict(lower.entries)
+    for key, entry in upper.entries.items():
+        below = entries.get(key)
+        entries[key] = Entry(entry.key, _joined(below.node, entry.node)) if below else entry
+    return Mapping(entries, upper.mark)
+
+
+class _Number(float):
+    """A number that is written as its user wrote it: `1e-4`, not 0.0001."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _as_written(node: Node) -> Any:
+    if isinstance(node, Mapping):
+        return {key: _as_written(entry.node) for key, entry in node.entries.items()}
+    if isinstance(node, Listing):
+        return [_as_written(item) for item in node.items]
+    assert isinstance(node, Scalar)
+    if isinstance(node.value, int | float) and not isinstance(node.value, bool) and node.text:
+        number = _Number(node.value)
+        number.text = node.text
+        return number
+    return node.value

@@ -1,0 +1,42 @@
+"""What a key of the schema is where no layer sets it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from rlcli.recipe.annotations import field_at, inside
+from rlcli.recipe.schema import Recipe
+from rlcli.recipe.tree import DEFAULT, Listing, Mapping, Mark, Node, Scalar
+
+_MARK = Mark(DEFAULT, 0, 0)
+
+
+def default_at(path: tuple[str, ...], walked: int) -> Node | None:
+    """The default at a path whose first `walked` keys some layer sets. None if the schema knows none: for keys that it
+    does not have, for required ones, and below a name of the recipe's own (`models.<role>`) that is not there.
+
+    A section is empty: whoever takes it over gives its keys the same defaults.
+    """
+    annotation: Any = Recipe
+    default: Any = None
+    for depth, part in enumerate(path):
+        field = field_at(annotation, part)
+        if field is None and depth >= walked:
+            return None
+        if field is not None:
+            if field.is_required() and depth >= walked:
+                return None
+            default = None if field.is_required() else field.get_default(call_default_factory=True)
+        annotation = inside(annotation, part)
+        if annotation is None:
+            return None
+    return Mapping({}, _MARK) if isinstance(default, BaseModel | dict) else _node(default)
+
+
+def _node(value: Any) -> Node:
+    if isinstance(value, list | tuple):
+        return Listing(tuple(_node(item) for item in value), _MARK)
+    text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return Scalar(value, _MARK, text)

@@ -1,0 +1,223 @@
+"""What is known of a key before any layer sets it: its type, its meaning, its default and where that is written."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path as File
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from rlcli.errors import UsageError
+from rlcli.project import roots
+from rlcli.recipe.annotations import field_at, inside
+from rlcli.recipe.components import KINDS, signature_of
+from rlcli.recipe.layers import shown
+from rlcli.recipe.schema import Recipe
+from rlcli.registry import COMPUTED, Argument, Signature
+
+Path = tuple["str | int", ...]
+
+
+@dataclass(frozen=True)
+class Field:
+    """A key of the schema, or an argument of a component."""
+
+    type: str
+    doc: str
+    required: bool
+    default: Any
+    """The value; COMPUTED where only the source knows it; None where `required`."""
+    default_text: str | None
+    """As one would write it; None where `required`."""
+    place: str | None = None
+    """`file:line` of a component's argument."""
+
+
+def field_of(path: Path, recipe: Mapping[str, Any]) -> Field | None:
+    """The field behind a key of a recipe (as plain values, defaults included); None for a key that is free to be
+    anything, or that does not exist."""
+    found = component_at(path, recipe)
+    if found is None:
+        return _section_field(path)
+    signature, inside = found
+    argument = next((a for name, a in arguments_in(signature) if name == inside), None)
+    return _argument_field(argument) if argument is not None else None
+
+
+def component_at(path: Path, recipe: Mapping[str, Any]) -> tuple[Signature, str] | None:
+    """The component whose argument a key is, and the argument's dotted name."""
+    for pattern, kind in KINDS:
+        size = len(pattern)
+        if len(path) <= size + 1 or path[size] != "args" or not _fits(pattern, path[:size]):
+            continue
+        name = _value(recipe, (*path[:size], "type"))
+        try:
+            return (signature_of(kind, name), ".".join(map(str, path[size + 1 :]))) if isinstance(name, str) else None
+        except UsageError:
+            return None
+    return None
+
+
+def components_in(recipe: Mapping[str, Any]) -> Iterator[tuple[Path, Signature]]:
+    """Every component that a recipe names, with the path of its section."""
+    for pattern, kind in KINDS:
+        paths: list[Path] = [()]
+        for part in pattern:
+            sections = [(path, _value(recipe, path)) for path in paths]
+            paths = [
+                (*path, key)
+                for path, section in sections
+                if isinstance(section, dict)
+                for key in (section if part == "*" else [part])
+            ]
+        for path in paths:
+            name = _value(recipe, (*path, "type"))
+            try:
+                if isinstance(name, str):
+                    yield path, signature_of(kind, name)
+            except UsageError:
+                continue
+
+
+def completed(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe as plain values, with the default of every argument that a component could be told."""
+    result = copy.deepcopy(recipe)
+    for path, signature in components_in(recipe):
+        section = _value(result, path)
+        section["args"] = _with_defaults(signature.arguments, section.get("args") or {})
+    return result
+
+
+def _with_defaults(arguments: tuple[Argument, ...], given: dict[str, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for argument in arguments:
+        value = given.get(argument.name)
+        if argument.name in given:
+            inside = argument.fields and isinstance(value, dict)
+            result[argument.name] = _with_defaults(argument.fields, value or {}) if inside else value
+        elif argument.fields and (argument.default_text or "").endswith("()"):
+            result[argument.name] = _with_defaults(argument.fields, {})
+        elif not argument.required:
+            computed = argument.default is COMPUTED
+            result[argument.name] = f"<{argument.default_text}>" if computed else _as_json(argument.default)
+    return result | {name: value for name, value in given.items() if name not in result}
+
+
+def _as_json(value: Any) -> Any:
+    return [_as_json(item) for item in value] if isinstance(value, list | tuple | set | frozenset) else value
+
+
+def plain_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every value of a recipe that is set as a whole: all but mappings that hold something."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from plain_leaves(item, (*path, key))
+    elif path and not (value == {} and path[-1] == "args"):
+        yield path, value
+
+
+def arguments_in(signature: Signature) -> Iterator[tuple[str, Argument]]:
+    """A component's arguments by dotted name, nested ones after the one that holds them."""
+    yield from _arguments(signature.arguments, "")
+
+
+def _arguments(arguments: tuple[Argument, ...], prefix: str) -> Iterator[tuple[str, Argument]]:
+    for argument in arguments:
+        yield prefix + argument.name, argument
+        yield from _arguments(argument.fields, f"{prefix}{argument.name}.")
+
+
+def default_text(argument: Argument) -> str:
+    """An argument's default as one would write it in a recipe, or as its source has it."""
+    if argument.default is COMPUTED:
+        return argument.default_text or "computed"
+    return yaml_word(argument.default)
+
+
+def yaml_word(value: Any) -> str:
+    """A plain value as YAML, on one line."""
+    from rlcli.recipe.write import to_yaml
+
+    if isinstance(value, dict) and value:
+        return "{" + ", ".join(f"{key}: {yaml_word(item)}" for key, item in value.items()) + "}"
+    return to_yaml({"v": value}, room=sys.maxsize).removeprefix("v: ").rstrip("\n")
+
+
+def _argument_field(argument: Argument) -> Field:
+    return Field(
+        type=argument.annotation,
+        doc=" ".join(argument.doc.split()),
+        required=argument.required,
+        default=argument.default,
+        default_text=None if argument.required else default_text(argument),
+        place=f"{_short(argument.path)}:{argument.line}",
+    )
+
+
+def _short(path: File) -> str:
+    """A component's file: from the working directory, else from the folder that its kind lies in."""
+    homes = [root for root in roots() if path.is_relative_to(root)]
+    return shown(path) if path.is_relative_to(File.cwd()) or not homes else path.relative_to(homes[-1]).as_posix()
+
+
+def _section_field(path: Path) -> Field | None:
+    annotation: Any = Recipe
+    field: FieldInfo | None = None
+    for part in path:
+        field = field_at(annotation, part)  # None for a name of the recipe's own: models.<role>
+        annotation = inside(annotation, part)
+        if annotation is None and part != path[-1]:
+            return None
+    if field is None:
+        return None
+    default = field.get_default(call_default_factory=True) if not field.is_required() else None
+    plain = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
+    return Field(
+        type=type_text(field.annotation, field.metadata),
+        doc=" ".join((field.description or "").split()),
+        required=field.is_required(),
+        default=list(plain) if isinstance(plain, tuple) else plain,
+        default_text=None if field.is_required() else yaml_word(plain),
+    )
+
+
+_WORDS = {str: "text", int: "int", float: "float", bool: "bool", type(None): "null", Any: "anything"}
+_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+def type_text(annotation: Any, metadata: Any = ()) -> str:
+    """A field's type in words: `int >= 1`, `text | null`, `lm | value`."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        details = [d for item in inner[1:] for d in (item.metadata if isinstance(item, FieldInfo) else [item])]
+        return type_text(inner[0], details)
+    if origin is Literal:
+        return " | ".join(map(str, inner))
+    if origin in (Union, types.UnionType):
+        return " | ".join(type_text(part) for part in inner)
+    if origin in (list, tuple):
+        return f"list of {type_text(inner[0])}"
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        return "section"
+    bounds = [
+        f"{sign} {getattr(item, name)}" for item in metadata for name, sign in _BOUNDS.items() if hasattr(item, name)
+    ]
+    return " ".join([_WORDS.get(annotation, str(annotation)), *bounds])
+
+
+def _fits(pattern: tuple[str, ...], path: Path) -> bool:
+    return all(want in ("*", part) for want, part in zip(pattern, path, strict=True))
+
+
+def _value(value: Any, path: Path) -> Any:
+    for part in path:
+        if not isinstance(value, dict) or part not in value:
+            return None
+        value = value[part]
+    return value

@@ -1,0 +1,318 @@
+"""JSON Schema (draft 2020-12) of a recipe file, for editors: what may be written, with the docs of every key.
+
+It describes one layer as it is written, not the whole recipe: nothing is required, for another layer may give it;
+`${a.b}` may stand for any value, and `_replace_` and `_append_` say how a layer is laid over those below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rlcli import registry
+from rlcli.errors import RlcliError, UsageError
+from rlcli.recipe.components import KINDS
+from rlcli.recipe.interpolation import Reference, references_in
+from rlcli.recipe.layers import recipe_names
+from rlcli.recipe.merge import APPEND, REPLACE, spell_out_types
+from rlcli.recipe.problems import Problems
+from rlcli.recipe.reader import parse, read_file
+from rlcli.recipe.schema import SECTIONS, Component, Launch, Recipe
+from rlcli.recipe.suggest import close_to
+from rlcli.recipe.tree import Node, Scalar, at
+
+Schema = dict[str, Any]
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+MADE_BY = "made by rlcli schema; it describes the components found here when it was made"
+
+REFERENCE: Schema = {"$ref": "#/$defs/reference"}
+_DEFINITIONS: dict[str, Schema] = {
+    "reference": {
+        "type": "string",
+        "pattern": r"^\s*\$\{[^{}]+\}\s*$",
+        "description": "A value from elsewhere in the recipe, ${a.b}, or from the environment, ${env:NAME}.",
+    },
+    "replace": {"const": True, "description": "Replace the section of the layers below instead of merging with it."},
+}
+_EXTENDS: Schema = {
+    "description": "Layers that this file is laid over, lowest first: files beside it, or recipes by name.",
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+}
+_BLOCK = "A block of values of the recipe's own, shared by ${…}."
+
+
+def schema_of(what: str | None = None) -> Schema:
+    """The schema of a recipe, of a section of it (`train.eval`), or of the arguments of a component.
+
+    Raises UsageError R42 where there is no such section or component.
+    """
+    schema = recipe_schema()
+    if what is None:
+        return schema
+    found = _component_arguments(what, schema) or _section(what, schema)
+    if found is None:
+        names = [*SECTIONS, *(name for kind in registry.KINDS for name in registry.names(kind))]
+        near = close_to(what.rpartition(".")[2], names)
+        hint = f"did you mean {near}?" if near else f"sections: {', '.join(SECTIONS)}"
+        raise UsageError(f"no section and no component is named {what}", hint=hint, code="R42")
+    definitions = {name: schema["$defs"][name] for name in _reachable(found, schema["$defs"])}
+    return {"$schema": DRAFT, "title": what, **found, **({"$defs": definitions} if definitions else {})}
+
+
+def recipe_schema() -> Schema:
+    """The whole schema, the user's own components and blocks included."""
+    model = Recipe.model_json_schema()
+    definitions = dict(_DEFINITIONS)
+    for kind in registry.KINDS:
+        definitions |= _component_definitions(kind)
+    for name, definition in model["$defs"].items():
+        if name != Component.__name__:
+            definitions[name] = _object(definition)
+    _use_kinds(definitions, model)
+    properties = {name: _value(field) for name, field in model["properties"].items()}
+    properties["launch"]["anyOf"].insert(0, {"enum": model["$defs"][Launch.__name__]["properties"]["type"]["enum"]})
+    return {
+        "$schema": DRAFT,
+        "$comment": MADE_BY,
+        "title": "rlcli recipe",
+        "type": "object",
+        "properties": {"extends": _EXTENDS, **properties, **_blocks(definitions)},
+        "additionalProperties": {"type": "object", "description": _BLOCK},
+        "$defs": definitions,
+    }
+
+
+def _use_kinds(definitions: dict[str, Schema], model: Schema) -> None:
+    """Say at each place of a component which kind of component it is. Edits what `model` and `definitions` share."""
+    definitions["Role"]["properties"]["backend"] |= {"anyOf": [_ref("backends"), REFERENCE]}
+    definitions["Call"]["properties"]["interface"] |= {"anyOf": [_ref("interfaces"), REFERENCE]}
+    (pattern,) = model["properties"]["datasets"]["patternProperties"]
+    model["properties"]["datasets"]["patternProperties"] = {pattern: _ref("datasets")}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+# -- as a layer writes it ---------------------------------------------------------------------------------
+
+
+def _value(node: Schema, prefix: str = "") -> Schema:
+    """What may be written for a field: its value, or a reference to one. `prefix` goes before names of definitions."""
+    kept: Schema = {key: node[key] for key in ("default", "examples") if key in node}
+    if "description" in node:
+        kept = {"description": " ".join(node["description"].split()), **kept}
+    written = list(_forms(node, prefix))
+    return {**kept, "anyOf": [*written, REFERENCE]} if written != [{}] else kept
+
+
+def _forms(node: Schema, prefix: str) -> Iterator[Schema]:
+    """The ways to write a value of one type."""
+    core = {key: value for key, value in node.items() if key not in ("title", "description", "default", "examples")}
+    if "anyOf" in core:
+        for one in core["anyOf"]:
+            yield from _forms(one, prefix)
+    elif "$ref" in core:
+        yield _ref(prefix + core["$ref"].rpartition("/")[2])
+    elif core.get("type") == "object":
+        yield _object(core, prefix)
+    elif core.get("type") == "array":
+        array = {**core, **({"items": _value(core["items"], prefix)} if "items" in core else {})}
+        if "prefixItems" in core:
+            array["prefixItems"] = [_value(item, prefix) for item in core["prefixItems"]]
+        yield array
+        yield {"type": "object", "properties": {APPEND: array}, "required": [APPEND], "additionalProperties": False}
+    elif core.get("type") == "string" and "enum" not in core and "const" not in core:
+        yield {key: value for key, value in core.items() if key != "format"}
+        yield {"type": ["number", "boolean"]}  # 1.10 and true are text where text is wanted
+    else:
+        yield core
+
+
+def _object(node: Schema, prefix: str = "") -> Schema:
+    """A section as a layer may write it: all of it, or part, or `_replace_` and the rest."""
+    result: Schema = {"type": "object"}
+    if "description" in node:
+        result["description"] = " ".join(node["description"].split())
+    result["properties"] = {name: _value(field, prefix) for name, field in node.get("properties", {}).items()}
+    result["properties"][REPLACE] = _ref("replace")
+    if "patternProperties" in node:
+        result["patternProperties"] = {
+            pattern: {"anyOf": [_ref(_name(inner, prefix)), REFERENCE]} if "$ref" in inner else _value(inner, prefix)
+            for pattern, inner in node["patternProperties"].items()
+        }
+        result["additionalProperties"] = False
+    elif isinstance(node.get("additionalProperties"), dict):
+        result["additionalProperties"] = _value(node["additionalProperties"], prefix)
+    else:
+        result["additionalProperties"] = node.get("additionalProperties", True)
+    return result
+
+
+def _name(node: Schema, prefix: str) -> str:
+    name = str(node["$ref"].rpartition("/")[2])
+    return name if name in registry.KINDS else prefix + name
+
+
+# -- components -------------------------------------------------------------------------------------------
+
+
+def _component_definitions(kind: str) -> dict[str, Schema]:
+    """The definition of a kind, of each of its components' arguments, and of the sections within those."""
+    definitions: dict[str, Schema] = {}
+    docs: dict[str, str] = {}
+    for name in registry.names(kind):
+        key = f"{kind}.{name}"
+        try:
+            signature = registry.signature(kind, name)
+            model = signature.model().model_json_schema()
+        except RlcliError as error:  # `rlcli ls` tells; the rest is of use all the same
+            definitions[key], docs[name] = {"type": "object", "description": error.what}, error.what
+            continue
+        docs[name] = signature.doc
+        definitions[key] = {**_object(model, f"{key}."), "description": signature.doc}
+        definitions |= {f"{key}.{inner}": _object(node, f"{key}.") for inner, node in model.get("$defs", {}).items()}
+    return {kind: _component(kind, docs), **definitions}
+
+
+def _component(kind: str, docs: Mapping[str, str]) -> Schema:
+    """A component by name alone, or as a section whose `args` follow from its `type`."""
+    fields = Component.model_json_schema()["properties"]
+    names: list[Schema] = [{"const": name, "description": doc} for name, doc in docs.items()]
+    names += [{"type": "string", "pattern": _spellings(name)} for name in docs if "_" in name]
+    names += [{"type": "null"}] if "null" in docs else []
+    arguments = [{"anyOf": [_ref(f"{kind}.{name}"), REFERENCE]} for name in docs]
+    branches = [
+        {
+            "if": {"properties": {"type": {"type": "string", "pattern": _spellings(name)}}, "required": ["type"]},
+            "then": {"properties": {"args": {**arguments[index], "description": docs[name]}}},
+        }
+        for index, name in enumerate(docs)
+    ]
+    section = {
+        "type": "object",
+        "properties": {
+            "type": {"description": fields["type"]["description"], "anyOf": [*names, REFERENCE]},
+            "args": {"description": fields["args"]["description"], "type": ["object", "string"]},
+            REPLACE: _ref("replace"),
+        },
+        "additionalProperties": False,
+        "allOf": branches,
+        # A layer that leaves the type to another one may write what some component of the kind takes.
+        **({"if": {"required": ["type"]}, "else": {"properties": {"args": {"anyOf": arguments}}}} if arguments else {}),
+    }
+    return {"anyOf": [*names, section]}
+
+
+def _spellings(name: str) -> str:
+    """`my_dataset` may be written `my-dataset`."""
+    return f"^{name.replace('_', '[-_]')}$"
+
+
+def _blocks(definitions: Mapping[str, Schema]) -> dict[str, Schema]:
+    """The blocks and shared values of the recipes that are here; typed where all that take a block are arguments."""
+    takers: dict[str, dict[str | None, None]] = {}
+    for tree in _trees():
+        for reference in references_in(tree):
+            if reference.target[0] not in SECTIONS and not str(reference.target[0]).startswith("env:"):
+                taker = _taker(reference, tree)
+                takers.setdefault(str(reference.target[0]), {})[taker if taker in definitions else None] = None
+    blocks: dict[str, Schema] = {}
+    for block, keys in takers.items():
+        typed = [key for key in keys if key is not None]
+        blocks[block] = {
+            "description": f"Of the recipes' own, shared by ${{{block}}}: {', '.join(typed) or 'a value'}."
+        }
+        if len(typed) == len(keys):
+            blocks[block]["anyOf"] = [_ref(key) for key in _distinct(typed, definitions)]
+    return blocks
+
+
+def _trees() -> Iterator[Node]:
+    for path in recipe_names().values():
+        problems = Problems()
+        text = read_file(path, str(path), problems, None)
+        tree = parse(text, str(path), problems) if text is not None else None
+        if tree is not None and not problems.found:  # else `rlcli validate` tells
+            yield spell_out_types(tree)
+
+
+def _taker(reference: Reference, tree: Node) -> str | None:
+    """The component whose `args` a reference is."""
+    if not reference.whole or len(reference.target) > 1 or reference.path[-1:] != ("args",):
+        return None
+    kind = _kind_at(tuple(map(str, reference.path[:-1])))
+    named = at(tree, (*reference.path[:-1], "type"))
+    return f"{kind}.{_file_name(str(named.value))}" if kind and isinstance(named, Scalar) else None
+
+
+def _file_name(name: str) -> str:
+    """A component's name as its file spells it."""
+    from rlcli.api.component import module_name
+
+    return module_name(name)
+
+
+def _kind_at(path: tuple[str, ...]) -> str | None:
+    for pattern, kind in KINDS:
+        if len(pattern) == len(path) and all(want in ("*", part) for want, part in zip(pattern, path, strict=True)):
+            return kind
+    return None
+
+
+def _distinct(keys: Sequence[str], definitions: Mapping[str, Schema]) -> list[str]:
+    """One of those that take the same arguments."""
+    found: dict[tuple[str, ...], str] = {}
+    for key in keys:
+        found.setdefault(tuple(definitions[key].get("properties", ())), key)
+    return list(found.values())
+
+
+# -- parts ------------------------------------------------------------------------------------------------
+
+
+def _component_arguments(what: str, schema: Schema) -> Schema | None:
+    homes = [f"{kind}.{_file_name(what)}" for kind in registry.KINDS]
+    found = [schema["$defs"][home] for home in homes if home in schema["$defs"]]
+    return found[0] if len(found) == 1 else {"anyOf": found} if found else None
+
+
+def _section(what: str, schema: Schema) -> Schema | None:
+    """Follow a dotted key; a name of the recipe's own (`models.actor`) stands for any."""
+    node = schema
+    for part in what.split("."):
+        inner = list(_objects(node, schema["$defs"]))
+        candidates = [option.get("properties", {}).get(part) for option in inner]
+        candidates += [next(iter(option.get("patternProperties", {}).values()), None) for option in inner]
+        found = next((candidate for candidate in candidates if candidate is not None), None)
+        if found is None or part == REPLACE:
+            return None
+        node = found
+    return node
+
+
+def _objects(node: Schema, definitions: Mapping[str, Schema]) -> Iterator[Schema]:
+    """The sections that a value may be."""
+    if "$ref" in node:
+        yield from _objects(definitions[node["$ref"].rpartition("/")[2]], definitions)
+    for form in node.get("anyOf", ()):
+        yield from _objects(form, definitions)
+    if "properties" in node:
+        yield node
+
+
+def _reachable(node: Any, definitions: Mapping[str, Schema]) -> list[str]:
+    found: dict[str, None] = {}
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            target = one.get("$ref")
+            if isinstance(target, str) and (name := target.rpartition("/")[2]) not in found:
+                found[name] = None
+                waiting.append(definitions[name])
+            waiting.extend(one.values())
+        elif isinstance(one, list):
+            waiting.extend(one)
+    return sorted(found)

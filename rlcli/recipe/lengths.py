@@ -1,0 +1,73 @@
+"""How long sequences may get and how many belong together, by the recipe and the model's config.json alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlcli.api.config import GenerationHyperparameters
+from rlcli.recipe.components import declared
+from rlcli.recipe.schema import Call, Component, Recipe
+
+MAX_CONFIG_BYTES = 1 << 20
+
+
+def generation_of(recipe: Recipe, call: Call) -> Mapping[str, Any]:
+    """How a call samples: what its interface is told, over the defaults."""
+    told = call.interface.args.get("generation")
+    if told is None:
+        return recipe.generation.model_dump()
+    return {**dataclasses.asdict(GenerationHyperparameters()), **told}
+
+
+def responses_of(recipe: Recipe, call: Call) -> tuple[int, tuple[str, ...]]:
+    """How many responses to one prompt a call makes, and the argument of its interface that says so."""
+    best_of = call.interface.args.get("generation_size")
+    if isinstance(best_of, int):
+        return best_of, ("generation_size",)
+    responses = generation_of(recipe, call)["responses_per_prompt"]
+    return responses if isinstance(responses, int) else 1, ("generation", "responses_per_prompt")
+
+
+def limit_of_rows(dataset: Component) -> int | None:
+    """Tokens of its longest row, where the recipe (`max_length`) or the dataset's class (LONGEST) says so; a default
+    that nobody chose is no statement about the rows."""
+    limit = dataset.args.get("max_length")
+    if limit is None:
+        limit = declared("datasets", dataset.type, "LONGEST")
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def positions_of(recipe: Recipe, role: str) -> tuple[int, str] | None:
+    """How many positions a role's model has, and the role whose weights say so; None if that is not written here: the
+    model lies on the Hub or is the result of another recipe."""
+    if role not in recipe.models or not recipe.models[role].has_weights:
+        return None
+    seen: list[str] = []
+    while (source := recipe.models[role].init) in recipe.models and source not in seen:
+        assert source is not None
+        seen.append(role)
+        role = source
+    section = recipe.models[role]
+    config: Any = section.scratch
+    if config is None and section.path is not None and section.warm_start is None:
+        config = _read(Path(section.path))
+    inner = config.get("text_config") if isinstance(config, dict) else None
+    for found in (inner, config):
+        positions = found.get("max_position_embeddings") if isinstance(found, dict) else None
+        if isinstance(positions, int) and not isinstance(positions, bool) and positions > 0:
+            return positions, role
+    return None
+
+
+def _read(folder: Path) -> Any:
+    try:
+        file = folder.expanduser() / "config.json"
+        if not file.is_file() or file.stat().st_size > MAX_CONFIG_BYTES:
+            return None
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RuntimeError, RecursionError):
+        return None  # said when the model is looked at

@@ -1,0 +1,146 @@
+"""Calls link up by their keys, and each can be answered by its interface, its role and its backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as ReadMapping
+
+from rlcli.recipe.components import dataset_keys, declared, lacks_method
+from rlcli.recipe.graph import GraphProblem, graph_problems
+from rlcli.recipe.lengths import responses_of
+from rlcli.recipe.meaning.models import sources
+from rlcli.recipe.meaning.notes import Notes
+from rlcli.recipe.schema import Call
+from rlcli.recipe.suggest import close_to
+from rlcli.recipe.tree import Path, dotted
+
+MODELLESS_CALLS = ("inference", "evaluate")
+"""Calls that an interface may answer without a model."""
+
+
+def check(notes: Notes) -> None:
+    train = notes.recipe.train
+    _graph(notes, notes.recipe.graph, ("graph",), train.dataset, ("train", "dataset"))
+    if train.eval.dataset is not None:
+        place: Path = ("train", "eval", "dataset")
+        _graph(notes, train.eval.graph, ("train", "eval", "graph"), train.eval.dataset, place)
+    if not notes.recipe.graph:
+        notes.note("R39", "the graph has no calls", ("graph",))
+
+
+def _graph(notes: Notes, calls: ReadMapping[str, Call], path: Path, dataset: str, dataset_key: Path) -> None:
+    for name, call in calls.items():
+        _call(notes, call, (*path, name))
+        _group(notes, call, calls, (*path, name), path)
+    component = notes.recipe.datasets.get(dataset)
+    keys = dataset_keys(component.type) if component else None
+    if notes.doubts.about(path):
+        return
+    made: list[Path] = [(*path, name, field) for name in calls for field in ("outputs", "output_key_remap")]
+    read: list[Path] = [(*path, name, "inputs") for name in calls]
+    for problem in graph_problems(calls, keys):
+        needs = [*made, dataset_key, ("datasets", dataset, "type")]
+        needs += read if problem.key is None else [(*path, problem.call, "inputs")]
+        near = close_to(problem.key, [*_made(calls), *(keys or ())]) if problem.key else None
+        hint = f"did you mean {near}?" if near and near != problem.key else None
+        if keys and problem.key and not hint and "no call produces" in problem.what:
+            hint = f"rows of {dataset} bring {', '.join(keys)}"
+        notes.note("R71", problem.what, _place(problem, calls, path), hint, needs=needs)
+
+
+def _place(problem: GraphProblem, calls: ReadMapping[str, Call], path: Path) -> Path:
+    place: Path = (*path, problem.call)
+    if problem.key is None:
+        return place
+    call = calls[problem.call]
+    made = {call.output_key_remap.get(key, key): key for key in call.outputs}
+    field, key = ("inputs", problem.key) if problem.key in call.inputs else ("outputs", made.get(problem.key, ""))
+    listed = getattr(call, field)
+    return (*place, field, listed.index(key)) if key in listed else (*place, field)
+
+
+def _made(calls: ReadMapping[str, Call]) -> list[str]:
+    return [call.output_key_remap.get(key, key) for call in calls.values() for key in call.outputs]
+
+
+def _call(notes: Notes, call: Call, path: Path) -> None:
+    kind = (*path, "interface", "type")
+    if lacks_method(call.interface.type, call.call):
+        what = f"the interface {call.interface.type} has no {call.call}"
+        hint = f"rlcli show interface {call.interface.type} lists what it does"
+        notes.note("R71", what, (*path, "call"), hint, needs=[kind])
+    for field, listed in (("inputs", call.inputs), ("outputs", call.outputs)):
+        for index, key in enumerate(listed):
+            if key in listed[:index]:
+                notes.note("R71", f"{dotted((*path, field))} lists {key} twice", (*path, field, index))
+        remap = field.removesuffix("s") + "_key_remap"
+        for key in getattr(call, remap):
+            if key not in listed:
+                what = f"{dotted((*path, remap))} renames {key}, which the call does not list"
+                near = close_to(key, listed)
+                guess = f"did you mean {near}?" if near else None
+                notes.note("R71", what, (*path, remap, key), guess, needs=[(*path, field)])
+    if call.model not in notes.recipe.models:
+        notes.unknown("role", call.model, ("models",), (*path, "model"))
+    else:
+        _role(notes, call, path)
+    _hooks(notes, call, path)
+
+
+def _role(notes: Notes, call: Call, path: Path) -> None:
+    """Whether the role that a call names can do it."""
+    name, role = call.model, notes.recipe.models[call.model]
+    asked = (*path, "call")
+    if not role.has_weights and call.call not in MODELLESS_CALLS:
+        what = f"models.{name} has no weights, which {dotted(path)} ({call.call}) needs"
+        notes.note("R39", what, ("models", name), "give one of path, init, scratch", needs=[*sources(name), asked])
+        return
+    if call.call == "generate" and role.head == "value":
+        what = f"models.{name} has the head value; {dotted(path)} generates, which needs the head lm"
+        notes.note("R71", what, ("models", name, "head"), needs=[asked, (*path, "model")])
+    backend = role.backend.type if role.backend is not None else ""
+    if call.call == "train_step" and declared("backends", backend, "TRAINS") is False:
+        what = f"the backend {backend} of models.{name} cannot train, which {dotted(path)} asks of it"
+        place = ("models", name, "backend", "type")
+        notes.note("R71", what, place, "for example fsdp", needs=[asked, (*path, "model")])
+
+
+def _group(notes: Notes, call: Call, calls: ReadMapping[str, Call], path: Path, graph: Path) -> None:
+    """An interface whose class says `NEEDS_GROUP: ClassVar[int]` compares the responses to one prompt."""
+    needed = declared("interfaces", call.interface.type, "NEEDS_GROUP")
+    if not isinstance(needed, int) or call.call != "train_step":
+        return
+    for name, generating in calls.items():
+        if generating.call != "generate":
+            continue
+        responses, written = responses_of(notes.recipe, generating)
+        if responses < needed:
+            place = (*graph, name, "interface", "args", *written) if written[0] != "generation" else None
+            told: Path = (*graph, name, "interface", "args", "generation", "responses_per_prompt")
+            where = place or (told if notes.is_set(told) else ("generation", "responses_per_prompt"))
+            what = (
+                f"{call.interface.type} compares the responses to one prompt and needs at least {needed}, "
+                f"but {name} makes {responses}"
+            )
+            needs: list[Path] = [(*path, "interface", "type"), (*path, "call"), (*graph, name, "call"), told]
+            notes.note("R49", what, where, f"generation.responses_per_prompt={max(needed, 8)}", needs=needs)
+
+
+def _hooks(notes: Notes, call: Call, path: Path) -> None:
+    """Weights are copied between roles that live together, to one that nothing trains."""
+    recipe, target = notes.recipe, call.hooks.copy_to
+    trained: list[Path] = [("graph", name, key) for name in recipe.graph for key in ("model", "call")]
+    if target is not None:
+        place = (*path, "hooks", "copy_to")
+        source, role = recipe.models.get(call.model), recipe.models.get(target)
+        if role is None:
+            notes.unknown("role", target, ("models",), place)
+        elif target == call.model or target in recipe.trained_roles:
+            what = f"{target} is trained by itself and cannot follow {call.model}"
+            notes.note("R71", what, place, needs=trained)
+        elif source is not None and (role.devices, role.head) != (source.devices, source.head):
+            what = f"{call.model} and {target} must live on the same devices and have the same head"
+            needs: list[Path] = [("models", name, key) for name in (call.model, target) for key in ("devices", "head")]
+            notes.note("R71", what, place, needs=needs)
+    if call.hooks.offload and call.model in recipe.trained_roles:
+        what = f"{call.model} is trained; its weights stay where its optimizer is"
+        notes.note("R71", what, (*path, "hooks", "offload"), needs=trained)

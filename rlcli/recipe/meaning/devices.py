@@ -1,0 +1,53 @@
+"""Roles fit on the devices of the cluster, and their meshes on theirs."""
+
+from __future__ import annotations
+
+from rlcli.recipe.components import declared
+from rlcli.recipe.meaning.notes import Notes
+from rlcli.recipe.mesh import DIMENSIONS, DevicesError, devices_of, mesh_of
+from rlcli.recipe.schema import Role
+from rlcli.recipe.tree import Path
+
+CLUSTER: tuple[Path, ...] = (("cluster", "nodes"), ("cluster", "devices_per_node"))
+
+
+def check(notes: Notes) -> None:
+    cluster, launch = notes.recipe.cluster, notes.recipe.launch.type
+    world = cluster.nodes * cluster.devices_per_node
+    needs = [*CLUSTER, ("launch", "type")]
+    if launch == "inline" and world > 1:
+        what = f"launch inline runs one process, but the cluster has {world} devices"
+        key: Path = ("launch", "type") if notes.is_set(("launch",)) else ("cluster", "devices_per_node")
+        hint = "use launch=local" if cluster.nodes == 1 else None
+        notes.note("R49", what, key, hint, needs=needs)
+    if launch == "local" and cluster.nodes > 1:
+        what = f"launch local stays on this machine, but the cluster has {cluster.nodes} nodes"
+        notes.note("R49", what, ("cluster", "nodes"), "use cluster.nodes=1", needs=needs)
+    for name, role in notes.recipe.models.items():
+        _role(notes, name, role, world)
+
+
+def _role(notes: Notes, name: str, role: Role, world: int) -> None:
+    where: Path = ("models", name)
+    try:
+        ranks = devices_of(name, role.devices, world)
+        mesh = mesh_of(name, role.mesh, len(ranks))
+    except DevicesError as error:
+        code = "R50" if error.missing else "R49"
+        needs = [*CLUSTER, (*where, "mesh"), (*where, "devices")]
+        notes.note(code, str(error), (*where, error.key), error.hint, needs=needs)
+        return
+    rows = notes.recipe.train.prompts_per_step
+    if mesh.dp > rows:
+        what = f"train.prompts_per_step is {rows}, but {name} has {mesh.dp} data-parallel ranks"
+        hint = f"use at least {mesh.dp}, or models.{name}.devices=0-{rows - 1}"
+        needs = [*CLUSTER, (*where, "mesh"), (*where, "devices")]
+        notes.note("R49", what, ("train", "prompts_per_step"), hint, needs=needs)
+    backend = role.backend.type if role.backend is not None else ""
+    able = declared("backends", backend, "DIMENSIONS")
+    for dimension in DIMENSIONS:
+        size = getattr(mesh, dimension)
+        if size > 1 and isinstance(able, tuple) and dimension not in able:
+            what = f"the backend {backend} of {name} knows no {dimension}, which is to be {size}"
+            hint = f"it knows {', '.join(able) or 'one device'}"
+            notes.note("R49", what, (*where, "mesh", dimension), hint, needs=[(*where, "backend", "type")])

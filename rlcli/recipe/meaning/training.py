@@ -1,0 +1,94 @@
+"""How long to train, on what, in which portions, and what is kept of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path as FilePath
+
+from rlcli.recipe.components import argument_of
+from rlcli.recipe.meaning.notes import Notes
+from rlcli.recipe.tree import Path
+
+EVALUATIONS = "eval/"
+"""What the names of numbers begin with that an evaluation makes."""
+
+
+def check(notes: Notes) -> None:
+    _length(notes)
+    _data(notes)
+    _portions(notes)
+    _kept(notes)
+    _folder(notes)
+
+
+def _length(notes: Notes) -> None:
+    train = notes.recipe.train
+    if train.steps is not None and train.epochs is not None:
+        places = f"steps at {notes.mark(('train', 'steps'))}, epochs at {notes.mark(('train', 'epochs'))}"
+        notes.note("R47", f"train has both steps and epochs; keep one ({places})", ("train", "epochs"))
+    if train.steps is None and train.epochs is None:
+        needs = [("train", "steps"), ("train", "epochs")]
+        notes.note("R39", "train needs steps or epochs", ("train",), needs=needs)
+
+
+def _data(notes: Notes) -> None:
+    train = notes.recipe.train
+    if train.dataset not in notes.recipe.datasets:
+        notes.unknown("dataset", train.dataset, ("datasets",), ("train", "dataset"))
+    held_out = train.eval.dataset
+    if held_out is not None and held_out not in notes.recipe.datasets:
+        notes.unknown("dataset", held_out, ("datasets",), ("train", "eval", "dataset"))
+    elif held_out is not None and not train.eval.graph:
+        what = "train.eval.graph is required: which calls evaluate?"
+        notes.note("R39", what, ("train", "eval"), needs=[("train", "eval", "graph")])
+
+
+def _portions(notes: Notes) -> None:
+    """Uneven portions are fine; one without a single prompt is not."""
+    rows = notes.recipe.train.prompts_per_step
+    for name, call in notes.recipe.graph.items():
+        if call.call != "train_step":
+            continue
+        parts = argument_of("interfaces", call.interface.type, call.interface.args, "minibatches")
+        if isinstance(parts, int) and parts > rows:
+            place: Path = ("graph", name, "interface", "args", "minibatches")
+            where = place if notes.is_set(place) else ("train", "prompts_per_step")
+            what = f"{name} spreads a step over {parts} minibatches, but a step has {rows} prompt{'s'[: rows > 1]}"
+            hint = f"use minibatches of at most {rows}, or train.prompts_per_step of at least {parts}"
+            needs: list[Path] = [place, ("train", "prompts_per_step"), ("graph", name, "call")]
+            notes.note_once(("minibatches", parts), "R49", what, where, hint, needs)
+
+
+def _kept(notes: Notes) -> None:
+    recipe, kept = notes.recipe, notes.recipe.checkpoint
+    for index, name in enumerate(kept.roles or ()):
+        if name not in recipe.models:
+            notes.unknown("role", name, ("models",), ("checkpoint", "roles", index))
+        elif not recipe.models[name].has_weights:
+            needs: list[Path] = [("models", name)]
+            notes.note("R49", f"{name} has no weights to save", ("checkpoint", "roles", index), needs=needs)
+    evaluated = recipe.train.eval.dataset is not None
+    if kept.keep_best and kept.best_metric.startswith(EVALUATIONS) and not evaluated:
+        what = f"checkpoint.keep_best goes by {kept.best_metric}, but nothing is evaluated"
+        hint = "set train.eval.dataset, or a checkpoint.best_metric of training such as reward"
+        needs = [("train", "eval", "dataset"), ("checkpoint", "best_metric")]
+        notes.note("R71", what, ("checkpoint", "keep_best"), hint, needs=needs)
+
+
+def _folder(notes: Notes) -> None:
+    """Runs are written beside what they read, never into it."""
+    text = notes.recipe.log.dir
+    if re.search(r"(^|/)\.\.(/|$)|\0", text) or not text.strip():
+        notes.note("R68", f"log.dir {text!r} is no folder for runs", ("log", "dir"), "for example runs")
+        return
+    try:
+        folder = FilePath(text).expanduser().absolute()
+        above = next((part for part in (folder, *folder.parents) if part.exists()), folder)
+        if not above.is_dir():
+            notes.note("R69", f"log.dir {text!r} lies under a file: {above}", ("log", "dir"), "for example runs")
+        for name, role in notes.recipe.models.items():
+            if role.path and folder.is_relative_to(FilePath(role.path).absolute()) and FilePath(role.path).is_dir():
+                what = f"log.dir {text!r} lies in the folder of models.{name}.path, which is only read"
+                notes.note("R69", what, ("log", "dir"), "for example runs")
+    except (OSError, ValueError, RuntimeError):
+        notes.note("R59", f"log.dir {text[:200]!r} is no possible folder", ("log", "dir"), "for example runs")

@@ -1,0 +1,39 @@
+"""Where a role's weights and tokenizer come from, by the recipe alone."""
+
+from __future__ import annotations
+
+from rlcli.errors import ModelError
+from rlcli.recipe.schema import Recipe
+
+
+def weights_origin(recipe: Recipe, role: str) -> str:
+    """The role whose weights a role starts from: itself, or the end of its chain of `init`."""
+    while (source := recipe.models[role].init) is not None:
+        role = source
+    return role
+
+
+def tokenizer_role(recipe: Recipe, role: str) -> str:
+    """The role that brings a role's tokenizer: itself, the origin of its weights, or, where neither has one, the first
+    role that does. Raises ModelError if none has."""
+    for name in (role, weights_origin(recipe, role)):
+        if recipe.models[name].tokenizer or recipe.models[name].path:
+            return name
+    found = next((name for name, other in recipe.models.items() if other.tokenizer or other.path), None)
+    if found is None:
+        raise ModelError(f"role {role} has no tokenizer", hint=f"set models.{role}.tokenizer")
+    return found
+
+
+def tokenizer_source(recipe: Recipe, role: str) -> str:
+    """`builtin:<name>`, a folder, a Hub id, or the `recipe:…` whose result a role starts from. Raises ModelError."""
+    section = recipe.models[tokenizer_role(recipe, role)]
+    source = section.tokenizer or section.path
+    assert source is not None
+    return source
+
+
+def prompt_role(recipe: Recipe) -> str:
+    """The role whose tokenizer the datasets are read with: that of the graph's first call with weights."""
+    with_weights = [call.model for call in recipe.graph.values() if recipe.models[call.model].has_weights]
+    return with_weights[0] if with_weights else next(iter(recipe.models))

@@ -1,0 +1,212 @@
+"""What may come next in `models.actor.ba…` or `train.dataset=…`, told from this recipe without checking it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from rlcli.errors import RlcliError
+from rlcli.recipe.candidate import Candidate
+from rlcli.recipe.components import KINDS, signature_of, with_backends
+from rlcli.recipe.layers import collect, find_recipe, recipe_names
+from rlcli.recipe.merge import merge, whole_reference
+from rlcli.recipe.overrides import parse_overrides
+from rlcli.recipe.problems import Problems
+from rlcli.recipe.schema import Recipe
+from rlcli.recipe.suggest import sections_in
+from rlcli.recipe.tree import Mapping, Mark, Node, Path, Scalar, at
+from rlcli.registry import names
+
+Keys = dict[str, tuple[Any, str]]
+"""Key → (its type, what it means). The type of a section is a pydantic model, or BLOCK."""
+
+BLOCK = object()
+"""The type of a block, such as `ppo`: what it may hold follows from who refers to it."""
+
+_ROLES: tuple[Path, ...] = (
+    ("graph", "*", "model"),
+    ("train", "eval", "graph", "*", "model"),
+    ("models", "*", "init"),
+    ("graph", "*", "hooks", "copy_to"),
+)
+_DATASETS: tuple[Path, ...] = (("train", "dataset"), ("train", "eval", "dataset"))
+
+
+def sketch(recipe: str, overrides: Sequence[str] = (), profiles: Sequence[str] = ()) -> Mapping:
+    """The layers of a recipe laid over each other as far as they can be read; empty if there is none."""
+    problems = Problems()
+    tree: Node = Mapping({}, Mark("", 0, 0))
+    path = find_recipe(recipe, problems) if recipe else None
+    if path is not None:
+        trees = [layer.tree for layer in collect(path, problems, profiles)]
+        for upper in (*trees, *parse_overrides(overrides, problems)):
+            tree = merge(tree, upper, problems)
+    assert isinstance(tree, Mapping)
+    return with_backends(tree)
+
+
+def override_candidates(tree: Mapping, text: str, given: Sequence[str] = ()) -> list[Candidate]:
+    """How `key=value` may go on; `given` are the overrides that stand already, whose keys are not offered again."""
+    key, equals, value = text.partition("=")
+    if equals:
+        return [Candidate(f"{key}={word}", doc) for word, doc in values(tree, key) if word.startswith(value)]
+    taken = {one.partition("=")[0] for one in given}
+    return [c for c in key_candidates(tree, text, end="=") if c.text.removesuffix("=") not in taken]
+
+
+def key_candidates(tree: Mapping, text: str, end: str = "") -> list[Candidate]:
+    """How a dotted key may go on: sections end with a dot, values with `end`."""
+    *above, partial = text.split(".")
+    prefix = ".".join([*above, ""]) if above else ""
+    found: list[Candidate] = []
+    for name, (kind, doc) in _keys_at(tree, tuple(above)).items():
+        if not name.startswith(partial) or "." in name:
+            continue
+        below = _is_section(kind) or isinstance(at(tree, (*above, name)), Mapping)
+        if not below or _has_shorthand(kind):
+            found.append(Candidate(f"{prefix}{name}{end}", doc))
+        if below:
+            found.append(Candidate(f"{prefix}{name}.", doc))
+    return found
+
+
+def values(tree: Mapping, key: str) -> list[tuple[str, str]]:
+    """(word, meaning) of every value that a key is known to take, the one that it has now first."""
+    path = tuple(key.split("."))
+    now = at(tree, path)
+    if isinstance(now, Mapping):
+        now = now.get("type")
+    words = {}
+    if isinstance(now, Scalar) and now.text:
+        words[now.text] = "as it is now"
+    return list({**words, **dict(_legal(tree, path)), **words}.items())
+
+
+def _legal(tree: Mapping, path: Path) -> Iterator[tuple[str, str]]:
+    for pattern, kind in KINDS:
+        if _fits(pattern, path) or (path[-1] == "type" and _fits(pattern, path[:-1])):
+            yield from ((name, "") for name in names(kind))
+            return
+    for patterns, section in ((_ROLES, "models"), (_DATASETS, "datasets")):
+        if any(_fits(pattern, path) for pattern in patterns):
+            yield from ((name, "") for name in _entries(tree, (section,)))
+    if _fits(("models", "*", "path"), path):
+        yield from ((f"recipe:{name}#actor", "") for name in recipe_names() if "/" not in name)
+    kind, _ = _keys_at(tree, path[:-1]).get(str(path[-1]), (None, ""))
+    if _has_shorthand(kind):
+        kind = kind.model_fields["type"].annotation
+    if not _is_section(kind):
+        yield from ((word, "") for word in _words(kind))
+
+
+def _words(kind: Any) -> Iterator[str]:
+    """Every value of a type that has few."""
+    if get_origin(kind) is Literal:
+        yield from map(str, get_args(kind))
+    elif kind is bool or (get_origin(kind) is not None and get_args(kind)[0] is bool):  # Annotated[bool, Strict]
+        yield from ("true", "false")
+    elif kind is type(None):
+        yield "null"
+    elif get_origin(kind) not in (list, tuple, dict, set, frozenset):
+        for part in get_args(kind):
+            yield from _words(part)
+
+
+# -- the keys of a section -------------------------------------------------------------------------------
+
+
+def _keys_at(tree: Mapping, path: Path) -> Keys:
+    """The keys that a section takes in this recipe."""
+    keys: Keys = {**_fields(Recipe), **dict.fromkeys(_own_blocks(tree), (BLOCK, ""))}
+    for depth, part in enumerate(path, start=1):
+        here = path[:depth]
+        kind, _ = keys.get(str(part), (None, ""))
+        component = next((found for pattern, found in KINDS if _fits((*pattern, "args"), here)), None)
+        if component is not None:
+            keys = _arguments(tree, here[:-1], component)
+        elif kind is BLOCK:
+            keys = _block(tree, str(part))
+        elif _is_dict(kind):  # models: the roles of this recipe
+            inner = sections_in(kind)
+            keys = dict.fromkeys(_entries(tree, here), (inner[0] if inner else Any, ""))
+        elif inner := sections_in(kind):
+            keys = _fields(inner[0])
+        else:
+            keys = dict.fromkeys(_entries(tree, here), (Any, ""))
+    return keys
+
+
+def _fields(section: type[BaseModel]) -> Keys:
+    return {
+        field.alias or name: (field.annotation, " ".join((field.description or "").split()))
+        for name, field in section.model_fields.items()
+    }
+
+
+def _arguments(tree: Mapping, path: Path, kind: str) -> Keys:
+    """The arguments of the component that a section names."""
+    name = at(tree, (*path, "type"))
+    if not isinstance(name, Scalar):
+        return {}
+    try:
+        return _fields(_model(kind, name.text or str(name.value)))
+    except RlcliError:
+        return {}
+
+
+@cache
+def _model(kind: str, name: str) -> type[BaseModel]:
+    return signature_of(kind, name).model()
+
+
+def _own_blocks(tree: Mapping) -> list[str]:
+    return [name for name in tree.entries if name not in Recipe.model_fields]
+
+
+def _block(tree: Mapping, block: str) -> Keys:
+    """What a block such as `ppo` may hold: the arguments of the components that take it whole."""
+    keys: Keys = dict.fromkeys(_entries(tree, (block,)), (Any, ""))
+    for pattern, kind in KINDS:
+        for path in _paths(tree, pattern):
+            if whole_reference(_args_as_written(tree, path)) == block:
+                keys = {**keys, **_arguments(tree, path, kind)}
+    return keys
+
+
+def _args_as_written(tree: Mapping, path: Path) -> Node | None:
+    args = at(tree, (*path, "args"))
+    return args.under if isinstance(args, Mapping) else args
+
+
+def _paths(tree: Mapping, pattern: Sequence[str]) -> list[Path]:
+    paths: list[Path] = [()]
+    for part in pattern:
+        paths = [(*path, name) for path in paths for name in _entries(tree, path) if part in ("*", name)]
+    return paths
+
+
+def _entries(tree: Mapping, path: Path) -> list[str]:
+    node = at(tree, path)
+    return list(node.entries) if isinstance(node, Mapping) else []
+
+
+def _is_section(kind: Any) -> bool:
+    return kind is BLOCK or bool(sections_in(kind))
+
+
+def _is_dict(kind: Any) -> bool:
+    origin: Any = get_origin(kind)
+    return origin is dict
+
+
+def _has_shorthand(kind: Any) -> bool:
+    """Whether text alone names the type: `backend: fsdp`, `launch: local`."""
+    inner = sections_in(kind) if not _is_dict(kind) else []
+    return bool(inner) and "type" in inner[0].model_fields
+
+
+def _fits(pattern: Sequence[Any], path: Path) -> bool:
+    return len(pattern) == len(path) and all(want in ("*", part) for want, part in zip(pattern, path, strict=True))

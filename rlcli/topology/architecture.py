@@ -1,0 +1,234 @@
+"""How large a transformers model is, from its config.json alone: exact parameter counts, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+class UnknownArchitecture(ValueError):
+    """A configuration whose parameters cannot be counted; the text says why."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Parameters of one transformer block."""
+
+    attention: int
+    """Matrices and biases of the attention, norms of queries and keys left out."""
+    mlp: int
+    """Matrices and biases of the dense MLP, or of the router of one with experts."""
+    experts: int
+    """Weights of all experts."""
+    norms: int
+
+    @property
+    def parameters(self) -> int:
+        return self.attention + self.mlp + self.experts + self.norms
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The sizes of a decoder."""
+
+    model_type: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    """Width of the MLP, or of one expert."""
+    vocabulary: int
+    """Rows of the embedding."""
+    positions: int | None
+    """Most tokens of a sequence."""
+    position_rows: int
+    """Rows of a learnt position embedding; 0 with rotary embeddings."""
+    tied: bool
+    """The head of a language model is its embedding."""
+    qk_norm: bool
+    gated: bool
+    """The MLP has a gate: three matrices instead of two."""
+    experts_per_token: int
+    """0 in a dense model."""
+    layers: tuple[Layer, ...]
+    final_norm: int
+
+    @property
+    def embedding(self) -> int:
+        return (self.vocabulary + self.position_rows) * self.hidden
+
+    @property
+    def head(self) -> int:
+        """Parameters of the language-model head beside the embedding."""
+        return 0 if self.tied else self.vocabulary * self.hidden
+
+    @property
+    def backbone(self) -> int:
+        return self.embedding + sum(layer.parameters for layer in self.layers) + self.final_norm
+
+    @property
+    def cast(self) -> int:
+        """Weights in the blocks' matrix products that autocast copies to a lower precision."""
+        return sum(layer.attention + layer.mlp for layer in self.layers)
+
+    def parameters(self, head: str = "lm") -> int:
+        """All parameters: with the language-model head, or ("value") with one that gives a number per token."""
+        return self.backbone + (self.head if head == "lm" else self.hidden + 1)
+
+
+@dataclass(frozen=True)
+class _Family:
+    """What distinguishes the models of one `model_type`, and transformers' defaults for keys that a config omits."""
+
+    defaults: Mapping[str, Any]
+    qkv_bias: str | bool = "attention_bias"
+    """The key that says whether queries, keys and values have a bias, or the answer."""
+    output_bias: str | bool = "attention_bias"
+    mlp_bias: str | bool = False
+    norms: int = 2
+    """Norms of the hidden size in a block."""
+    qk_norm: bool = False
+    experts: str | None = None
+    """The key with the number of experts."""
+
+
+def _defaults(hidden: int, mlp: int, layers: int, heads: int, kv: int | None, vocabulary: int, positions: int,
+              **more: Any) -> dict[str, Any]:  # fmt: skip
+    return {
+        "hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv, "vocab_size": vocabulary, "max_position_embeddings": positions,
+        "tie_word_embeddings": False, "attention_bias": False, "head_dim": None, **more,
+    }  # fmt: skip
+
+
+_FAMILIES: dict[str, _Family] = {
+    "llama": _Family(_defaults(4096, 11008, 32, 32, None, 32000, 2048, mlp_bias=False), mlp_bias="mlp_bias"),
+    "mistral": _Family(_defaults(4096, 14336, 32, 32, 8, 32000, 131072), qkv_bias=False, output_bias=False),
+    "mixtral": _Family(
+        _defaults(4096, 14336, 32, 32, 8, 32000, 131072, num_local_experts=8, num_experts_per_tok=2),
+        qkv_bias=False, output_bias=False, experts="num_local_experts",
+    ),
+    "qwen2": _Family(_defaults(4096, 22016, 32, 32, 32, 151936, 32768), qkv_bias=True, output_bias=False),
+    "qwen3": _Family(_defaults(4096, 22016, 32, 32, 32, 151936, 32768, head_dim=128), qk_norm=True),
+    "qwen3_moe": _Family(
+        _defaults(
+            2048, 6144, 24, 32, 4, 151936, 32768, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8,
+            decoder_sparse_step=1, mlp_only_layers=[],
+        ),
+        qk_norm=True, experts="num_experts",
+    ),
+    "gemma": _Family(_defaults(3072, 24576, 28, 16, 16, 256000, 8192, head_dim=256, tie_word_embeddings=True)),
+    "gemma2": _Family(_defaults(2304, 9216, 26, 8, 4, 256000, 8192, head_dim=256, tie_word_embeddings=True), norms=4),
+    "gemma3_text": _Family(
+        _defaults(2304, 9216, 26, 8, 4, 262208, 131072, head_dim=256, tie_word_embeddings=True), norms=4, qk_norm=True
+    ),
+    "smollm3": _Family(
+        _defaults(2048, 11008, 36, 16, 4, 128256, 32768, mlp_bias=False, tie_word_embeddings=True), mlp_bias="mlp_bias"
+    ),
+}  # fmt: skip
+
+KNOWN_TYPES = tuple(sorted([*_FAMILIES, "gpt2"]))
+"""Values of `model_type` whose parameters can be counted."""
+
+_ALIASES = {"num_experts": ("num_experts", "num_local_experts")}
+
+
+def read_architecture(config: Mapping[str, Any]) -> Architecture:
+    """The sizes behind a config.json. Raises UnknownArchitecture."""
+    model_type = config.get("model_type")
+    if model_type == "gpt2":
+        return _gpt2(config)
+    family = _FAMILIES.get(str(model_type))
+    if family is None:
+        raise UnknownArchitecture(f"the parameters of model_type {model_type} cannot be counted here")
+    given = {**family.defaults, **_renamed(config)}
+    hidden, heads = _size(given, "hidden_size"), _size(given, "num_attention_heads")
+    kv_heads = _size(given, "num_key_value_heads", heads)
+    head_dim = _size(given, "head_dim", hidden // heads)
+    expert_width = _size(given, "moe_intermediate_size", _size(given, "intermediate_size"))
+    layers = tuple(_layer(family, given, index) for index in range(_size(given, "num_hidden_layers")))
+    return Architecture(
+        model_type=str(model_type),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        mlp=expert_width if family.experts else _size(given, "intermediate_size"),
+        vocabulary=_size(given, "vocab_size"),
+        positions=given.get("max_position_embeddings"),
+        position_rows=0,
+        tied=bool(given["tie_word_embeddings"]),
+        qk_norm=family.qk_norm,
+        gated=True,
+        experts_per_token=_size(given, "num_experts_per_tok") if family.experts else 0,
+        layers=layers,
+        final_norm=hidden,
+    )
+
+
+def _renamed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys under the name that transformers reads them by, whichever it was written with."""
+    renamed = {key: value for key, value in config.items() if value is not None}
+    for name, others in _ALIASES.items():
+        for other in others:
+            if other in renamed:
+                renamed.setdefault(name, renamed[other])
+    return renamed
+
+
+def _layer(family: _Family, given: Mapping[str, Any], index: int) -> Layer:
+    hidden, heads = _size(given, "hidden_size"), _size(given, "num_attention_heads")
+    head_dim = _size(given, "head_dim", hidden // heads)
+    queries, keys = heads * head_dim, _size(given, "num_key_value_heads", heads) * head_dim
+    attention = hidden * (queries + 2 * keys) + queries * hidden
+    attention += (queries + 2 * keys) * _has(family.qkv_bias, given) + hidden * _has(family.output_bias, given)
+    mlp, experts = 0, 0
+    if family.experts and _is_sparse(given, index):
+        count = _size(given, family.experts)
+        width = _size(given, "moe_intermediate_size", _size(given, "intermediate_size"))
+        mlp, experts = count * hidden, count * 3 * hidden * width
+    else:
+        width = _size(given, "intermediate_size")
+        mlp = 3 * hidden * width + (2 * width + hidden) * _has(family.mlp_bias, given)
+    return Layer(attention, mlp, experts, family.norms * hidden + 2 * head_dim * family.qk_norm)
+
+
+def _is_sparse(given: Mapping[str, Any], index: int) -> bool:
+    every = given.get("decoder_sparse_step", 1)
+    return index not in given.get("mlp_only_layers", ()) and (index + 1) % every == 0
+
+
+def _gpt2(config: Mapping[str, Any]) -> Architecture:
+    names = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+             "max_position_embeddings": "n_positions"}  # fmt: skip
+    defaults = {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+    given = {**defaults, **{names.get(key, key): value for key, value in config.items() if value is not None}}
+    if given.get("add_cross_attention"):
+        raise UnknownArchitecture("a gpt2 with cross-attention cannot be counted here")
+    hidden, positions = _size(given, "n_embd"), _size(given, "n_positions")
+    width = _size(given, "n_inner", 4 * hidden)
+    layer = Layer(
+        attention=4 * hidden * hidden + 4 * hidden, mlp=2 * hidden * width + width + hidden, experts=0, norms=4 * hidden
+    )
+    heads = _size(given, "n_head")
+    return Architecture(
+        model_type="gpt2", hidden=hidden, heads=heads, kv_heads=heads, head_dim=hidden // heads, mlp=width,
+        vocabulary=_size(given, "vocab_size"), positions=positions, position_rows=positions,
+        tied=bool(given.get("tie_word_embeddings", True)), qk_norm=False, gated=False, experts_per_token=0,
+        layers=(layer,) * _size(given, "n_layer"), final_norm=2 * hidden,
+    )  # fmt: skip
+
+
+def _has(key: str | bool, given: Mapping[str, Any]) -> bool:
+    return key if isinstance(key, bool) else bool(given.get(key))
+
+
+def _size(given: Mapping[str, Any], key: str, otherwise: int | None = None) -> int:
+    value = given.get(key)
+    if value is None:
+        value = otherwise
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UnknownArchitecture(f"{key} in its configuration is {value!r}, not a size")
+    return value

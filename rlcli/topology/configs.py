@@ -1,0 +1,96 @@
+"""The config.json of each role: of a folder, of a model made from scratch, or of one in the local Hub cache."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.recipe.components import declared
+from rlcli.recipe.role_sources import weights_origin
+from rlcli.recipe.warm_start import warm_starts
+from rlcli.topology.architecture import Architecture, UnknownArchitecture, read_architecture
+
+if TYPE_CHECKING:
+    from rlcli.recipe.resolve import Resolved
+
+MAX_CONFIG_SIZE = 1 << 20
+"""Characters; a larger file is no configuration."""
+
+
+def architecture_of(resolved: Resolved, role: str) -> Architecture | str:
+    """The sizes of a role's model, or why they are unknown. Reads local files only; nothing is downloaded."""
+    try:
+        return read_architecture(_config_of(resolved, role))
+    except UnknownArchitecture as error:
+        return str(error)
+
+
+def _config_of(resolved: Resolved, role: str) -> Mapping[str, Any]:
+    role = weights_origin(resolved.recipe, role)
+    section = resolved.recipe.models[role]
+    if section.scratch is not None:
+        tokens = None if "vocab_size" in section.scratch else _vocabulary(section.tokenizer)
+        return section.scratch if tokens is None else {"vocab_size": tokens, **section.scratch}
+    if section.warm_start is not None:
+        start = next(start for start in warm_starts(resolved) if start.role == role)
+        return _config_of(start.source, start.source_role)
+    assert section.path is not None
+    folder = Path(section.path).expanduser()
+    if folder.is_dir():
+        return _read(folder / "config.json")
+    cached = cached_folder(section.path)
+    if cached is None:
+        raise UnknownArchitecture(
+            f"{section.path} is not in the local Hub cache, and a plan fetches nothing; "
+            f"`hf download {section.path} config.json` does"
+        )
+    return _read(cached / "config.json")
+
+
+def cached_folder(model: str) -> Path | None:
+    """The newest snapshot of a Hub model on this machine that has a config.json, or None."""
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    repository = cache / f"models--{model.replace('/', '--')}"
+    try:
+        revision = (repository / "refs" / "main").read_text().strip()
+        names = [revision, *sorted(os.listdir(repository / "snapshots"))]
+    except (OSError, ValueError):
+        return None
+    snapshots = [repository / "snapshots" / name for name in names]
+    return next((folder for folder in snapshots if (folder / "config.json").is_file()), None)
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        with file.open(encoding="utf-8") as opened:
+            text = opened.read(MAX_CONFIG_SIZE + 1)
+        config = json.loads(text) if len(text) <= MAX_CONFIG_SIZE else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnknownArchitecture(f"{file} is not readable JSON") from error
+    if not isinstance(config, dict):
+        raise UnknownArchitecture(f"{file} holds no configuration")
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) and "model_type" in inner else config
+
+
+def _vocabulary(tokenizer: str | None) -> int:
+    """Tokens of a tokenizer: what a model from scratch gets as its vocabulary."""
+    if tokenizer is not None and tokenizer.startswith("builtin:"):
+        size = declared("datasets", tokenizer.removeprefix("builtin:"), "VOCABULARY")
+        if isinstance(size, int):
+            return size
+        raise UnknownArchitecture(f"{tokenizer} does not say how many tokens it has; set vocab_size")
+    folder = Path(tokenizer or "").expanduser()
+    if not folder.is_dir():
+        folder = cached_folder(tokenizer or "") or folder
+    try:
+        words = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        vocabulary, added = words["model"]["vocab"], words.get("added_tokens") or []
+        names = set(vocabulary) if isinstance(vocabulary, dict) else {entry[0] for entry in vocabulary}
+        return len(names | {entry["content"] for entry in added})
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise UnknownArchitecture(f"the tokens of {tokenizer} cannot be counted here; set vocab_size") from error

@@ -1,0 +1,85 @@
+"""Which ranks hold which roles, and in which mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from rlcli.recipe.mesh import Mesh, devices_of, mesh_of
+from rlcli.topology.batch import BatchArithmetic, batch_of
+
+if TYPE_CHECKING:
+    from rlcli.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class RolePlacement:
+    """Where a role lives."""
+
+    role: str
+    ranks: tuple[int, ...]
+    mesh: Mesh
+
+
+@dataclass(frozen=True)
+class WorkerGroup:
+    """Roles that share the same devices."""
+
+    ranks: tuple[int, ...]
+    roles: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A recipe laid out on its cluster."""
+
+    nodes: int
+    devices_per_node: int
+    device: str
+    launch: str
+    placements: tuple[RolePlacement, ...]
+    groups: tuple[WorkerGroup, ...]
+    batch: BatchArithmetic
+
+    @property
+    def world_size(self) -> int:
+        """Worker processes, one per device."""
+        return self.nodes * self.devices_per_node
+
+    def placement(self, role: str) -> RolePlacement:
+        """Where a role lives."""
+        return next(p for p in self.placements if p.role == role)
+
+    def roles_on(self, rank: int) -> tuple[str, ...]:
+        """The roles that a rank holds a part of, in the recipe's order."""
+        return self._roles_by_rank[rank]
+
+    @cached_property
+    def _roles_by_rank(self) -> list[tuple[str, ...]]:
+        held: list[list[str]] = [[] for _ in range(self.world_size)]
+        for placement in self.placements:
+            for rank in placement.ranks:
+                held[rank].append(placement.role)
+        return [tuple(roles) for roles in held]
+
+
+def plan_topology(recipe: Recipe) -> Topology:
+    """Lay a validated recipe out. Raises DevicesError where a mesh does not fit."""
+    world = recipe.cluster.nodes * recipe.cluster.devices_per_node
+    placements: list[RolePlacement] = []
+    for name, role in recipe.models.items():
+        ranks = devices_of(name, role.devices, world)
+        placements.append(RolePlacement(name, ranks, mesh_of(name, role.mesh, len(ranks))))
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for placement in placements:
+        groups.setdefault(placement.ranks, []).append(placement.role)
+    return Topology(
+        nodes=recipe.cluster.nodes,
+        devices_per_node=recipe.cluster.devices_per_node,
+        device=recipe.cluster.device,
+        launch=recipe.launch.type,
+        placements=tuple(placements),
+        groups=tuple(WorkerGroup(ranks, tuple(roles)) for ranks, roles in groups.items()),
+        batch=batch_of(recipe, {p.role: p.mesh for p in placements}),
+    )

@@ -1,0 +1,125 @@
+"""All that can be told about a recipe before it runs, in one object and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from rlcli.errors import UsageError
+from rlcli.recipe.graph import stages
+from rlcli.recipe.mesh import DevicesError
+from rlcli.recipe.warm_start import chain
+from rlcli.topology.advice import advise
+from rlcli.topology.configs import architecture_of
+from rlcli.topology.drawing import weights_text
+from rlcli.topology.memory import RESERVED, MemoryPlan, Peak, as_json, plan_memory
+from rlcli.topology.placement import Topology, plan_topology
+from rlcli.topology.storage import Storage, parameters_of, plan_storage
+
+if TYPE_CHECKING:
+    from rlcli.recipe.resolve import Resolved
+    from rlcli.recipe.schema import Recipe
+    from rlcli.topology.architecture import Architecture
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe laid out on its cluster, with what it takes."""
+
+    resolved: Resolved
+    topology: Topology
+    runs_first: tuple[str, ...]
+    """Recipes whose results it starts from, in the order to run them."""
+    sizes: dict[str, Architecture | str]
+    """Role with weights → its sizes, or why they are unknown."""
+    memory: MemoryPlan
+    storage: Storage
+    device_bytes: int | None
+    """Memory of a device, if the user has said."""
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.resolved.recipe
+
+    @property
+    def reserved(self) -> int:
+        """Of a device's memory, for what no estimate covers."""
+        return 0 if self.recipe.cluster.device == "cpu" else RESERVED
+
+    @cached_property
+    def advice(self) -> dict[str, tuple[str, ...]]:
+        """Call that needs too much → overrides with which it fits."""
+        if self.device_bytes is None:
+            return {}
+        return {
+            peak.call: advise(self.recipe, self.sizes, peak, self.device_bytes, self.reserved)
+            for peak in self.memory.peaks
+            if self.verdict(peak) == "too much"
+        }
+
+    def verdict(self, peak: Peak) -> str:
+        return peak.verdict(self.device_bytes, self.reserved) if self.device_bytes else ""
+
+
+def make_plan(
+    resolved: Resolved, device_bytes: int | None = None, nodes: int | None = None, devices: int | None = None
+) -> Plan:
+    """Everything about a validated recipe, on its cluster or on another one of so many nodes and devices per node.
+    Reads local files only. Raises RecipeError where a warm start is wrong, UsageError where roles do not fit."""
+    first = tuple(source.recipe.name for source in chain(resolved))
+    resolved = _on_cluster(resolved, nodes, devices)
+    topology = plan_topology(resolved.recipe)
+    sizes = {name: architecture_of(resolved, name) for name, role in resolved.recipe.models.items() if role.has_weights}
+    memory = plan_memory(resolved.recipe, topology, sizes)
+    storage = plan_storage(resolved.recipe, parameters_of(memory.held))
+    return Plan(resolved, topology, first, sizes, memory, storage, device_bytes)
+
+
+def _on_cluster(resolved: Resolved, nodes: int | None, devices: int | None) -> Resolved:
+    asked = {key: value for key, value in (("nodes", nodes), ("devices_per_node", devices)) if value is not None}
+    if not asked:
+        return resolved
+    cluster = resolved.recipe.cluster.model_copy(update=asked)
+    is_local = cluster.nodes * cluster.devices_per_node > 1
+    launch = resolved.recipe.launch.model_copy(update={"type": "local"} if is_local else {})
+    other = resolved.recipe.model_copy(update={"cluster": cluster, "launch": launch})
+    try:
+        plan_topology(other)
+    except DevicesError as error:
+        raise UsageError(str(error), hint="give --nodes and --devices that the roles' devices and meshes fit") from None
+    told = {"cluster.nodes": cluster.nodes, "cluster.devices_per_node": cluster.devices_per_node, "launch": launch.type}
+    kept = [one for one in resolved.overrides if one.partition("=")[0] not in (*told, "launch.type")]
+    return replace(resolved, recipe=other, overrides=(*kept, *(f"{key}={value}" for key, value in told.items())))
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """For scripts; sizes in bytes."""
+    recipe, topology = plan.recipe, plan.topology
+    batch = asdict(topology.batch) | {"sequences": topology.batch.sequences, "lines": topology.batch.lines()}
+    return {
+        "recipe": recipe.name,
+        "runs_first": list(plan.runs_first),
+        "nodes": topology.nodes,
+        "devices_per_node": topology.devices_per_node,
+        "world_size": topology.world_size,
+        "device": topology.device,
+        "launch": topology.launch,
+        "roles": [
+            {
+                "role": placement.role,
+                "ranks": list(placement.ranks),
+                "mesh": asdict(placement.mesh),
+                "backend": recipe.models[placement.role].backend.type,  # type: ignore[union-attr]
+                "trained": placement.role in recipe.trained_roles,
+                "weights": weights_text(recipe.models[placement.role]),
+            }
+            for placement in topology.placements
+        ],
+        "groups": [{"ranks": list(group.ranks), "roles": list(group.roles)} for group in topology.groups],
+        "stages": stages(recipe.graph),
+        "batch": batch,
+        "memory": as_json(plan.memory, plan.device_bytes, plan.reserved)
+        | {"device": plan.device_bytes, "advice": {call: list(keys) for call, keys in plan.advice.items()}},
+        "storage": asdict(plan.storage) | {"needed": plan.storage.needed},
+    }

@@ -1,0 +1,65 @@
+"""What a run writes to disk, and the room there is for it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlcli.topology.memory import Held
+
+if TYPE_CHECKING:
+    from rlcli.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Storage:
+    """In bytes."""
+
+    checkpoint: int | None
+    """Weights and optimizer state that a run needs to be resumed; None if some size is unknown."""
+    checkpoints_kept: int
+    """At once, the one being written included."""
+    models: int | None
+    """The folders of the saved roles, at the end."""
+    folder: str
+    free: int | None
+    """In the file system of the folder; None if that cannot be told."""
+
+    @property
+    def needed(self) -> int | None:
+        """The most that lies there at once."""
+        if self.checkpoint is None or self.models is None:
+            return None
+        return self.checkpoint * self.checkpoints_kept + self.models
+
+
+def plan_storage(recipe: Recipe, parameters: Mapping[str, int]) -> Storage:
+    """`parameters`: role → parameters of the whole model, where they are known. Everything is written in float32."""
+    kept = recipe.checkpoint
+    writes = kept.every_steps or kept.every_epochs or kept.every_seconds or kept.at_end or kept.on_stop
+    checkpoint: int | None = None
+    if all(role in parameters for role in recipe.changing_roles):
+        checkpoint = sum(4 * parameters[role] for role in recipe.changing_roles)
+        checkpoint += sum(8 * parameters[role] for role in recipe.trained_roles)
+    models = None
+    if all(role in parameters for role in recipe.saved_roles):
+        models = sum(4 * parameters[role] for role in recipe.saved_roles)
+    count = kept.keep_last + kept.keep_best + 1 if writes else 0
+    return Storage(checkpoint, count, models, recipe.log.dir, _free(recipe.log.dir))
+
+
+def parameters_of(held: tuple[Held, ...]) -> dict[str, int]:
+    return {one.role: one.parameters for one in held}
+
+
+def _free(folder: str) -> int | None:
+    """Bytes that are free where a folder is or will be."""
+    place = Path(folder).expanduser().absolute()
+    existing = next((parent for parent in (place, *place.parents) if parent.is_dir()), None)
+    try:
+        return shutil.disk_usage(existing).free if existing else None
+    except OSError:
+        return None

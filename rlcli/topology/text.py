@@ -1,0 +1,198 @@
+"""A plan as text for people: 80 columns, no colour."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlcli.recipe.graph import stages
+from rlcli.topology.drawing import draw, ranks_text, weights_text
+from rlcli.topology.footprint import ERROR_PERCENT
+from rlcli.topology.memory import GIB, Peak
+
+if TYPE_CHECKING:
+    from rlcli.recipe.schema import Call
+    from rlcli.topology.memory import Held
+    from rlcli.topology.report import Plan
+
+WIDTH = 80
+_WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+UNITS = ((1 << 40, "TiB"), (GIB, "GiB"), (1 << 20, "MiB"))
+
+
+def plan_lines(plan: Plan) -> Iterator[str]:
+    """The whole plan: topology, graph, batch, memory, disk."""
+    topology, recipe = plan.topology, plan.recipe
+    cluster = f"{_count(topology.nodes, 'node')} x {_count(topology.devices_per_node, 'device')}"
+    yield f"{recipe.name} · {cluster} ({topology.device}) · launch {topology.launch}"
+    if topology.nodes > 1:
+        yield "this version launches on one node: a plan only"
+    if plan.runs_first:
+        yield "runs after " + " → ".join(plan.runs_first) + ", whose results it starts from"
+    yield ""
+    yield from draw(recipe, topology)
+    yield ""
+    yield from _weights(plan)
+    for title, calls in (("graph", recipe.graph), ("evaluation", recipe.train.eval.graph)):
+        if calls and (title == "graph" or recipe.train.eval.dataset is not None):
+            yield ""
+            yield title
+            yield from _calls(calls)
+    yield ""
+    yield "step"
+    yield from (f"  {line}" for line in (*topology.batch.lines(), *_micro_batch_lines(plan)))
+    yield ""
+    yield from _memory(plan)
+    yield from _storage(plan)
+
+
+def size(count: int | None) -> str:
+    """`3.7 GiB`."""
+    if count is None:
+        return "unknown"
+    unit, name = next((one for one in UNITS if count >= one[0]), UNITS[-1])
+    return f"{count / unit:.3g} {name}" if count < 1000 * unit else f"{count / unit:.0f} {name}"
+
+
+def number(count: int) -> str:
+    """`494 M` of parameters."""
+    for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return str(count)
+
+
+def _weights(plan: Plan) -> Iterator[str]:
+    parameters = {held.role: number(held.parameters) for held in plan.memory.held}
+    rows = [
+        [role, ranks_text(plan.topology.placement(role).ranks), parameters.get(role, "?"), weights_text(section)]
+        for role, section in plan.recipe.models.items()
+        if section.has_weights
+    ]
+    yield from aligned(["weights", "ranks", "params", "from"], rows, right=(2,))
+
+
+def _calls(calls: dict[str, Call]) -> Iterator[str]:
+    rows = [
+        [str(place), name, f"{calls[name].model}.{calls[name].call}", calls[name].interface.type, _keys(calls[name])]
+        for place, stage in enumerate(stages(calls), start=1)
+        for name in stage
+    ]
+    yield from aligned(["", "call", "model", "interface", "makes"], rows)
+
+
+def _keys(call: Call) -> str:
+    return ", ".join(call.output_key_remap.get(key, key) for key in call.outputs)
+
+
+def _micro_batch_lines(plan: Plan) -> Iterator[str]:
+    from rlcli.topology.memory import micro_batches_of
+
+    lengths = plan.memory.lengths
+    told = "assumed" if lengths.assumed else "at most"
+    if lengths.prompt:
+        response = lengths.sequence - lengths.prompt
+        yield f"sequences {told} {lengths.prompt} + {response} = {lengths.sequence} tokens, prompt and response"
+    else:
+        yield f"sequences {told} {lengths.sequence} tokens"
+    for name, call in plan.recipe.graph.items():
+        if call.call == "train_step":
+            tokens, count = micro_batches_of(plan.recipe, plan.topology, call)
+            yield f"{name}: {_count(count, 'micro-batch', 'es')} of up to {tokens} tokens per update and rank"
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    memory = plan.memory
+    for why in dict.fromkeys(memory.unknown.values()):
+        roles = ", ".join(role for role, reason in memory.unknown.items() if reason == why)
+        yield from textwrap.wrap(f"memory of {roles} is unknown: {why}", WIDTH, subsequent_indent="  ", **_WHOLE_WORDS)
+    if not memory.peaks:
+        return
+    without = " without those roles" if memory.unknown else ""
+    unit, name = (GIB, "GiB") if memory.highest >= GIB else (GIB >> 10, "MiB")
+    yield f"memory of a device{without}, in {name}, once the optimizer has made a step"
+    held = [[*_held(one, unit)] for one in memory.held]
+    yield from aligned(["held", "weights", "optimizer", "gathered", "in all"], held, right=range(1, 5))
+    yield ""
+    verdicts = ["verdict"] if plan.device_bytes else []
+    rows = [[*_peak(peak, unit), *([plan.verdict(peak)] if plan.device_bytes else [])] for peak in memory.peaks]
+    head = ["peak of", "held", "grads", "gathered", "activ.", "kv", "logits", "in all", *verdicts]
+    yield from aligned(head, rows, right=range(1, 8))
+    yield f"  for the longest sequences, within about {ERROR_PERCENT} % (measured on CPUs, 1 and 2 ranks)"
+    if plan.device_bytes:
+        spare = f", {size(plan.reserved)} of it left to CUDA itself" if plan.reserved else ""
+        yield f"  a device has {size(plan.device_bytes)}{spare}"
+        for calls, keys in _same_advice(plan):
+            yield from _advice(calls, keys)
+
+
+def _held(held: Held, unit: int) -> list[str]:
+    name = f"{held.role} (offloaded)" if held.offloaded else held.role
+    gathered = held.whole_copy + held.left_gathered
+    return [name, *(amount(part, unit) for part in (held.weights, held.optimizer, gathered, held.total))]
+
+
+def _peak(peak: Peak, unit: int) -> list[str]:
+    name = f"load {peak.role}" if peak.phase == "load" else peak.call
+    parts = peak.parts
+    columns = (peak.held, parts.gradients, parts.gathered, parts.activations, parts.cache, parts.logits, peak.total)
+    return [name, *(amount(part, unit) for part in columns)]
+
+
+def _same_advice(plan: Plan) -> Iterator[tuple[list[str], tuple[str, ...]]]:
+    """Calls that the same keys help, and these keys."""
+    for keys in dict.fromkeys(plan.advice.values()):
+        yield [call for call, others in plan.advice.items() if others == keys], keys
+
+
+def _advice(calls: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
+    if keys:
+        text = f"{', '.join(calls)}: would fit with {' '.join(keys)}"
+    else:
+        text = f"{', '.join(calls)}: no key that is known here is enough; a smaller model, or larger devices"
+    yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", **_WHOLE_WORDS)
+
+
+def amount(count: int, unit: int) -> str:
+    """In a unit, to three digits; `-` for nothing."""
+    if count == 0:
+        return "-"
+    value = count / unit
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _storage(plan: Plan) -> Iterator[str]:
+    storage = plan.storage
+    yield ""
+    free = f"; {size(storage.free)} free in {storage.folder}" if storage.free is not None else ""
+    if storage.checkpoint is None:
+        yield f"the size of a checkpoint is unknown{free}"
+        return
+    yield (
+        f"disk: checkpoints of {size(storage.checkpoint)}, up to {storage.checkpoints_kept} at once, and "
+        f"{size(storage.models)} of models"
+    )
+    short = storage.free is not None and (storage.needed or 0) > storage.free
+    yield f"      {size(storage.needed)} in all{free}{': not enough' if short else ''}"
+
+
+def _count(count: int, word: str, plural: str = "s") -> str:
+    return f"{count} {word}{'' if count == 1 else plural}"
+
+
+def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Iterator[str]:
+    """Columns under their heads; the last one wraps at 80 columns."""
+    if not rows:
+        return
+    table = [list(head), *map(list, rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    before = sum(widths[:-1]) + 2 * len(widths)
+    for row in table:
+        pairs = enumerate(zip(row, widths, strict=True))
+        cells = [f"{cell:>{width}}" if column in right else f"{cell:{width}}" for column, (cell, width) in pairs]
+        lead = "  " + "  ".join(cells[:-1]) + "  "
+        wrapped = textwrap.wrap(row[-1], max(20, WIDTH - before), **_WHOLE_WORDS) or [""]
+        lines = [cells[-1]] if len(widths) - 1 in right else wrapped
+        for place, line in enumerate(lines):
+            yield ((lead if place == 0 else " " * before) + line).rstrip()

@@ -1,0 +1,83 @@
+"""How long commands take to start, side by side in one run; measures, tests nothing, installs nothing.
+
+    python tests/bench/start_up.py [--runs 10] [--peers /path/to/venv/bin]
+
+Every command is run in turn, round after round, so that a busy machine slows all of them alike. CPU time (user and
+system) is what the machine did; wall time also holds what it waited for. Peers that are not installed are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+RLCLI = [sys.executable, "-m", "rlcli"]
+OURS = {
+    "rlcli --help": ["--help"],
+    "rlcli validate ppo_math": ["validate", "ppo_math"],
+    "rlcli plan ppo_math": ["plan", "ppo_math"],
+    "rlcli ls": ["ls"],
+    "rlcli <TAB>, a verb": ["__complete", "zsh", "tra"],
+    "rlcli <TAB>, a key": ["__complete", "zsh", "train", "ppo_math", "models.actor.backend.args."],
+}
+PEERS = ("trl", "accelerate", "oumi")
+BASELINE = "rlcli --help"
+
+
+def measure(command: list[str]) -> tuple[float, float]:
+    """(wall seconds, CPU seconds) of one run; raises if the command fails."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)} if command[:3] == RLCLI else None
+    subprocess.run(command, env=environment, cwd=REPOSITORY, check=True, capture_output=True, timeout=300)
+    wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def commands(peers: Path | None) -> dict[str, list[str]]:
+    """What is compared, those of the peers that are installed."""
+    found = {name: [*RLCLI, *arguments] for name, arguments in OURS.items()}
+    found["python -c pass"] = [sys.executable, "-c", "pass"]
+    for peer in PEERS:
+        tool = shutil.which(peer, path=str(peers) if peers else None)
+        if tool is not None:
+            found[f"{peer} --help"] = [tool, "--help"]
+    return found
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=10, help="rounds, after one that warms the caches")
+    parser.add_argument("--peers", type=Path, help="folder of the peers' commands; default: those on PATH")
+    given = parser.parse_args()
+    compared = commands(given.peers)
+    for name, command in dict(compared).items():
+        try:
+            measure(command)
+        except (subprocess.SubprocessError, OSError) as error:
+            print(f"left out: {name}: {error}", file=sys.stderr)
+            del compared[name]
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in compared}
+    for _ in range(given.runs):
+        for name, command in compared.items():
+            taken[name].append(measure(command))
+    base = statistics.median(cpu for _, cpu in taken[BASELINE])
+    title = f"seconds, of {given.runs} runs"
+    print(f"{title:<28}{'wall min':>10}{'median':>8}{'CPU min':>10}{'median':>8}{'ratio':>8}")
+    for name, pairs in taken.items():
+        wall, cpu = [w for w, _ in pairs], [c for _, c in pairs]
+        ratio = statistics.median(cpu) / base
+        print(f"{name:<28}{min(wall):>10.3f}{statistics.median(wall):>8.3f}{min(cpu):>10.3f}"
+              f"{statistics.median(cpu):>8.3f}{ratio:>8.1f}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

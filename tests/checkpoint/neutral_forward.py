@@ -1,0 +1,91 @@
+"""A decoder's forward pass from our configuration and parameters alone; what the families' tests compare with."""
+
+import torch
+from torch.nn import functional as F
+
+from rlcli.api.family import ModelConfig
+
+ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+
+
+def logits(config: ModelConfig, ours: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
+    """[B, T] tokens to [B, T, vocabulary] logits, or [B, T, 1] values."""
+    hidden = ours["embedding.tokens.weight"][tokens] * config.embedding_scale
+    if config.rope is None:
+        hidden = hidden + ours["embedding.positions.weight"][: tokens.shape[1]]
+    for index in range(config.layers):
+        block = _below(ours, f"layers.{index}.")
+        hidden = hidden + _attention(config, block, _norm(config, block, "attention.norm", hidden), index)
+        normed = _norm(config, block, "mlp.norm", hidden)
+        is_sparse = config.experts is not None and index in config.experts.layers
+        hidden = hidden + (_mixture(config, block, normed) if is_sparse else _mlp(config, block, "mlp", normed))
+    hidden = _norm(config, ours, "head.norm", hidden)
+    if config.value_head:
+        return _linear(ours, "head.value", hidden)
+    return hidden @ ours["embedding.tokens.weight" if config.tied else "head.output.weight"].T
+
+
+def _attention(config: ModelConfig, block: dict, hidden: torch.Tensor, index: int) -> torch.Tensor:
+    heads = {"q": config.heads, "k": config.kv_heads, "v": config.kv_heads}
+    q, k, v = (_linear(block, f"attention.{name}", hidden).unflatten(-1, (count, -1)) for name, count in heads.items())
+    if config.qk_norm:
+        q, k = _norm(config, block, "attention.q_norm", q), _norm(config, block, "attention.k_norm", k)
+    if config.rope is not None:
+        q, k = _rotate(config, q), _rotate(config, k)
+    group = config.heads // config.kv_heads
+    k, v = k.repeat_interleave(group, dim=2), v.repeat_interleave(group, dim=2)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k)
+    scores = (
+        scores / (config.head_dim**0.5 if config.scaled_by_head else 1) / (index + 1 if config.scaled_by_layer else 1)
+    )
+    places = torch.arange(hidden.shape[1])
+    distance = places[:, None] - places[None, :]
+    window = config.windows[index] if config.windows else None
+    hidden_from = (distance < 0) | (distance >= (window or len(places)))
+    weights = scores.masked_fill(hidden_from, float("-inf")).softmax(-1)
+    return _linear(block, "attention.output", torch.einsum("bhqk,bkhd->bqhd", weights, v).flatten(2))
+
+
+def _rotate(config: ModelConfig, x: torch.Tensor) -> torch.Tensor:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = {"rope_type": "default", **config.rope.scaling, "rope_theta": config.rope.base}
+    frequencies, scale = config.rope.base ** -(torch.arange(0, config.head_dim, 2) / config.head_dim), 1.0
+    if parameters["rope_type"] != "default":
+        like = LlamaConfig(hidden_size=config.head_dim, num_attention_heads=1, head_dim=config.head_dim,
+                           max_position_embeddings=config.positions, rope_parameters=parameters)  # fmt: skip
+        frequencies, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](like, "cpu", seq_len=x.shape[1])
+    angles = torch.outer(torch.arange(x.shape[1]).float(), frequencies).repeat(1, 2)[:, None, :]
+    first, second = x.chunk(2, dim=-1)
+    return x * angles.cos() * scale + torch.cat([-second, first], -1) * angles.sin() * scale
+
+
+def _mixture(config: ModelConfig, block: dict, hidden: torch.Tensor) -> torch.Tensor:
+    weights, chosen = _linear(block, "mlp.router", hidden).softmax(-1).topk(config.experts.per_token, -1)
+    if config.experts.normalized:
+        weights = weights / weights.sum(-1, keepdim=True)
+    every = torch.stack([_mlp(config, block, f"mlp.experts.{e}", hidden) for e in range(config.experts.count)], -2)
+    picked = every.gather(-2, chosen[..., None].expand(*chosen.shape, hidden.shape[-1]))
+    return (picked * weights[..., None]).sum(-2)
+
+
+def _mlp(config: ModelConfig, block: dict, name: str, hidden: torch.Tensor) -> torch.Tensor:
+    activate, up = ACTIVATIONS[config.activation], _linear(block, f"{name}.up", hidden)
+    inner = activate(_linear(block, f"{name}.gate", hidden)) * up if config.gated else activate(up)
+    return _linear(block, f"{name}.down", inner)
+
+
+def _norm(config: ModelConfig, ours: dict, name: str, x: torch.Tensor) -> torch.Tensor:
+    weight = ours[f"{name}.weight"] + config.norm_offset
+    if config.layer_norm:
+        return F.layer_norm(x, x.shape[-1:], weight, ours[f"{name}.bias"], config.norm_eps)
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config.norm_eps) * weight
+
+
+def _linear(ours: dict, name: str, x: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, ours[f"{name}.weight"], ours.get(f"{name}.bias"))
+
+
+def _below(ours: dict, prefix: str) -> dict:
+    return {name.removeprefix(prefix): tensor for name, tensor in ours.items() if name.startswith(prefix)}

@@ -1,0 +1,325 @@
+import importlib.util
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlcli.checkpoint.conversion_check import check_conversion
+from rlcli.checkpoint.convert import convert, parse_size, plan_from_hf, plan_to_hf
+from rlcli.checkpoint.state import HostCopy, Part, write_weights
+from rlcli.checkpoint.tensor_files import INDEX, stored_tensors
+from rlcli.errors import ModelError, UsageError
+
+
+def _beside(name):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+family_models = _beside("family_models")
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """Makes the folder of a variant as transformers saves it, once."""
+    made = {}
+
+    def folder(variant, head="lm", dtype=torch.float32):
+        key = (variant, head, dtype)
+        if key not in made:
+            model = family_models.make_model(variant, head=head)
+            made[key] = family_models.save(model, tmp_path_factory.mktemp(variant), dtype)
+            (made[key] / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
+            (made[key] / "chat_template.jinja").write_bytes("{{ 'ä' }}\r\n".encode())
+            (made[key] / "additional_chat_templates").mkdir()
+            (made[key] / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
+            (made[key] / "modeling_evil.py").write_text("raise SystemExit")
+        return made[key]
+
+    return folder
+
+
+def _quiet(written):
+    pass
+
+
+def _run(plan, check=None):
+    convert(plan, _quiet, check)
+    return plan.target
+
+
+def _checked(plan):
+    found = []
+    convert(plan, _quiet, lambda folder: found.append(check_conversion(plan, folder)))
+    return found[0]
+
+
+def _bytes(folder):
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("variant", family_models.VARIANTS)
+def test_to_ranks_and_back_is_the_same_folder(variant, hub, tmp_path):
+    source = hub(variant)
+    sharded = _run(plan_from_hf(source, tmp_path / "sharded", ranks=3))
+    again = _run(plan_to_hf(sharded, tmp_path / "again"))
+    expected = _bytes(source)
+    del expected["modeling_evil.py"]
+    assert _bytes(again) == expected
+
+
+@pytest.mark.parametrize("variant", ["llama-tied", "gpt2", "qwen3_moe", "mixtral-tied"])
+def test_every_part_is_checked(variant, hub, tmp_path):
+    source = hub(variant, dtype=torch.bfloat16)
+    parameters = len(dict(family_models.make_model(variant).named_parameters()))
+    sharded = plan_from_hf(source, tmp_path / "sharded", ranks=2)
+    assert _checked(sharded).parameters == parameters
+    back = _checked(plan_to_hf(sharded.target, tmp_path / "back"))
+    assert (back.max_difference, back.tensors) == (0.0, len(family_models.stored(source)))
+    assert back.tied == variant.endswith("tied")
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_torch_reads_what_ranks_would_have_written(ranks, hub, tmp_path):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+    source = hub("qwen3_moe")
+    target = _run(plan_from_hf(source, tmp_path / "sharded", ranks=ranks))
+    assert len(list(target.glob("shard-*.safetensors"))) == ranks
+    expected = {name: p.detach() for name, p in family_models.make_model("qwen3_moe").named_parameters()}
+    found = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+    with warnings.catch_warnings():  # that there is one process
+        warnings.simplefilter("ignore", UserWarning)
+        dcp.load(found, storage_reader=HuggingFaceStorageReader(str(target)), no_dist=True)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_names_in_headers_are_torchs():
+    from torch.distributed.checkpoint import _hf_utils
+
+    from rlcli.checkpoint import tensor_files
+
+    assert (tensor_files.SHARDING, tensor_files.OFFSETS) == (_hf_utils.CUSTOM_METADATA_KEY, _hf_utils.SAVED_OFFSETS_KEY)
+
+
+def _host_copy(tensors, rank, axis=0, ranks=2):
+    parts = {}
+    for name, tensor in tensors.items():
+        cut = axis if tensor.dim() > axis else 0
+        chunks = tensor.chunk(ranks, dim=cut)
+        if rank < len(chunks):
+            offsets = [0] * tensor.dim()
+            offsets[cut] = sum(chunk.shape[cut] for chunk in chunks[:rank])
+            parts[name] = Part(chunks[rank].contiguous(), tuple(offsets))
+    return HostCopy(parts, {}, is_whole=False, leads=rank == 0)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("variant", ["llama", "mixtral"])
+def test_what_the_runtime_wrote_by_two_ranks(variant, axis, hub, tmp_path):
+    """Cut by rows as FSDP does, or by columns as tensor parallelism does."""
+    source, role = hub(variant), tmp_path / "role"
+    tensors = {name: p.detach() for name, p in family_models.make_model(variant).named_parameters()}
+    shutil.copytree(source, role, ignore=shutil.ignore_patterns("*.safetensors"))
+    for rank in range(2):
+        write_weights(_host_copy(tensors, rank, axis), role, rank)
+    target = _run(plan_to_hf(role, tmp_path / "out"))
+    assert (target / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("variant", ["llama-tied", "qwen3_moe"])
+def test_what_the_runtime_wrote_whole(variant, hub, tmp_path):
+    """In one file, under the names of a module: of a mixture of experts those are not a file's."""
+    source, role = hub(variant), tmp_path / "role"
+    tensors = {name: p.detach() for name, p in family_models.make_model(variant).named_parameters()}
+    shutil.copytree(source, role, ignore=shutil.ignore_patterns("*.safetensors"))
+    parts = {name: Part(tensor, (0,) * tensor.dim()) for name, tensor in tensors.items()}
+    write_weights(HostCopy(parts, {}, is_whole=True, leads=True), role, 0)
+    plan = plan_to_hf(role, tmp_path / "out")
+    _checked(plan)
+    assert (plan.target / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+
+
+def test_a_critic(hub, tmp_path):
+    source = hub("qwen2", head="value")
+    sharded = plan_from_hf(source, tmp_path / "sharded", ranks=2)
+    _checked(sharded)
+    back = plan_to_hf(sharded.target, tmp_path / "back")
+    _checked(back)
+    assert "score.weight" in stored_tensors(back.target)
+
+
+def test_a_reward_model_with_a_head_of_another_kind(tmp_path):
+    """The class that config.json names decides what is compared."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    config = AutoConfig.for_model("qwen3", **{**family_models.GQA, "pad_token_id": None}, num_labels=1)
+    model = AutoModelForSequenceClassification.from_config(config)
+    source = family_models.save(model, tmp_path / "source")
+    plan = plan_from_hf(source, tmp_path / "sharded", ranks=2)
+    assert plan.notes == ("not a parameter of qwen3, kept as it is: score.weight",)
+    _checked(plan)
+    back = plan_to_hf(plan.target, tmp_path / "back")
+    _checked(back)
+    assert (back.target / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_types(dtype, hub, tmp_path):
+    source = hub("qwen3-tied-yarn", dtype=torch.bfloat16 if dtype == "float32" else torch.float32)
+    plan = plan_to_hf(source, tmp_path / "out", dtype=dtype)
+    assert _checked(plan).max_difference == 0.0
+    expected = {name: tensor.to(getattr(torch, dtype)) for name, tensor in family_models.stored(source).items()}
+    found = family_models.stored(plan.target)
+    assert found.keys() == expected.keys()
+    assert all(found[n].dtype == expected[n].dtype and torch.equal(found[n], expected[n]) for n in expected)
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in (source, plan.target))
+    assert after == {**before, "dtype": dtype}
+
+
+@pytest.mark.parametrize(("key", "changes"), [("dtype", False), ("torch_dtype", False), (None, True)])
+def test_a_configuration_says_the_type_of_its_weights(key, changes, hub, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(hub("llama"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {key: config["dtype"]} if key else {}
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "dtype" or key == "dtype"}))
+    for dtype in (None, "float32"):
+        target = _run(plan_to_hf(folder, tmp_path / f"out-{dtype}", dtype=dtype))
+        assert ((target / "config.json").read_bytes() != (folder / "config.json").read_bytes()) is changes
+    assert json.loads((target / "config.json").read_text())[key or "dtype"] == "float32"
+    half = _run(plan_to_hf(folder, tmp_path / "half", dtype="float16"))
+    written = json.loads((half / "config.json").read_text())
+    assert (written["dtype"], "torch_dtype" in written) == ("float16", False)
+
+
+def test_several_files(hub, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    source = hub("llama")
+    plan = plan_to_hf(source, tmp_path / "out", largest=20_000)
+    target = _run(plan)
+    weights = family_models.stored(source)
+    index = json.loads((target / INDEX).read_text())
+    assert set(index["weight_map"]) == set(weights)
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in weights.values())
+    sizes = [sum(t.nbytes for t in load_file(target / f.name).values()) for f in plan.files]
+    assert len(sizes) > 3
+    assert max(sizes) <= 20_000
+    model = AutoModelForCausalLM.from_pretrained(target)
+    assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
+    assert (
+        _bytes(_run(plan_to_hf(target, tmp_path / "one")))["model.safetensors"]
+        == (source / "model.safetensors").read_bytes()
+    )
+
+
+def test_no_move_is_larger_than_the_experts_of_a_block(hub, tmp_path):
+    plan = plan_from_hf(hub("qwen3_moe"), tmp_path / "out", ranks=2)
+    experts = 4 * 2 * 24 * 32 * 4  # of them, gate and up, [24, 32] in float32
+    assert max(sum(spec.bytes for spec in move.outputs) for move in plan.moves if not move.is_copy) == experts
+
+
+def _padded(source, target, rows):
+    """As a backend that pads the vocabulary would have written it; config.json still says 97."""
+    shutil.copytree(source, target)
+    tensors = load_file(target / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in tensors:
+            tensors[name] = torch.cat([tensors[name], torch.full((rows - 97, 32), 7.0)])
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+@pytest.mark.parametrize("variant", ["llama", "llama-tied"])
+def test_rows_beyond_the_vocabulary(variant, hub, tmp_path):
+    source = hub(variant)
+    padded = _padded(source, tmp_path / "padded", 128)
+    dropped, kept = (plan_to_hf(padded, tmp_path / padding, padding=padding) for padding in ("drop", "keep"))
+    assert _checked(dropped).max_difference == 0.0
+    assert _bytes(dropped.target)["model.safetensors"] == (source / "model.safetensors").read_bytes()
+    assert _checked(kept).max_difference == 0.0
+    assert json.loads((kept.target / "config.json").read_text())["vocab_size"] == 128
+    assert stored_tensors(kept.target)["model.embed_tokens.weight"].spec.shape == (128, 32)
+
+
+def test_too_few_rows_are_refused(hub, tmp_path):
+    short = tmp_path / "short"
+    shutil.copytree(hub("llama"), short)
+    tensors = load_file(short / "model.safetensors")
+    save_file({**tensors, "lm_head.weight": tensors["lm_head.weight"][:90].clone()}, short / "model.safetensors")
+    with pytest.raises(ModelError, match="90 rows"):
+        plan_to_hf(short, tmp_path / "out")
+
+
+def test_old_names_and_strangers(hub, tmp_path):
+    """The gpt2 of the Hub has no prefix, and buffers that nothing needs any more."""
+    old = tmp_path / "old"
+    shutil.copytree(hub("gpt2-tied"), old)
+    tensors = {n.removeprefix("transformer."): t for n, t in load_file(old / "model.safetensors").items()}
+    save_file({**tensors, "h.0.attn.bias": torch.ones(1, 1, 4, 4, dtype=torch.uint8)}, old / "model.safetensors")
+    plan = plan_from_hf(old, tmp_path / "out", ranks=2)
+    assert plan.notes == ("not a parameter of gpt2, kept as it is: h.0.attn.bias",)
+    _checked(plan)
+    assert "transformer.wte.weight" in stored_tensors(plan.target)
+
+
+def test_a_model_of_no_family_passes_through(tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("smollm3", **family_models.GQA))
+    source = family_models.save(model, tmp_path / "source")
+    plan = plan_from_hf(source, tmp_path / "sharded", ranks=2)
+    assert "smollm3" in plan.notes[0]
+    _checked(plan)
+    back = _run(plan_to_hf(plan.target, tmp_path / "back"))
+    assert (back / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+
+
+def test_lora_weights_are_not_lost_in_silence(hub, tmp_path):
+    folder = tmp_path / "lora"
+    shutil.copytree(hub("llama"), folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        {**tensors, "model.layers.0.self_attn.q_proj.lora_A.weight": torch.ones(2, 32)}, folder / "model.safetensors"
+    )
+    with pytest.raises(ModelError, match="LoRA"):
+        plan_to_hf(folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize(("text", "size"), [("5GB", 5 * 10**9), ("1.5 MiB", 3 * 2**19), ("500mb", 5 * 10**8), ("7", 7)])
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "5 parsecs", "-1GB", "0", "1e9"])
+def test_no_sizes(text):
+    with pytest.raises(UsageError):
+        parse_size(text)
+
+
+def test_headers_are_those_of_the_safetensors_library(tmp_path):
+    """Odd shapes and types, an empty tensor, a name that JSON escapes."""
+    tensors = {
+        'na"me ä': torch.arange(3), "a": torch.tensor(1.5, dtype=torch.float64), "b": torch.zeros(0, 4),
+        "c": torch.ones(3, dtype=torch.bool), "d": torch.ones(5, dtype=torch.bfloat16),
+        "e": torch.ones(1, dtype=torch.int8),
+    }  # fmt: skip
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text('{"model_type": "nobody"}')
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    target = _run(plan_to_hf(source, tmp_path / "target"))
+    assert (target / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+    three = _run(plan_from_hf(source, tmp_path / "three", ranks=3))
+    again = _run(plan_to_hf(three, tmp_path / "again"))
+    found = family_models.stored(again)
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)

@@ -1,0 +1,341 @@
+"""What `convert` refuses, and that it leaves nothing behind."""
+
+import errno
+import importlib.util
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from rlcli.checkpoint import tensor_writing
+from rlcli.checkpoint.conversion_check import check_conversion
+from rlcli.checkpoint.convert import convert, plan_from_hf, plan_to_hf
+from rlcli.checkpoint.tensor_files import INDEX
+from rlcli.errors import ModelError, NumericError, ResourceError
+
+
+def _beside(name):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+family_models = _beside("family_models")
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """Makes the folder of a variant as transformers saves it."""
+
+    def folder(variant):
+        made = family_models.save(family_models.make_model(variant), tmp_path_factory.mktemp(variant))
+        (made / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
+        return made
+
+    return folder
+
+
+def _run(plan):
+    convert(plan, _quiet)
+    return plan.target
+
+
+def _quiet(written):
+    pass
+
+
+def _checked(plan):
+    convert(plan, _quiet, lambda folder: check_conversion(plan, folder))
+
+
+def _bytes(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.fixture
+def copy(hub, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(hub("llama"), folder)
+    return folder
+
+
+@pytest.fixture
+def sharded(hub, tmp_path):
+    return _run(plan_from_hf(hub("llama"), tmp_path / "sharded", ranks=3))
+
+
+def test_never_over_something_that_exists(copy, tmp_path):
+    for name in ("folder", "file", "link"):
+        target = tmp_path / name
+        target.mkdir() if name == "folder" else target.write_text("") if name == "file" else target.symlink_to(
+            "nowhere"
+        )
+        with pytest.raises(ResourceError, match="exists") as caught:
+            _run(plan_to_hf(copy, target))
+        assert caught.value.code == "F72"
+
+
+def _leftovers(tmp_path, source):
+    return sorted(path.name for path in tmp_path.iterdir() if path != source)
+
+
+def test_the_disk_is_asked_first(copy, tmp_path, monkeypatch):
+    plan = plan_to_hf(copy, tmp_path / "new" / "out")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=plan.bytes))
+    with pytest.raises(ResourceError, match="MiB are free") as caught:
+        _run(plan)
+    assert (caught.value.code, caught.value.exit_code) == ("F28", 6)
+    assert _leftovers(tmp_path, copy) == []
+
+
+def test_a_disk_that_fills_up_leaves_nothing(copy, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "copy_file_range", full)
+    with pytest.raises(ResourceError, match="No space left") as caught:
+        _run(plan_to_hf(copy, tmp_path / "out"))
+    assert caught.value.code == "F28"
+    assert _leftovers(tmp_path, copy) == []
+
+
+def test_an_interrupt_leaves_nothing(copy, tmp_path):
+    def interrupt(written):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(plan_to_hf(copy, tmp_path / "out"), interrupt)
+    assert _leftovers(tmp_path, copy) == []
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.ENOSYS])
+def test_without_copies_in_the_kernel(code, copy, tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(code, "no")
+
+    monkeypatch.setattr(os, "copy_file_range", refuse)
+    monkeypatch.setattr(tensor_writing, "CHUNK", 1000)
+    target = _run(plan_to_hf(copy, tmp_path / "out"))
+    assert (target / "model.safetensors").read_bytes() == (copy / "model.safetensors").read_bytes()
+
+
+def test_chunks_do_not_show(copy, tmp_path, monkeypatch):
+    expected = _run(plan_from_hf(copy, tmp_path / "expected", ranks=3, dtype="bfloat16"))
+    monkeypatch.setattr(tensor_writing, "CHUNK", 24)
+    monkeypatch.setattr(tensor_writing, "CAST_CHUNK", 24)
+    found = _run(plan_from_hf(copy, tmp_path / "found", ranks=3, dtype="bfloat16"))
+    assert _bytes(found) == _bytes(expected)
+
+
+def test_progress_counts_every_byte(copy, tmp_path):
+    counts = []
+    plan = plan_to_hf(copy, tmp_path / "out", dtype="bfloat16")
+    convert(plan, counts.append)
+    assert sum(counts) == plan.bytes
+
+
+def test_a_missing_rank_is_told(sharded, tmp_path):
+    (sharded / "shard-00002-model-00001-of-00001.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"a piece of .* is missing"):
+        plan_to_hf(sharded, tmp_path / "out")
+
+
+def test_a_missing_last_rank_is_told(sharded, tmp_path):
+    (sharded / "shard-00003-model-00001-of-00001.safetensors").unlink()
+    with pytest.raises(ModelError, match="rows, the vocabulary of config"):
+        plan_to_hf(sharded, tmp_path / "out")
+
+
+def test_a_rank_that_is_there_twice_is_told(sharded, tmp_path):
+    shutil.copy(
+        sharded / "shard-00002-model-00001-of-00001.safetensors",
+        sharded / "shard-00004-model-00001-of-00001.safetensors",
+    )
+    with pytest.raises(ModelError, match="stored twice"):
+        plan_to_hf(sharded, tmp_path / "out")
+
+
+def test_two_forms_in_one_folder_are_told(copy, sharded, tmp_path):
+    shutil.copy(next(sharded.glob("shard-*")), copy)
+    with pytest.raises(ModelError, match="two models"):
+        plan_to_hf(copy, tmp_path / "out")
+
+
+def test_missing_parts_of_experts_are_told(hub, tmp_path):
+    folder = tmp_path / "torn"
+    shutil.copytree(hub("mixtral"), folder)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.block_sparse_moe.experts.2.w3.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"needs layers\.1\.mlp\.experts\.2\.up\.weight"):
+        plan_from_hf(folder, tmp_path / "out", ranks=2)
+
+
+def test_numbers_too_large_for_float16(copy, tmp_path):
+    tensors = load_file(copy / "model.safetensors")
+    tensors["model.norm.weight"][3] = 1e6
+    save_file(tensors, copy / "model.safetensors")
+    with pytest.raises(ModelError, match=r"model\.norm\.weight holds 1e\+06"):
+        _run(plan_to_hf(copy, tmp_path / "out", dtype="float16"))
+    assert _leftovers(tmp_path, copy) == []
+
+
+def test_the_check_finds_a_changed_byte(sharded, tmp_path):
+    def tamper(folder):
+        file = folder / "model.safetensors"
+        content = bytearray(file.read_bytes())
+        content[-10] ^= 1  # of the last tensor, in no way that a number would show
+        file.write_bytes(content)
+        check_conversion(plan, folder)
+
+    plan = plan_to_hf(sharded, tmp_path / "out")
+    with pytest.raises(ModelError, match=r"1 parameters are not what they were"):
+        convert(plan, _quiet, tamper)
+    assert not plan.target.exists()
+
+
+def test_the_check_finds_swapped_tensors(copy, tmp_path):
+    def swap(folder):
+        tensors = load_file(folder / "model.safetensors")
+        one, other = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"
+        tensors[one], tensors[other] = tensors[other], tensors[one]
+        save_file(tensors, folder / "model.safetensors")
+        check_conversion(plan, folder)
+
+    plan = plan_to_hf(copy, tmp_path / "out")
+    with pytest.raises(ModelError, match="2 parameters"):
+        convert(plan, _quiet, swap)
+
+
+def test_the_check_finds_another_configuration(copy, tmp_path):
+    def change(folder):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+        check_conversion(plan, folder)
+
+    plan = plan_to_hf(copy, tmp_path / "out")
+    with pytest.raises(ModelError, match="logits differ"):
+        convert(plan, _quiet, change)
+
+
+def test_the_check_finds_numbers_that_are_not_finite(copy, tmp_path):
+    tensors = load_file(copy / "model.safetensors")
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, copy / "model.safetensors")
+    with pytest.raises(NumericError, match=r"model\.norm\.weight"):
+        _checked(plan_to_hf(copy, tmp_path / "out"))
+
+
+def test_the_check_finds_a_name_that_transformers_lacks(copy, tmp_path):
+    tensors = load_file(copy / "model.safetensors")
+    del tensors["model.layers.2.mlp.down_proj.weight"]
+    save_file(tensors, copy / "model.safetensors")
+    with pytest.raises(ModelError, match=r"misses 1 parameters .* model\.layers\.2\.mlp\.down_proj"):
+        _checked(plan_to_hf(copy, tmp_path / "out"))
+
+
+# -- what is not trusted -------------------------------------------------------------------------------------------
+
+
+def test_only_safetensors(copy, tmp_path):
+    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin.*save_pretrained"):
+        plan_to_hf(copy, tmp_path / "out")
+
+
+def test_no_code(copy, tmp_path):
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "evil.Model"}}))
+    with pytest.raises(ModelError) as caught:
+        plan_to_hf(copy, tmp_path / "out")
+    assert caught.value.code == "S6"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_no_links_out(name, copy, tmp_path):
+    shutil.move(copy / name, tmp_path / "elsewhere")
+    (copy / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ModelError) as caught:
+        plan_to_hf(copy, tmp_path / "out")
+    assert caught.value.code == "S7"
+
+
+def test_a_hub_cache_links_to_its_own_files(copy, tmp_path):
+    cache = tmp_path / "hub" / "models--me--mine"
+    (cache / "blobs").mkdir(parents=True)
+    shutil.move(copy, cache / "snapshots" / "abc")
+    for number, file in enumerate((cache / "snapshots" / "abc").glob("*.*")):
+        shutil.move(file, cache / "blobs" / str(number))
+        file.symlink_to(f"../../blobs/{number}")
+    target = _run(plan_to_hf(cache / "snapshots" / "abc", tmp_path / "out"))
+    assert not any(file.is_symlink() for file in target.rglob("*"))
+    assert len(family_models.stored(target)) == 30
+
+
+@pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/etc/passwd", "a/b.safetensors", "weights.bin"])
+def test_an_index_names_files_of_its_folder(name, copy, tmp_path):
+    (copy / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ModelError) as caught:
+        plan_to_hf(copy, tmp_path / "out")
+    assert caught.value.code == "S7"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("index", b"[]"),
+        ("index", b'{"weight_map": {"a": "missing.safetensors"}}'),
+        ("config.json", b"[1]"),
+        ("config.json", b"{"),
+        ("model.safetensors", b""),
+        ("model.safetensors", b"\xff" * 100),
+        ("model.safetensors", b"\x08" + b"\0" * 7 + b"not json"),
+    ],
+)
+def test_files_that_are_not_what_they_seem(name, content, copy, tmp_path):
+    (copy / (INDEX if name == "index" else name)).write_bytes(content)
+    with pytest.raises(ModelError):
+        plan_to_hf(copy, tmp_path / "out")
+
+
+def test_a_file_that_lost_its_end(copy, tmp_path):
+    file = copy / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(ModelError, match="not a sound safetensors file"):
+        plan_to_hf(copy, tmp_path / "out")
+
+
+@pytest.mark.parametrize(("variant", "changes"), [
+    ("llama", {"num_hidden_layers": 10**12}),
+    ("mixtral", {"num_hidden_layers": 10**12}),
+    ("qwen3_moe", {"num_local_experts": 10**12}),
+    ("qwen3_moe", {"num_local_experts": {}}),
+    ("qwen3_moe", {"mlp_only_layers": 3}),
+    ("gpt2", {"n_layer": 10**12}),
+    ("llama", {"num_hidden_layers": 9_999}),
+    ("llama", {"rope_parameters": "x"}),
+    ("llama", {"intermediate_size": -1}),
+])  # fmt: skip
+def test_a_configuration_cannot_fill_our_memory(variant, changes, hub, tmp_path):
+    folder = hub(variant)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ModelError):
+        plan_to_hf(folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize("offsets", [[-1, 0], [0], ["0", 0], None, [0.5, 0]])
+def test_offsets_that_make_no_sense(offsets, copy, tmp_path):
+    tensors = load_file(copy / "model.safetensors")
+    places = {name: {"saved_offsets": [0] * tensor.dim()} for name, tensor in tensors.items()}
+    places["lm_head.weight"]["saved_offsets"] = offsets
+    metadata = {"DCP_SHARDING_INFO": json.dumps(places)}
+    save_file(tensors, copy / "shard-00001-model-00001-of-00001.safetensors", metadata=metadata)
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ModelError):
+        plan_to_hf(copy, tmp_path / "out")

@@ -1,0 +1,306 @@
+"""A save that dies at any of its system calls, or whose disk fails at any of them.
+
+With strace each call of the save that changes or opens something is the last one once; without it, each failpoint is.
+Whatever happens, the folder holds a checkpoint that is whole, and the next save clears the rest away.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcli.checkpoint.disk import files_under
+from rlcli.checkpoint.verify import newest_verified, verify
+
+SCRIPT = Path(__file__).with_name("one_save.py")
+one_save = runpy.run_path(str(SCRIPT))
+save, START = one_save["save"], one_save["START"]
+ENVIRONMENT = {"PYTHONPATH": str(SCRIPT.parents[2]), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+CALLS = (
+    "openat,fsync,fdatasync,write,pwrite64,ftruncate,?rename,renameat,renameat2,?mkdir,mkdirat,?unlink,unlinkat,?rmdir"
+)
+NO_EXCHANGE = ("-e", "inject=renameat2:error=EINVAL")
+"""A file system that cannot swap two folders, as those of networks."""
+
+
+def can_trace() -> bool:
+    try:
+        probe = ["strace", "-o", os.devnull, "-e", "inject=fsync:error=EIO:when=1", "true"]
+        return subprocess.run(probe, capture_output=True, timeout=20).returncode == 0
+    except OSError:
+        return False
+
+
+needs_strace = pytest.mark.skipif("not can_trace()", reason="strace is missing, or may not trace here")
+
+
+def prepare(folder: Path, steps: tuple[int, ...]) -> Path:
+    for step in steps:
+        save(folder, step, "before")
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+SCENES: dict[str, tuple[tuple[int, ...], int, tuple[str, ...]]] = {
+    "first": ((), 1, ()),
+    "next, and the older ones are cleared away": ((1, 2), 3, ()),
+    "the same step again": ((1, 2), 2, ()),
+    "the same step again, where nothing can be exchanged": ((1, 2), 2, NO_EXCHANGE),
+    "an older step again": ((1, 2, 3), 2, ()),
+}
+"""Name → (steps that are there, the step that is saved, what strace is told besides)."""
+scenes = pytest.mark.parametrize(("there", "step", "besides"), SCENES.values(), ids=SCENES)
+
+
+def run_save(folder: Path, step: int, before: list[str] | None = None, environment: dict[str, str] | None = None):
+    """A save in a process of its own, which keeps only the last checkpoint."""
+    command = [*(before or []), sys.executable, "-S", "-s", str(SCRIPT), str(folder), str(step), "now", "1"]
+    settings = {"env": ENVIRONMENT | (environment or {}), "cwd": folder.parent, "timeout": 60}
+    return subprocess.run(command, capture_output=True, text=True, **settings)
+
+
+def trace(folder: Path, step: int, *told: str) -> tuple[int, list[str]]:
+    """Run a save under strace: (exit code, its calls, the paths of descriptors among them)."""
+    log = folder.parent / "trace.log"
+    done = run_save(folder, step, ["strace", "-y", "-s", "4096", "-o", str(log), "-e", f"trace={CALLS}", *told])
+    return done.returncode, log.read_text().splitlines()
+
+
+def name_of(call: str) -> str:
+    return call.partition("(")[0]
+
+
+def calls_of_a_save(folder: Path, step: int, besides: tuple[str, ...] = ()) -> list[tuple[str, int, str]]:
+    """(name, how many of that name the process has made with it, the whole line) of each call of the save."""
+    code, calls = trace(folder, step, *besides)
+    assert code == 0, calls
+    counted: Counter[str] = Counter()
+    found, began = [], False
+    for call in calls:
+        counted[name_of(call)] += 1
+        if began and "(" in call:
+            found.append((name_of(call), counted[name_of(call)], call))
+        began = began or START in call
+    return found
+
+
+def only_reads(name: str, call: str) -> bool:
+    """To die before such a call or before the one after it is the same."""
+    return name == "openat" and "O_RDONLY" in call
+
+
+def is_loadable(folder: Path, there: tuple[int, ...], step: int) -> str:
+    """One of the checkpoints that may be there is; returns what it holds."""
+    checkpoint, rejected = newest_verified(folder)
+    assert rejected == []
+    if checkpoint is None:
+        assert not there
+        return ""
+    assert checkpoint.manifest.step in ({max(there), step} if there else {step})
+    state = json.loads((checkpoint.path / "state.json").read_text())
+    assert state["step"] == checkpoint.manifest.step
+    return state["content"]
+
+
+def next_save_is_clean(folder: Path, step: int) -> None:
+    committed = save(folder, step, "next", keep_last=1)
+    assert verify(committed).manifest.step == step
+    assert {path.name for path in folder.iterdir()} == {committed.name, "LATEST.json"}
+
+
+def try_each(original: Path, trial: Callable[..., Any], cases: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """`trial(folder, *case)` for each case, each with a copy of its own, on all cores."""
+
+    def one(number: int) -> Any:
+        home = original.parent / f"trial{number}"
+        home.mkdir()
+        return trial(Path(shutil.copytree(original, home / "c")), *cases[number])
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(one, range(len(cases))))
+
+
+@needs_strace
+@scenes
+def test_killed_at_every_call(tmp_path, there, step, besides):
+    original = prepare(tmp_path / "c", there)
+    calls = calls_of_a_save(Path(shutil.copytree(original, tmp_path / "whole")), step, besides)
+    cases = [(name, nth) for name, nth, call in calls if not only_reads(name, call) and "(INJECTED)" not in call]
+    assert len(cases) > 20
+
+    def trial(folder: Path, name: str, nth: int) -> str:
+        code, traced = trace(folder, step, *besides, "-e", f"inject={name}:signal=KILL:when={nth}")
+        assert traced[-1] == "+++ killed by SIGKILL +++", (name, nth, code)
+        content = is_loadable(folder, there, step)
+        next_save_is_clean(folder, max((step, *there)) + 1)
+        return content
+
+    assert set(try_each(original, trial, cases)) == {"before" if there else "", "now"}
+
+
+FAULTS = {
+    "EIO": ("F29", ("fsync",)),
+    "ENOSPC": ("F28", ("write", "openat", "mkdir", "rename")),
+    "EDQUOT": ("F76", ("write",)),
+}
+"""errno → (id of the fault, calls that may end so)."""
+
+
+@needs_strace
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_disk_that_fails_at_any_call(tmp_path, fault):
+    """What was there stays, what was begun goes, and the fault is told; never a crash."""
+    there, step = (1, 2), 3
+    code, names = FAULTS[fault]
+    original = prepare(tmp_path / "c", there)
+    calls = calls_of_a_save(Path(shutil.copytree(original, tmp_path / "whole")), step)
+    cases = [(name, nth) for name, nth, call in calls if name in names and not only_reads(name, call)]
+    kept = contents_of(original / "step-000000000002")
+
+    def trial(folder: Path, name: str, nth: int) -> bool:
+        done = run_save(folder, step, ["strace", "-o", os.devnull, "-e", f"inject={name}:error={fault}:when={nth}"])
+        failed = done.returncode == 6
+        assert failed or done.returncode == 0, done.stderr
+        assert (f"error[{code}]" in done.stdout) == failed, done.stdout
+        assert ("quota" in done.stdout) == (failed and fault == "EDQUOT")
+        assert not list(folder.glob(".tmp-*"))
+        if failed and not (folder / f"step-{step:012d}").exists():
+            assert contents_of(folder / "step-000000000002") == kept
+        is_loadable(folder, there, step)
+        next_save_is_clean(folder, step + 1)
+        return failed
+
+    assert sum(try_each(original, trial, cases)) >= 5
+
+
+def contents_of(checkpoint: Path) -> dict[str, bytes]:
+    return {name: file.read_bytes() for name, file in files_under(checkpoint).items()}
+
+
+@needs_strace
+def test_a_stale_file_handle_is_tried_again(tmp_path):
+    there, step = (1, 2), 3
+    original = prepare(tmp_path / "c", there)
+    calls = calls_of_a_save(Path(shutil.copytree(original, tmp_path / "whole")), step)
+    cases = [(nth, "O_NOFOLLOW" in call) for name, nth, call in calls if only_reads(name, call)]
+
+    def trial(folder: Path, nth: int, is_file: bool) -> None:
+        done = run_save(folder, step, ["strace", "-o", os.devnull, "-e", f"inject=openat:error=ESTALE:when={nth}"])
+        assert done.returncode == 0 if is_file else done.returncode in (0, 6), done.stdout + done.stderr
+        assert done.returncode == 0 or "error[F27]" in done.stdout
+        is_loadable(folder, there, step)
+
+    try_each(original, trial, cases)
+    assert sum(is_file for _, is_file in cases) >= 6
+
+
+@needs_strace
+@scenes
+def test_power_may_fail_at_any_time(tmp_path, there, step, besides):
+    """Order of the calls: when a checkpoint gets its name, its files and folders are on disk; when an older one is
+    renamed or goes, so is that name."""
+    folder = prepare(tmp_path / "c", there)
+    code, calls = trace(folder, step, *besides)
+    assert code == 0
+    synced: set[str] = set()
+    appeared = parent_synced = False
+    temporary, final = f".tmp-{step}-", f"step-{step:012d}"
+    for call in calls:
+        path = match[1] if (match := re.match(r"fsync\(\d+<([^>]*)>\)\s+= 0", call)) else None
+        if path:
+            synced.add(path)
+            parent_synced = parent_synced or (appeared and path == str(folder))
+        if name_of(call).startswith("rename") and temporary in call and call.endswith("= 0"):
+            written = {call_path for call_path in _opened_for_writing(calls) if temporary in call_path}
+            assert len(written) == 6
+            folders = {str(Path(file).parent) for file in written} | {f"{folder}/{_temporary(calls, temporary)}/models"}
+            assert written | folders <= synced
+            appeared = True
+        elif (".LATEST" in call and "O_WRONLY" in call) or (name_of(call) == "rename" and ".del-" in call):
+            assert parent_synced, call
+        elif name_of(call) in ("unlink", "unlinkat", "rmdir") and final not in call and ".LATEST" not in call:
+            assert not appeared or parent_synced, call
+            assert appeared, call
+    assert appeared
+    assert parent_synced
+
+
+def _opened_for_writing(calls: list[str]) -> Iterator[str]:
+    for call in calls:
+        if match := re.match(r'openat\([^"]*"([^"]*)", [A-Z_|]*O_WRONLY.*= \d+<(.*)>$', call):
+            yield match[2]
+
+
+def _temporary(calls: list[str], begin: str) -> str:
+    return next(match[1] for call in calls if (match := re.search(rf"({re.escape(begin)}\w+)", call)))
+
+
+# -- without strace: the same by failpoints ------------------------------------------------------------------
+
+
+def with_faults(folder: Path, step: int, faults: str):
+    """(the save in a process of its own, the events that it wrote down)."""
+    log = folder.parent / "events.jsonl"
+    settings = {"RLCLI_FAILPOINTS": faults, "RLCLI_ENABLE_FAILPOINTS": "1", "RLCLI_FAILPOINT_EVENTS": str(log)}
+    done = run_save(folder, step, environment=settings)
+    return done, [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+@pytest.mark.parametrize(("there", "step"), [((), 1), ((1, 2), 3), ((1, 2), 2)])
+def test_killed_at_every_failpoint(tmp_path, there, step):
+    original = prepare(tmp_path / "c", there)
+    done, places = with_faults(Path(shutil.copytree(original, tmp_path / "whole")), step, "*:note")
+    assert done.returncode == 0
+    assert len(places) >= 10
+
+    def trial(folder: Path, number: int) -> str:
+        done, events = with_faults(folder, step, f"*:kill@{number}")
+        assert done.returncode == -9
+        assert [event["failpoint"] for event in events] == [places[number - 1]["failpoint"]]
+        content = is_loadable(folder, there, step)
+        next_save_is_clean(folder, max((step, *there)) + 1)
+        return content
+
+    cases = [(number,) for number in range(1, len(places) + 1)]
+    assert set(try_each(original, trial, cases)) == {"before" if there else "", "now"}
+
+
+def test_killed_before_the_hint_is_written(tmp_path):
+    """A checkpoint that has its name is found, whatever LATEST says."""
+    folder = prepare(tmp_path / "c", (1,))
+    done, events = with_faults(folder, 2, "checkpoint.appeared:kill")
+    assert (done.returncode, len(events)) == (-9, 1)
+    assert json.loads((folder / "LATEST.json").read_text())["step"] == 1
+    assert newest_verified(folder)[0].manifest.step == 2
+
+
+def test_killed_while_an_old_one_is_deleted(tmp_path):
+    folder = prepare(tmp_path / "c", (1,))
+    done, events = with_faults(folder, 2, "checkpoint.doomed:kill")
+    assert (done.returncode, len(events)) == (-9, 1)
+    half_deleted = next(folder.glob(".del-*"))
+    (half_deleted / "state.json").unlink()
+    assert newest_verified(folder)[0].manifest.step == 2
+    next_save_is_clean(folder, 3)
+
+
+@pytest.mark.parametrize(("fault", "code"), [("ENOSPC", "F28"), ("EDQUOT", "F76"), ("EIO", "F29")])
+def test_a_disk_that_fails_while_files_are_sealed(tmp_path, fault, code):
+    folder = prepare(tmp_path / "c", (1,))
+    done, events = with_faults(folder, 2, f"checkpoint.sealed:{fault}@3")
+    assert (done.returncode, len(events)) == (6, 1)
+    assert f"error[{code}]" in done.stdout
+    assert {path.name for path in folder.iterdir()} == {"step-000000000001", "LATEST.json"}
+    verify(folder / "step-000000000001")

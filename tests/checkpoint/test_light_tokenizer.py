@@ -1,0 +1,197 @@
+"""The light tokenizer gives what AutoTokenizer gives, or says why it cannot."""
+
+import json
+
+import pytest
+from jinja2.exceptions import SecurityError, TemplateError
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from rlcli.checkpoint.chat_template import render_chat
+from rlcli.checkpoint.light_tokenizer import NotLight, read_light_tokenizer
+
+TEXTS = [
+    "What is 3+4?\n", "", " leading", "naïve 日 🙂", "<|end|>in<|start|>", "a<think>b</think>", "x" * 300, "tab\there",
+]  # fmt: skip
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+TALKS = [
+    [{"role": "user", "content": " hi there "}],
+    [{"role": "system", "content": "be brief"}, {"role": "user", "content": "3+4?"}],
+    [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "reasoning": "since", "name": None}],
+]
+
+
+def byte_level(post=None):
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330, special_tokens=["<pad>", "<|start|>", "<|end|>"], show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )  # fmt: skip
+    words.train_from_iterator(["what is the answer to this question"] * 3, trainer)
+    if post:
+        words.post_processor = processors.TemplateProcessing(
+            single=post, special_tokens=[("<|start|>", 1), ("<|end|>", 2)]
+        )
+    return words
+
+
+def saved(folder, words, template=CHAT, **options):
+    named = {"bos_token": "<|start|>", "eos_token": "<|end|>", **options}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **named)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def change(folder, **entries):
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text()) | entries
+    file.write_text(json.dumps({key: value for key, value in config.items() if value != "gone"}))
+
+
+def assert_alike(folder):
+    heavy, light = AutoTokenizer.from_pretrained(folder), read_light_tokenizer(folder)
+    assert len(light) == len(heavy)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        assert getattr(light, name) == getattr(heavy, name), name
+    assert sorted(light.all_special_ids) == sorted(set(heavy.all_special_ids))
+    for add in (True, False):
+        assert light(TEXTS, add_special_tokens=add).input_ids == heavy(TEXTS, add_special_tokens=add).input_ids
+        for text in TEXTS:
+            ids = light(text, add_special_tokens=add).input_ids
+            assert ids == heavy(text, add_special_tokens=add).input_ids
+            for skip in (True, False):
+                assert light.decode(ids, skip_special_tokens=skip) == heavy.decode(ids, skip_special_tokens=skip)
+    for talk in TALKS if heavy.chat_template else ():
+        for prompt in (True, False):
+            wanted = heavy.apply_chat_template(talk, tokenize=False, add_generation_prompt=prompt)
+            assert light.apply_chat_template(talk, tokenize=False, add_generation_prompt=prompt) == wanted
+    return light
+
+
+@pytest.mark.parametrize("post", [None, "$A", "<|start|> $A", "<|start|> $A <|end|>"])
+def test_what_stands_around_a_text(tmp_path, post):
+    assert_alike(saved(tmp_path, byte_level(post)))
+
+
+@pytest.mark.parametrize("flags", [{"add_bos_token": True}, {"add_eos_token": True}, {"add_bos_token": False}])
+def test_the_config_does_not_decide_what_stands_around_a_text(tmp_path, flags):
+    saved(tmp_path, byte_level("<|start|> $A"))
+    change(tmp_path, **flags)
+    assert_alike(tmp_path)
+
+
+def test_special_tokens_declared_elsewhere(tmp_path):
+    saved(tmp_path, byte_level(), pad_token="<pad>", additional_special_tokens=["<think>", "</think>"])
+    assert_alike(tmp_path)
+    declared = {
+        str(id_): {"content": token, "special": special, "normalized": False, "lstrip": True}
+        for id_, token, special in ((2, "<|end|>", True), (400, "<new>", True), (401, "</think>", False))
+    }
+    change(tmp_path, added_tokens_decoder=declared, eos_token={"content": "<|end|>", "__type": "AddedToken"})
+    assert_alike(tmp_path)
+
+
+def test_a_special_tokens_map(tmp_path):
+    saved(tmp_path, byte_level())
+    change(tmp_path, eos_token="gone", bos_token="gone")
+    named = {"bos_token": {"content": "<|start|>", "lstrip": False}, "eos_token": "<|end|>", "pad_token": "<brand-new>"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(named))
+    assert assert_alike(tmp_path).eos_token_id == 2
+
+
+def test_truncation_and_padding_of_the_file_do_not_count(tmp_path):
+    words = byte_level()
+    words.enable_truncation(3)
+    words.enable_padding(pad_id=0, pad_token="<pad>", length=9)
+    assert_alike(saved(tmp_path, words))
+
+
+@pytest.mark.parametrize(
+    "kind", ["GPT2Tokenizer", "Qwen2TokenizerFast", "LlamaTokenizerFast", "PreTrainedTokenizerFast"]
+)
+def test_classes_that_make_nothing_else_of_a_tokenizer_json(tmp_path, kind):
+    saved(tmp_path, byte_level("$A"))
+    change(tmp_path, tokenizer_class=kind)
+    assert read_light_tokenizer(tmp_path)("what is").input_ids == byte_level().encode("what is").ids
+
+
+@pytest.mark.parametrize(
+    ("entries", "why"),
+    [
+        ({"tokenizer_class": "T5Tokenizer"}, "T5Tokenizer"),
+        ({"tokenizer_class": "gone"}, "does not say its class"),
+        ({"split_special_tokens": True}, "splits"),
+        ({"chat_template": [{"name": "tools", "template": "x"}]}, "several chat templates"),
+    ],
+)
+def test_it_says_why_it_cannot(tmp_path, entries, why):
+    saved(tmp_path, byte_level(), template=None)
+    change(tmp_path, **entries)
+    with pytest.raises(NotLight, match=why):
+        read_light_tokenizer(tmp_path)
+
+
+def test_without_a_tokenizer_json(tmp_path):
+    with pytest.raises(NotLight, match=r"no tokenizer\.json"):
+        read_light_tokenizer(tmp_path)
+
+
+def test_the_template_of_a_list_or_of_the_config(tmp_path):
+    saved(tmp_path, byte_level(), template=None)
+    change(tmp_path, chat_template=[{"name": "default", "template": CHAT}])
+    assert_alike(tmp_path)
+    change(tmp_path, chat_template=CHAT.replace("assistant", "bot"))
+    assert_alike(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0] | tojson }}{{ {'b': '<', 'a': 1} | tojson(indent=2, sort_keys=true) }}",
+        "{% generation %}{{ messages[-1]['content'] }}{% endgeneration %}",
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
+        "{{ dict(a=1).a }}{{ tools is none }}{{ documents }}{{ unknown }}{{ eos_token }}",
+        "{{ messages[-1].reasoning_content }}|{{ messages[-1].thinking }}",
+        "  {%- if true %}\n  x\n  {%- endif %}\n",
+    ],
+)
+def test_templates_render_alike(tmp_path, template):
+    assert_alike(saved(tmp_path, byte_level(), template=template))
+
+
+def test_the_clock_of_a_template():
+    assert render_chat("{{ strftime_now('%Y') | length }}", TALKS[0]) == "4"
+
+
+@pytest.mark.parametrize(
+    ("template", "error"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", TemplateError),
+        ("{{ ''.__class__.__mro__ }}", SecurityError),
+        ("{{ messages.append(1) }}", SecurityError),
+        ("{% set ns = namespace(_x=1) %}", SecurityError),
+        ("{% if %}", TemplateError),
+    ],
+)
+def test_templates_can_do_no_harm(template, error):
+    with pytest.raises(error):
+        render_chat(template, TALKS[0])
+
+
+def test_an_added_token_keeps_its_properties(tmp_path):
+    words = byte_level()
+    words.add_tokens([AddedToken("<tool>", lstrip=True, rstrip=True)])
+    assert_alike(saved(tmp_path, words, additional_special_tokens=[AddedToken("<call>", rstrip=True)]))
+
+
+def test_special_tokens_of_a_model_have_names_in_its_template(tmp_path):
+    saved(tmp_path, byte_level(), template="{{ image_token }}{{ bos_token }}")
+    change(tmp_path, image_token="<image>", extra_special_tokens={"boi_token": "<boi>"})
+    assert_alike(tmp_path)

@@ -1,0 +1,176 @@
+"""Which checkpoints stay: laws that no sequence of saves, prunes, kills and damages breaks."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcli.checkpoint.commit import begin, remove
+from rlcli.checkpoint.retention import Best, prune
+from rlcli.checkpoint.verify import checkpoints_in, examine, newest_verified
+from rlcli.errors import ModelError
+
+one_save = runpy.run_path(str(Path(__file__).with_name("one_save.py")))
+save, RUN = one_save["save"], one_save["RUN"]
+
+
+def steps(folder: Path) -> list[int]:
+    return [int(path.name[-12:]) for path in checkpoints_in(folder)]
+
+
+def damage(checkpoint: Path, how: str) -> None:
+    file = checkpoint / "state.json"
+    if how == "flip":  # only its digest tells
+        content = bytearray(file.read_bytes())
+        content[5] ^= 1
+        file.write_bytes(content)
+    elif how == "cut":
+        os.truncate(file, 1)
+    else:
+        (checkpoint / "MANIFEST.json").unlink()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "checkpoints"
+
+
+def test_the_newest_stay(folder):
+    for step in range(1, 8):
+        save(folder, step)
+    deleted = prune(folder, keep_last=2)
+    assert [int(path.name[-12:]) for path in deleted] == [5, 4, 3, 2, 1]
+    assert steps(folder) == [7, 6]
+
+
+def test_a_dry_run_deletes_nothing(folder):
+    for step in (1, 2, 3):
+        save(folder, step)
+    begin(folder, 4, RUN)
+    before = sorted(folder.rglob("*"))
+    assert len(prune(folder, keep_last=1, dry_run=True)) == 2
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("which", "kept"), [("highest", [6, 5, 2]), ("lowest", [6, 3, 1])])
+def test_the_best_stay_beside_the_newest(folder, which, kept):
+    for step, value in enumerate([0.1, 0.9, 0.1, 0.5, 0.9, 0.3], start=1):
+        save(folder, step, metrics={"eval/accuracy": value})
+    prune(folder, keep_last=1, keep_best=Best("eval/accuracy", which, 2))
+    assert steps(folder) == kept
+
+
+def test_checkpoints_without_the_metric_are_never_the_best(folder):
+    save(folder, 1, metrics={"eval/accuracy": -5.0})
+    save(folder, 2, metrics={"eval/accuracy": float("nan")})
+    for step in (3, 4):
+        save(folder, step)
+    prune(folder, keep_last=1, keep_best=Best("eval/accuracy", "highest", 2))
+    assert steps(folder) == [4, 1]
+
+
+def test_the_one_that_latest_names_stays(folder):
+    for step in (1, 2, 3):
+        save(folder, step)
+    (folder / "LATEST.json").write_text('{"checkpoint": "step-000000000001"}')
+    prune(folder, keep_last=1)
+    assert steps(folder) == [3, 1]
+
+
+@pytest.mark.parametrize("how", ["flip", "cut", "manifest"])
+def test_damaged_ones_do_not_take_the_place_of_whole_ones(folder, how):
+    for step in (1, 2, 3, 4):
+        save(folder, step)
+    for step in (3, 4):
+        damage(folder / f"step-{step:012d}", how)
+    prune(folder, keep_last=1)
+    assert newest_verified(folder)[0].manifest.step == 2
+
+
+def test_where_none_is_whole_nothing_is_deleted(folder):
+    for step in (1, 2, 3):
+        damage(save(folder, step), "flip")
+    assert prune(folder, keep_last=1) == []
+    assert steps(folder) == [3, 2, 1]
+
+
+def test_what_a_resumed_run_has_passed_over_goes_with_its_next_save(folder):
+    """A run that went on from step 2 saves step 3: the damaged step 9 is of no run any more."""
+    for step in (1, 2, 9):
+        save(folder, step)
+    damage(folder / "step-000000000009", "flip")
+    save(folder, 3, keep_last=2)
+    assert steps(folder) == [3, 2]
+
+
+actions = st.one_of(
+    st.tuples(st.just("save"), st.integers(1, 4), st.floats(0, 1), st.integers(1, 3)),
+    st.tuples(st.just("prune"), st.integers(1, 3), st.integers(0, 2)),
+    st.tuples(st.just("damage"), st.sampled_from(["flip", "cut", "manifest"]), st.integers(0, 5)),
+    st.tuples(st.just("die while saving"), st.integers(1, 4)),
+    st.tuples(st.just("die while deleting"), st.integers(0, 5)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(actions, max_size=12))
+def test_the_last_whole_one_always_stays(sequence):
+    """After any sequence: if a checkpoint was whole before saving or pruning, one at least as new is whole after, and
+    deleting follows the numbers."""
+    home = Path(tempfile.mkdtemp())
+    folder, step = home / "c", 0
+    try:
+        for kind, *values in sequence:
+            before, _ = newest_verified(folder)
+            if kind == "save":
+                step = (before.manifest.step if before else 0) + values[0]  # a run goes on from the last whole one
+                save(folder, step, metrics={"m": values[1]}, keep_last=values[2])
+                after, rejected = newest_verified(folder)
+                assert (after.manifest.step, rejected) == (step, [])
+                assert len(steps(folder)) <= values[2]
+                assert {path.name[:5] for path in folder.iterdir()} <= {"step-", "LATES"}
+            elif kind == "prune":
+                keep, best = values
+                deleted = prune(folder, keep, Best("m", "highest", best) if best else None)
+                after, _ = newest_verified(folder)
+                assert (before is None) == (after is None)
+                assert before is None or after.path == before.path
+                assert before is not None or not deleted
+                assert not set(deleted) & set(checkpoints_in(folder))
+                assert (
+                    len([path for path in checkpoints_in(folder) if not examine(path, read=False).faults])
+                    <= keep + best + 2
+                )
+            elif kind == "die while saving":
+                (begin(folder, step + values[0], RUN) / "state.json").write_text("{")
+            elif there := checkpoints_in(folder):
+                path = there[values[-1] % len(there)]
+                if kind == "damage":
+                    _damage_if_whole(path, values[0])
+                elif before is None or path != before.path:
+                    _die_while_deleting(path)
+    finally:
+        shutil.rmtree(home)
+
+
+def _damage_if_whole(path: Path, how: str) -> None:
+    if not examine(path).faults:
+        damage(path, how)
+
+
+def _die_while_deleting(path: Path) -> None:
+    doomed = path.rename(path.with_name(f".del-{path.name}-{len(path.name)}{path.stat().st_ino}"))
+    next(doomed.glob("*.json")).unlink(missing_ok=True)
+
+
+def test_removing_what_is_not_there_is_told(folder):
+    with pytest.raises(Exception, match="No such file") as caught:
+        remove(folder / "step-000000000001")
+    assert not isinstance(caught.value, ModelError)

@@ -1,0 +1,116 @@
+import json
+
+import pytest
+
+from rlcli.checkpoint.commit import begin, commit, seal
+from rlcli.checkpoint.manifest import Manifest
+from rlcli.checkpoint.role_folders import check_digests, find_role
+from rlcli.errors import ModelError, UsageError
+
+
+def _model(folder, weights=b"weights"):
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(weights)
+
+
+def _checkpoint(run, step, roles=("actor",)):
+    folder = begin(run / "checkpoints", step, "run")
+    for role in roles:
+        _model(folder / "models" / role, f"{role} {step}".encode())
+    files = seal(folder, sorted(path for path in folder.rglob("*") if path.is_file()))
+    return commit(folder, Manifest(step, "run", "0", 1, "", {file.path: file for file in files}))
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Still running: checkpoints of steps 2 and 10, no models yet."""
+    for step in (2, 10):
+        _checkpoint(tmp_path, step, ("actor", "critic"))
+    (tmp_path / "status.json").write_text(json.dumps({"state": "running"}))
+    return tmp_path
+
+
+def test_a_run_means_its_newest_checkpoint(run):
+    found = find_role(run)
+    assert (found.role, found.step) == ("actor", 10)
+    assert found.folder == run / "checkpoints" / "step-000000000010" / "models" / "actor"
+
+
+def test_a_finished_run_means_its_models(run):
+    _model(run / "models" / "actor")
+    assert find_role(run).step == 10  # of an earlier end, from which the run went on
+    (run / "status.json").write_text(json.dumps({"state": "done"}))
+    found = find_role(run)
+    assert (found.folder, found.step) == (run / "models" / "actor", None)
+    assert find_role(run, step=2).step == 2
+
+
+def test_a_run_that_keeps_no_checkpoints(tmp_path):
+    _model(tmp_path / "models" / "actor")
+    assert find_role(tmp_path).folder == tmp_path / "models" / "actor"
+
+
+def test_steps_and_roles(run):
+    assert find_role(run, role="critic", step=2).folder.parts[-3:] == ("step-000000000002", "models", "critic")
+    with pytest.raises(UsageError, match="there are: 2, 10"):
+        find_role(run, step=3)
+    with pytest.raises(UsageError, match="one of actor, critic"):
+        find_role(run, role="reward")
+
+
+def test_a_checkpoint_or_a_folder_in_it(run):
+    checkpoint = run / "checkpoints" / "step-000000000002"
+    assert find_role(checkpoint, role="critic").folder == checkpoint / "models" / "critic"
+    found = find_role(checkpoint / "models" / "critic")
+    assert (found.role, found.step, found.checkpoint) == ("critic", 2, checkpoint)
+    with pytest.raises(UsageError, match="--step cannot choose"):
+        find_role(checkpoint, step=2)
+    with pytest.raises(UsageError, match="--role cannot choose"):
+        find_role(checkpoint / "models" / "actor", role="actor")
+
+
+def test_the_only_role_is_meant(tmp_path):
+    _checkpoint(tmp_path, 1, ("student",))
+    assert find_role(tmp_path).role == "student"
+
+
+def test_several_roles_without_an_actor(tmp_path):
+    _checkpoint(tmp_path, 1, ("student", "teacher"))
+    with pytest.raises(UsageError, match="one of student, teacher"):
+        find_role(tmp_path)
+
+
+def test_what_is_no_run(tmp_path):
+    with pytest.raises(UsageError, match="there is no folder"):
+        find_role(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match="neither a run"):
+        find_role(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ModelError, match="neither a checkpoint nor a model"):
+        find_role(tmp_path)
+
+
+def test_a_checkpoint_whose_save_never_ended(run):
+    (run / "checkpoints" / "step-000000000010" / "MANIFEST.json").unlink()
+    with pytest.raises(ModelError, match="never ended"):
+        find_role(run)
+
+
+def test_digests(run, tmp_path):
+    found = find_role(run)
+    assert check_digests(found) == 2
+    weights = found.folder / "model.safetensors"
+    content = weights.read_bytes()
+    for changed, code in ((b"Actor 10", "F18"), (b"actor", "F17")):
+        weights.write_bytes(changed)
+        with pytest.raises(ModelError) as caught:
+            check_digests(found)
+        assert caught.value.code == code
+    weights.unlink()
+    with pytest.raises(ModelError) as caught:
+        check_digests(found)
+    assert caught.value.code == "F20"
+    weights.write_bytes(content)
+    (found.folder.parent / "critic" / "config.json").unlink()
+    assert check_digests(found) == 2  # of another role

@@ -1,0 +1,38 @@
+"""The command line, run in process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from syrupy.extensions.amber import AmberSnapshotExtension
+
+from rlcli.cli import main as command_line
+
+
+@pytest.fixture
+def rlcli(capsys, tmp_path, monkeypatch) -> Callable[..., tuple[int, str, str]]:
+    """Run the command line in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("RLCLI_PROJECT", raising=False)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            command_line.main(list(arguments))
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+class Pages(AmberSnapshotExtension):
+    """What a user reads, in `snapshots`; `pytest tests/cli --snapshot-update` writes it anew."""
+
+    snapshot_dirname = "snapshots"
+
+
+@pytest.fixture
+def pages(snapshot):
+    """Equals what was read here before."""
+    return snapshot.use_extension(Pages)

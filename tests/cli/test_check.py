@@ -1,0 +1,146 @@
+"""`rlcli check` as a user meets it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcli.cli import main as command_line
+from rlcli.cli.findings import finding_lines, summary
+from rlcli.launch.preflight.findings import Finding
+from rlcli.registry import load
+
+HEAVY = ("torch", "transformers", "sympy", "math_verify", "datasets", "huggingface_hub")
+SFT = """\
+extends: base/sft
+models:
+  actor: {scratch: {model_type: llama, hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 1}, tokenizer: tok}
+datasets: {train: {type: prompt_answer, args: {path: rows.jsonl}}}
+train: {steps: 1, prompts_per_step: 1}
+"""
+
+
+@pytest.fixture
+def rlcli(capsys, tmp_path, monkeypatch):
+    """Run the command line in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            command_line.main(list(arguments))
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def text_recipe(tmp_path):
+    """mine.yaml: supervised fine-tuning on a file, with a tokenizer in a folder."""
+    load("datasets", "arithmetic").make_tokenizer().save_pretrained(tmp_path / "tok")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n{"prompt": "2+2?", "answer": "4"}\n')
+    (tmp_path / "mine.yaml").write_text(SFT)
+    return tmp_path
+
+
+@pytest.mark.parametrize("recipe", ["sft_math", "ppo_math"])
+def test_shipped_recipes_are_sound(rlcli, recipe):
+    code, out, err = rlcli("check", recipe, "--rows", "20")
+    assert (code, err) == (0, "")
+    assert all(line.startswith(("ok", "skip", " ", "all well")) for line in out.splitlines())
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert "\x1b" not in out
+
+
+def test_the_origin_of_a_warm_start_is_looked_at(rlcli):
+    out = rlcli("check", "ppo_math", "--rows", "5")[1]
+    assert "380 rows in the embedding" in out
+    assert "runs after" in out
+
+
+def test_json(rlcli, text_recipe):
+    code, out, _ = rlcli("check", "mine.yaml", "--json")
+    document = json.loads(out)
+    assert (code, document["ok"], document["recipe"]) == (0, True, "mine")
+    assert {"level", "about", "says", "details", "fix", "code", "exit_code"} == set(document["findings"][0])
+    (text_recipe / "rows.jsonl").write_text("{}\n")
+    code, out, _ = rlcli("check", "mine.yaml", "--json")
+    assert (code, json.loads(out)["ok"]) == (4, False)
+
+
+def test_a_failure_says_cause_and_fix_and_exits_with_its_class(rlcli, text_recipe):
+    code, out, err = rlcli("check", "mine.yaml", "datasets.train.args.max_length=3")
+    assert (code, err) == (4, "")
+    lines = out.splitlines()
+    (failure,) = [number for number, line in enumerate(lines) if line.startswith("FAIL")]
+    assert "rows.jsonl:1" in "".join(lines[failure:])
+    assert "fix: raise max_length" in " ".join(" ".join(lines[failure:]).split())
+    assert lines[-1] == "1 failure"
+
+
+def test_a_bad_recipe_is_reported_as_everywhere(rlcli, text_recipe):
+    code, out, err = rlcli("check", "mine.yaml", "datasets.train.args.pth=x")
+    assert (code, out) == (2, "")
+    assert err.startswith("error[R42]")
+    assert rlcli("check", "mine.yaml", "--rows", "0")[0] == 2
+
+
+def test_hostile_rows_reach_the_terminal_escaped(rlcli, text_recipe):
+    (text_recipe / "rows.jsonl").write_text(json.dumps({"prompt": "a", "\x1b[31manswer": 1}))
+    code, out, _ = rlcli("check", "mine.yaml")
+    assert code == 4
+    assert "\x1b" not in out
+
+
+def test_long_lines_are_wrapped_and_numbers_kept_whole():
+    finding = Finding(
+        level="warn", about="x", says="word " * 20 + "12 345 678 rows", details=["d " * 60], fix="f " * 60
+    )
+    lines = finding_lines(finding, 4, 60)
+    assert all(len(line) <= 60 for line in lines)
+    assert "12 345 678 rows" in " ".join(lines)
+    assert lines[0].startswith("warn  x   word")
+
+
+def test_the_summary_counts():
+    of = {level: Finding(level=level, about="", says="") for level in ("ok", "warn", "FAIL", "skip")}
+    assert summary([of["ok"], of["skip"]]) == "all well"
+    assert summary([of["FAIL"], of["warn"], of["warn"]]) == "1 failure, 2 warnings"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["check", "sft_math"], ["check", "ppo_math"], ["check", "mine.yaml"], ["tokens", "mine.yaml", "--row", "1"],
+     ["doctor"]],
+)  # fmt: skip
+def test_nothing_heavy_is_loaded(text_recipe, arguments):
+    script = f"""
+import sys
+from rlcli.cli.main import main
+try:
+    main({arguments!r})
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False, cwd=text_recipe
+    )
+    assert done.stderr.strip().splitlines()[-1] == "[]"
+
+
+def test_training_and_checking_refuse_the_same_model_files(rlcli, text_recipe):
+    folder = text_recipe / "model"
+    (text_recipe / "tok").rename(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 5}))
+    (folder / "model.safetensors").write_bytes(b"")
+    Path("mine.yaml").write_text(SFT.replace("scratch: {model_type: llama, hidden_size: 8, num_hidden_layers: 1, "
+                                             "num_attention_heads: 1}, tokenizer: tok", "path: model"))  # fmt: skip
+    code, out, _ = rlcli("check", "mine.yaml")
+    trained, _, err = rlcli("train", "mine.yaml")
+    assert (code, trained) == (5, 5)
+    assert "the tokenizer in model has 380 tokens" in " ".join(out.split())
+    assert "the tokenizer in model has 380 tokens" in err

@@ -1,0 +1,129 @@
+"""`rlcli diff`: two recipes, two runs, one of each."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from rlcli.observe.run_directory import RunDirectory
+from rlcli.recipe.resolve import load_recipe
+
+
+def record(path: Path, recipe: str, overrides: list[str], rewards: list[float], torch: str = "2.13.0") -> Path:
+    """The directory of a finished run, with what a run writes there."""
+    resolved = load_recipe(recipe, overrides)
+    with RunDirectory.create(path, resolved.recipe.name, command=["rlcli", "train", recipe]) as run:
+        run.write_text("recipe.resolved.yaml", resolved.to_yaml())
+        run.write_text("origins.json", json.dumps(resolved.origins))
+        lines = [{"step": n, "actor/reward": value, "time/step": 2.0} for n, value in enumerate(rewards, start=1)]
+        run.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        environment = json.loads(run.environment.read_text())
+        environment["packages"]["torch"] = torch
+        run.write_text("environment.json", json.dumps(environment))
+        run.write_status("done", len(rewards), len(rewards), 0)
+    return path
+
+
+@pytest.fixture
+def child(rlcli):
+    Path("mine.yaml").write_text("extends: ppo_math\nppo:\n  kl_ctl: 0.02\ntrain:\n  shuffle: false\n")
+    return rlcli
+
+
+def test_changed_values_with_both_origins(child):
+    code, out, err = child("diff", "ppo_math", "mine.yaml")
+    assert (code, err) == (0, "")
+    assert "graph.*.interface.args.kl_ctl  (4 keys)" in out
+    assert "    B  0.02  mine.yaml:3:11\n" in out
+    document = json.loads(child("diff", "ppo_math", "mine.yaml", "--json")[1])
+    changed = {one["key"]: one for one in document["recipe"]}
+    assert changed["train.shuffle"] == {
+        "key": "train.shuffle",
+        "kind": "changed",
+        "before": True,
+        "now": False,
+        "origin_before": "default",
+        "origin_now": "mine.yaml:5:12",
+    }
+    assert changed["graph.actor_train.interface.args.kl_ctl"]["now"] == 0.02
+    assert set(changed) - {key for key in changed if key.endswith("kl_ctl")} == {"name", "train.shuffle"}
+
+
+def test_the_same_says_so(child):
+    code, out, _ = child("diff", "ppo_math", "ppo_math")
+    assert code == 0
+    assert "no difference" in out
+    assert json.loads(child("diff", "ppo_math", "ppo_math", "--json")[1])["recipe"] == []
+
+
+def test_a_default_that_is_spelt_out_is_no_difference(child):
+    Path("same.yaml").write_text("extends: ppo_math\nname: ppo_math\nppo: {eps_clip: 0.2}\n")
+    assert "no difference" in child("diff", "ppo_math", "same.yaml")[1]
+
+
+def test_sections_of_one_recipe_are_named_once(child):
+    out = " ".join(child("diff", "ppo_math", "sft_math")[1].split())
+    assert "only in A: datasets.held_out, models.critic, models.ref" in out
+    assert "only in B: models.actor.scratch, graph.sft_train" in out
+    assert "models.critic.backend" not in out
+
+
+def test_it_fits_80_columns(child):
+    out = child("diff", "ppo_math", "sft_math")[1].replace(str(Path(__file__).parents[2]) + "/", "")
+    assert [line for line in out.splitlines() if len(line) > 80] == []
+
+
+def test_two_runs(rlcli):
+    one = record(Path("a"), "sft_math", ["train.steps=3"], [0.1, 0.2, 0.3])
+    two = record(Path("b"), "sft_math", ["train.steps=2", "seed=4"], [0.5, 0.7], torch="2.14.0")
+    code, out, _ = rlcli("diff", str(one), str(two))
+    assert code == 0
+    assert "    B  4  command line\n" in out
+    assert "packages.torch  2.13.0 -> 2.14.0" in out
+    row = next(line for line in out.splitlines() if "reward in training" in line)
+    assert row.split()[-3:] == ["0.200", "0.600", "+0.400"]
+    document = json.loads(rlcli("diff", "a", "b", "--json")[1])
+    assert {one["key"] for one in document["recipe"]} == {"train.steps", "seed"}
+    assert {"name": "packages.torch", "a": "2.13.0", "b": "2.14.0"} in document["environment"]
+    assert {"name": "steps", "a": 3, "b": 2} in document["results"]
+    assert document["a"]["kind"] == document["b"]["kind"] == "run"
+
+
+def test_a_run_against_the_recipe_that_it_came_from(rlcli):
+    record(Path("a"), "sft_math", ["train.steps=3"], [0.1])
+    code, out, _ = rlcli("diff", "sft_math", "a")
+    assert code == 0
+    assert "  train.steps\n" in out
+    assert "results" not in out
+    document = json.loads(rlcli("diff", "sft_math", "a", "--json")[1])
+    assert [one["key"] for one in document["recipe"]] == ["train.steps"]
+
+
+def test_a_run_that_went_wrong_early_still_compares(rlcli):
+    record(Path("a"), "sft_math", [], [])
+    record(Path("b"), "sft_math", [], [math.inf])
+    Path("a/metrics.jsonl").unlink()
+    Path("b/environment.json").write_text('{"torn')
+    Path("b/origins.json").unlink()
+    code, out, _ = rlcli("diff", "a", "b")
+    assert code == 0
+    assert "no difference" in out
+    assert rlcli("diff", "a", "b", "--json")[0] == 0
+
+
+def test_a_run_without_its_recipe_is_refused(rlcli):
+    record(Path("a"), "sft_math", [], [])
+    Path("a/recipe.resolved.yaml").unlink()
+    code, out, err = rlcli("diff", "a", "sft_math")
+    assert (code, out) == (6, "")
+    assert err.startswith("error[F72]")
+
+
+@pytest.mark.parametrize("given", ["no_such", ".", "a\0b"])
+def test_what_is_neither_recipe_nor_run_exits_2(rlcli, given):
+    code, out, err = rlcli("diff", "ppo_math", given)
+    assert (code, out) == (2, "")
+    assert err.startswith("error[R5")

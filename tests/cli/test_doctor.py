@@ -1,0 +1,202 @@
+"""`rlcli doctor`: packages, devices and limits, and what to do about those that are wrong."""
+
+import json
+import shutil
+from collections import namedtuple
+from email.message import Message
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from rlcli.cli import main as command_line
+from rlcli.launch import devices
+from rlcli.launch import doctor as room
+from rlcli.launch.devices import Gpu, list_gpus, read_gpus
+from rlcli.launch.requirements import fits, read_requirements, torch_build
+
+LISTING = """\
+0, NVIDIA H200, 143771, 143166, 570.86
+1, NVIDIA H200, 143771, 1024, 570.86
+[N/A], broken line
+"""
+
+
+@pytest.fixture
+def rlcli(capsys, tmp_path, monkeypatch):
+    """Run the command line in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("RLCLI_PROJECT", raising=False)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            command_line.main(list(arguments))
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def findings():
+    return {finding.about: finding for finding in room.examine()}
+
+
+def test_it_says_what_is_there(rlcli):
+    code, out, err = rlcli("doctor")
+    assert (code, err) == (0, "")
+    assert all(len(line) <= 80 for line in out.splitlines())
+    for about in ("python", "packages", "torch", "cores", "memory", "disk", "open files", "project", "Slurm"):
+        assert f" {about} " in out
+
+
+def test_json(rlcli):
+    code, out, _ = rlcli("doctor", "--json")
+    document = json.loads(out)
+    assert (code, document["ok"]) == (0, True)
+    assert document["packages"]["torch"] == metadata.version("torch")
+    assert {"torch", "transformers", "deepspeed"} <= set(document["packages"])
+
+
+def test_a_missing_package_fails_with_the_way_to_get_it(rlcli, monkeypatch):
+    real = room.installed_version
+    monkeypatch.setattr(room, "installed_version", lambda name: None if name == "pyzmq" else real(name))
+    code, out, _ = rlcli("doctor")
+    assert code == 1
+    assert "FAIL  pyzmq" in out
+    assert "fix: pip install 'pyzmq>=" in out
+    assert out.splitlines()[-1].startswith("1 failure")
+
+
+def test_an_old_package_fails(monkeypatch):
+    real = room.installed_version
+    monkeypatch.setattr(room, "installed_version", lambda name: "1.0" if name == "transformers" else real(name))
+    found = findings()["transformers"]
+    assert (found.level, found.exit_code) == ("FAIL", 1)
+    assert found.says.startswith("1.0 is installed, rlcli wants >=")
+
+
+def test_extras_are_optional_and_have_their_range(monkeypatch):
+    real = room.installed_version
+    versions = {"deepspeed": "0.1", "sglang": "99.0"}
+    monkeypatch.setattr(room, "installed_version", lambda name: versions.get(name) or real(name))
+    found = findings()
+    assert found["deepspeed"].level == "warn"
+    assert "0.1 installed; tested with deepspeed>=" in found["deepspeed"].says
+    assert (found["sglang"].level, found["sglang"].says) == ("ok", "sglang 99.0")
+    monkeypatch.setattr(room, "installed_version", lambda name: None if name == "megatron-core" else real(name))
+    found = findings()["megatron"]
+    assert (found.level, found.fix) == ("skip", "pip install 'rlcli[megatron]'")
+
+
+def test_the_requirements_are_those_of_the_package():
+    found = read_requirements()
+    assert {"torch", "transformers", "typer"} <= {one.name for one in found.needed}
+    assert "test" not in found.extras
+    assert [one.name for one in found.extras["deepspeed"]] == ["deepspeed"]
+
+
+def test_the_requirements_of_an_installed_package(monkeypatch):
+    lines = [
+        "torch>=2.13",
+        'deepspeed>=0.18; extra == "deepspeed"',
+        'pytest; extra == "test"',
+        'x; python_version < "3"',
+    ]
+    told = Message()
+    told["Requires-Python"] = ">=3.11"
+    for name, values in {"Requires-Dist": lines, "Provides-Extra": ["deepspeed", "test"]}.items():
+        for value in values:
+            told[name] = value
+    monkeypatch.setattr("rlcli.launch.requirements.is_project", lambda folder: False)
+    monkeypatch.setattr("rlcli.launch.requirements.metadata.metadata", lambda name: told)
+    found = read_requirements()
+    assert ([one.name for one in found.needed], list(found.extras)) == (["torch"], ["deepspeed"])
+
+
+@pytest.mark.parametrize(("version", "good"), [("2.13.0+cpu", True), ("2.14.0rc1", True), ("2.12.9", False)])
+def test_versions(version, good):
+    assert fits(Requirement("torch>=2.13"), version) == good
+
+
+def test_the_build_of_torch_is_that_of_torch_itself():
+    import torch
+
+    assert torch_build() == (f"cuda {torch.version.cuda}" if torch.version.cuda else "cpu")
+
+
+def test_gpus_are_read_from_the_driver():
+    first, second = read_gpus(LISTING)
+    assert (first.index, first.name, first.driver) == (0, "NVIDIA H200", "570.86")
+    assert round(first.total_gib) == 140
+    assert second.free_gib == 1
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("nvidia-smi"), devices.subprocess.TimeoutExpired("nvidia-smi", 1)])
+def test_without_a_driver_there_are_no_gpus(monkeypatch, error):
+    def fails(*_args, **_options):
+        raise error
+
+    monkeypatch.setattr(devices.subprocess, "run", fails)
+    assert list_gpus() == []
+
+
+def test_gpus_in_use_and_a_torch_that_cannot_use_them(monkeypatch):
+    monkeypatch.setattr(room, "list_gpus", lambda: read_gpus(LISTING))
+    monkeypatch.setattr(room, "torch_build", lambda: "cpu")
+    found = findings()
+    assert (found["GPUs"].level, list(found["GPUs"].details)) == ("warn", ["GPU 1: 1.0 of 140.4 GiB free"])
+    assert found["torch"].level == "warn"
+    monkeypatch.setattr(room, "list_gpus", lambda: [Gpu(0, "A", 80, 79, "1")])
+    monkeypatch.setattr(room, "torch_build", lambda: "cuda 13.0")
+    assert (findings()["GPUs"].level, findings()["torch"].level) == ("ok", "ok")
+
+
+def test_little_shared_memory_matters_with_gpus(monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(64 << 20, 0, 64 << 20))
+    assert room._check_shared_memory(False).level == "ok"
+    found = room._check_shared_memory(True)
+    assert (found.level, found.says) == ("warn", "64 MiB of 64 MiB free: too little for ranks that share a machine")
+    assert room._check_disk().level == "warn"
+
+
+def test_few_open_files(monkeypatch):
+    monkeypatch.setattr(room.resource, "getrlimit", lambda _which: (256, 4096))
+    found = room._check_open_files()
+    assert (found.level, found.fix) == ("warn", "ulimit -n 4096")
+
+
+def test_broken_components_of_the_project(rlcli, tmp_path):
+    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "broken.py").write_text("def :\n")
+    code, out, _ = rlcli("doctor")
+    assert code == 0
+    assert "with 1 component, 1 broken" in " ".join(out.split())
+    (tmp_path / "pyproject.toml").write_text("[tool.rlcli\n")
+    code, out, _ = rlcli("doctor")
+    assert code == 1
+    assert "FAIL  project" in out
+
+
+def test_slurm(monkeypatch):
+    monkeypatch.setattr(room.shutil, "which", lambda name: None)
+    assert room._check_slurm().level == "skip"
+    monkeypatch.setattr(room.shutil, "which", lambda name: name if name != "sacct" else None)
+    assert room._check_slurm().says == "sbatch, srun, squeue, scancel; missing: sacct"
+
+
+def test_the_report_holds_no_secret(rlcli, tmp_path, monkeypatch):
+    secret = "hf_0123456789abcdef"
+    monkeypatch.setenv("HF_TOKEN", secret)
+    monkeypatch.setenv("WANDB_API_KEY", secret)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
+    code, out, _ = rlcli("doctor", "--report")
+    assert code == 0
+    assert secret not in out
+    assert "HF_TOKEN" in out
+    assert str(Path.home()) not in out
+    assert f"torch {metadata.version('torch')}" in out

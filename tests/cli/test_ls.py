@@ -1,0 +1,54 @@
+"""`rlcli ls`: what there is, and whose it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def project(rlcli, tmp_path):
+    """The working directory as a project with a recipe, a profile and a dataset that is broken."""
+    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
+    (tmp_path / "recipes" / "profiles").mkdir(parents=True)
+    (tmp_path / "recipes" / "mine.yaml").write_text("# Does something. And more.\nextends: ppo_math\n")
+    (tmp_path / "recipes" / "profiles" / "tiny.yaml").write_text("# For a walk.\ntrain: {steps: 1}\n")
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "broken.py").write_text("def :\n")
+    return rlcli
+
+
+def test_each_entry_tells_whose_it_is(project):
+    document = json.loads(project("ls", "recipes", "--json")[1])
+    homes = {entry["name"]: entry["home"] for entry in document["recipes"]}
+    assert (homes["mine"], homes["ppo_math"]) == ("project", "built-in")
+    (mine,) = [entry for entry in document["recipes"] if entry["name"] == "mine"]
+    assert Path(mine["where"]).samefile("recipes/mine.yaml")
+    assert mine["doc"] == "Does something. And more."
+    (line,) = [line for line in project("ls", "recipes")[1].splitlines() if line.startswith("mine ")]
+    assert line.split() == ["mine", "project", "Does", "something."]
+
+
+def test_profiles_stand_apart_and_go_by_the_name_that_with_takes(project):
+    document = json.loads(project("ls", "--json")[1])
+    assert "tiny" in [entry["name"] for entry in document["profiles"]]
+    assert not any("tiny" in entry["name"] for entry in document["recipes"])
+    assert "--with" in project("ls", "profiles")[1]
+    assert project("validate", "mine", "--with", "tiny")[0] == 0
+
+
+def test_a_broken_component_is_listed_with_what_is_wrong(project):
+    code, out, _ = project("ls", "datasets")
+    assert code == 0
+    assert "not valid Python" in " ".join(out.split())
+
+
+def test_it_fits_80_columns(project):
+    assert [line for line in project("ls")[1].splitlines() if len(line) > 80] == []
+
+
+def test_where_there_are_no_profiles_nothing_is_said_of_them(rlcli):
+    named = json.loads(rlcli("ls", "profiles", "--json")[1])["profiles"]
+    assert ("profiles" in rlcli("ls")[1]) == bool(named)

@@ -1,0 +1,174 @@
+"""Every class of mistake at the command line: the exact words on stderr, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from rlcli.cli.main import VERBS
+from rlcli.cli.output import print_error
+from rlcli.errors import Problem, RecipeError, UsageError
+
+REPOSITORY = Path(__file__).parents[2]
+
+FILES = {
+    "typo.yaml": "extends: ppo_math\nsed: 1\ntrain: {stpes: 1}\nlearning_rate: 1e-6\n",
+    "type.yaml": "extends: ppo_math\ntrain: {steps: ten}\n",
+    "twice.yaml": "extends: ppo_math\nseed: 1\nseed: 2\n",
+    "broken.yaml": "extends: [ppo_math\n",
+    "empty.yaml": "",
+    "orphan.yaml": "extends: no_such_base\n",
+    "circle.yaml": "extends: ./circle.yaml\n",
+    "graph.yaml": "extends: ppo_math\ngraph: {actor_train: {inputs: [packed_inputs]}}\n",
+    "component.yaml": "extends: ppo_math\ndatasets: {train: arithmetics}\n",
+    "both.yaml": "extends: ppo_math\ntrain: {epochs: 2}\n",
+    "reference.yaml": "extends: ppo_math\nseed: ${sead}\n",
+    "model.yaml": "extends: ppo_math\nmodels: {actor: {path: ./gone}}\n",
+}
+
+MISTAKES = {
+    "unknown-verb": "trian",
+    "unknown-verb-nothing-near": "zzz",
+    "a-recipe-instead-of-a-verb": "ppo_math",
+    "a-file-instead-of-a-verb": "typo.yaml",
+    "unknown-option-of-rlcli": "--verison",
+    "option-after-the-verb": "plan ppo_math --debug",
+    "option-without-its-value": "train ppo_math --run-dir",
+    "flag-with-a-value": "ls --json=yes",
+    "too-many-arguments": "ls datasets extra",
+    "not-a-choice": "ls dataset",
+    "not-a-choice-nothing-near": "ls thing",
+    "not-a-number": "check ppo_math --rows many",
+    "out-of-range": "check ppo_math --rows 0",
+    "no-project": "--project gone ls",
+    "not-a-project": "--project . ls",
+    "no-recipe": "plan ppo_mth",
+    "no-recipe-nothing-near": "plan zzz",
+    "no-layer": "validate ppo_math --with h100x8",
+    "no-component": "show interface ppo_acter",
+    "not-an-override": "plan ppo_math steps",
+    "same-key-twice": "plan ppo_math train.steps=1 train.steps=2",
+    "key-on-the-command-line": "plan ppo_math ppo.kl_clt=0.1",
+    "value-on-the-command-line": "plan ppo_math train.steps=many",
+    "choice-on-the-command-line": "plan ppo_math launch=locl",
+    "typo": "validate typo.yaml",
+    "typo-when-training": "train typo.yaml",
+    "type": "validate type.yaml",
+    "twice": "validate twice.yaml",
+    "broken": "validate broken.yaml",
+    "empty": "validate empty.yaml",
+    "orphan": "validate orphan.yaml",
+    "circle": "validate circle.yaml",
+    "graph": "validate graph.yaml",
+    "component": "validate component.yaml",
+    "both": "validate both.yaml",
+    "reference": "validate reference.yaml",
+    "model": "plan model.yaml",
+    "devices": "plan ppo_math cluster.devices_per_node=2",
+    "a-file-name-that-is-none": "plan a\\nb",
+    "which-shell": "completion tcsh",
+    "no-run": "resume runs/gone",
+    "diff-with-nothing": "diff ppo_math gone",
+    "cp-onto-a-file": "cp ppo_math typo.yaml",
+    "no-key": "explain ppo_math ppo.kl_clt",
+    "no-section": "schema trian",
+    "no-row": "tokens sft_math --row -1",
+}
+
+LISTS = [
+    (r"(known by name: )[^\n]*", r"\1<recipes>"),
+    (r"(the (?:interface|backend|dataset)s are )[^\n]*", r"\1<names>; searched <folders>"),
+    (r"(looked in )[^\n]*", r"\1<folders>"),
+    (r"(legal here: )[^\n]*", r"\1<keys>"),
+]
+"""What grows with every component and recipe that is added."""
+
+
+@pytest.fixture
+def mistake(rlcli, tmp_path):
+    """Run a command line among FILES: (exit code, stdout, stderr without paths of this machine)."""
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code, out, err = rlcli(*arguments)
+        for folder, name in ((tmp_path.resolve(), "<here>"), (REPOSITORY, "<rlcli>")):
+            err = err.replace(str(folder), name)
+        for pattern, put in LISTS:
+            err = re.sub(pattern, put, err)
+        return code, out, err
+
+    return run
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake(mistake, pages, name):
+    code, out, err = mistake(*(word.replace("\\n", "\n") for word in MISTAKES[name].split()))
+    assert out == ""
+    assert code in (2, 4, 5, 6)
+    assert re.match(r"error\[(USAGE|PROJECT|MODEL|DATA|RESOURCE|[A-Z]\d\d)\]", err)
+    assert "Traceback" not in err
+    assert f"exit {code}\n{err}" == pages
+
+
+@pytest.mark.parametrize("verb", [verb for verbs in VERBS.values() for verb in verbs])
+def test_an_unknown_option_of_each_verb(mistake, verb):
+    code, out, err = mistake(verb, "--jsno")
+    assert (code, out) == (2, "")
+    assert err == f"error[USAGE]: rlcli {verb} has no option --jsno. hint: did you mean --json?\n"
+
+
+@pytest.mark.parametrize("verb", [verb for verbs in VERBS.values() for verb in verbs])
+def test_a_verb_without_what_it_needs_shows_an_example(mistake, verb):
+    page = mistake(verb, "--help")[1]
+    needs = re.match(rf"rlcli {verb} ([A-Z][A-Za-z.]*)", page)
+    if needs is not None:
+        code, out, err = mistake(verb)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"error[USAGE]: rlcli {verb} needs {needs[1]}")
+        assert f"hint: for example: rlcli {verb} " in err
+
+
+def test_with_json_the_problems_are_data_and_the_words_are_talk(mistake):
+    code, out, err = mistake("validate", "typo.yaml", "--json")
+    document = json.loads(out)
+    assert (code, document["exit_code"], document["ok"]) == (2, 2, False)
+    assert [p["where"] for p in document["problems"]] == ["typo.yaml:2:1", "typo.yaml:3:9", "typo.yaml:4:1"]
+    assert all(p["code"] and p["what"] and p["hint"] for p in document["problems"])
+    assert err == mistake("validate", "typo.yaml")[2]
+
+
+def test_a_usage_error_is_json_too(mistake):
+    code, out, _ = mistake("plan", "--json")
+    document = json.loads(out)
+    assert code == document["exit_code"] == 2
+    assert document["problems"][0]["code"] == "USAGE"
+
+
+def test_colour_is_for_terminals_and_can_be_refused(capsys, monkeypatch):
+    error = RecipeError([Problem("R42", "unknown key x", "a.yaml:1:1", "did you mean y?", "    x: 1\n    ^")])
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    print_error(error)
+    plain = capsys.readouterr().err
+    assert "\x1b" not in plain
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    print_error(error)
+    coloured = capsys.readouterr().err
+    assert coloured.startswith("\x1b[1;31merror[R42]\x1b[0m a.yaml:1:1")
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
+    monkeypatch.setenv("NO_COLOR", "1")
+    print_error(error)
+    assert capsys.readouterr().err == plain
+
+
+def test_control_characters_never_reach_the_terminal(rlcli, capsys):
+    print_error(UsageError("a\x1b[2Jb\x07", hint="c\x9bd"))
+    assert not [sign for sign in capsys.readouterr().err if not sign.isprintable() and sign != "\n"]
+    for arguments in (["\x1b[2J"], ["plan", "\x1b[2J"], ["plan", "ppo_math", "\x1b=1"], ["plan", "--\x1b"]):
+        code, _, err = rlcli(*arguments)
+        assert code == 2
+        assert "\x1b" not in err

@@ -1,0 +1,135 @@
+"""`rlcli plan` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcli.cli import main as command_line
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def rlcli(capsys, tmp_path, monkeypatch):
+    """Run the command line in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            command_line.main(list(arguments))
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def document(rlcli, *arguments: str) -> dict:
+    code, out, err = rlcli("plan", *arguments, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["ppo_math"], ["sft_math"], ["ppo_math", "--nodes", "2", "--devices", "8", "--device-memory", "0.2"],
+     ["ppo_math", "--nodes", "16", "--devices", "4"], ["ppo_math", "models.actor.path=owner/a-model-with-a-long-name"]],
+)  # fmt: skip
+def test_a_plan_is_plain_text_of_80_columns(rlcli, arguments):
+    code, out, err = rlcli("plan", *arguments)
+    assert (code, err) == (0, "")
+    assert "\x1b" not in out
+    assert [line for line in out.splitlines() if len(line) > 80] == []
+    assert [line for line in out.splitlines() if line != line.rstrip()] == []
+
+
+def test_what_a_plan_tells(rlcli):
+    _, out, _ = rlcli("plan", "ppo_math", "--devices", "2", "--device-memory", "80")
+    for part in (
+        "ppo_math · 1 node x 2 devices (auto) · launch local",
+        "runs after sft_math",
+        "actor   ■■",
+        "actor_gen     actor.generate",
+        "64 prompts x 4 responses = 256 sequences",
+        "at most 40 + 64 = 104 tokens",
+        "actor_train: 1 micro-batch of up to 3328 tokens",
+        "peak of       held  grads  gathered  activ.",
+        "within about 15 %",
+        "disk: checkpoints of",
+        " ok",
+    ):
+        assert part in out
+
+
+def test_all_of_it_is_in_the_json(rlcli):
+    told = document(rlcli, "ppo_math", "--device-memory", "80")
+    assert [(role["role"], role["ranks"]) for role in told["roles"]] == [
+        ("actor", [0]), ("critic", [0]), ("ref", [0]), ("reward", [0]),
+    ]  # fmt: skip
+    assert told["stages"][0] == ["actor_gen"]
+    assert {held["role"]: held["parameters"] for held in told["memory"]["held"]}["actor"] == 1098368
+    assert {peak["verdict"] for peak in told["memory"]["peaks"]} == {"ok"}
+    assert all(peak["total"] >= peak["held"] > 0 for peak in told["memory"]["peaks"])
+    assert told["memory"]["within_percent"] == 15
+    assert told["storage"]["checkpoint"] == 12 * (1098368 + 1098497)
+    assert told["storage"]["free"] > 0
+    assert "sbatch" not in told
+    assert "#SBATCH" in document(rlcli, "ppo_math", "--sbatch")["sbatch"]
+
+
+def test_too_little_memory_is_said_with_a_key_that_helps(rlcli):
+    told = document(rlcli, "ppo_math", "cluster.device=cpu", "--device-memory", "0.2")
+    assert {peak["call"]: peak["verdict"] for peak in told["memory"]["peaks"]}["actor_train"] == "too much"
+    (key, *_) = told["memory"]["advice"]["actor_train"]
+    _, out, _ = rlcli("plan", "ppo_math", "cluster.device=cpu", "--device-memory", "0.2")
+    assert f"would fit with {key}" in " ".join(out.split())
+
+
+def test_a_model_that_is_nowhere_is_unknown_and_says_why(rlcli):
+    _, out, _ = rlcli("plan", "ppo_math", "models.actor.path=owner/name")
+    assert "memory of actor, critic, ref is unknown: owner/name is not in the local Hub cache" in " ".join(out.split())
+    assert "the size of a checkpoint is unknown" in out
+    assert document(rlcli, "ppo_math", "models.actor.path=owner/name")["storage"]["checkpoint"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device-memory", "-1"], "--device-memory is -1"),
+        (["--device-memory", "nan"], "--device-memory is nan"),
+        (["--nodes", "0"], "--nodes"),
+        (["--sbatch", "--time", "never"], "--time is"),
+        (["--devices", "3", "models.actor.mesh={tp: 1, dp: 1}"], "the mesh of actor"),
+        (["--nodes", "2", "--devices", "8", "--sbatch"], "this version launches on one"),
+        (["--sbatch", "--partition", "a b"], "--partition is"),
+    ],
+)  # fmt: skip
+def test_mistakes_exit_2_with_one_message(rlcli, arguments, message):
+    code, out, err = rlcli("plan", "ppo_math", *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--sbatch"], ["--json", "--device-memory", "1"]])
+def test_a_plan_loads_nothing_heavy(arguments):
+    script = f"""
+import sys
+from rlcli.cli.main import main
+try:
+    main(["plan", "ppo_math", *{arguments!r}])
+except SystemExit as ended:
+    assert not ended.code, ended.code
+heavy = ("torch", "transformers", "datasets", "networkx", "sympy", "huggingface_hub", "numpy", "rich.table")
+print([name for name in heavy if name in sys.modules], file=sys.stderr)
+"""
+    paths = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": paths}, capture_output=True,
+                          text=True, timeout=60, check=False)  # fmt: skip
+    assert done.stderr.strip().splitlines()[-1] == "[]"

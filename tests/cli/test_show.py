@@ -1,0 +1,80 @@
+"""`rlcli show`: a recipe that loads to the same, with its origins; and what components can be told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlcli.recipe.resolve import load_recipe
+
+WHOLE = ["ppo_math", "sft_math"]
+
+
+@pytest.mark.parametrize("options", [[], ["--all"], ["--origins"], ["--origins", "--all"]])
+@pytest.mark.parametrize("recipe", WHOLE)
+def test_what_is_shown_loads_to_the_same(rlcli, recipe, options):
+    code, out, _ = rlcli("show", recipe, "seed=4", *options)
+    assert code == 0
+    Path("again.yaml").write_text(out)
+    assert load_recipe("again.yaml").recipe == load_recipe(recipe, ["seed=4"]).recipe
+
+
+@pytest.mark.parametrize("recipe", WHOLE)
+def test_origins_stand_in_one_column_and_fit(rlcli, recipe, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])  # origins are relative to the working directory
+    out = rlcli("show", recipe, "--origins")[1]
+    lines = [line for line in out.splitlines() if "  # " in line and not line.startswith("#")]
+    columns = [line.index("  # ") for line in lines]
+    assert columns.count(max(set(columns), key=columns.count)) > 0.9 * len(columns)
+    assert sum(len(line) > 80 for line in out.splitlines()) < 0.05 * len(lines)
+
+
+def test_origins_tell_layers_from_the_command_line_and_defaults(rlcli):
+    Path("mine.yaml").write_text("extends: ppo_math\ntrain:\n  steps: 3\n")
+    lines = rlcli("show", "mine.yaml", "seed=2", "--origins", "--all")[1].splitlines()
+    found = {line.partition("#")[0].strip(): line.partition("# ")[2] for line in lines}
+    assert found["steps: 3"] == "mine.yaml:3:10"
+    assert found["seed: 2"] == "command line"
+    assert found["shuffle: true"] == "default"
+    assert any(origin.partition(".yaml:")[0].endswith("base/ppo") for origin in found.values())
+    assert any(line.startswith("# layer mine.yaml") for line in lines)
+
+
+def test_defaults_are_left_out_unless_asked_for(rlcli):
+    _, short, talk = rlcli("show", "ppo_math")
+    every = rlcli("show", "ppo_math", "--all")[1]
+    assert "shuffle" not in short
+    assert "shuffle: true" in every
+    assert "--all" in talk
+    assert json.loads(rlcli("show", "ppo_math", "--json")[1])["recipe"]["train"]["shuffle"] is True
+
+
+def test_a_profile_is_laid_over(rlcli):
+    Path("small.yaml").write_text("train: {prompts_per_step: 8}\n")
+    out = rlcli("show", "ppo_math", "--with", "small.yaml", "--origins")[1]
+    assert ["prompts_per_step:", "8", "#", "small.yaml:1:27"] in [line.split() for line in out.splitlines()]
+
+
+@pytest.mark.parametrize("name", ["ppo_actor", "fsdp", "math_prompts", "null", "sft"])
+def test_a_component_reads_well_at_80_columns(rlcli, name):
+    code, out, _ = rlcli("show", name)
+    assert code == 0
+    assert all(len(line) <= 80 for line in out.splitlines()[1:])
+
+
+def test_a_component_says_what_it_can_be_told_and_where(rlcli):
+    _, out, err = rlcli("show", "backend", "fsdp")
+    lines = out.splitlines()
+    at = lines.index("  lr  float = 1e-05")
+    assert lines[at + 1].strip() == "Peak learning rate of AdamW."
+    assert "models.<role>.backend.args.<arg>" in err
+    assert "takes no args" in rlcli("show", "null")[1]
+
+
+@pytest.mark.parametrize("arguments", [["interface", "ppo_actor", "--origins"], ["interface", "a", "b"]])
+def test_a_component_takes_no_more(rlcli, arguments):
+    code, out, err = rlcli("show", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error[USAGE]")

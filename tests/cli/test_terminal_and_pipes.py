@@ -1,0 +1,160 @@
+"""Whole processes where a terminal is narrow, dumb, colourless, closed or gone: never a traceback, never a mix-up."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PRINTING = {
+    "alone": "",
+    "help": "--help",
+    "help-of-a-verb": "train --help",
+    "version": "--version",
+    "validate": "validate ppo_math",
+    "plan": "plan ppo_math",
+    "show": "show ppo_math",
+    "component": "show ppo_actor",
+    "explain": "explain ppo_math ppo.kl_ctl",
+    "diff": "diff ppo_math sft_math",
+    "schema": "schema",
+    "tokens": "tokens sft_math",
+    "ls": "ls",
+    "completion": "completion bash",
+    "json": "ls --json",
+}
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start rlcli in an empty folder, in a plain environment."""
+
+    def run(arguments, *, before="", variables=None, cwd=None, redirect="", **options):
+        environment = {
+            name: value for name, value in os.environ.items()
+            if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "RLCLI_PROJECT")
+        }  # fmt: skip
+        environment |= {"PYTHONPATH": str(REPOSITORY), **(variables or {})}
+        environment = {name: value for name, value in environment.items() if value is not None}
+        line = f'{before} exec "$0" -m rlcli "$@" {redirect}'
+        words = arguments if isinstance(arguments, list) else arguments.split()
+        return subprocess.run(
+            ["bash", "-c", line, sys.executable, *words],
+            env=environment, cwd=cwd or tmp_path, timeout=60, capture_output=True, check=False, **options,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.mark.parametrize("name", PRINTING)
+def test_a_broken_pipe_ends_quietly(start, name):
+    script = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-m", "rlcli", *sys.argv[1:]], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+child.stdout.close()
+print(child.stderr.read().decode(), child.wait())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *PRINTING[name].split()], text=True, capture_output=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["141"]
+
+
+@pytest.mark.parametrize("name", ["help", "ls", "json", "version", "schema"])
+def test_a_full_disk_behind_stdout_is_told(start, name):
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    done = start(PRINTING[name], redirect=">/dev/full")
+    assert done.returncode == 6
+    assert done.stderr.decode() == "error[RESOURCE]: cannot write the output: No space left on device\n"
+
+
+def test_closed_streams(start):
+    assert start("ls datasets", redirect=">&-").returncode == 0
+    assert start("ls datasets", redirect="<&-").stdout
+    assert start("validate ppo_math", redirect="<&- >&- 2>&-").returncode == 0
+    done = start("plan no_such", redirect="2>&-")
+    assert (done.returncode, done.stdout) == (2, b"")  # talk never goes where data belong
+    done = start("plan no_such", redirect=">&-")
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"error[R51]")
+
+
+def test_a_full_disk_behind_stderr_changes_nothing(start):
+    if Path("/dev/full").exists():
+        assert start("plan no_such", redirect="2>/dev/full").returncode == 2
+
+
+def test_a_folder_that_is_gone(start, tmp_path):
+    gone = "mkdir gone && cd gone && rmdir ../gone &&"
+    for arguments in ("plan ppo_math", "ls", "train ppo_math", "cp ppo_math mine.yaml"):
+        done = start(arguments, before=gone)
+        assert (done.returncode, done.stdout) == (6, b"")
+        assert b"error[RESOURCE]: the working directory was deleted" in done.stderr
+        assert b"Traceback" not in done.stderr
+    assert start("--help", before=gone).returncode == 0
+
+
+def test_no_home(start):
+    for arguments in ("validate ppo_math", "plan ppo_math", "ls"):
+        assert start(arguments, variables={"HOME": None}).returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [
+    [b"\xff"], [b"plan", b"\xff"], [b"plan", b"ppo_math", b"name=\xff"], [b"plan", b"ppo_math", b"\xff=1"],
+    [b"--project", b"\xff", b"ls"], [b"show", b"dataset", b"\xff"], [b"ls", b"\xff"], [b"plan", b"--\xff"],
+    [b"plan", b"ppo_math", b"--with", b"\xff"], [b"plan", b"\xff", b"--json"],
+])  # fmt: skip
+def test_arguments_that_are_no_text(start, arguments):
+    done = start(arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(b"error[")
+    assert b"\xff" not in done.stderr + done.stdout
+    if b"--json" in arguments:
+        assert json.loads(done.stdout)["exit_code"] == 2
+
+
+@pytest.mark.parametrize("name", [name for name in PRINTING if name not in ("json", "schema")])
+def test_a_terminal_without_unicode(start, name):
+    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii:strict"}
+    done = start(PRINTING[name], variables=ascii_only)
+    assert done.returncode == 0
+    text = (done.stdout + done.stderr).decode("ascii")
+    assert "\\u" not in text  # every sign that we use has a plain form
+    assert "\\x" not in text
+
+
+def test_json_without_unicode_is_still_json(start, tmp_path):
+    (tmp_path / "mine.yaml").write_text("# größer → besser\nextends: ppo_math\n", encoding="utf-8")
+    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "mine.yaml").rename(tmp_path / "recipes/mine.yaml")
+    done = start("ls recipes --json", variables={"PYTHONIOENCODING": "ascii:strict"})
+    (entry,) = [entry for entry in json.loads(done.stdout.decode("ascii"))["recipes"] if entry["name"] == "mine"]
+    assert entry["doc"] == "größer → besser"
+
+
+@pytest.mark.parametrize("name", PRINTING)
+def test_off_a_terminal(start, name):
+    """Results on stdout, talk on stderr; no colour; 80 columns, but for what is to be copied whole."""
+    done = start(PRINTING[name])
+    assert done.returncode == 0
+    assert b"error[" not in done.stderr
+    assert b"\x1b" not in done.stdout + done.stderr
+    text = done.stdout.decode().replace(str(REPOSITORY), "")
+    assert text
+    if name not in ("json", "schema", "completion", "show"):
+        assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", ["tokens", "ls", "component", "plan"])
+def test_colour_that_is_refused(start, name):
+    done = start(PRINTING[name], variables={"FORCE_COLOR": "1", "NO_COLOR": "1"})
+    assert not re.search(rb"\x1b\[(\d+;)*(3|4|9|10)[0-7]\b", done.stdout)  # bold and dim are no colours

@@ -1,0 +1,161 @@
+"""`rlcli tokens`: what of a row is trained on, as text, with ids, as JSON and as a page."""
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcli.api.data import Preview
+from rlcli.checkpoint.light_tokenizer import LightTokenizer
+from rlcli.cli import main as command_line
+from rlcli.launch.preflight.token_marks import Token, tokens_of
+from rlcli.launch.preflight.token_page import token_page
+from rlcli.registry import load
+
+RECIPE = """\
+extends: base/sft
+models:
+  actor: {scratch: {model_type: llama, hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 1}, tokenizer: tok}
+datasets:
+  train: {type: prompt_answer, args: {path: rows.jsonl}}
+  pairs: {type: paired, args: {path: pairs.jsonl}}
+train: {steps: 1, prompts_per_step: 1}
+"""
+
+
+@pytest.fixture
+def rlcli(capsys, tmp_path, monkeypatch):
+    """Run the command line in a folder with mine.yaml: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    load("datasets", "arithmetic").make_tokenizer().save_pretrained(tmp_path / "tok")
+    rows = [{"prompt": "1+1?\n", "answer": "2\nyes"}, {"prompt": "<b>\x1b[31m&é🙂", "answer": "\u202e4"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "3?", "pos_answers": ["3"], "neg_answers": ["4"]}')
+    (tmp_path / "mine.yaml").write_text(RECIPE)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            command_line.main(list(arguments))
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def test_what_is_trained_on_is_marked(rlcli):
+    code, out, err = rlcli("tokens", "mine.yaml", "--row", "0")
+    assert code == 0
+    header, *rest = out.splitlines()
+    assert header == "train:0 · 11 tokens · 5 trained"
+    assert rest == ["<bos>1+1?⏎", "▐2⏎", "yes<eos>▌", "id      rows:1", "from    rows.jsonl:1"]
+    assert "▐ … ▌" in err
+
+
+def test_nothing_of_a_row_reaches_the_terminal_unescaped(rlcli):
+    out = rlcli("tokens", "mine.yaml", "--row", "1")[1]
+    assert "\x1b" not in out
+    assert "\u202e" not in out
+    assert "<b>\\x1b[31m&é🙂▐" in out
+    assert "\\u202e4" in out
+
+
+def test_a_terminal_gets_colours_instead_of_marks(rlcli, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out = rlcli("tokens", "mine.yaml")[1]
+    assert "\x1b[32m2" in out
+    assert "▐" not in out
+
+
+def test_a_prompt_shows_where_the_response_starts_and_the_answer(rlcli):
+    code, out, err = rlcli("tokens", "ppo_math", "--row", "3")
+    assert (code, err) == (0, "")
+    assert out.startswith("train:3 · ")
+    assert "a prompt\n" in out
+    assert "?⏎\n▐ the response follows, up to 64 tokens ▌\n" in out
+    assert out.splitlines()[-1].startswith("answer  ")
+
+
+def test_sequences_of_a_pair(rlcli):
+    out = rlcli("tokens", "mine.yaml", "--dataset", "pairs")[1]
+    assert "in 2 sequences · 4 trained" in out
+    assert "sequence 1 of 2\n<bos>3?▐3<eos>▌\nsequence 2 of 2\n<bos>3?▐4<eos>▌" in out
+
+
+def test_ids(rlcli):
+    out = rlcli("tokens", "mine.yaml", "--ids")[1]
+    rows = [line.split() for line in out.splitlines() if line.strip()[:1].isdigit()]
+    assert rows[0] == ["0", "1", "-", "'<bos>'"]
+    assert rows[-1][2:] == ["yes", "'<eos>'"]
+
+
+def test_json(rlcli):
+    document = json.loads(rlcli("tokens", "mine.yaml", "--row", "1", "--json")[1])
+    assert (document["dataset"], document["row"], document["where"]) == ("train", 1, "rows.jsonl:2")
+    (tokens,) = document["sequences"]
+    assert "".join(token["text"] for token in tokens) == "<bos><b>\x1b[31m&é🙂\u202e4<eos>"
+    assert [token["trained"] for token in tokens].index(True) > 0
+    assert tokens[-1] == {"id": 2, "text": "<eos>", "trained": True, "special": True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--row", "2"], "dataset train has no row 2. hint: its rows are 0 to 1"),
+        (["--row", "-1"], "has no row -1"),
+        (["--dataset", "trian"], "no dataset 'trian'. hint: it has train, pairs"),
+        (["--html", "none/x.html"], "cannot write none/x.html"),
+    ],
+)
+def test_mistakes(rlcli, arguments, says):
+    code, out, err = rlcli("tokens", "mine.yaml", *arguments)
+    assert code in (2, 6)
+    assert out == ""
+    assert says in err
+
+
+class _Reader(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.text, self.addresses = [], "", []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_page_is_whole_and_escaped(rlcli, tmp_path):
+    code, out, _ = rlcli("tokens", "mine.yaml", "--row", "1", "--html", "page.html")
+    assert (code, out) == (0, "wrote page.html\n")
+    page = (tmp_path / "page.html").read_text()
+    reader = _Reader()
+    reader.feed(page)
+    assert "b" not in reader.tags
+    assert "script" not in reader.tags
+    assert reader.addresses == []
+    assert "<b>\\x1b[31m&é🙂" in reader.text
+    assert "http" not in page
+
+
+def test_a_page_of_a_prompt():
+    page = token_page("t", [("id", "<x>")], [[Token(1, "a\n", False, False)]], "the response follows")
+    assert "<dd>&lt;x&gt;</dd>" in page
+    assert 'title="1, masked">a⏎' in page
+    assert "the response follows</span>" in page
+
+
+@given(text=st.text(), cut=st.integers(0, 3))
+def test_the_texts_of_the_tokens_add_up_to_the_text(text, cut):
+    tokenizer = LightTokenizer(*load("datasets", "arithmetic").tokenizer_parts())
+    ids = tokenizer(text).input_ids
+    ids = ids[: len(ids) - cut]
+    (tokens,) = tokens_of(Preview(id="x", sequences=[ids]), tokenizer)
+    assert "".join(token.text for token in tokens) == tokenizer.decode(ids)

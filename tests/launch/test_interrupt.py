@@ -1,0 +1,75 @@
+"""Ctrl-C in a whole process: once saves and stops, twice stops now, and both are said, with --quiet too."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HOME = str(Path(__file__).parents[2])
+
+
+@pytest.fixture
+def training(project):
+    """Start toy.yaml without an end; returns the process once it has done a few steps."""
+    started = []
+
+    def start(*options):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", "run", "train.steps=100000", *options],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": HOME},
+        )  # fmt: skip
+        started.append(process)
+        metrics, deadline = project / "run/metrics.jsonl", time.monotonic() + 60
+        while not (metrics.exists() and len(metrics.read_text().splitlines()) > 3):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("options", [(), ("--quiet",)])
+def test_once_saves_and_stops_and_says_so(training, project, options):
+    process = training(*options)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Ctrl-C (SIGINT): stopping after this step and saving; once more stops now" in err
+    assert "to go on: rlcli resume run\n" in err
+    assert ("evaluation at step" in err) != bool(options)
+    assert "toy: " in out
+    assert json.loads((project / "run/status.json").read_text())["state"] == "stopped"
+    assert (project / "run/models/actor/config.json").exists()
+
+
+def test_twice_stops_now_and_says_so(training, project):
+    process = training()
+    os.kill(process.pid, signal.SIGSTOP)  # so that both arrive within one step
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    os.kill(process.pid, signal.SIGCONT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode in (128 + signal.SIGTERM, 128 + signal.SIGINT)
+    assert "once more stops now" in err
+    assert "stopped at once by SIG" in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert json.loads((project / "run/status.json").read_text())["state"] == "failed"
+
+
+def test_with_json_stdout_is_one_document(training):
+    process = training("--json")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    document = json.loads(out)
+    assert (document["ok"], document["exit_code"]) == (False, 130)
+    assert document["steps"] >= 3

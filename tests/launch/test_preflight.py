@@ -1,0 +1,357 @@
+"""What `rlcli check` finds in models, tokenizers and rows that are wrong in one way each."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+from rlcli.api.data import Preview
+from rlcli.launch.preflight.checklist import preflight
+from rlcli.launch.preflight.findings import exit_code, share
+from rlcli.launch.preflight.row_checks import Limits, check_ends, check_mask
+from rlcli.launch.preflight.rows import open_tokenizer
+from rlcli.recipe.resolve import load_recipe
+
+SPECIAL = ["<pad>", "<s>", "</s>", "<user>", "<bot>", "<end>"]
+LETTERS = [*SPECIAL, *sorted(map(chr, range(10, 127)))]
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}{{ '<user>' if m.role != 'assistant' else '<bot>' }}{{ m.content }}</s>"
+    "{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+)
+SFT = """\
+extends: base/sft
+models: {actor: {path: model}}
+datasets: {train: {type: prompt_answer, args: {path: train.jsonl}}}
+train: {steps: 1, prompts_per_step: 1}
+"""
+PPO = """\
+extends: base/ppo
+models: {actor: {path: model}}
+datasets:
+  train: {type: math_prompts, args: {path: train.jsonl}}
+  held_out: {type: math_prompts, args: {path: held_out.jsonl}}
+generation: {max_new_tokens: 16}
+train: {steps: 1, prompts_per_step: 1, eval: {dataset: held_out}}
+"""
+GOOD = [{"prompt": f"{n}+1?", "answer": str(n + 1)} for n in range(9)]
+SUMS = [{"question": f"{n}+1?", "answer": f"it is #### {n + 1}"} for n in range(9)]
+
+
+def model_folder(folder: Path, *, template: str | None = None, named: dict | None = None, **config) -> Path:
+    """Writes it. One token per character, `<s>` in front; `named` are special tokens by name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    characters = Tokenizer(models.WordLevel({c: i for i, c in enumerate(LETTERS)}, unk_token="<pad>"))
+    characters.add_special_tokens(SPECIAL)
+    characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    characters.decoder = decoders.Fuse()
+    characters.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    characters.save(str(folder / "tokenizer.json"))
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", **(named or {})}
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, **special}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = {"model_type": "llama", "vocab_size": len(LETTERS), "max_position_embeddings": 128, **sizes, **config}
+    (folder / "config.json").write_text(json.dumps(model))
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+def write_rows(file: Path, rows: list) -> Path:
+    """One line each: a row as JSON, a text as it is."""
+    file.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def check(tmp_path, monkeypatch):
+    """Runs the checks of a recipe in an empty folder: findings by what they are about, the worst of each."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(recipe=SFT, rows=GOOD, held_out=SUMS, overrides=(), looked_at=200, **model):
+        model_folder(tmp_path / "model", **model)
+        write_rows(tmp_path / "train.jsonl", rows)
+        write_rows(tmp_path / "held_out.jsonl", [{**row, "question": "now " + row["question"]} for row in held_out])
+        (tmp_path / "mine.yaml").write_text(recipe)
+        run.found = list(preflight(load_recipe("mine.yaml", list(overrides)), looked_at))
+        return {finding.about: finding for finding in run.found}
+
+    return run
+
+
+def levels(found, but=()):
+    return {about: finding.level for about, finding in found.items() if about not in ("GPU checks", "devices", *but)}
+
+
+@pytest.mark.parametrize("template", [None, CHAT])
+def test_a_sound_recipe(check, template):
+    found = check(template=template)
+    assert set(levels(found).values()) == {"ok"}
+    assert exit_code(check.found) == 0
+    assert found["train"].says == "9 rows of prompt_answer"
+    assert "stop token </s> is trained" in found["train begin/end"].says
+    assert found["train lengths"].says.startswith("min ")
+    assert ("train template" in found) == (template is not None)
+
+
+def test_a_sound_recipe_with_a_reward(check):
+    found = check(PPO, SUMS, template=CHAT)
+    assert set(levels(found).values()) == {"ok"}
+    assert "gold answers accepted 9/9, wrong ones refused 9/9" in found["reward_inf reward"].says
+    assert found["held-out rows"].says == "held_out shares no prompt with train"
+
+
+def test_only_some_rows_are_looked_at(check):
+    assert check(looked_at=4)["train"].says == "9 rows of prompt_answer, 4 looked at"
+
+
+# -- rows ------------------------------------------------------------------------------------------------
+
+
+def test_bad_rows_are_told_with_their_lines(check):
+    found = check(rows=[*GOOD, "not json", {"prompt": "x"}])["train"]
+    assert (found.level, found.exit_code, found.code) == ("FAIL", 4, "F31")
+    assert list(found.details) == ["train.jsonl:10"]
+    assert "2 rows are bad; the others: line 11" in found.says
+    found = check(rows=[*GOOD, "not json"], overrides=["datasets.train.args.bad_rows=skip"])["train"]
+    assert found.level == "warn"
+    assert list(found.details) == ["train.jsonl:10: not JSON: Expecting value at column 1"]
+
+
+def test_rows_that_are_too_long(check):
+    rows = [*GOOD, {"prompt": "x" * 60, "answer": "y"}]
+    found = check(rows=rows, overrides=["datasets.train.args.max_length=20"])["train"]
+    assert (found.level, found.code, found.exit_code) == ("FAIL", "F30", 4)
+    dropped = ["datasets.train.args.max_length=20", "datasets.train.args.overlong=drop"]
+    found = check(rows=rows, overrides=dropped)["train lengths"]
+    assert found.level == "warn"
+    assert "1 row (10 %) longer than 20 tokens: dropped (overlong: drop)" in found.says
+    assert "max 63 tokens" in found.details[0]
+
+
+def test_rows_that_the_model_has_no_positions_for(check):
+    found = check(PPO, SUMS, max_position_embeddings=20)["train lengths"]
+    assert (found.level, found.exit_code) == ("FAIL", 4)
+    assert "9 rows (100 %) with 16 new tokens go beyond the model's 20 positions" in found.says
+
+
+def test_rows_that_no_microbatch_holds(check):
+    found = check(PPO, SUMS, overrides=["train.max_tokens_per_microbatch=64"])["train lengths"]
+    assert found.level == "FAIL"
+    assert "4 responses together, takes up to 84 tokens; a micro-batch holds 64" in found.says
+
+
+def test_prompts_that_occur_twice_and_leak(check):
+    found = check(PPO, [*SUMS, {"question": "now  0+1?", "answer": "1"}, SUMS[3]])
+    assert found["train repeats"].level == found["held-out rows"].level == "warn"
+    assert list(found["train repeats"].details) == ["train.jsonl:11 repeats train.jsonl:4"]
+    assert found["held-out rows"].says == "1 of 9 prompts of held_out are in train too"
+    assert list(found["held-out rows"].details) == ["held_out.jsonl:1 is train.jsonl:10"]
+
+
+def limits(**changes):
+    return Limits(
+        **{"stop_ids": frozenset({2}), "new_tokens": 0, "responses": 1, "positions": None, "microbatch": 999, **changes}
+    )
+
+
+def answered(mask, ids=None):
+    return Preview(id="r", where="rows.jsonl:1", sequences=[ids or list(range(len(mask)))], trained=[mask])
+
+
+def test_a_mask_that_trains_nothing():
+    found = check_mask("train", [answered([False, False])] * 2)
+    assert (found.level, found.exit_code) == ("FAIL", 4)
+    assert found.says == "2 of 2 rows looked at train on 0 tokens"
+    assert check_mask("train", [answered([False, False]), answered([False, True])]).level == "warn"
+
+
+def test_a_mask_that_trains_everything():
+    assert check_mask("train", [answered([True, True])]).level == "warn"
+    assert check_mask("train", [answered([False, True, True, True])]).says == "75 % of the tokens are trained on"
+
+
+def test_prompts_have_no_mask():
+    assert check_mask("train", [Preview(id="p", sequences=[[1, 2]])]) is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "level", "says"),
+    [
+        ([1, 7, 8, 2], [False, False, True, True], "ok", "one <s> in front; the stop token </s> is trained"),
+        ([1, 1, 8, 2], [False, False, True, True], "FAIL", "begin with <s> twice"),
+        ([7, 8, 2], [False, True, True], "warn", "lack <s>, which the tokenizer adds"),
+        ([1, 7, 8], [False, False, True], "FAIL", "do not train the stop token </s>"),
+        ([1, 7, 8, 2], [False, True, True, False], "FAIL", "do not train the stop token </s>"),
+        ([1, 7, 2, 16], [False, True, True, True], "ok", "the stop token </s> is trained"),
+    ],
+)
+def test_beginnings_and_ends(tmp_path, ids, mask, level, says):
+    tokenizer = open_tokenizer(str(model_folder(tmp_path / "model"))).tokenizer
+    found = check_ends("train", tokenizer, [answered(mask, ids)], limits())
+    assert found.level == level
+    assert says in found.says
+
+
+def test_a_prompt_that_has_ended_already(check):
+    closed = CHAT.replace("<bot>{% endif %}", "<bot></s>{% endif %}")
+    found = check(PPO, SUMS, template=closed)["train begin/end"]
+    assert found.level == "FAIL"
+    assert "9 of 9 prompts looked at end with the end-of-sequence token" in found.says
+
+
+def test_too_few_rows_for_a_step(check):
+    found = check(overrides=["train.prompts_per_step=10"])["train"]
+    assert (found.level, found.code, found.exit_code) == ("FAIL", "F80", 4)
+    assert found.says == "dataset train has 9 rows, fewer than one step takes: prompts_per_step is 10"
+
+
+def test_an_empty_file(check):
+    found = check(rows=[])["train"]
+    assert (found.level, found.code, found.exit_code) == ("FAIL", "F80", 4)
+
+
+# -- templates and tokenizers ----------------------------------------------------------------------------
+
+
+def test_a_template_that_writes_bos_twice(check):
+    found = check(template="{{ bos_token }}" + CHAT)["train begin/end"]
+    assert (found.level, found.exit_code) == ("FAIL", 4)
+    assert "9 of 9 rows looked at begin with <s> twice" in found.says
+
+
+def test_a_prompt_that_is_no_prefix(check):
+    odd = CHAT.replace("{% endif %}", "think:{% endif %}")
+    found = check(template=odd)["train template"]
+    assert found.level == "warn"
+    assert found.says.startswith("the prompt is no prefix of the prompt with its answer in 9 of 9 rows")
+    assert "think:" in found.details[1]
+
+
+def test_a_template_that_ends_answers_with_another_token(check):
+    found = check(PPO, SUMS, template=CHAT.replace("</s>", "<end>"))["train template"]
+    assert found.level == "warn"
+    assert found.fix == "set generation.stop_token_ids=[5]"
+    stops = ["generation.stop_token_ids=[5]"]
+    assert check(PPO, SUMS, template=CHAT.replace("</s>", "<end>"), overrides=stops)["train template"].level == "ok"
+
+
+def test_chat_without_a_template(check):
+    found = check(overrides=["datasets.train.args.chat=true"])["train"]
+    assert (found.level, found.exit_code, found.code) == ("FAIL", 5, "F32")
+    assert "chat: auto" in found.fix
+
+
+def test_a_tokenizer_that_is_too_large_for_the_model(check):
+    found = check(vocab_size=100)
+    assert (found["model actor"].level, found["model actor"].code, exit_code(check.found)) == ("FAIL", "F32", 5)
+    assert found["tokenizer"].level == "FAIL"
+
+
+def test_a_tokenizer_without_an_end(check):
+    found = check(named={"eos_token": None})["train"]
+    assert (found.level, found.exit_code) == ("FAIL", 5)
+    assert "no end-of-sequence token" in found.says
+
+
+def test_a_model_that_stops_at_more_than_the_recipe_does(check, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "generation_config.json").write_text('{"eos_token_id": [2, 5]}')
+    found = check(PPO, SUMS)["tokenizer"]
+    assert (found.level, found.fix) == ("warn", "set generation.stop_token_ids=[5]")
+    assert check(SFT)["tokenizer"].level == "ok"
+
+
+def test_a_tokenizer_that_transformers_must_read(check):
+    found = check(named={"split_special_tokens": True})
+    assert set(levels(found).values()) == {"ok"}
+    why = "read by transformers, not by its file alone: it splits special tokens"
+    assert list(found["tokenizer"].details) == [why]
+
+
+def test_one_tokenizer_that_cannot_be_read_is_one_failure(check):
+    check(PPO, SUMS, named={"eos_token": None})
+    assert [finding.about for finding in check.found if finding.level == "FAIL"] == ["train"]
+
+
+def test_datasets_that_nothing_reads_are_opened_but_not_fitted_to_the_model(check):
+    found = check(PPO, SUMS, overrides=["train.eval.dataset=null"], max_position_embeddings=20)
+    assert found["train lengths"].level == "FAIL"
+    assert found["held_out lengths"].level == "ok"
+
+
+def test_a_model_whose_sizes_are_unknown_is_skipped(check):
+    found = check(model_type="no_such_family")
+    assert found["model actor"].level == "skip"
+    assert found["train"].level == "ok"
+
+
+def test_pad_that_is_the_end(check):
+    assert "pad is the end of sequence" in check(named={"pad_token": None})["tokenizer"].says
+
+
+def test_the_result_of_a_warm_start_is_looked_at_once_it_is_there(check, tmp_path, monkeypatch):
+    result = model_folder(tmp_path / "result", template=CHAT)
+    asked = []
+
+    def find_result(source, log_dir, role):
+        asked.append((source.recipe.name, role))
+        return result if len(asked) > 1 else None
+
+    monkeypatch.setattr("rlcli.launch.run.find_result", find_result)
+    (tmp_path / "first.yaml").write_text(SFT)
+    recipe = PPO.replace("path: model", "path: recipe:first.yaml#actor")
+    assert "train template" not in check(recipe, SUMS)
+    assert asked == [("first", "actor")]
+    assert "train template" in check(recipe, SUMS)
+
+
+def test_settings_that_cannot_be_read_are_no_crash(check, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "generation_config.json").write_text("[")
+    found = check(PPO, SUMS)
+    assert (found["model actor"].level, found["model actor"].exit_code) == ("FAIL", 5)
+    assert found["train"].level == "FAIL"
+
+
+# -- rewards ---------------------------------------------------------------------------------------------
+
+
+def test_gold_answers_that_the_reward_refuses(check):
+    rows = [*SUMS, {"question": "why?", "answer": "x" * 600}]
+    found = check(PPO, rows, overrides=["datasets.train.args.max_length=2000"])["reward_inf reward"]
+    assert (found.level, found.exit_code) == ("FAIL", 4)
+    assert found.says.startswith("gold answers accepted 9/10")
+    assert found.details[0].startswith("train.jsonl:10: xxx")
+
+
+def test_wrong_answers_that_the_reward_accepts(check):
+    rows = [{"question": "half?", "answer": "1/2"}, {"question": "a half?", "answer": "0.50"}]
+    found = check(PPO, rows)["reward_inf reward"]
+    assert found.level == "warn"
+    assert "train.jsonl:1: expected 1/2, accepted 0.50" in found.details
+
+
+def test_rows_without_an_answer(check):
+    recipe = PPO.replace("train: {type: math_prompts", "train: {type: prompt_only")
+    found = check(recipe, [{"prompt": row["question"]} for row in SUMS])["reward_inf reward"]
+    assert (found.level, found.code) == ("FAIL", "F31")
+    assert "9 of 9 rows looked at have no answer" in found.says
+
+
+# -- users' own components -------------------------------------------------------------------------------
+
+
+def test_datasets_without_a_preview_are_looked_at_by_their_samples(project):
+    found = {finding.about: finding for finding in preflight(load_recipe("toy.yaml"), 5)}
+    assert found["train"].says == "20 rows of toy_rows, 5 looked at"
+    assert list(found["tokenizer"].details) == [
+        "read by transformers, not by its file alone: it is made by transformers"
+    ]
+    assert "score reward" not in found
+
+
+def test_shares_have_as_many_digits_as_they_need():
+    assert [share(n, 1000) for n in (0, 1, 99, 100, 500, 999, 1000)] == [
+        "0 %", "0.1 %", "9.9 %", "10 %", "50 %", "99.9 %", "100 %"
+    ]  # fmt: skip

@@ -1,0 +1,224 @@
+"""Every class of bad recipe: its id, its place and exit code 2, in one message and without a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rlcli.cli.main import main
+from rlcli.recipe.resolve import load_recipe
+from rlcli.recipe.write import to_yaml
+
+TOP = "extends: small\n"
+
+PROMPTS = """\
+models: {heavy: {path: model}}
+datasets: {prompts: {type: math_prompts, args: {path: rows.jsonl, max_length: 100}}}
+graph:
+  gen: {model: heavy, call: generate, interface: ppo_actor, inputs: [packed_prompts], outputs: [packed_input_ids]}
+  look: {model: heavy, call: inference, interface: reference, inputs: [packed_input_ids], outputs: [y]}
+train: {dataset: prompts, steps: 3, prompts_per_step: 4}
+"""
+
+BOMB = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]\n" for i in range(10))
+
+RUN = "graph: {sft_train: {interface: {type: ppo_actor, args: {minibatches: 5}}}}\n"
+
+CASES = [
+    # id, recipe, place, what the hint or the message must name
+    ("R02", "- a\n", "bad.yaml:1:1", "a list"),
+    ("R02", "text\n", "bad.yaml:1:1", "text"),
+    ("R03", "a: 1\n---\nb: 2\n", "bad.yaml:2:1", "second document"),
+    ("R05", TOP + "train:\n  steps: 3\n  steps: 4\n", "bad.yaml:4:3", "line 3"),
+    ("R05", TOP + "seed: 2\ntrain: &a {steps: 3}\nlog:\n  <<: *a\n", "bad.yaml:5:3", "extends"),
+    ("R06", TOP + "train:\n\tsteps: 3\n", "bad.yaml:3:1", "use spaces"),
+    ("R07", TOP + "train: steps: 3\n", "bad.yaml:2:13", "not YAML"),
+    ("R07", TOP + "log: {dir: [a,\n", "bad.yaml:2:12", "never closed"),
+    ("R07", TOP + "name: 'x\n", "bad.yaml:2:7", "not YAML"),
+    ("R07", TOP + "seed: *gone\n", "bad.yaml:2:7", "no anchor"),
+    ("R07", TOP + "log: {dir: ${seed}}\n", "bad.yaml:2:12", "quote it"),
+    ("R08", TOP + "seed: !!python/object/apply:os.system [touch gone]\n", "bad.yaml:2:7", "tags"),
+    ("R10", BOMB, "bad.yaml:6:", "values"),
+    ("R11", TOP + "log: &a [*a]\n", "bad.yaml:2:10", "itself"),
+    ("R14", "a: " + "[" * 20_000, "bad.yaml:1:35", "32"),
+    ("R15", "a: " + "[" * 200_000, "bad.yaml:1:35", "32"),
+    ("R16", "a: 1\n" * 300_000, "", "1 MiB"),
+    ("R18", TOP.encode() + b"name: caf\xe9\n", "bad.yaml:2:10", "0xe9"),
+    ("R19", TOP.encode("utf-16"), "", "UTF-16"),
+    ("R21", TOP + "name: a\x07b\n", "bad.yaml:2:8", "U+0007"),
+    ("R21", TOP + "name: a\x00b\n", "bad.yaml:2:8", "U+0000"),
+    ("R21", TOP + "name: a\x85b\n", "bad.yaml:2:8", "U+0085"),
+    ("R22", TOP + "se\u200bed: 1\n", "bad.yaml:2:1", "U+200B"),
+    ("R22", TOP + "se\u00a0ed: 1\n", "bad.yaml:2:1", "U+00A0"),
+    ("R22", TOP + "log: {dir: 'a\u202eb'}\n", "bad.yaml:2:14", "U+202E"),
+    ("R23", TOP + "learning_r\u0430te: 1\n", "bad.yaml:2:1", "U+0430"),
+    ("R29", TOP + "log: {plot: yes}\n", "bad.yaml:2:13", "true and false"),
+    ("R31", TOP + "seed: 12:30:45\n", "bad.yaml:2:7", "12:30:45"),
+    ("R32", TOP + "seed: 2026-13-45\n", "bad.yaml:2:7", "2026-13-45"),
+    ("R34", TOP + "launch: {step_deadline: .inf}\n", "bad.yaml:2:25", "finite"),
+    ("R34", TOP + "launch: {step_deadline: 1.0e+400}\n", "bad.yaml:2:25", "finite"),
+    ("R35", TOP + "seed: " + "9" * 4301 + "\n", "bad.yaml:2:7", "out of range"),
+    ("R35", TOP + "train: {steps: 0}\n", "bad.yaml:2:16", "greater than or equal to 1"),
+    ("R37", TOP + "train: {steps: true}\n", "bad.yaml:2:16", "must be int, found bool"),
+    ("R37", TOP + "train: {steps: 1_000}\n", "bad.yaml:2:16", "write 1000"),
+    ("R37", TOP + "launch: locla\n", "bad.yaml:2:9", "did you mean local?"),
+    ("R37", TOP + "models: {actor: {scratch: 3}}\n", "bad.yaml:2:27", "a mapping"),
+    ("R39", TOP + "train: {prompts_per_step: ~}\n", "bad.yaml:2:27", "required"),
+    ("R39", TOP + "train: {prompts_per_step: }\n", "bad.yaml:2:27", "required"),
+    ("R39", TOP + "train: {_replace_: true, steps: 1}\n", "bad.yaml:2:8", "prompts_per_step is required"),
+    ("R41", TOP + "log: {1: x}\n", "bad.yaml:2:7", "quote it"),
+    ("R41", TOP + "log: {true: x}\n", "bad.yaml:2:7", "text"),
+    ("R41", TOP + "log: {[1, 2]: x}\n", "bad.yaml:2:7", "a list"),
+    ("R42", TOP + "train: {stepz: 3}\n", "bad.yaml:2:9", "did you mean steps?"),
+    ("R42", TOP + "train: {zzz: 3}\n", "bad.yaml:2:9", "legal here: steps"),
+    ("R42", TOP + "learning_rate: 1e-4\n", "bad.yaml:2:1", "models.<role>.backend.args.lr"),
+    ("R43", TOP + "seed: 1\nmax_new_tokens: 5\n", "bad.yaml:3:1", "generation.max_new_tokens"),
+    ("R43", TOP + "train: {STEPS: 5}\n", "bad.yaml:2:9", "steps"),
+    ("R45", TOP + "models: {actor: {scratch: null, path: 'recipe:small'}}\n", "bad.yaml:2:39", "recipe:<name"),
+    ("R47", TOP + "train: {epochs: 2}\n", "bad.yaml:2:17", "small.yaml:14:10"),
+    ("R47", TOP + "models: {actor: {scratch: null, init: actor}}\n", "bad.yaml:2:39", "actor → actor"),
+    ("R47", TOP + "models: {actor: {path: owner/name}}\n", "small.yaml:3:5", "bad.yaml:2:24"),
+    ("R49", TOP + "launch: local\ncluster: {devices_per_node: 8}\n", "small.yaml:15:21", "at least 8"),
+    ("R49", TOP + "cluster: {devices_per_node: 2}\n", "bad.yaml:2:29", "launch=local"),
+    ("R49", TOP + "models: {actor: {mesh: {tp: 2}}}\n", "bad.yaml:2:18", "= 2) does not fit its 1 device"),
+    ("R49", TOP + "launch: local\ncluster: {devices_per_node: 4}\nmodels: {actor: {mesh: {tp: 3}}}\n",
+     "bad.yaml:4:18", "tp 2 or 4"),
+    ("R49", TOP + "launch: local\ncluster: {devices_per_node: 4}\nmodels: {actor: {mesh: {dp: 3}}}\n",
+     "bad.yaml:4:18", "dp 4"),
+    ("R49", TOP + "launch: local\ncluster: {devices_per_node: 2}\nmodels: {actor: {mesh: {tp: 2}}}\n",
+     "bad.yaml:4:29", "fsdp of actor knows no tp"),
+    ("R49", TOP + RUN, "bad.yaml:2:70", "at most 4, or train.prompts_per_step of at least 5"),
+    ("R49", PROMPTS, "bad.yaml:2:79", "at most 156"),
+    ("R49", PROMPTS + "generation: {max_new_tokens: 157}\n", "bad.yaml:7:30", "at most 156"),
+    ("R49", PROMPTS + "generation: {max_new_tokens: 100, responses_per_prompt: 200}\n",
+     "bad.yaml:7:57", "40000"),
+    ("R49", TOP + "generation: {top_p: 1.5}\n", "bad.yaml:2:21", "(0, 1]"),
+    ("R50", TOP + "models: {actor: {devices: 0-1}}\n", "bad.yaml:2:27", "1 device"),
+    ("R51", "extends: gone\n", "bad.yaml:1:10", "bad.yaml → gone"),
+    ("R52", "extends: bad\n", "bad.yaml:1:10", "bad.yaml → bad.yaml"),
+    ("R55", "extends: /etc/passwd\n", "bad.yaml:1:10", "beside the recipe"),
+    ("R55", "extends: ../x\n", "bad.yaml:1:10", "beside the recipe"),
+    ("R55", "extends: ~/x\n", "bad.yaml:1:10", "beside the recipe"),
+    ("R55", "extends: file:///x\n", "bad.yaml:1:10", "relative path"),
+    ("R55", "extends: https://x.org/y.yaml\n", "bad.yaml:1:10", "relative path"),
+    ("R61", TOP + "seed: ${train.stepz}\n", "bad.yaml:2:7", "did you mean steps?"),
+    ("R62", TOP + "log: {dir: '${env:RLCLI_TEST_UNSET}'}\n", "bad.yaml:2:12", "RLCLI_TEST_UNSET"),
+    ("R62", TOP + "log: {dir: '${env:RLCLI_TEST_EMPTY}'}\n", "bad.yaml:2:12", "is empty"),
+    ("R62", TOP + "log: {dir: '${env:MY_API_TOKEN}'}\n", "bad.yaml:2:12", "secret"),
+    ("R63", TOP + "log: {dir: '${env:HOME:-${x}}'}\n", "bad.yaml:2:12", "nesting"),
+    ("R63", TOP + "log: {dir: '${env:HOME:-x}'}\n", "bad.yaml:2:12", "defaults"),
+    ("R64", TOP + "a: ${b}\nb: ${a}\nseed: ${a}\n", "bad.yaml:", "circle"),
+    ("R65", TOP + "".join(f"x{i}: '${{x{i - 1}}}${{x{i - 1}}}'\n" for i in range(1, 30)) + "x0: xx\nname: ${x29}\n",
+     "bad.yaml:", "64 KiB"),
+    ("R68", TOP + "name: ../x\n", "bad.yaml:2:7", "at most 64"),
+    ("R68", TOP + "name: -rf\n", "bad.yaml:2:7", "letters"),
+    ("R68", TOP + f"name: {'x' * 300}\n", "bad.yaml:2:7", "64"),
+    ("R68", TOP + "name: 🎉\n", "bad.yaml:2:7", "letters"),
+    ("R68", TOP + "datasets: {a/b: arithmetic}\n", "bad.yaml:2:12", "letters"),
+    ("R68", TOP + "log: {dir: ../../x}\n", "bad.yaml:2:12", "no folder for runs"),
+    ("R69", TOP + "log: {dir: rows.jsonl/runs}\n", "bad.yaml:2:12", "under a file"),
+    ("R69", TOP + "models: {heavy: {path: model}, b: {init: heavy}}\ngraph: {look: {model: b, call: inference, "
+     "interface: reference, inputs: [packed_input_ids], outputs: [y]}}\nlog: {dir: model/runs}\n",
+     "bad.yaml:4:12", "only read"),
+    ("R70", TOP + "datasets: {train: arithmatic}\n", "bad.yaml:2:19", "did you mean 'arithmetic'"),
+    ("R70", TOP + "models: {actor: {backend: os.system}}\n", "bad.yaml:2:27", "fsdp"),
+    ("R70", TOP + "graph: {sft_train: {interface: ../x.py}}\n", "bad.yaml:2:32", "ppo_actor"),
+    ("R71", TOP + "graph: {sft_train: {inputs: [packed_input_idz]}}\n", "bad.yaml:2:30", "mean packed_input_ids?"),
+    ("R71", TOP + "graph: {sft_train: {model: aktor}}\n", "bad.yaml:2:28", "did you mean actor?"),
+    ("R71", TOP + "graph: {sft_train: {call: generate}}\n", "bad.yaml:2:27", "has no generate"),
+    ("R71", TOP + "graph: {sft_train: {outputs: [prompt_mask]}}\n", "bad.yaml:2:9", "sft_train → sft_train"),
+    ("R71", TOP + "graph: {sft_train: {inputs: [prompt_mask, prompt_mask]}}\n", "bad.yaml:2:43", "twice"),
+    ("R71", TOP + "graph: {sft_train: {input_key_remap: {gone: x}}}\n", "bad.yaml:2:45", "does not list"),
+    ("R71", TOP + "graph: {twin: {model: actor, call: inference, interface: reference, outputs: [x]}, "
+     "more: {model: actor, call: inference, interface: reference, outputs: [x]}}\n",
+     "bad.yaml:2:154", "both twin and more produce x"),
+    ("R71", TOP + "models: {spare: {init: actor}}\n", "bad.yaml:2:10", "no call uses"),
+    ("R71", TOP + "models: {actor: {backend: inference}}\n", "bad.yaml:2:27", "cannot train"),
+    ("R71", TOP + "models: {actor: {head: value}}\ngraph: {g: {model: actor, call: generate, interface: ppo_actor, "
+     "outputs: [x]}}\n", "bad.yaml:2:24", "head lm"),
+    ("R71", TOP + "checkpoint: {keep_best: 1}\n", "bad.yaml:2:25", "nothing is evaluated"),
+    ("R74", TOP + "log: {dir: \"\\e[31m{{7*7}}\"}\nseed: x\n", "bad.yaml:3:7", "int"),
+]  # fmt: skip
+ACCEPTED_BUT_WRONG_TYPE = {"R29": "R37", "R31": "R37", "R32": "R37", "R15": "R14", "R74": "R37"}
+"""Rows whose promise is that such a value is text (or, for R15, the same refusal): here text is not wanted."""
+
+
+@pytest.fixture
+def command(folder: Path, monkeypatch, capsys):
+    """Run `rlcli validate` in a folder with a small recipe, a model folder and rows; (exit code, stderr)."""
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 256}))
+    (folder / "rows.jsonl").write_text("")
+    monkeypatch.setenv("RLCLI_TEST_EMPTY", "")
+    monkeypatch.setenv("MY_API_TOKEN", "canary")
+    monkeypatch.delenv("RLCLI_TEST_UNSET", raising=False)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["validate", *arguments])
+        return int(ended.value.code or 0), capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("code", "recipe", "place", "named"), CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)]
+)
+def test_one_row_of_the_catalogue(command, folder: Path, code, recipe, place, named):
+    (folder / "bad.yaml").write_bytes(recipe if isinstance(recipe, bytes) else recipe.encode("utf-8", "surrogatepass"))
+    before = sorted(os.listdir(folder))
+    exit_code, said = command("bad.yaml")
+    assert exit_code == 2, said
+    lines = [line for line in said.splitlines() if line.startswith("error[")]
+    shown = f"error[{ACCEPTED_BUT_WRONG_TYPE.get(code, code)}]"
+    assert [line.partition("]")[0] + "]" for line in lines] == [shown], said
+    where = lines[0].removeprefix(shown).strip()
+    assert where.startswith(place) or (not place and where.startswith(":")), said
+    assert named in said
+    assert "Traceback" not in said
+    assert "canary" not in said
+    assert "\x1b" not in said
+    assert sorted(os.listdir(folder)) == before
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_layers_in_a_circle(command, folder: Path, count):
+    for number in range(count):
+        (folder / f"c{number}.yaml").write_text(f"extends: c{(number + 1) % count}\n")
+    exit_code, said = command("c0.yaml")
+    assert exit_code == 2
+    assert said.count("error[R52]") == said.count("error[") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("x" * 300, "R59"), ("y/" * 2500, "R59"), ("fifo.yaml", "R57"), ("nowhere", "R51"), ("", "R59")]
+)
+def test_files_that_are_no_recipes(command, folder: Path, name, code):
+    os.mkfifo(folder / "fifo.yaml")
+    for arguments in ((name,), ("small.yaml", f"--with={name}")):
+        exit_code, said = command(*arguments)
+        assert exit_code == 2
+        assert f"error[{code}]" in said
+        assert len(said) < 1500
+
+
+@pytest.mark.parametrize("value", ["on", "off", "yes", "no", "NO", "12:30:45", "1:30", "2026-01-01", "1.10", "007"])
+def test_what_other_readers_take_for_something_else_is_text(command, value):
+    assert command("small.yaml", f"log.dir={value}")[0] == 0
+
+
+@pytest.mark.parametrize("value", ["+1", "1.", ".5", "5.", "1e3", "1E+3"])
+def test_every_way_to_write_a_number(command, value):
+    assert command("small.yaml", f"launch.step_deadline={value}")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["🎉 漢字 é", "{{7*7}}", "{0.__class__}", "%s%n", "<b>", "'; DROP", "a  b", "#x", "a: b"]
+)
+def test_free_text_stays_what_it_is(folder: Path, text):
+    (folder / "free.yaml").write_text(TOP + to_yaml({"log": {"dir": text}}))
+    assert load_recipe("free.yaml").recipe.log.dir == text
+    assert load_recipe("small.yaml", [f"log.dir={json.dumps(text, ensure_ascii=False)}"]).recipe.log.dir == text

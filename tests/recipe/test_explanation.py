@@ -1,0 +1,91 @@
+"""What `explain` claims about a change, held against what a change does."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from rlcli.errors import RlcliError
+from rlcli.recipe.explanation import Explanation, explain, known_values
+from rlcli.recipe.resolve import load_recipe
+from rlcli.recipe.schema import SECTIONS
+from rlcli.recipe.tree import dotted
+from rlcli.topology import plan_topology
+
+RECIPES = ["ppo_math", "sft_math"]
+
+
+def other(value: object) -> str | None:
+    """Another value of the same kind, as an override; None where there is no telling which would be legal."""
+    if isinstance(value, bool):
+        return str(not value).lower()
+    if isinstance(value, int) and value > 0:
+        return str(value * 2)
+    if isinstance(value, float) and value > 0:
+        return str(value / 2)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sections"),
+    [("ppo_math", ("generation", "cluster")), ("sft_math", ("train", "cluster", "models", "graph", "log"))],
+)
+def test_a_change_moves_roles_or_batches_only_where_the_explanation_says_so(recipe, sections):
+    resolved = load_recipe(recipe)
+    before = plan_topology(resolved.recipe)
+    tried = 0
+    for path, value in known_values(resolved).items():
+        text = other(value)
+        if path[0] not in sections or text is None or "scratch" in path:
+            continue
+        overrides = [f"{dotted(path)}={text}"]
+        if path[0] == "cluster":
+            overrides.append("launch=local")
+        try:
+            after = plan_topology(load_recipe(recipe, overrides).recipe)
+        except RlcliError:  # not every other value is legal
+            continue
+        tried += 1
+        said = explain(resolved, dotted(path))
+        assert isinstance(said, Explanation)
+        if dataclasses.replace(after, batch=before.batch) != before:
+            assert said.topology == "topology", path
+        elif after.batch != before.batch:
+            assert said.topology == "batch", path
+        else:
+            assert said.topology != "topology", path
+    assert tried > 3
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_key_has_one_winner_and_its_value(recipe):
+    resolved = load_recipe(recipe, ["seed=9"])
+    for path in known_values(resolved):
+        said = explain(resolved, dotted(path))
+        assert isinstance(said, Explanation)
+        assert sum(step.wins for step in said.steps) <= 1
+        assert any(step.wins for step in said.steps) or not said.steps, path
+    assert explain(resolved, "seed").value == 9
+
+
+@pytest.mark.parametrize(
+    ("recipe", "key"),
+    [
+        ("ppo_math", "ppo.kl_ctl"),
+        ("ppo_math", "ppo.eps_clip"),
+        ("ppo_math", "generation.temperature"),
+        ("ppo_math", "models.critic.backend.args.lr"),
+        ("sft_math", "models.actor.backend.args.weight_decay"),
+    ],
+)
+def test_an_override_reaches_what_was_said_and_nothing_else(recipe, key):
+    resolved = load_recipe(recipe)
+    before = known_values(resolved)
+    path = tuple(key.split("."))
+    value = before[path]
+    said = explain(resolved, key)
+    assert isinstance(said, Explanation)
+    after = known_values(load_recipe(recipe, [f"{key}={value / 2}"]))
+    changed = {dotted(path) for path in after if after[path] != before[path] and path[0] in SECTIONS}
+    assert changed - {key} == {use.key for use in said.uses} - {key}

@@ -1,0 +1,129 @@
+"""`--with`: layers from the command line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rlcli.errors import RecipeError
+from rlcli.recipe.layers import profile_names, recipe_names, whole_recipe_names
+from rlcli.recipe.resolve import load_recipe
+from rlcli.recipe.warm_start import warm_starts
+
+
+def refused(*arguments) -> list[tuple[str, str | None]]:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(*arguments)
+    return [(problem.code, problem.where) for problem in caught.value.problems]
+
+
+def test_profiles_lie_over_the_recipe_and_under_the_overrides(folder: Path):
+    (folder / "a.yaml").write_text("seed: 7\nlog: {dir: a, plot: false}\n")
+    (folder / "b.yaml").write_text("log: {dir: b}\ntrain: {steps: 8}\n")
+    resolved = load_recipe("small", ["train.steps=9"], ["a", "b.yaml"])
+    recipe = resolved.recipe
+    assert (recipe.seed, recipe.log.dir, recipe.log.plot, recipe.train.steps) == (7, "b", False, 9)
+    assert load_recipe("small", (), ["b", "a"]).recipe.log.dir == "a"
+    assert [layer.label for layer in resolved.layers] == ["small.yaml", "a.yaml", "b.yaml"]
+    assert resolved.profiles == ("a", "b.yaml")
+    assert [(str(s.mark), s.value) for s in resolved.history("train.steps")] == [
+        ("small.yaml:14:10", 3),
+        ("b.yaml:2:16", 8),
+        ("command line", 9),
+    ]
+
+
+def test_the_recipe_keeps_its_own_name_and_file(folder: Path):
+    (folder / "p.yaml").write_text("seed: 7\n")
+    resolved = load_recipe("small", (), ["p"])
+    assert (resolved.path.name, resolved.recipe.name) == ("small.yaml", "small")
+    assert load_recipe("small", (), []).recipe.name == "small"
+
+
+def test_a_profile_may_extend_layers_of_its_own(folder: Path):
+    (folder / "deep.yaml").write_text("seed: 7\nlog: {dir: deep}\n")
+    (folder / "p.yaml").write_text("extends: [deep, small]\nlog: {dir: p}\n")
+    resolved = load_recipe("small", (), ["p"])
+    assert [layer.label for layer in resolved.layers] == ["small.yaml", "deep.yaml", "p.yaml"]
+    assert (resolved.recipe.seed, resolved.recipe.log.dir) == (7, "p")
+
+
+def test_shipped_profiles_by_name(folder: Path):
+    resolved = load_recipe("ppo_math", (), ["gpu8"])
+    assert resolved.recipe.cluster.devices_per_node == 8
+    assert resolved.layers[-1].label == "profiles/gpu8.yaml"
+    assert load_recipe("ppo_math", (), ["profiles/gpu8"]).recipe == resolved.recipe
+
+
+def test_a_file_of_the_user_comes_before_a_name(folder: Path):
+    (folder / "gpu8.yaml").write_text("seed: 8\n")
+    assert load_recipe("small", (), ["gpu8"]).recipe.seed == 8
+
+
+def test_any_file_may_be_named(folder: Path, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "with space.yaml"
+    elsewhere.write_text("seed: 9\n")
+    assert load_recipe("small", (), [str(elsewhere)]).recipe.seed == 9
+    assert load_recipe("small", (), [os.path.relpath(elsewhere)]).recipe.seed == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("extends: gone\n", ("R51", "p.yaml:1:10")),
+        ("extends: /etc/passwd\n", ("R55", "p.yaml:1:10")),
+        ("extends: p\n", ("R52", "p.yaml:1:10")),
+        ("seed: 1\nseed: 2\n", ("R05", "p.yaml:2:1")),
+        ("cluster: {nodez: 3}\n", ("R42", "p.yaml:1:11")),
+        ("train: {epochs: 3}\n", ("R47", "p.yaml:1:17")),
+        ("- a\n", ("R02", "p.yaml:1:1")),
+    ],
+)
+def test_problems_of_a_profile_name_its_place_and_the_option(folder: Path, text, problem):
+    (folder / "p.yaml").write_text(text)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("small", (), ["p"])
+    assert [(p.code, p.where) for p in caught.value.problems] == [problem]
+    assert "pulled in by --with p" in str(caught.value)
+
+
+def test_the_chain_leads_through_the_profile(folder: Path):
+    (folder / "deep.yaml").write_text("sed: 1\n")
+    (folder / "p.yaml").write_text("extends: deep\n")
+    with pytest.raises(RecipeError, match=r"pulled in by p\.yaml:1, --with p"):
+        load_recipe("small", (), ["p"])
+
+
+def test_each_layer_is_named_once(folder: Path):
+    (folder / "p.yaml").write_text("seed: 1\n")
+    assert refused("small", (), ["p", "p.yaml"]) == [("R05", "--with p.yaml")]
+    assert refused("small", (), ["small"]) == [("R05", "--with small")]
+    assert refused("ppo_math", (), ["base/ppo"]) == [("R05", "--with base/ppo")]
+
+
+def test_all_that_is_not_found_is_told_together(folder: Path):
+    assert refused("small", ["seed=.nan"], ["gpu9", "zzz"]) == [
+        ("R51", "--with gpu9"),
+        ("R51", "--with zzz"),
+        ("R34", "command line"),
+    ]
+    with pytest.raises(RecipeError, match="did you mean gpu8") as caught:
+        load_recipe("small", (), ["gpu9"])
+    assert len(caught.value.problems) == 1
+
+
+def test_profiles_are_no_recipes_to_train(folder: Path):
+    assert "gpu8" in profile_names()
+    assert not [name for name in whole_recipe_names() if "gpu8" in name or name.startswith("base/")]
+    assert set(whole_recipe_names()) < set(recipe_names())
+    with pytest.raises(RecipeError, match="--with gpu8"):
+        load_recipe("gpu8")
+
+
+def test_what_a_recipe_starts_from_is_left_alone(folder: Path):
+    (folder / "p.yaml").write_text("seed: 77\n")
+    (start,) = warm_starts(load_recipe("ppo_math", ["log.dir=elsewhere"], ["p"]))
+    assert (start.source.recipe.seed, start.source.recipe.log.dir) == (1, "runs")
+    assert start.source.profiles == ()

@@ -1,0 +1,103 @@
+"""Other frameworks' words lead to keys that exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlcli import registry
+from rlcli.errors import RecipeError
+from rlcli.recipe.annotations import annotation_at, field_at
+from rlcli.recipe.resolve import load_recipe
+from rlcli.recipe.schema import Recipe
+from rlcli.recipe.synonyms import SYNONYMS, translated
+
+NAMES = {"<role>": "actor", "<name>": "train", "<call>": "reward_inf"}
+ARGUMENTS = {
+    "models": ("backends", ["fsdp"]),
+    "datasets": ("datasets", ["math_prompts"]),
+    "graph": ("interfaces", ["hf_reward"]),
+}
+
+
+@pytest.mark.parametrize("target", sorted(set(SYNONYMS.values())))
+def test_every_target_is_a_key(target):
+    path = tuple(NAMES.get(part, part) for part in target.split("."))
+    if path[0] == "ppo":
+        arguments = {argument.name for argument in registry.signature("interfaces", "ppo_actor").arguments}
+        assert path[1] in arguments
+    elif "args" in path:
+        kind, components = ARGUMENTS[path[0]]
+        for component in components:
+            assert path[-1] in {argument.name for argument in registry.signature(kind, component).arguments}
+    else:
+        annotation = annotation_at(Recipe, path[:-1])
+        assert field_at(annotation, path[-1]) is not None or annotation_at(Recipe, path) is not None
+
+
+def test_words_are_looked_up_in_lower_case():
+    assert [word for word in SYNONYMS if word != word.lower()] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "target"),
+    [
+        ("algorithm.kl_ctrl.kl_coef", "ppo.kl_ctl"),
+        ("algorithm.kl_ctrl.type", "ppo.adaptive_kl_ctl"),
+        ("algorithm.gamma", "ppo.discount"),
+        ("actor_rollout_ref.rollout.n", "generation.responses_per_prompt"),
+        ("actor_rollout_ref.actor.optim.lr", "models.actor.backend.args.lr"),
+        ("actor_rollout_ref.model.path", None),
+        ("critic.optim.lr", "models.critic.backend.args.lr"),
+        ("data.train_batch_size", "train.prompts_per_step"),
+        ("data.max_response_length", "generation.max_new_tokens"),
+        ("trainer.n_gpus_per_node", "cluster.devices_per_node"),
+        ("trainer.total_epochs", "train.epochs"),
+        ("exp_ctrl.save_freq_steps", "checkpoint.every_steps"),
+        ("saver.freq_steps", "checkpoint.every_steps"),
+        ("gconfig.n_samples", "generation.responses_per_prompt"),
+        ("grpo.num_generations_per_prompt", "generation.responses_per_prompt"),
+        ("policy.train_global_batch_size", "train.prompts_per_step"),
+        ("per_device_train_batch_size", "train.prompts_per_step"),
+        ("num_generations", "generation.responses_per_prompt"),
+        ("cutoff_len", "datasets.<name>.args.max_length"),
+        ("sequence_len", "datasets.<name>.args.max_length"),
+        ("base_model", "models.<role>.path"),
+        ("zzz", None),
+    ],
+)
+def test_keys_as_people_would_write_them(key, target):
+    assert translated(key.split("."), ["ppo"], ["actor", "critic", "ref", "reward"]) == target
+
+
+def test_a_block_that_the_recipe_lacks_is_not_named():
+    assert translated(["kl_coef"]) is None
+
+
+def said(*overrides: str) -> list[tuple[str, str | None, str | None]]:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("ppo_math", overrides)
+    return [(p.code, p.where, p.hint) for p in caught.value.problems]
+
+
+def test_on_the_command_line(folder: Path):
+    assert said("algorithm.kl_ctrl.kl_coef=0.1") == [
+        ("R42", "command line", "known elsewhere as kl_ctrl.kl_coef; here it is ppo.kl_ctl")
+    ]
+    assert said("+trainer.nnodes=2") == [("R41", "command line", "write cluster.nodes=2")]
+    assert said("++train.steps=2") == [("R41", "command line", "write train.steps=2")]
+
+
+def test_a_pasted_section_is_translated_key_by_key(folder: Path):
+    (folder / "verl.yaml").write_text(
+        "extends: ppo_math\nactor_rollout_ref:\n  actor: {optim: {lr: 1e-6}, zap: 3}\n  rollout: {n: 8}\n"
+    )
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("verl.yaml")
+    hints = {p.where: (p.hint or "").rpartition("here it is ")[2] for p in caught.value.problems}
+    assert hints == {
+        "verl.yaml:3:19": "models.actor.backend.args.lr",
+        "verl.yaml:3:30": "",
+        "verl.yaml:4:13": "generation.responses_per_prompt",
+    }

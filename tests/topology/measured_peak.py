@@ -1,0 +1,128 @@
+"""Run as a script: the peaks of a process's memory in phases of an engine, as JSON. Not a test itself.
+
+`measured_peak.py '{"config": {...}, "dtype": "float32", "runs": [{"phase": "update", ...}]}' RANK RANKS FILE`:
+each rank prints its own peaks; ranks meet in the file.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from rlcli.api.config import FinetuneSpec, GenerationHyperparameters, ModelBackendAbstraction
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import MicroBatchSpec, Model
+from rlcli.registry import make_backend
+
+
+class Tokenizer:
+    def __init__(self, size: int):
+        self.eos_token_id, self.pad_token_id, self._size = size + 1, 0, size
+
+    def __len__(self) -> int:
+        return self._size
+
+
+def resident(kind: str) -> int:
+    """`VmRSS` now or `VmHWM`, the most so far, in bytes."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind))
+    return int(line.split()[1]) * 1024
+
+
+def peak_of(work) -> tuple[int, int]:
+    """(bytes that the process had before, most that it had while working)."""
+    gc.collect()
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    work()
+    return before, resident("VmHWM")
+
+
+def sequences(count: int, length: int, vocabulary: int) -> SequenceSample:
+    return SequenceSample.from_default(
+        ids=list(range(count)),
+        seqlens=[length] * count,
+        data={"packed_input_ids": torch.randint(3, vocabulary, (count * length,))},
+    )
+
+
+def build(asked: dict, mesh) -> Model:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**asked["config"], num_labels=1)
+    family = AutoModelForCausalLM if asked.get("head", "lm") == "lm" else AutoModelForTokenClassification
+    module = family.from_config(config).float().eval()
+    model = Model(
+        name="actor",
+        module=module,
+        tokenizer=Tokenizer(config.vocab_size),
+        device=torch.device("cpu"),
+        seed=0,
+        device_mesh=mesh,
+    )
+    args = {"dtype": asked["dtype"]}
+    if asked["backend"] == "fsdp":
+        args["gradient_checkpointing"] = asked.get("checkpointing", False)
+    backend = make_backend(ModelBackendAbstraction(asked["backend"], args))
+    return backend.initialize(model, FinetuneSpec(total_train_steps=10, dataset_size=8, train_batch_size=1))
+
+
+def measure(asked: dict, mesh) -> dict[str, int]:
+    model = build(asked, mesh)
+    engine = model.module
+    count, length = asked["count"], asked["length"]
+    batch = sequences(count, length, asked["config"]["vocab_size"])
+    value = asked.get("head", "lm") == "value"
+
+    def score(output, _):
+        return output.values if value else output.logprobs
+
+    def update():
+        spec = MicroBatchSpec(n_mbs=asked.get("micro_batches", 1))
+        engine.train_batch(batch, lambda output, mb: -score(output, mb).sum(), lambda mb: 1.0, mb_spec=spec)
+
+    def inference():
+        shorter = None if value else [[length - 1]] * count
+        engine.forward(batch, MicroBatchSpec(), post_hook=score, output_seqlens=shorter)
+
+    def generate():
+        prompts = SequenceSample.from_default(
+            ids=list(range(count)), seqlens=[length] * count, data={"packed_prompts": batch.data["packed_input_ids"]}
+        )
+        settings = GenerationHyperparameters(max_new_tokens=asked["new"], min_new_tokens=asked["new"],
+                                             max_concurrent_responses=asked["slots"],
+                                             responses_per_prompt=asked["group"])  # fmt: skip
+        engine.generate(prompts, model.tokenizer, settings, list(range(count * asked["group"])))
+
+    work = {"update": update, "inference": inference, "generate": generate}[asked["phase"]]
+    if asked["phase"] == "update":
+        work()  # the optimizer's state is made by the first step
+    else:
+        warm = sequences(1, 4, asked["config"]["vocab_size"])
+        engine.forward(warm, MicroBatchSpec(), post_hook=score, output_seqlens=[[4 if value else 3]])
+    before, peak = peak_of(work)
+    return {"before": before, "peak": peak}
+
+
+def make_mesh(rank: int, ranks: int, file: str):
+    """None for a single rank."""
+    if ranks == 1:
+        return None
+    from torch.distributed.device_mesh import DeviceMesh
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks)
+    return DeviceMesh("cpu", torch.arange(ranks), mesh_dim_names=("dp",))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    everything = json.loads(sys.argv[1])
+    shared = {key: everything[key] for key in ("config", "dtype")}
+    mesh = make_mesh(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    print(json.dumps([measure({**shared, **run}, mesh) for run in everything["runs"]]))

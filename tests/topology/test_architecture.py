@@ -1,0 +1,93 @@
+"""Parameters counted from config.json alone, against real models of transformers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from rlcli.topology.architecture import KNOWN_TYPES, UnknownArchitecture, read_architecture
+
+SMALL = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 3, "vocab_size": 97, "pad_token_id": 0}
+DENSE = {**SMALL, "num_key_value_heads": 2, "intermediate_size": 56}
+SETTINGS = [
+    ("llama", DENSE),
+    ("llama", {**DENSE, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+    ("llama", {**SMALL, "intermediate_size": 56}),
+    ("llama", {**DENSE, "head_dim": 12}),
+    ("mistral", DENSE),
+    ("mistral", {**DENSE, "head_dim": 16}),
+    ("mixtral", {**DENSE, "num_local_experts": 3}),
+    ("mixtral", {**DENSE, "num_local_experts": 5, "num_experts_per_tok": 1, "tie_word_embeddings": True}),
+    ("qwen2", DENSE),
+    ("qwen2", {**DENSE, "tie_word_embeddings": True}),
+    ("qwen3", DENSE),
+    ("qwen3", {**DENSE, "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
+    ("qwen3_moe", {**DENSE, "num_experts": 4, "moe_intermediate_size": 24}),
+    ("qwen3_moe", {**DENSE, "num_experts": 4, "moe_intermediate_size": 24, "decoder_sparse_step": 2, "head_dim": 16}),
+    ("qwen3_moe", {**DENSE, "num_experts": 4, "moe_intermediate_size": 24, "mlp_only_layers": [0, 2]}),
+    ("gemma", DENSE),
+    ("gemma", {**DENSE, "head_dim": 16, "tie_word_embeddings": False}),
+    ("gemma2", DENSE),
+    ("gemma3_text", DENSE),
+    ("gpt2", {**SMALL, "n_positions": 64}),
+    ("gpt2", {"n_embd": 48, "n_layer": 2, "n_head": 3, "vocab_size": 97, "n_inner": 100}),
+    ("smollm3", DENSE),
+]  # fmt: skip
+
+
+def real_parameters(config, head: str) -> int:
+    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+    family = AutoModelForCausalLM if head == "lm" else AutoModelForTokenClassification
+    config.num_labels = 1
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in family.from_config(config).parameters())
+
+
+def make_config(model_type: str, settings: dict):
+    from transformers import AutoConfig
+
+    ids = {"bos_token_id": 1, "eos_token_id": 2}
+    return AutoConfig.for_model(model_type, **settings, **ids)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings"), SETTINGS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_every_parameter_is_counted(model_type, settings, tmp_path):
+    config = make_config(model_type, settings)
+    expected = real_parameters(config, "lm")
+    assert read_architecture({"model_type": model_type, **settings}).parameters() == expected
+    config.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert read_architecture(saved).parameters() == expected
+
+
+@pytest.mark.parametrize("model_type", sorted({name for name, _ in SETTINGS}))
+def test_what_a_config_leaves_out_is_what_transformers_takes(model_type):
+    with_few_layers = {"num_hidden_layers": 1} | ({"num_experts": 2} if model_type == "qwen3_moe" else {})
+    expected = real_parameters(make_config(model_type, with_few_layers), "lm")
+    assert read_architecture({"model_type": model_type, **with_few_layers}).parameters() == expected
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "mistral", "gemma", "mixtral"])
+def test_a_critic_has_a_value_head_instead(model_type):
+    settings = {**DENSE, "num_local_experts": 3} if model_type == "mixtral" else DENSE
+    expected = real_parameters(make_config(model_type, settings), "value")
+    assert read_architecture({"model_type": model_type, **settings}).parameters("value") == expected
+
+
+def test_every_known_type_is_tested():
+    assert set(KNOWN_TYPES) == {name for name, _ in SETTINGS}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"model_type": "mamba"}, {"model_type": "llama", "hidden_size": "wide"},
+     {"model_type": "llama", "vocab_size": 0}, {"model_type": "gpt2", "add_cross_attention": True}],
+)  # fmt: skip
+def test_what_cannot_be_counted_is_said(config):
+    with pytest.raises(UnknownArchitecture):
+        read_architecture(config)

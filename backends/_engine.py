@@ -144,13 +144,14 @@ class TransformersEngine(PipelinableEngine):
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         self.lm.config.architectures = [type(self.lm).__name__.removeprefix("FSDP")]
+        self.lm.config.dtype = next(self.lm.parameters()).dtype  # type: ignore[union-attr]
         self.lm.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
         if self.lm.can_generate():  # type: ignore[operator]
             _generation_config(self.lm, tokenizer).save_pretrained(folder)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Every parameter and buffer, whole, on the host."""
-        return {name: gathered(tensor.detach()).cpu() for name, tensor in self.lm.state_dict().items()}
+        """Every parameter and buffer, whole, on the host; one that is tied to another, once."""
+        return {name: gathered(tensor).cpu() for name, tensor in self.named_weights().items()}
 
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
         state = self.full_state_dict()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlcli.checkpoint.manifest import MANIFEST, read_manifest
-from rlcli.checkpoint.verify import NAME, checkpoints_in
+from rlcli.checkpoint.overview import CHECKPOINTS, STATUS, step_of
+from rlcli.checkpoint.verify import NAME, checkpoints_in, examine
 from rlcli.errors import ModelError, UsageError
 
-MODELS, CHECKPOINTS, STATUS = "models", "checkpoints", "status.json"
+MODELS = "models"
 USUAL = "actor"
 """The role that is meant where nobody says which."""
 OTHER = "another checkpoint of the run may be whole: --step"
@@ -61,27 +61,21 @@ def check_digests(found: RoleFolder) -> int:
     """
     if found.checkpoint is None:
         return 0
-    prefix = found.folder.relative_to(found.checkpoint).as_posix()
-    digests = [one for one in read_manifest(found.checkpoint).files.values() if one.path.startswith(f"{prefix}/")]
-    for digest in digests:
-        file = found.checkpoint / digest.path
-        if not file.is_file() or file.is_symlink():
-            raise ModelError("it is missing", where=str(file), hint=OTHER, code="F20")
-        if file.stat().st_size != digest.bytes:
-            what = f"size {file.stat().st_size}, the manifest says {digest.bytes}"
-            raise ModelError(what, where=str(file), hint=OTHER, code="F17")
-        with file.open("rb") as opened:
-            if hashlib.file_digest(opened, "sha256").hexdigest() != digest.sha256:
-                raise ModelError("its content is not what was written", where=str(file), hint=OTHER, code="F18")
-    return len(digests)
+    prefix = found.folder.relative_to(found.checkpoint).as_posix() + "/"
+    report = examine(found.checkpoint, under=prefix)
+    for fault in report.faults:
+        raise ModelError(fault.what, where=fault.where, hint=OTHER, code=fault.code)
+    assert report.manifest is not None
+    return sum(path.startswith(prefix) for path in report.manifest.files)
 
 
 def _in_run(run: Path, role: str | None, step: int | None) -> RoleFolder:
-    checkpoints = {int(path.name[-12:]): path for path in checkpoints_in(run / CHECKPOINTS)}
+    there = checkpoints_in(run / CHECKPOINTS)
+    checkpoints = {number: path for path in there if (number := step_of(path)) is not None}
     if step is not None:
         if step not in checkpoints:
-            there = ", ".join(map(str, sorted(checkpoints))) or "none"
-            raise UsageError(f"{run} has no checkpoint of step {step}", hint=f"there are: {there}")
+            known = ", ".join(map(str, sorted(checkpoints))) or "none"
+            raise UsageError(f"{run} has no checkpoint of step {step}", hint=f"there are: {known}")
         return _in_checkpoint(checkpoints[step], role)
     has_models = any((run / MODELS).glob("*/config.json"))
     if has_models and (_is_done(run) or not checkpoints):

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,10 @@ from rlcli.errors import ModelError
 ASIDE = ".old-"
 """Before the name of a checkpoint that made room for a new one of the same step; it counts until that is there."""
 NAME = re.compile(rf"(?:{re.escape(ASIDE)})?step-(?P<step>\d{{12}})")
+READERS = min(8, os.cpu_count() or 1)
+"""Files that are read at once; digesting is what takes the time."""
+WORTH_THREADS = 2**26
+"""Bytes from which on that saves time."""
 State = Literal["ok", "incomplete", "corrupt"]
 
 
@@ -55,9 +60,11 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted(needed, key=lambda path: path.name.removeprefix(ASIDE), reverse=True)
 
 
-def examine(checkpoint: Path, *, run_id: str | None = None, read: bool = True) -> Report:
+def examine(checkpoint: Path, *, run_id: str | None = None, read: bool = True, under: str = "") -> Report:
     """All that is wrong with a checkpoint, every byte of it read; without `read` only names and sizes are compared.
-    `run_id`: the run that it must belong to."""
+
+    `run_id`: the run that it must belong to. `under`: only files whose paths begin so are looked at.
+    """
     try:
         if checkpoint.is_symlink():
             raise ModelError("it is a link", where=str(checkpoint), code="F20")
@@ -66,7 +73,10 @@ def examine(checkpoint: Path, *, run_id: str | None = None, read: bool = True) -
     except ModelError as error:
         return Report(checkpoint, None, (error,))
     there = files_under(checkpoint)
-    found = (_fault(checkpoint, file, there, read) for file in manifest.files.values())
+    wanted = [file for file in manifest.files.values() if file.path.startswith(under)]
+    with ThreadPoolExecutor(READERS) as pool:  # threads are started as they are needed
+        parallel = read and sum(file.bytes for file in wanted) > WORTH_THREADS
+        found = list((pool.map if parallel else map)(lambda file: _fault(checkpoint, file, there, read), wanted))
     strangers = tuple(sorted(there.keys() - {*manifest.files, MANIFEST}))
     return Report(checkpoint, manifest, tuple(fault for fault in found if fault), strangers)
 

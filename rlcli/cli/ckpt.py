@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from rlcli.checkpoint.verify import Report
 
 ckpt = new_typer(
-    help="List, verify, prune and show the checkpoints of a run.\n\nExample: rlcli ckpt ls runs/ppo_math/one"
+    help="""List, verify, prune and show the checkpoints of a run.
+
+    With --json each of these prints JSON.
+
+    Example: rlcli ckpt ls runs/ppo_math/20260412-093011
+    """
 )
 
 
@@ -74,9 +79,9 @@ def ls(run: Run, best_metric: Metric = None, best_is: BestIs = None, as_json: As
 
 @ckpt.command(cls=VerbCommand)
 def verify(run: Run, step: Steps = None, as_json: AsJson = False) -> int:
-    """Read every byte of the checkpoints and compare it with what was written.
+    """Compare every byte of the checkpoints with what was written.
 
-    Exits with 5 if one of them is not whole, naming each file.
+    Exits with 5 if one of them is not whole, naming each file that is damaged or missing.
 
     Example: rlcli ckpt verify runs/ppo_math/20260412-093011 --step 40
     """
@@ -110,7 +115,7 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete all checkpoints but the newest, the best, and in any case the last one that is whole.
+    """Delete all checkpoints but the newest, the best and the last whole one.
 
     Example: rlcli ckpt prune runs/ppo_math/20260412-093011 --keep-last 1 --keep-best 1
     """
@@ -145,7 +150,7 @@ def show(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a checkpoint says of itself: its run, its numbers, its files.
+    """Show what a checkpoint says of itself: run, metrics, files.
 
     Example: rlcli ckpt show runs/ppo_math/20260412-093011 --step 40
     """

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli.units import size
+
 if TYPE_CHECKING:
     from rlcli.checkpoint.conversion_check import Checked
     from rlcli.checkpoint.convert import Conversion
@@ -97,7 +99,7 @@ def convert(
         print_json(_as_json(plan, found, checked, dry_run) | numbers)
     elif not dry_run:
         before = " before the check" if checked else ""
-        last = f"done     in {_duration(seconds)}, peak memory {_size(peak)}{before}"
+        last = f"done     in {_duration(seconds)}, peak memory {size(peak)}{before}"
         _say([*_checked(plan, found, checked), last])
 
 
@@ -164,7 +166,7 @@ def _writing(plan: Conversion, dry_run: bool) -> str:
     count = len(plan.files)
     verb = "would be" if dry_run else "writing "
     types = "+".join(map(_type, plan.dtypes))
-    weights = f"{count} safetensors ({_size(plan.bytes)}, {types})"
+    weights = f"{count} safetensors ({size(plan.bytes)}, {types})"
     return f"{verb} {plan.target}: {', '.join([weights, *along])}"
 
 
@@ -245,13 +247,6 @@ def _status(text: str) -> Iterator[None]:
 def _type(name: str) -> str:
     """As people call it: bf16 for BF16, f32 for F32."""
     return name.lower()
-
-
-def _size(count: int) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
 
 
 def _duration(seconds: float) -> str:

@@ -41,9 +41,9 @@ def limit_of_rows(dataset: Component) -> int | None:
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
-def positions_of(recipe: Recipe, role: str) -> tuple[int, str] | None:
+def positions_of(recipe: Recipe, role: str, known: Mapping[str, int] | None = None) -> tuple[int, str] | None:
     """How many positions a role's model has, and the role whose weights say so; None if that is not written here: the
-    model lies on the Hub or is the result of another recipe."""
+    model lies on the Hub, or is the result of another recipe and not among `known`."""
     if role not in recipe.models or not recipe.models[role].has_weights:
         return None
     seen: list[str] = []
@@ -51,6 +51,8 @@ def positions_of(recipe: Recipe, role: str) -> tuple[int, str] | None:
         assert source is not None
         seen.append(role)
         role = source
+    if known and role in known:
+        return known[role], role
     section = recipe.models[role]
     config: Any = section.scratch
     if config is None and section.path is not None and section.warm_start is None:

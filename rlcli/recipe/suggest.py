@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, get_args
 
@@ -45,8 +45,10 @@ def suggest_key(
     blocks: Iterable[str] = (),
     above: Iterable[str | int] = (),
     roles: Iterable[str] = (),
+    written: Sequence[str] = (),
 ) -> tuple[str, str | None]:
-    """(message id, hint) for an unknown key below the keys `above`: R43 if it is at home elsewhere, else R42."""
+    """(message id, hint) for an unknown key below the keys `above`: R43 if it is at home elsewhere, else R42.
+    `written`: where else in the recipe a key of that name stands."""
     names, foreign = list(legal), [*map(str, above), key]
     if (latin := lookalike(key)) is not None:
         target = close_to(latin[0], names) or latin[0]
@@ -62,6 +64,8 @@ def suggest_key(
         return "R42", f"known elsewhere as {key}; here it is {synonym}"
     if near is not None:
         return "R42", f"did you mean {near}?"
+    if written:
+        return "R43", f"did you mean {written[0]}?"
     if close_home := close_to(key, _homes(), cutoff=A_SLIP):
         return "R42", f"did you mean {_homes()[close_home][0]}?"
     return "R42", "legal here: " + ", ".join(names) if names else None

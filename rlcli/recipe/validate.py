@@ -29,6 +29,7 @@ from rlcli.recipe.tree import (
     kind_of,
     leaves,
     nearest,
+    nodes,
     plain,
     with_value,
 )
@@ -72,8 +73,8 @@ def check_against(
     blocks: Iterable[str] = (),
     legal: Iterable[str] = (),
 ) -> Checked:
-    """Validate `tree`; `prefix` is its path in the recipe, for the messages. `legal`: keys that may stand at its top, if
-    the model does not have them all; `blocks`: those of the recipe's own."""
+    """Validate `tree`; `prefix` is its path in the recipe, for the messages. `legal`: keys that may stand at its top,
+    if the model does not have them all; `blocks`: those of the recipe's own."""
     top = [*(legal or fields_of(model)), *blocks]
     checker = _Checker(model, problems, doubts, prefix, tuple(blocks), top if prefix else ["extends", *top])
     for _ in range(MAX_REPAIRS):
@@ -173,13 +174,22 @@ class _Checker:
         legal = self.top if len(path) == 1 else list(fields_of(section)) if section else []
         foreign = [found for found, _ in leaves(node) if found] if isinstance(node, Mapping) else []
         meant = {one: translated(map(str, (*whole, *one)), self.blocks, self.roles) for one in foreign}
-        if any(meant.values()) and close_to(str(path[-1]), legal, cutoff=A_SLIP) is None:
+        homes = self.written_homes(path)
+        is_call = dotted(("graph", *path)) in homes
+        if any(meant.values()) and not is_call and close_to(str(path[-1]), legal, cutoff=A_SLIP) is None:
             for inside, target in meant.items():
                 known = f"known elsewhere as {dotted((*path, *inside)[-2:])}; here it is {target}" if target else None
                 self.note_key("R42", (*path, *inside), tree, known)
             return
-        code, hint = suggest_key(str(path[-1]), legal, self.blocks, whole[:-1], self.roles)
+        code, hint = suggest_key(str(path[-1]), legal, self.blocks, whole[:-1], self.roles, homes)
         self.note_key(code, path, tree, hint)
+
+    def written_homes(self, path: Path) -> list[str]:
+        """Where else in the recipe a key of that name is written: a role, a call, an argument in a block."""
+        written = self.problems.written
+        found = [one for one, _ in nodes(written) if one and one[-1] == path[-1]] if written is not None else []
+        homes = [one for one in found if len(one) > 1 and not any(isinstance(part, int) for part in one)]
+        return [dotted(one) for one in sorted(homes, key=len) if one != (*self.prefix, *path)]
 
     def note_key(self, code: str, path: Path, tree: Mapping, hint: str | None) -> None:
         key = str(path[-1])

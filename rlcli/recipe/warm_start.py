@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlcli.errors import RecipeError
+from rlcli.recipe.doubts import Doubts
 from rlcli.recipe.layers import find_recipe
+from rlcli.recipe.lengths import positions_of
+from rlcli.recipe.meaning import lengths
+from rlcli.recipe.meaning.notes import Notes
 from rlcli.recipe.problems import Problems
 from rlcli.recipe.resolve import Resolved, load_recipe
 
@@ -37,7 +41,20 @@ def warm_starts(resolved: Resolved) -> list[WarmStart]:
             saved = ", ".join(source.recipe.saved_roles) or "nothing"
             raise _error(resolved, name, f"{recipe} saves no role {source_role!r}", f"it saves {saved}")
         found.append(WarmStart(name, source, source_role))
+    _check_lengths(resolved, found)
     return found
+
+
+def _check_lengths(resolved: Resolved, starts: list[WarmStart]) -> None:
+    """Sequences must fit into the models that other recipes make, whose sizes are known only now."""
+    positions: dict[str, int] = {}
+    for start in starts:
+        if (known := positions_of(start.source.recipe, start.source_role)) is not None:
+            positions[start.role] = known[0]
+    if positions:
+        problems = _problems_of(resolved)
+        lengths.check(Notes(resolved.recipe, resolved.tree, problems, Doubts(), positions))
+        problems.raise_if_any()
 
 
 def chain(resolved: Resolved) -> list[Resolved]:
@@ -75,8 +92,14 @@ def _find(resolved: Resolved, role: str, recipe: str) -> Path:
 
 def _error(resolved: Resolved, role: str, what: str, hint: str | None, code: str = "R51") -> RecipeError:
     mark = resolved.origin(("models", role, "path"))
+    problems = _problems_of(resolved)
+    problems.add(code, what, mark, hint)
+    return RecipeError(problems.found)
+
+
+def _problems_of(resolved: Resolved) -> Problems:
+    """None yet, but able to quote the recipe."""
     problems = Problems()
     problems.sources = resolved.problems.sources
     problems.pulled_in_by = resolved.problems.pulled_in_by
-    problems.add(code, what, mark, hint)
-    return RecipeError(problems.found)
+    return problems

@@ -147,3 +147,9 @@ def test_types_of_a_union_are_told_together(refusal, folder: Path):
     with pytest.raises(RecipeError, match="label must be int or text, found a list") as caught:
         load_recipe("bad.yaml")
     assert len(caught.value.problems) == 1
+
+
+def test_what_an_alias_carries_to_several_calls_is_told_once(folder: Path):
+    with pytest.raises(RecipeError, match="did you mean packed_ref_logprob") as caught:
+        load_recipe("ppo_math", ["graph.ref_inf.outputs=[packed_ref_logprob]"])
+    assert len(caught.value.problems) == 1

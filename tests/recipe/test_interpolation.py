@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rlcli.errors import RecipeError
 from rlcli.recipe.resolve import load_recipe
 
 TOP = "extends: small\n"
@@ -91,3 +92,44 @@ def test_a_circle_is_named_in_order_and_no_secret_is_told(folder: Path, monkeypa
     assert "a → b → a" in str(caught.value)
     assert "RLCLI_API_TOKEN" in str(caught.value)
     assert "canary-value" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("reference", "value"),
+    [
+        ("generation.max_new_tokens", 256),
+        ("generation.temperature", 1.0),
+        ("log.plot", True),
+        ("log.dir", "runs"),
+        ("cluster.device", "auto"),
+        ("models.actor.head", "lm"),
+        ("models.actor.devices", None),
+        ("models.actor.mesh.tp", 1),
+        ("train.eval.every_steps", None),
+        ("generation.stop_token_ids", []),
+    ],
+)
+def test_the_default_of_the_schema_where_no_layer_sets_a_value(folder: Path, reference, value):
+    (folder / "top.yaml").write_text(
+        f"extends: small\nmodels: {{actor: {{scratch: {{model_type: llama, x: '${{{reference}}}'}}}}}}\n"
+    )
+    resolved = load_recipe("top.yaml")
+    assert resolved.recipe.models["actor"].scratch["x"] == value
+    assert str(resolved.origin("models.actor.scratch.x")) == "default"
+
+
+def test_a_section_that_no_layer_sets_is_taken_over_empty(folder: Path):
+    (folder / "top.yaml").write_text(
+        "extends: small\nmodels: {actor: {scratch: {_replace_: true, model_type: llama, x: '${log}'}}}\n"
+    )
+    assert load_recipe("top.yaml").recipe.models["actor"].scratch["x"] == {}
+
+
+@pytest.mark.parametrize(
+    "reference", ["models.gone.head", "train.prompts", "models.actor.backend.args.lr", "gone", "datasets.train.args.x"]
+)
+def test_what_neither_layers_nor_schema_know(folder: Path, reference):
+    (folder / "top.yaml").write_text(f"extends: small\nseed: ${{{reference}}}\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("top.yaml")
+    assert [(p.code, p.where) for p in caught.value.problems] == [("R61", "top.yaml:2:7")]

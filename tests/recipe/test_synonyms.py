@@ -101,3 +101,10 @@ def test_a_pasted_section_is_translated_key_by_key(folder: Path):
         "verl.yaml:3:30": "",
         "verl.yaml:4:13": "generation.responses_per_prompt",
     }
+
+
+def test_a_key_that_stands_elsewhere_in_the_recipe(folder: Path):
+    """Below a role, in a block, or among a component's arguments."""
+    assert said("kl_ctl=0.1") == [("R43", "command line", "did you mean ppo.kl_ctl?")]
+    assert said("actor.path=x") == [("R43", "command line", "did you mean models.actor?")]
+    assert said("actor_gen.model=x") == [("R43", "command line", "did you mean graph.actor_gen?")]

@@ -44,7 +44,7 @@ def _graph(notes: Notes, calls: ReadMapping[str, Call], path: Path, dataset: str
         hint = f"did you mean {near}?" if near and near != problem.key else None
         if keys and problem.key and not hint and "no call produces" in problem.what:
             hint = f"rows of {dataset} bring {', '.join(keys)}"
-        notes.note("R71", problem.what, _place(problem, calls, path), hint, needs=needs)
+        notes.note("R71", problem.what, _place(problem, calls, path), hint, needs=needs, same=problem.key)
 
 
 def _place(problem: GraphProblem, calls: ReadMapping[str, Call], path: Path) -> Path:

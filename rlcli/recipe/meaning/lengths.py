@@ -27,7 +27,7 @@ def check(notes: Notes) -> None:
 
 def _positions(notes: Notes, call: Call, path: Path, dataset: str) -> None:
     """Prompt and response against `max_position_embeddings` of the role that generates."""
-    found = positions_of(notes.recipe, call.model)
+    found = positions_of(notes.recipe, call.model, notes.positions)
     new = generation_of(notes.recipe, call)["max_new_tokens"]
     if found is None or not isinstance(new, int):
         return
@@ -53,7 +53,7 @@ def _positions(notes: Notes, call: Call, path: Path, dataset: str) -> None:
 def _rows(notes: Notes, call: Call, path: Path) -> None:
     """Rows that are whole sequences against the positions of the role that trains on them."""
     dataset = notes.recipe.train.dataset
-    component, found = notes.recipe.datasets.get(dataset), positions_of(notes.recipe, call.model)
+    component, found = notes.recipe.datasets.get(dataset), positions_of(notes.recipe, call.model, notes.positions)
     limit = limit_of_rows(component) if component else None
     if component is None or found is None or limit is None or limit <= found[0]:
         return

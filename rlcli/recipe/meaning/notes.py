@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Mapping as ReadMapping
 
 from rlcli.recipe.doubts import Doubts
 from rlcli.recipe.problems import Problems
@@ -14,21 +15,39 @@ from rlcli.recipe.tree import Mapping, Mark, Path, at, key_mark, nearest
 class Notes:
     """A recipe, and where to note what is wrong with it."""
 
-    def __init__(self, recipe: Recipe, tree: Mapping, problems: Problems, doubts: Doubts):
+    def __init__(
+        self,
+        recipe: Recipe,
+        tree: Mapping,
+        problems: Problems,
+        doubts: Doubts,
+        positions: ReadMapping[str, int] | None = None,
+    ):
         self.recipe = recipe
         self.tree = tree
         self.problems = problems
         self.doubts = doubts
+        self.positions = positions or {}
+        """Of the models of roles that start from another recipe, where that is loaded."""
         self.told: set[tuple[object, ...]] = set()
 
-    def note(self, code: str, what: str, path: Path, hint: str | None = None, needs: Iterable[Path] = ()) -> None:
+    def note(
+        self,
+        code: str,
+        what: str,
+        path: Path,
+        hint: str | None = None,
+        needs: Iterable[Path] = (),
+        same: str | None = None,
+    ) -> None:
         """Point at a value, or at the key if the value is a mapping or a default. `needs`: what the judgement rests on
-        beside the value itself; if any of it is in doubt, so is the judgement."""
+        beside the value itself; if any of it is in doubt, so is the judgement. Problems that are the `same` are told
+        once for one place in a file, which aliases may have carried to several calls."""
         if self.doubts.about(path) or self.doubts.about_absence(self.tree, path):
             return
         if any(self.is_doubtful(one) for one in needs):
             return
-        self.problems.add(code, what, self.mark(path), hint)
+        self.problems.add(code, what, self.mark(path), hint, same=same)
 
     def note_once(
         self, same: tuple[object, ...], code: str, what: str, path: Path, hint: str | None, needs: Iterable[Path]

@@ -1,0 +1,85 @@
+"""What components say of themselves in their classes, and what recipes are held to because of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlcli import registry
+from rlcli.errors import RecipeError
+from rlcli.recipe.components import dataset_keys, declared
+from rlcli.recipe.resolve import load_recipe
+from rlcli.recipe.warm_start import chain
+
+GROUPED = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rlcli.api import model as model_api
+
+
+class Base(model_api.ModelInterface):
+    NEEDS_GROUP: ClassVar[int] = 4
+    PLAIN = (1, 2)
+    computed: ClassVar[int] = len("abc")
+
+
+@dataclass
+class Grouped(Base):
+    size: int = 3
+
+    def train_step(self, model, data, mb_spec):
+        return {}
+
+
+model_api.register_interface("grouped", Grouped)
+"""
+
+
+@pytest.fixture
+def project(folder: Path) -> Path:
+    """A project with an interface that compares the responses to one prompt."""
+    (folder / "pyproject.toml").write_text("[tool.rlcli]\n")
+    (folder / "interfaces").mkdir()
+    (folder / "interfaces" / "grouped.py").write_text(GROUPED)
+    (folder / "grouped.yaml").write_text("extends: ppo_math\ngraph: {actor_train: {interface: {type: grouped}}}\n")
+    return folder
+
+
+def test_constants_are_read_without_importing(project: Path):
+    constants = registry.signature("interfaces", "grouped").constants
+    assert constants == {"NEEDS_GROUP": 4, "PLAIN": (1, 2)}
+    assert declared("interfaces", "nowhere", "NEEDS_GROUP") is None
+    assert dataset_keys("paired") == ("packed_input_ids", "prompt_lens")
+
+
+def test_an_algorithm_that_needs_a_group_gets_one(project: Path):
+    load_recipe("grouped")
+    with pytest.raises(RecipeError, match="needs at least 4, but actor_gen makes 3") as caught:
+        load_recipe("grouped", ["generation.responses_per_prompt=3"])
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.where, problem.hint) == ("R49", "command line", "generation.responses_per_prompt=8")
+    load_recipe("grouped", ["generation.responses_per_prompt=3", "ppo.generation_size=5"])
+
+
+def test_responses_fit_into_the_model_of_another_recipe(folder: Path):
+    chain(load_recipe("ppo_math"))
+    with pytest.raises(RecipeError, match=r"512 positions of models\.actor") as caught:
+        chain(load_recipe("ppo_math", ["generation.max_new_tokens=600"]))
+    assert [(problem.code, problem.where) for problem in caught.value.problems] == [("R49", "command line")]
+
+
+def test_a_default_limit_of_rows_is_no_statement_about_them(folder: Path):
+    """Only what somebody chose is held against the model's positions."""
+    (folder / "rows.jsonl").write_text("")
+    settings = [
+        "models.actor.scratch={model_type: llama, max_position_embeddings: 300}",
+        "models.actor.path=null",
+        "models.actor.tokenizer=builtin:arithmetic",
+        "datasets.train={type: math_prompts, args: {path: rows.jsonl}}",
+        "train.eval.dataset=null",
+    ]
+    load_recipe("ppo_math", settings)
+    with pytest.raises(RecipeError, match="at most 236"):
+        load_recipe("ppo_math", [*settings[:3], settings[3].replace("}}", ", max_length: 250}}"), settings[4]])

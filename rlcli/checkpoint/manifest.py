@@ -19,6 +19,8 @@ from rlcli.errors import ModelError
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
+NEWER_FORMAT = "F85"
+"""Id of the fault that a newer rlcli wrote the manifest."""
 LARGEST = 64 * 2**20
 """Bytes of a manifest that are read at most."""
 KEYS = ("format", "step", "run_id", "rlcli", "world_size", "recipe_digest", "metrics", "files")
@@ -106,7 +108,7 @@ def _refuse_newer(fields: Any, checkpoint: Path) -> None:
             f"its manifest has format {found}, this rlcli reads {FORMAT}",
             where=str(checkpoint),
             hint="use the rlcli that wrote it, or a newer one",
-            code="F85",
+            code=NEWER_FORMAT,
         )
 
 

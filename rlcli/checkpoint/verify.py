@@ -6,22 +6,17 @@ import errno
 import hashlib
 import os
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from rlcli.checkpoint.disk import failures_told, files_under, open_to_read
-from rlcli.checkpoint.manifest import MANIFEST, FileDigest, Manifest, read_manifest
+from rlcli.checkpoint.manifest import MANIFEST, NEWER_FORMAT, FileDigest, Manifest, read_manifest
 from rlcli.errors import ModelError
 
 ASIDE = ".old-"
 """Before the name of a checkpoint that made room for a new one of the same step; it counts until that is there."""
 NAME = re.compile(rf"(?:{re.escape(ASIDE)})?step-(?P<step>\d{{12}})")
-READERS = min(8, os.cpu_count() or 1)
-"""Files that are read at once; digesting is what takes the time."""
-WORTH_THREADS = 2**26
-"""Bytes from which on that saves time."""
 State = Literal["ok", "incomplete", "corrupt"]
 
 
@@ -73,10 +68,8 @@ def examine(checkpoint: Path, *, run_id: str | None = None, read: bool = True, u
     except ModelError as error:
         return Report(checkpoint, None, (error,))
     there = files_under(checkpoint)
-    wanted = [file for file in manifest.files.values() if file.path.startswith(under)]
-    with ThreadPoolExecutor(READERS) as pool:  # threads are started as they are needed
-        parallel = read and sum(file.bytes for file in wanted) > WORTH_THREADS
-        found = list((pool.map if parallel else map)(lambda file: _fault(checkpoint, file, there, read), wanted))
+    wanted = (file for file in manifest.files.values() if file.path.startswith(under))
+    found = (_fault(checkpoint, file, there, read) for file in wanted)
     strangers = tuple(sorted(there.keys() - {*manifest.files, MANIFEST}))
     return Report(checkpoint, manifest, tuple(fault for fault in found if fault), strangers)
 
@@ -90,12 +83,17 @@ def verify(checkpoint: Path, run_id: str | None = None) -> Checkpoint:
 
 
 def newest_verified(folder: Path, run_id: str | None = None) -> tuple[Checkpoint | None, list[ModelError]]:
-    """The newest checkpoint that is whole, and why each newer one is not."""
+    """The newest checkpoint that is whole, and why each newer one is not.
+
+    Raises ModelError F85 for one that a newer rlcli wrote: it is not damaged, and must not be passed over.
+    """
     rejected: list[ModelError] = []
     for path in checkpoints_in(folder):
         try:
             return verify(path, run_id), rejected
         except ModelError as error:
+            if error.code == NEWER_FORMAT:
+                raise
             rejected.append(error)
     return None, rejected
 

@@ -171,6 +171,14 @@ def test_a_newer_format_is_refused_with_both_numbers(checkpoint):
     assert f"reads {FORMAT}" in error.what
 
 
+def test_a_newer_format_is_not_passed_over_for_an_older_checkpoint(checkpoint):
+    newer = save(checkpoint.parent, 8)
+    forge(newer, fields_of(newer) | {"format": FORMAT + 1})
+    with pytest.raises(ModelError) as caught:
+        newest_verified(checkpoint.parent)
+    assert (caught.value.code, caught.value.where) == ("F85", str(newer))
+
+
 def test_a_huge_manifest_is_not_read(checkpoint):
     os.truncate(checkpoint / MANIFEST, 2**40)  # a hole; takes no room
     assert "too large" in refusal(checkpoint).what

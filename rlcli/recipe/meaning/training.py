@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path as FilePath
 
-from rlcli.recipe.components import argument_of
 from rlcli.recipe.meaning.notes import Notes
 from rlcli.recipe.tree import Path
 
@@ -44,19 +43,16 @@ def _data(notes: Notes) -> None:
 
 
 def _portions(notes: Notes) -> None:
-    """Uneven portions are fine; one without a single prompt is not."""
+    """Uneven portions are fine, and a default that nobody chose may leave some empty; asking for more portions than
+    there are prompts is a mistake."""
     rows = notes.recipe.train.prompts_per_step
     for name, call in notes.recipe.graph.items():
-        if call.call != "train_step":
-            continue
-        parts = argument_of("interfaces", call.interface.type, call.interface.args, "minibatches")
-        if isinstance(parts, int) and parts > rows:
-            place: Path = ("graph", name, "interface", "args", "minibatches")
-            where = place if notes.is_set(place) else ("train", "prompts_per_step")
+        parts, place = call.interface.args.get("minibatches"), ("graph", name, "interface", "args", "minibatches")
+        if call.call == "train_step" and isinstance(parts, int) and parts > rows:
             what = f"{name} spreads a step over {parts} minibatches, but a step has {rows} prompt{'s'[: rows > 1]}"
             hint = f"use minibatches of at most {rows}, or train.prompts_per_step of at least {parts}"
-            needs: list[Path] = [place, ("train", "prompts_per_step"), ("graph", name, "call")]
-            notes.note_once(("minibatches", parts), "R49", what, where, hint, needs)
+            needs: list[Path] = [("train", "prompts_per_step"), ("graph", name, "call")]
+            notes.note_once(("minibatches", parts), "R49", what, place, hint, needs)
 
 
 def _kept(notes: Notes) -> None:

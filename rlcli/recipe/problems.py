@@ -20,6 +20,8 @@ class Problems:
         """File → the `extends:` entry or the option that names it."""
         self.written: Node | None = None
         """All layers laid over each other, references as written."""
+        self.untold = 0
+        """Problems that were counted and not looked at: there were too many."""
         self.is_cut_off = False
         """Whether part of the recipe was not read at all, so that nothing can be said about what it lacks."""
 
@@ -65,8 +67,8 @@ class Problems:
         places = [(files.index(mark.file), mark.line, mark.column) if mark else (-1, 0, 0) for mark in self._marks]
         order = sorted(range(len(self.found)), key=places.__getitem__)
         shown = [self.found[i] for i in order[:MAX_SHOWN]]
-        if len(order) > MAX_SHOWN:
-            shown.append(Problem("RECIPE", f"and {len(order) - MAX_SHOWN} more problems"))
+        if (more := len(order) - len(order[:MAX_SHOWN]) + self.untold) > 0:
+            shown.append(Problem("RECIPE", f"and {more} more problems"))
         raise RecipeError(shown)
 
     def chain(self, file: str) -> list[Mark]:

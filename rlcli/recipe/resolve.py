@@ -19,9 +19,12 @@ from rlcli.recipe.merge import merge, spell_out_types, whole_reference
 from rlcli.recipe.overrides import parse_overrides
 from rlcli.recipe.problems import Problems
 from rlcli.recipe.schema import SECTIONS, Recipe
-from rlcli.recipe.tree import DEFAULT, Entry, Mapping, Mark, Node, Scalar, at, dotted, leaves, plain
+from rlcli.recipe.tree import DEFAULT, Entry, Mapping, Mark, Node, Scalar, at, dotted, key_mark, leaves, plain
 from rlcli.recipe.validate import check_against
 from rlcli.recipe.write import to_yaml
+
+MAX_NAMES = 256
+"""Roles, datasets or calls of a recipe."""
 
 
 @dataclass(frozen=True)
@@ -138,12 +141,13 @@ def load_recipe(
         problems.raise_if_any()
     assert path is not None
     tree, blocks = _merged(path, layers, override_trees, problems)
+    _refuse_crowds(tree, problems)
     if problems.is_cut_off:
         problems.raise_if_any()
     doubts = Doubts()
     tree = check_components(with_backends(doubts.without_unsound(tree), doubts), problems, doubts)
     checked = check_against(Recipe, tree, problems, doubts, blocks=blocks)
-    if checked.value is not None:
+    if checked.value is not None and not problems.is_cut_off:
         check_meaning(checked.value, checked.tree, problems, doubts)
     problems.raise_if_any()
     resolved = Resolved(
@@ -157,6 +161,16 @@ def load_recipe(
         problems=problems,
     )
     return replace(resolved, recipe=with_found_files(resolved.recipe, resolved.tree, path, layers))
+
+
+def _refuse_crowds(tree: Mapping, problems: Problems) -> None:
+    """More roles, datasets or calls than any recipe has would only take time to check."""
+    for path in (("models",), ("datasets",), ("graph",), ("train", "eval", "graph")):
+        section = at(tree, path)
+        if isinstance(section, Mapping) and len(section.entries) > MAX_NAMES:
+            what = f"{dotted(path)} holds {len(section.entries)} names; at most {MAX_NAMES}"
+            problems.add("R35", what, key_mark(tree, path) or section.mark)
+            problems.is_cut_off = True
 
 
 def _merged(

@@ -37,6 +37,9 @@ from rlcli.recipe.tree import (
 M = TypeVar("M", bound=BaseModel)
 
 MAX_REPAIRS = 12
+MAX_ERRORS = 200
+"""With more than these a text is no recipe with mistakes: the first few are told, and nothing is repaired."""
+FEW = 40
 
 _EXPECTED = {
     "int": "int",
@@ -81,11 +84,18 @@ def check_against(
         tree, errors, value = _validated(model, tree)
         if not errors:
             return Checked(tree, value)
+        too_many = len(errors) > MAX_ERRORS
+        if too_many:
+            problems.untold += len(errors) - FEW
+            errors = errors[:FEW]
         by_path: dict[Path, list[Any]] = {}
         for error in errors:
             by_path.setdefault(_tree_path(error, tree), []).append(error)
         for path, group in by_path.items():
             checker.note(group, tree, path)
+        if too_many:
+            problems.is_cut_off = True
+            break
         for path, group in by_path.items():
             tree = checker.repaired(group, tree, path)
     return Checked(tree, None)
@@ -99,6 +109,8 @@ def _validated(model: type[M], tree: Mapping) -> tuple[Mapping, list[Any], M | N
         except ValidationError as error:
             errors = error.errors(include_url=False)
         texts = 0
+        if len(errors) > MAX_ERRORS:
+            return tree, errors, None
         for item in errors:
             path = _tree_path(item, tree)
             node = at(tree, path)

@@ -319,8 +319,9 @@ def test_settings_that_cannot_be_read_are_no_crash(check, tmp_path):
 
 def test_gold_answers_that_the_reward_refuses(check):
     rows = [*SUMS, {"question": "why?", "answer": "x" * 600}]
-    longer = ["datasets.train.args.max_length=2000", "models.actor.scratch.max_position_embeddings=4096"]
-    found = check(PPO, rows, overrides=longer)["reward_inf reward"]
+    found = check(PPO, rows, overrides=["datasets.train.args.max_length=2000"], max_position_embeddings=4096)[
+        "reward_inf reward"
+    ]
     assert (found.level, found.exit_code) == ("FAIL", 4)
     assert found.says.startswith("gold answers accepted 9/10")
     assert found.details[0].startswith("train.jsonl:10: xxx")

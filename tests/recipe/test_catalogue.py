@@ -184,6 +184,23 @@ def test_one_row_of_the_catalogue(command, folder: Path, code, recipe, place, na
     assert sorted(os.listdir(folder)) == before
 
 
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("models:\n" + "".join(f"  m{i}: {{z{i}: 1}}\n" for i in range(8000)), "R35"),
+        ("".join(f"learning_rate{i}: 1\n" for i in range(20000)), "R42"),
+        ("log: {" + ", ".join(f"z{i}: 1" for i in range(8000)) + "}\n", "R42"),
+        ("datasets: {train: {args: {" + ", ".join(f"z{i}: 1" for i in range(8000)) + "}}}\n", "R42"),
+    ],
+)
+def test_crowds_are_refused_without_looking_at_each(command, folder: Path, text, code):
+    (folder / "bad.yaml").write_text(TOP + text)
+    exit_code, said = command("bad.yaml")
+    assert exit_code == 2
+    assert f"error[{code}] bad.yaml:2" in said
+    assert said.count("error[") <= 41
+
+
 @pytest.mark.parametrize("count", [2, 5])
 def test_layers_in_a_circle(command, folder: Path, count):
     for number in range(count):

@@ -8,9 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from rlcli.cli.help import command_of
 from rlcli.cli.main import VERBS
 from rlcli.cli.output import print_error
 from rlcli.errors import Problem, RecipeError, UsageError
+
+WHOLE_VERBS = [
+    " ".join([verb, *more])
+    for verbs in VERBS.values()
+    for verb in verbs
+    for more in ([[name] for name in getattr(command_of(verb), "commands", ())] or [[]])
+]
+"""As they are typed, with the verbs of a verb: `train`, `ckpt ls`, …"""
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -114,19 +123,19 @@ def test_a_mistake(mistake, pages, name):
     assert f"exit {code}\n{err}" == pages
 
 
-@pytest.mark.parametrize("verb", [verb for verbs in VERBS.values() for verb in verbs])
+@pytest.mark.parametrize("verb", WHOLE_VERBS)
 def test_an_unknown_option_of_each_verb(mistake, verb):
-    code, out, err = mistake(verb, "--jsno")
+    code, out, err = mistake(*verb.split(), "--jsno")
     assert (code, out) == (2, "")
     assert err == f"error[USAGE]: rlcli {verb} has no option --jsno. hint: did you mean --json?\n"
 
 
-@pytest.mark.parametrize("verb", [verb for verbs in VERBS.values() for verb in verbs])
+@pytest.mark.parametrize("verb", WHOLE_VERBS)
 def test_a_verb_without_what_it_needs_shows_an_example(mistake, verb):
-    page = mistake(verb, "--help")[1]
+    page = mistake(*verb.split(), "--help")[1]
     needs = re.match(rf"rlcli {verb} ([A-Z][A-Za-z.]*)", page)
     if needs is not None:
-        code, out, err = mistake(verb)
+        code, out, err = mistake(*verb.split())
         assert (code, out) == (2, "")
         assert err.startswith(f"error[USAGE]: rlcli {verb} needs {needs[1]}")
         assert f"hint: for example: rlcli {verb} " in err

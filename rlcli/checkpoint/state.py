@@ -46,12 +46,6 @@ class HostCopy:
     leads: bool
     """This rank writes what all ranks of the role hold alike."""
 
-    @property
-    def bytes(self) -> int:
-        """Size of the files, but for their headers."""
-        parts = (*self.weights.values(), *self.optimizer.values())
-        return sum(part.tensor.numel() * part.tensor.element_size() for part in parts)
-
 
 def copy_to_host(state: EngineState, leads: bool) -> HostCopy:
     """Copy this rank's parts. Of tensors that all ranks hold alike the rank that `leads` keeps the only copy."""

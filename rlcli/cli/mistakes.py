@@ -35,7 +35,8 @@ def as_usage_error(error: Any) -> UsageError:
         case "NoSuchOption":
             return _unknown_option(path, error.option_name, command, context)
         case "MissingParameter":
-            return UsageError(f"{path} needs {argument_name(error.param)}", hint=hint)
+            option = next((name for name in error.param.opts if name.startswith("--")), None)
+            return UsageError(f"{path} needs {option or argument_name(error.param)}", hint=hint)
         case "BadParameter":
             return _bad_value(error, path)
         case "BadOptionUsage":

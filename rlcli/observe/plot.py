@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli.observe.json_lines import Warn
 from rlcli.files import replace_file
+from rlcli.observe.json_lines import Warn
 from rlcli.observe.series import curve, series
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcli.errors import ResourceError, UsageError
+from rlcli.files import FOLDER_MODE, make_folder, replace_file
 from rlcli.observe.environment import describe_environment
 from rlcli.observe.json_lines import keep_until
-from rlcli.files import FOLDER_MODE, make_folder, replace_file
 from rlcli.observe.run_lock import RunLock
 
 log = logging.getLogger(__name__)

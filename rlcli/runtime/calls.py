@@ -42,7 +42,7 @@ class Running:
                 total = totals.setdefault(name, [0.0, 0.0])
                 total[0] += value
                 total[1] += count
-        told = {name for name, (value, count) in totals.items() if count and (value or name in ALWAYS_TOLD)}
+        told = [name for name, (value, count) in totals.items() if count and (value or name in ALWAYS_TOLD)]
         return {name: totals[name][0] / totals[name][1] for name in told}
 
     def seconds(self) -> float:

@@ -147,8 +147,6 @@ class Checkpoints:
         self.folder = folder
         self.committed: int | None = None
         """The last step that is safe."""
-        self.blocked_seconds = 0.0
-        """That training waited for the last checkpoint's copies."""
         self._identity = identity
         self._recipe = recipe
         self._topology = topology
@@ -177,7 +175,6 @@ class Checkpoints:
             self._count_failure(state.step, error)
             return
         answers = self._requests.ask_all("checkpoint", {"folder": str(folder)})
-        self.blocked_seconds = max(answer["blocked"] for answer in answers.values())
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
         self._begun = _Begun(state.step, folder, numbers)
         try:

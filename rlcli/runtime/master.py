@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlcli.api.dataflow import ModelInterfaceType
-from rlcli.errors import NumericError
+from rlcli.errors import NumericError, ResourceError
 from rlcli.observe.samples import SampleRecord
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.schema import Recipe
@@ -61,6 +61,8 @@ class MasterWorker:
         self._step_began = 0.0
         self._last_record: dict[str, float] = {}
         self._can_checkpoint = True
+        self._checkpoint_seconds: float | None = None
+        """That training has waited for a checkpoint since the last record."""
         self._taken: int | None = None
         """The step of the last checkpoint that was begun."""
 
@@ -145,9 +147,15 @@ class MasterWorker:
                 self._finish_step(finished.task.step)
             self.checkpoints.settle()
         wanted = self.recipe.checkpoint.at_end if self.steps_done == self.steps else self.recipe.checkpoint.on_stop
-        if wanted and self._can_checkpoint and self.checkpoints.committed != self.steps_done:
+        wanted = wanted and self._can_checkpoint
+        if wanted and self.checkpoints.committed != self.steps_done:
             self._take_checkpoint(order, schedule)
         self.checkpoints.settle(wait=True)
+        if wanted and self.checkpoints.committed != self.steps_done:
+            what = f"step {self.steps_done}, the last one, is not committed; the warning above says why"
+            raise ResourceError(
+                what, where=str(self.checkpoints.folder), hint="make room, then rlcli resume", code="F28"
+            )
 
     def _open_steps(self, scheduler: Scheduler, order: DataOrder, schedule: Schedule) -> None:
         """Have rows loaded for the steps that may begin. None before an evaluation or a checkpoint that comes first."""
@@ -174,7 +182,9 @@ class MasterWorker:
             datasets=self._digests,
             nonfinite=self._nonfinite,
         )
+        began = time.perf_counter()
         self.checkpoints.take(state, self._last_record)
+        self._checkpoint_seconds = time.perf_counter() - began
         self._taken = self.steps_done
         schedule.note()
 
@@ -189,6 +199,8 @@ class MasterWorker:
         ids = self.calls.buffer.ids(step)
         tokens = sum(self.calls.buffer.sequence_lengths(ids, "packed_input_ids"))
         record = self._stats.pop(step) | {"time/step": seconds, "tokens_per_second": tokens / seconds}
+        if self._checkpoint_seconds is not None:
+            record["time/checkpoint"], self._checkpoint_seconds = self._checkpoint_seconds, None
         if any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in train_graph(self.recipe)):
             shown = ids[: self.recipe.log.samples_per_step]
             self.calls.describe(shown, lambda texts: self._write_samples(step + 1, "train", texts))

@@ -232,9 +232,7 @@ class ModelWorker:
     def checkpoint(self, folder: str) -> dict[str, Any]:
         """Copy what must be kept to host memory and begin to write it; returns what fits into a message."""
         changing = {name: self.models[name] for name in self.recipe.changing_roles if name in self.models}
-        began = time.perf_counter()
         copies = copy_roles(changing, self.topology, self.rank)
-        blocked = time.perf_counter() - began
         self._writing = BackgroundWrite(Path(folder), lambda: write_roles(copies, changing, Path(folder), self.rank))
         return {
             "versions": {name: vars(model.version) for name, model in self.models.items()},
@@ -243,8 +241,6 @@ class ModelWorker:
                 for name, mfc in self.calls.items()
                 if mfc.model_name in self.models
             },
-            "bytes": sum(copy.bytes for copy in copies.values()),
-            "blocked": blocked,
         }
 
     def checkpoint_written(self, wait: bool) -> dict[str, Any]:

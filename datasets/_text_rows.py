@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
@@ -47,6 +48,8 @@ class TextRows:
     max_rows: int | None = None
     """Read only so many rows, from the start of the file."""
 
+    _rows: list[tuple[Row[Any], Any]] = field(init=False, repr=False)
+    """Every row with its tokens, within the limit."""
     _bad_rows: list[str] = field(default_factory=list, init=False, repr=False)
     _make_survey: Callable[[], Survey] = field(init=False, repr=False)
 
@@ -54,6 +57,13 @@ class TextRows:
     def keys(self) -> tuple[str, ...]:
         """The keys of every sample."""
         return self.KEYS
+
+    def digest(self) -> str:
+        """Tells these rows, as they are trained on, from any others."""
+        content = hashlib.sha256()
+        for row, tokens in self._rows:
+            content.update(repr((row.id, row.content, tokens)).encode())
+        return content.hexdigest()
 
     def survey(self) -> Survey:
         """Lengths and prompts of all rows, those that were left out included."""

@@ -101,3 +101,25 @@ print([name for name in ("torch", "transformers") if name in sys.modules])
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
     )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+@pytest.mark.parametrize("change", ["question", "answer", "order", "one row less"])
+def test_the_digest_of_rows_tells_any_change(tmp_path, change):
+
+    tokenizer = load("datasets", "arithmetic").make_tokenizer()
+
+    def digest(rows):
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        dataset = load("datasets", "math_prompts")
+        return dataset(util=DatasetUtility(1, 0, 1, tokenizer), path=str(tmp_path / "rows.jsonl")).digest()
+
+    rows = [{"question": f"{n}+1?", "answer": f"{n + 1}"} for n in range(4)]
+    before = digest(rows)
+    assert digest(rows) == before
+    changed = {
+        "question": [*rows[:3], {**rows[3], "question": "9+9?"}],
+        "answer": [*rows[:3], {**rows[3], "answer": "5"}],
+        "order": rows[::-1],
+        "one row less": rows[:3],
+    }[change]
+    assert digest(changed) != before

@@ -1,6 +1,6 @@
 """Run under torchrun: trains a tiny model for three steps on the ranks' shares of each batch; rank 0 writes numbers.
 
-Then it saves its state, and for every state beside it, of whatever number of ranks, takes that and trains one step more.
+Then it saves its state, takes every state beside it, of whatever number of ranks, and trains one step more with each.
 """
 
 import gc

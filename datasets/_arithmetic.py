@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -63,15 +63,39 @@ def hasty(problem: Problem) -> str:
     return f"{line}\n#### {line.rsplit('=', 1)[1]}"
 
 
-def problems(count: int, *, seed: int, levels: Sequence[int], held_out: bool) -> list[Problem]:
-    """`count` different problems, levels in rotation; the same for the same arguments, always."""
-    rng = random.Random(f"{'held-out' if held_out else 'train'}-{seed}")
-    found: dict[str, Problem] = {}
-    while len(found) < count:
-        problem = _draw(rng, levels[len(found) % len(levels)])
-        if is_held_out(problem) == held_out:
-            found.setdefault(problem.question, problem)
-    return list(found.values())
+class Problems(Sequence[Problem]):
+    """`count` different problems, levels in rotation; the same for the same arguments, always. Drawn when asked for."""
+
+    def __init__(self, count: int, *, seed: int, levels: Sequence[int], held_out: bool):
+        self._count = count
+        self._levels = levels
+        self._held_out = held_out
+        self._rng = random.Random(f"{'held-out' if held_out else 'train'}-{seed}")
+        self._questions: set[str] = set()
+        self._drawn: list[Problem] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Problem]: ...
+    def __getitem__(self, index: int | slice) -> Problem | list[Problem]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        place = index + self._count if index < 0 else index
+        if not 0 <= place < self._count:
+            raise IndexError(f"there are {self._count} problems, no number {index}")
+        while len(self._drawn) <= place:
+            self._draw_one()
+        return self._drawn[place]
+
+    def _draw_one(self) -> None:
+        problem = _draw(self._rng, self._levels[len(self._drawn) % len(self._levels)])
+        if is_held_out(problem) == self._held_out and problem.question not in self._questions:
+            self._questions.add(problem.question)
+            self._drawn.append(problem)
 
 
 def is_held_out(problem: Problem) -> bool:
@@ -130,7 +154,7 @@ def tokenizer() -> Tokenizer:
         special_tokens=list(SPECIAL_TOKENS.values()),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
-    examples = problems(4000, seed=0, levels=(1, 2, 3, 4), held_out=False)
+    examples = Problems(4000, seed=0, levels=(1, 2, 3, 4), held_out=False)
     words.train_from_iterator([text for p in examples for text in (f"{p.question}\n", worked(p))], trainer)
     words.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", words.token_to_id("<bos>"))]

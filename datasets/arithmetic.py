@@ -40,10 +40,10 @@ class Arithmetic:
     seed: int = 0
     """Which problems are drawn."""
 
-    _problems: list[_arithmetic.Problem] = field(init=False, repr=False)
+    _problems: _arithmetic.Problems = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._problems = _arithmetic.problems(self.problems, seed=self.seed, levels=self.levels, held_out=self.held_out)
+        self._problems = _arithmetic.Problems(self.problems, seed=self.seed, levels=self.levels, held_out=self.held_out)
 
     def __len__(self) -> int:
         return len(self._problems)

@@ -36,14 +36,14 @@ class ArithmeticDemonstrations:
     seed: int = 0
     """Which problems are drawn, and who was in a hurry."""
 
-    _problems: list[_arithmetic.Problem] = field(init=False, repr=False)
+    _problems: _arithmetic.Problems = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.hasty) != len(self.levels) or not all(0 <= share <= 1 for share in self.hasty):
             raise ValueError(
                 f"hasty is {self.hasty}; it needs one share between 0 and 1 for each of levels {self.levels}"
             )
-        self._problems = _arithmetic.problems(self.problems, seed=self.seed, levels=self.levels, held_out=False)
+        self._problems = _arithmetic.Problems(self.problems, seed=self.seed, levels=self.levels, held_out=False)
 
     def __len__(self) -> int:
         return len(self._problems)

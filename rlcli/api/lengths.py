@@ -5,13 +5,12 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from rlcli.api.partition import flat2d
 
 if TYPE_CHECKING:
+    import numpy
     import torch
 
 Lengths = list[list[int]]
@@ -78,6 +77,12 @@ def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_array(value: Any) -> TypeGuard[numpy.ndarray]:
+    """Whether it is a numpy array; numpy is not imported to find out."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
 def read_length(value: Any, what: str) -> int:
     """A whole number ≥ 0. Booleans, strings and floats are refused, not converted."""
     try:
@@ -105,14 +110,14 @@ def read_lengths(value: Any, what: str) -> Lengths:
 
 
 def _is_sequence(value: Any) -> bool:
-    if is_tensor(value) or isinstance(value, np.ndarray):
+    if is_tensor(value) or is_array(value):
         return value.ndim > 0
     return isinstance(value, list | tuple)
 
 
 def _items(value: Any, what: str) -> Iterable[Any]:
-    if is_tensor(value) or isinstance(value, np.ndarray):
-        kind = value.dtype.kind if isinstance(value, np.ndarray) else _kind(value.dtype)
+    if is_tensor(value) or is_array(value):
+        kind = value.dtype.kind if is_array(value) else _kind(cast(Any, value).dtype)
         if kind not in "iu" and len(value):
             raise ValueError(f"{what}: lengths of dtype {value.dtype} are not whole numbers")
         return value.tolist()

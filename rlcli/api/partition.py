@@ -6,9 +6,10 @@ import bisect
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 T = TypeVar("T")
 
@@ -55,6 +56,8 @@ def partition_balanced(nums: Sequence[int] | np.ndarray, k: int, min_size: int =
     Dynamic programming over (prefix, number of parts): each state keeps the one cut with the smallest
     difference between its largest and smallest sum. Exact for k = 2, a good heuristic above. O(k · n²) time.
     """
+    import numpy as np  # here, so that verbs which split nothing need not load it
+
     n = len(nums)
     prefix = np.concatenate([[0], np.cumsum(np.asarray(nums, dtype=np.int64))])
     largest, smallest = prefix.copy(), prefix.copy()
@@ -78,6 +81,8 @@ def partition_balanced(nums: Sequence[int] | np.ndarray, k: int, min_size: int =
 
 def min_abs_diff_partition(arr: Sequence[int] | np.ndarray, k: int, min_size: int = 1) -> list[tuple[int, int]]:
     """(start, end) of k contiguous parts, each of at least `min_size` items, with sums as equal as can be."""
+    import numpy as np  # here, so that verbs which split nothing need not load it
+
     array = np.asarray(arr)
     if array.ndim != 1:
         raise ValueError(f"lengths must be one-dimensional, not of shape {array.shape}")

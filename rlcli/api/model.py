@@ -24,6 +24,7 @@ from rlcli.api.config import (
     ModelVersion,
 )
 from rlcli.api.engine import EngineState, GeneratedResponses, LossFn, ModelOutput, PipelinableEngine, Stats
+from rlcli.api.family import HFFamily, register_hf_family
 from rlcli.api.interface import EvalLoader, ModelInterface
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ __all__ = [
     "FinetuneSpec",
     "GeneratedResponses",
     "GenerationHyperparameters",
+    "HFFamily",
     "LossFn",
     "MicroBatchSpec",
     "Model",
@@ -47,6 +49,7 @@ __all__ = [
     "PipelinableEngine",
     "Stats",
     "register_backend",
+    "register_hf_family",
     "register_interface",
 ]
 

@@ -13,6 +13,7 @@ def validate(
     recipe: RecipeName,
     overrides: Overrides = None,
     with_: With = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing of a sound recipe.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check a recipe, and those it starts from, without starting anything.
@@ -36,6 +37,8 @@ def validate(
                 "problems": [],
             }
         )
+        return
+    if quiet:
         return
     words = f"{len(layers)} layer{'s' if len(layers) > 1 else ''}, {len(resolved.origins)} values set"
     after = f"; runs after {', '.join(first)}" if first else ""

@@ -229,3 +229,10 @@ def test_the_code_that_a_verb_returns_is_the_exit_code(rlcli, monkeypatch):
     monkeypatch.setattr(command_line, "app", command_line.typer.Typer(pretty_exceptions_enable=False))
     command_line.app.command()(stopped)
     assert rlcli("ppo_math")[0] == 75
+
+
+def test_a_sound_recipe_quietly(rlcli):
+    assert rlcli("validate", "ppo_math", "--quiet") == (0, "", "")
+    code, out, err = rlcli("validate", "ppo_math", "--quiet", "train.stepz=1")
+    assert (code, out) == (2, "")
+    assert "train.stepz" in err

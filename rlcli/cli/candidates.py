@@ -273,6 +273,7 @@ _BY_NAME: dict[str, Callable[[Line, str], Iterator[Candidate]]] = {
     "key": _keys,
     "show.what": _shown,
     "schema.what": _sections,
+    "new.name": _folders,
     "name": _components,
     "dataset": _datasets,
     "run": _runs,

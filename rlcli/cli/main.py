@@ -49,6 +49,7 @@ VERBS = {
     },
     "Components": {
         "ls": "List components and recipes, and where each lives",
+        "new": "Begin a component, a recipe or a project of your own",
     },
     "Checkpoints": {
         "ckpt": "List, verify, prune and show the checkpoints of a run",

@@ -57,9 +57,9 @@ def resume_run(
         found = _accepted_changes(before.recipe, now.recipe, accept_changes)
         start = last_checkpoint(run, display)
         step = start.state.step if start is not None else 0
-        _say(before.recipe, now.recipe, found, start, display)
         if _is_over(run, now.recipe, step):
             return Resumed(step, found, None)
+        _say(before.recipe, now.recipe, found, start, display)
         run.forget_after(step if start is not None else -1)
         _write_down(run, now, found, step)
         return Resumed(step, found, drive(_with_starts(run, now.recipe), run, display, stop, start=start))

@@ -17,6 +17,8 @@ MAX_LAYERS = 64
 
 PROFILES = "profiles/"
 """Folder of a recipes folder whose files are laid over recipes: a cluster, a size, never a whole recipe."""
+PARTS = ("base/", "data/", "rewards/")
+"""Folders of layers that are pulled into recipes: graphs and defaults, datasets, rewards."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ def profile_names(roots: list[Path] | None = None) -> dict[str, Path]:
 
 
 def whole_recipe_names(roots: list[Path] | None = None) -> dict[str, Path]:
-    """The recipes that can be trained: neither profiles nor the layers in `base/`."""
-    return {name: path for name, path in recipe_names(roots).items() if not name.startswith((PROFILES, "base/"))}
+    """The recipes that can be trained: no layers that are only parts of one."""
+    return {name: path for name, path in recipe_names(roots).items() if not name.startswith((PROFILES, *PARTS))}
 
 
 def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:

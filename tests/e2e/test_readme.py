@@ -72,7 +72,8 @@ def _without_comments(layer):
 
 @pytest.fixture
 def questions(tmp_path):
-    """The data that the README's examples take for granted."""
+    """The project and the data that the README's examples take for granted."""
+    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     (tmp_path / "gsm8k").mkdir()
     rows = "".join(json.dumps({"question": f"{i}+1?", "answer": f"#### {i + 1}"}) + "\n" for i in range(8))
     for split in ("train", "test"):
@@ -115,7 +116,6 @@ def test_a_command_that_trains(words, command, model_and_data, tiny_ppo):
 def test_the_layer_and_the_component(command, model_and_data):
     layer, reward = blocks("yaml")
     component = blocks("python")[1]
-    (model_and_data / "pyproject.toml").write_text("[tool.rlcli]\n")
     assert is_project(model_and_data)
     for folder in ("interfaces", "recipes"):
         (model_and_data / folder).mkdir()

@@ -1,0 +1,77 @@
+"""`rlcli new`: a component, a recipe or a project that works, to be made one's own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rlcli.scaffold import Scaffold
+
+
+class NewKind(StrEnum):
+    """What can be begun."""
+
+    DATASET = "dataset"
+    INTERFACE = "interface"
+    REWARD = "reward"
+    BACKEND = "backend"
+    RECIPE = "recipe"
+    FAMILY = "family"
+    PROJECT = "project"
+
+
+def new(
+    kind: Annotated[
+        NewKind,
+        typer.Argument(metavar="KIND", help="dataset, interface, reward, backend, recipe, family or project."),
+    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name; of a project, its folder.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be written.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Begin a component, a recipe or a project: files that work, with a test that passes. None is overwritten.
+
+    Example: rlcli new project my-project
+    """
+    from rlcli.cli.output import print_json, print_table, print_talk
+    from rlcli.scaffold import plan, plan_project, write
+    from rlcli.scaffold.files import refuse_existing
+
+    scaffold = plan_project(Path(name)) if kind is NewKind.PROJECT else plan(kind.value, name, _project())
+    (refuse_existing if dry_run else write)(scaffold)
+    following = _following(scaffold)
+    if as_json:
+        files = [{"path": _shown(file.path), "about": file.about, "text": file.text} for file in scaffold.files]
+        print_json({"written": not dry_run, "files": files, "next": following})
+        return
+    print_talk(f"{'would write' if dry_run else 'wrote'} into {scaffold.root}:")
+    print_table(["file", "what it is"], [(_shown(file.path), file.about) for file in scaffold.files])
+    print_talk("nothing was written: --dry-run" if dry_run else f"then {scaffold.first_step}\nnext: {following}")
+
+
+def _project() -> Path:
+    from rlcli.errors import ProjectError
+    from rlcli.project import current_project
+
+    project = current_project()
+    if project is None:
+        hint = "make one: rlcli new project DIR; or name yours: rlcli --project DIR new …"
+        raise ProjectError(f"{Path.cwd()} lies in no project, so a new file has no home", hint=hint)
+    return project
+
+
+def _shown(path: Path) -> str:
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _following(scaffold: Scaffold) -> str:
+    """What to run next, from where the user stands."""
+    if scaffold.root == Path.cwd().resolve():
+        return scaffold.command
+    return f"cd {shlex.quote(os.path.relpath(scaffold.root))} && {scaffold.command}"

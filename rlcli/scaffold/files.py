@@ -1,0 +1,56 @@
+"""Write new files: all of them or none, and never over anything."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from rlcli.errors import ResourceError, UsageError
+from rlcli.scaffold.plan import Scaffold
+
+
+def refuse_existing(scaffold: Scaffold) -> None:
+    """Raises UsageError if one of the files is there."""
+    for file in scaffold.files:
+        if file.path.exists() or file.path.is_symlink():
+            raise _exists(file.path)
+
+
+def write(scaffold: Scaffold) -> None:
+    """Write all files. Raises UsageError for one that exists, ResourceError where nothing can be written."""
+    refuse_existing(scaffold)
+    made: list[Path] = []
+    try:
+        for file in scaffold.files:
+            _make_folder(file.path.parent, made)
+            with file.path.open("x", encoding="utf-8") as new:
+                made.append(file.path)
+                new.write(file.text)
+    except BaseException as error:
+        _take_back(made)
+        if isinstance(error, FileExistsError):
+            raise _exists(Path(error.filename)) from error
+        if isinstance(error, OSError) and error.filename is not None:
+            raise ResourceError(f"cannot write {error.filename}: {error.strerror}") from error
+        raise
+
+
+def _exists(path: Path) -> UsageError:
+    hint = "choose another name"
+    if path.name == "pyproject.toml":
+        hint = "choose another folder; or make this one a project: add an empty table [tool.rlcli] to the file"
+    return UsageError(f"{path} exists; nothing is overwritten", hint=hint, code="R68")
+
+
+def _make_folder(folder: Path, made: list[Path]) -> None:
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    for one in reversed(missing):
+        one.mkdir()
+        made.append(one)
+
+
+def _take_back(made: list[Path]) -> None:
+    """Leave no half of a scaffold behind."""
+    for path in reversed(made):
+        with contextlib.suppress(OSError):
+            path.rmdir() if path.is_dir() else path.unlink()

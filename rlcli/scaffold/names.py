@@ -1,0 +1,51 @@
+"""What new things may be called, and what their classes are called then."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from pathlib import Path
+
+from rlcli.api.component import module_name
+from rlcli.errors import UsageError
+from rlcli.registry.listing import NAME
+
+PROJECT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+SUFFIXES = {
+    "dataset": "Dataset",
+    "interface": "Interface",
+    "reward": "Reward",
+    "backend": "Backend",
+    "family": "Family",
+}
+"""Kind → what the names of its classes end with."""
+
+
+def checked(kind: str, name: str) -> str:
+    """The name, if a thing of that kind may have it. Raises UsageError."""
+    if not NAME.fullmatch(name):
+        rule = "a name is a lower-case letter, then letters, digits, _ or -"
+        near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")[:64]
+        hint = f"{rule}; {near!r} would do" if NAME.fullmatch(near) else rule
+        raise UsageError(f"{name!r} cannot name a {kind}", hint=hint, code="R68")
+    if keyword.iskeyword(module_name(name)):
+        raise UsageError(
+            f"{name!r} is a word of Python, so its file could not be imported", hint="choose another name", code="R68"
+        )
+    return name
+
+
+def class_name(kind: str, name: str) -> str:
+    """`my-data` → `MyDataDataset`, `my-dataset` → `MyDataset`."""
+    words = "".join(word.capitalize() for word in re.split(r"[-_]+", name))
+    suffix = SUFFIXES.get(kind, "")
+    return words if words.endswith(suffix) else words + suffix
+
+
+def title_of_project(folder: Path) -> str:
+    """What a project in `folder` is called: like the folder. Raises UsageError."""
+    if not PROJECT_NAME.fullmatch(folder.name):
+        rule = "letters, digits, '.', '_' and '-', a letter or digit first"
+        raise UsageError(f"{folder.name!r} cannot name a project", hint=f"it may have {rule}", code="R68")
+    return folder.name

@@ -1,0 +1,152 @@
+"""What `rlcli new` would write: for each kind its files, rendered, and what each is."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlcli import registry
+from rlcli.api.component import module_name
+from rlcli.errors import UsageError
+from rlcli.project import PACKAGE
+from rlcli.scaffold.names import checked, class_name, title_of_project
+from rlcli.scaffold.templates import render
+
+TESTED = "its test, which passes as it stands"
+BY_LAYER = "a layer: --with {layer}"
+
+KINDS: dict[str, dict[str, tuple[str, str]]] = {
+    "dataset": {
+        "dataset.py.j2": ("datasets/{module}.py", "the class {cls}"),
+        "test_dataset.py.j2": ("tests/datasets/test_{module}.py", TESTED),
+        "dataset.yaml.j2": ("recipes/data/{name}.yaml", BY_LAYER),
+    },
+    "interface": {
+        "interface.py.j2": ("interfaces/{module}.py", "the class {cls}"),
+        "test_interface.py.j2": ("tests/interfaces/test_{module}.py", TESTED),
+    },
+    "reward": {
+        "reward.py.j2": ("interfaces/{module}.py", "the class {cls}"),
+        "test_reward.py.j2": ("tests/interfaces/test_{module}.py", TESTED),
+        "reward.yaml.j2": ("recipes/rewards/{name}.yaml", BY_LAYER),
+    },
+    "backend": {
+        "backend.py.j2": ("backends/{module}.py", "the class {cls}"),
+        "test_backend.py.j2": ("tests/backends/test_{module}.py", TESTED),
+    },
+    "recipe": {"recipe.yaml.j2": ("recipes/{name}.yaml", "a thin recipe: it extends ppo_math")},
+    "family": {
+        "family.py.j2": ("families/{module}.py", "the class {cls}, for the model_type {name}"),
+        "test_family.py.j2": ("tests/families/test_{module}.py", TESTED),
+    },
+}
+"""Kind → template → (the file that it becomes, what that is)."""
+
+PROJECT = {
+    "pyproject.toml.j2": ("pyproject.toml", "marks the folder as a project"),
+    "gitignore.j2": (".gitignore", "runs and caches stay out of git"),
+    "README.md.j2": ("README.md", "the next commands"),
+    "first.yaml.j2": ("recipes/first.yaml", "a recipe that trains within a minute"),
+    "gitkeep.j2": ("{folder}/.gitkeep", "room for {folder} of your own"),
+}
+COMPONENT_FOLDERS = ("interfaces", "backends", "datasets")
+
+FOLDERS = {"dataset": "datasets", "interface": "interfaces", "reward": "interfaces", "backend": "backends"}
+"""Kind → the registry's kind that its component is one of."""
+
+FIRST_STEP = {
+    "dataset": "say in _read() which fields of a row you need",
+    "interface": "write your loss into _loss()",
+    "reward": "write your rule into _score()",
+    "backend": "give your engine what it lacks",
+    "recipe": "put in what differs",
+    "family": "say what differs from Llama",
+    "project": "train the small recipe",
+}
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """One file to be."""
+
+    path: Path
+    text: str
+    about: str
+    """What it is, on one line."""
+
+
+@dataclass(frozen=True)
+class Scaffold:
+    """All that one `rlcli new` writes."""
+
+    root: Path
+    """The project's folder; the files lie in it."""
+    files: tuple[NewFile, ...]
+    first_step: str
+    """What its author does first."""
+    command: str
+    """What to run next, in the root."""
+
+
+def plan(kind: str, name: str, root: Path) -> Scaffold:
+    """The files of a component or recipe in the project at `root`. Raises UsageError for a name it cannot have."""
+    checked(kind, name)
+    module, cls = module_name(name), class_name(kind, name)
+    words = {"name": name, "module": module, "cls": cls}
+    if kind in FOLDERS:
+        _refuse_taken(kind, FOLDERS[kind], name, root)
+    elif kind == "recipe":
+        _refuse_taken_recipe(name, root)
+    elif (PACKAGE / "checkpoint" / "families" / f"{module}.py").exists():
+        raise UsageError(f"{name!r} is the name of a built-in family", hint="choose another name", code="R68")
+    files = []
+    for template, (target, about) in KINDS[kind].items():
+        path = target.format(**words)
+        layer = re.sub(r"^recipes/|\.yaml$", "", path)
+        text = render(template, **words, layer=layer)
+        if path.endswith(".py"):
+            _refuse_hiding(text, cls, name)
+        files.append(NewFile(root / path, text, about.format(**words, layer=layer)))
+    test = next((str(file.path.relative_to(root)) for file in files if file.path.name.startswith("test_")), None)
+    command = f"python -m pytest {test}" if test else f"rlcli validate {name}"
+    return Scaffold(root, tuple(files), FIRST_STEP[kind], command)
+
+
+def plan_project(folder: Path) -> Scaffold:
+    """The files of a new project. Raises UsageError for a folder name that no project should have."""
+    root = folder.expanduser().resolve()
+    title = title_of_project(root)
+    files = []
+    for template, (target, about) in PROJECT.items():
+        for inner in COMPONENT_FOLDERS if "{folder}" in target else ("",):
+            text = render(template, name=title)
+            files.append(NewFile(root / target.format(folder=inner), text, about.format(folder=inner)))
+    return Scaffold(root, tuple(files), FIRST_STEP["project"], "rlcli train first")
+
+
+def _refuse_taken(kind: str, folder: str, name: str, root: Path) -> None:
+    """A component of that name elsewhere; one in the project itself is a file that exists, which `write` says."""
+    taken = registry.names(folder).get(module_name(name))
+    if taken is not None and taken.parent.resolve() != (root / folder).resolve():
+        one = folder.removesuffix("s")
+        what = f"{name!r} is the name of a built-in {one}: {taken}"
+        raise UsageError(what, hint=f"choose another name; look at that one: rlcli show {taken.stem}", code="R68")
+
+
+def _refuse_taken_recipe(name: str, root: Path) -> None:
+    from rlcli.recipe.layers import recipe_names
+
+    taken = recipe_names().get(name)
+    if taken is not None and not taken.resolve().is_relative_to(root.resolve() / "recipes"):
+        hint = f"choose another name; to begin on that one: rlcli cp {name} NEW.yaml"
+        raise UsageError(f"{name!r} is the name of a built-in recipe: {taken}", hint=hint, code="R68")
+
+
+def _refuse_hiding(text: str, cls: str, name: str) -> None:
+    """A class must not be called like something that its file imports."""
+    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    if any(alias.name == cls for node in imports for alias in node.names):
+        what = f"{name!r} would name its class {cls}, which is the name of its contract"
+        raise UsageError(what, hint="choose another name", code="R68")

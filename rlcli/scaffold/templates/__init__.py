@@ -1,0 +1,15 @@
+"""The templates, and how one becomes text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def render(template: str, **words: str) -> str:
+    """The text of a template of this folder; a word that it lacks is an error."""
+    from jinja2 import Environment, StrictUndefined
+
+    text = (HERE / template).read_text(encoding="utf-8")
+    return Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(text).render(**words)

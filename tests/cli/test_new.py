@@ -1,0 +1,107 @@
+"""`rlcli new`: says what it writes and what comes next."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import typer
+
+from rlcli.cli.candidates import candidates
+from rlcli.cli.main import app
+
+
+@pytest.fixture
+def project(rlcli, tmp_path):
+    assert rlcli("new", "project", "mine")[0] == 0
+    os.chdir(tmp_path / "mine")
+    return tmp_path / "mine"
+
+
+def test_a_new_project_lists_and_validates(rlcli, tmp_path):
+    code, out, err = rlcli("new", "project", "mine")
+    assert code == 0
+    assert "mine/recipes/first.yaml" in out
+    assert "next: cd mine && rlcli train first" in err
+    os.chdir("mine")
+    assert not list(Path().rglob("__init__.py"))
+    assert rlcli("validate", "first")[0] == 0
+    listed = json.loads(rlcli("ls", "recipes", "--json")[1])["recipes"]
+    assert [one["name"] for one in listed if one["home"] == "project"] == ["first"]
+
+
+def test_a_dataset_is_written_named_and_can_be_pulled_in(rlcli, project):
+    code, out, err = rlcli("new", "dataset", "my-dataset")
+    assert code == 0
+    files = ["datasets/my_dataset.py", "tests/datasets/test_my_dataset.py", "recipes/data/my-dataset.yaml"]
+    for file in files:
+        assert file in out
+        assert Path(file).is_file()
+    assert max(map(len, out.splitlines())) <= 80
+    assert "next: python -m pytest tests/datasets/test_my_dataset.py" in err
+    Path("my-dataset.jsonl").write_text('{"prompt": "2+2", "answer": "4"}\n' * 64)
+    assert rlcli("validate", "ppo_math", "--with", "data/my-dataset")[0] == 0
+    Path("mine.yaml").write_text("extends: [ppo_math, data/my-dataset]\n")
+    assert rlcli("validate", "mine.yaml")[0] == 0
+    assert "my-dataset" in rlcli("show", "mine.yaml")[1]
+    assert "prompt_key" in rlcli("show", "dataset", "my-dataset")[1]
+
+
+def test_a_reward_takes_the_place_of_another(rlcli, project):
+    assert rlcli("new", "reward", "brevity")[0] == 0
+    assert rlcli("validate", "ppo_math", "--with", "rewards/brevity")[0] == 0
+    assert "brevity" in rlcli("show", "ppo_math", "--with", "rewards/brevity")[1]
+
+
+def test_a_recipe_holds(rlcli, project):
+    assert "next: rlcli validate closer" in rlcli("new", "recipe", "closer")[2]
+    assert rlcli("validate", "closer")[0] == 0
+
+
+def test_dry_run_and_json_write_nothing(rlcli, project):
+    before = sorted(project.rglob("*"))
+    code, out, err = rlcli("new", "dataset", "my-dataset", "--dry-run")
+    assert code == 0
+    assert "datasets/my_dataset.py" in out
+    assert "nothing was written" in err
+    document = json.loads(rlcli("new", "dataset", "my-dataset", "--dry-run", "--json")[1])
+    assert document["written"] is False
+    assert "class MyDataset" in document["files"][0]["text"]
+    assert sorted(project.rglob("*")) == before
+
+
+def test_a_second_time_names_the_file_that_exists(rlcli, project):
+    assert rlcli("new", "dataset", "my-dataset")[0] == 0
+    for more in ((), ("--dry-run",)):
+        code, out, err = rlcli("new", "dataset", "my-dataset", *more)
+        assert (code, out) == (2, "")
+        assert err.startswith("error[R68]")
+        assert "my_dataset.py exists" in err
+
+
+def test_without_a_project_it_says_how_to_make_one(rlcli):
+    code, out, err = rlcli("new", "dataset", "my-dataset")
+    assert (code, out) == (2, "")
+    assert "rlcli new project" in err
+    assert list(Path().iterdir()) == []
+
+
+def test_from_elsewhere_the_next_command_goes_there(rlcli, project, tmp_path, monkeypatch):
+    os.chdir(tmp_path)
+    monkeypatch.setenv("RLCLI_PROJECT", "mine")
+    code, out, err = rlcli("new", "interface", "grpo2")
+    assert code == 0
+    assert "mine/interfaces/grpo2.py" in out
+    assert "next: cd mine && python -m pytest tests/interfaces/test_grpo2.py" in err
+
+
+@pytest.mark.parametrize("arguments", [("datset", "x"), ("dataset",), ("dataset", "X"), ("project", "a b")])
+def test_mistakes_in_the_line(rlcli, project, arguments):
+    code, out, err = rlcli("new", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error[")
+
+
+def test_kinds_can_be_completed():
+    typed = candidates(typer.main.get_command(app), ["new", "re"])
+    assert {one.text for one in typed} == {"recipe", "reward"}

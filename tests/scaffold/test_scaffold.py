@@ -1,0 +1,122 @@
+"""What `rlcli new` writes works as it stands: its tests pass, its style is ours, nothing is overwritten."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jinja2 import UndefinedError
+
+from rlcli.errors import ResourceError, UsageError
+from rlcli.scaffold import KINDS, plan, plan_project, write
+from rlcli.scaffold.templates import HERE, render
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("qa", "my-own_rather-long-name-of-some-thing-2")
+
+
+def run(*command, cwd):
+    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(cwd), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=100)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    write(plan_project(tmp_path / "mine"))
+    monkeypatch.chdir(tmp_path / "mine")
+    monkeypatch.delenv("RLCLI_PROJECT", raising=False)
+    return tmp_path / "mine"
+
+
+@pytest.fixture
+def full(project):
+    """A project with one or two of everything."""
+    for kind in KINDS:
+        for name in NAMES:
+            write(plan(kind, f"{name}-{kind}" if kind in ("interface", "reward") else name, project))
+    return project
+
+
+def test_the_tests_of_all_scaffolds_pass(full):
+    done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=full)
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = len(list((full / "tests").rglob("test_*.py")))
+    assert files == len(NAMES) * 5
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 3 * files - 2
+
+
+def test_rendered_files_have_our_style(full):
+    ruff = str(Path(sys.executable).parent / "ruff")
+    config = ("--config", str(ROOT / "pyproject.toml"), "--no-cache", ".")
+    done = run(ruff, "check", *config, cwd=full)
+    assert done.returncode == 0, done.stdout
+    done = run(ruff, "format", "--diff", *config, cwd=full)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_broken_interface_fails_its_test(project):
+    """The rendered tests can fail: a mean in place of a sum is found out."""
+    write(plan("interface", "qa", project))
+    file = project / "interfaces" / "qa.py"
+    file.write_text(
+        file.read_text().replace("loss = nll_loss(output.logprobs, mask)", "loss = -output.logprobs.mean()")
+    )
+    done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=project)
+    assert done.returncode == 1
+    assert "same_for_any_cut" in done.stdout
+
+
+def test_every_template_is_used_and_lacks_no_word(project):
+    used = {template for files in KINDS.values() for template in files}
+    assert used < {path.name for path in HERE.glob("*.j2")}
+    with pytest.raises(UndefinedError):
+        render("dataset.py.j2", name="x")
+
+
+def test_nothing_is_overwritten_and_nothing_is_left_half_done(project):
+    layer = project / "recipes" / "data" / "qa.yaml"
+    layer.parent.mkdir()
+    layer.write_text("mine")
+    with pytest.raises(UsageError, match=r"qa\.yaml exists"):
+        write(plan("dataset", "qa", project))
+    assert layer.read_text() == "mine"
+    assert not (project / "datasets" / "qa.py").exists()
+    assert not (project / "tests").exists()
+
+
+def test_a_failure_takes_back_what_was_written(project):
+    (project / "tests").write_text("a file where a folder should be")
+    with pytest.raises(ResourceError, match="cannot write"):
+        write(plan("dataset", "qa", project))
+    assert not (project / "datasets" / "qa.py").exists()
+    assert (project / "tests").read_text() == "a file where a folder should be"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "what"),
+    [
+        ("dataset", "My-Data", "'my-data' would do"),
+        ("dataset", "../evil", "cannot name"),
+        ("dataset", "_shared", "cannot name"),
+        ("dataset", "", "cannot name"),
+        ("interface", "class", "a word of Python"),
+        ("reward", "math_reward", "built-in interface"),
+        ("dataset", "prompt-answer", "built-in dataset"),
+        ("backend", "fsdp", "built-in backend"),
+        ("recipe", "ppo_math", "built-in recipe"),
+        ("family", "llama", "built-in family"),
+        ("interface", "model", "ModelInterface"),
+    ],
+)
+def test_bad_names_are_refused(project, kind, name, what):
+    with pytest.raises(UsageError, match=re.escape(what)):
+        plan(kind, name, project)
+
+
+def test_a_folder_that_is_a_python_project_is_told_how_to_become_ours(tmp_path):
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    with pytest.raises(UsageError, match=r"\[tool\.rlcli\]"):
+        write(plan_project(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["pyproject.toml"]

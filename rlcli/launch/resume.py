@@ -50,19 +50,27 @@ def resume_run(
     """Go on with a run from its last verified checkpoint, or from its beginning if it has none. Raises RlcliError."""
     from rlcli.observe.run_directory import RunDirectory
 
+    named = _found_from_here(recipe_file)
     with RunDirectory.reopen(run_dir) as run, StopSignals(display.warning) as stop:
         _return_to_its_folder(run, display)
         before = _resolved_recipe(run)
-        now = _load(recipe_file or str(run.resolved_recipe), overrides)
+        now = _load(named or str(run.resolved_recipe), overrides)
         found = _accepted_changes(before.recipe, now.recipe, accept_changes)
         start = last_checkpoint(run, display)
         step = start.state.step if start is not None else 0
-        if _is_over(run, now.recipe, step):
+        _refuse_an_earlier_end(now.recipe, step)
+        if _is_over(run, found, step):
             return Resumed(step, found, None)
         _say(before.recipe, now.recipe, found, start, display)
         run.forget_after(step if start is not None else -1)
         _write_down(run, now, found, step)
         return Resumed(step, found, drive(_with_starts(run, now.recipe), run, display, stop, start=start))
+
+
+def _found_from_here(recipe_file: str | None) -> str | None:
+    """A recipe's file as the user's folder sees it, which the run's may not be; a name stays a name."""
+    candidates = [Path(recipe_file), Path(f"{recipe_file}.yaml")] if recipe_file else []
+    return next((str(path.absolute()) for path in candidates if path.is_file()), recipe_file)
 
 
 def _return_to_its_folder(run: RunDirectory, display: Display) -> None:
@@ -134,10 +142,22 @@ def _say(before: Recipe, now: Recipe, found: Sequence[Change], start: Start | No
         display.note(f"  changed   {change.key}: {_shown(change.before)} → {_shown(change.now)}")
 
 
-def _is_over(run: RunDirectory, recipe: Recipe, step: int) -> bool:
-    """Whether the run has done all its steps and left its models behind."""
+def _refuse_an_earlier_end(recipe: Recipe, step: int) -> None:
+    """Steps that are done cannot be taken back. Raises UsageError F84."""
+    steps = recipe.train.steps
+    if steps is not None and steps < step:
+        raise UsageError(
+            f"train.steps is {steps}, but the run has done {step} steps",
+            hint=f"rlcli ckpt ls shows what it has kept; train.steps of {step} or more goes on",
+            code="F84",
+        )
+
+
+def _is_over(run: RunDirectory, found: Sequence[Change], step: int) -> bool:
+    """Whether the run has done all its steps, left its models behind, and is not to be any longer."""
     status = _read_json(run.status)
-    return status.get("state") == "done" and recipe.train.steps is not None and step >= recipe.train.steps
+    is_done = status.get("state") == "done" and step >= status.get("steps", step + 1)
+    return is_done and not any(change.key in ("train.steps", "train.epochs") for change in found)
 
 
 def _write_down(run: RunDirectory, resolved: Resolved, found: Sequence[Change], step: int) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 from rlcli.api.model import Model, PipelinableEngine
 from rlcli.checkpoint.commit import seal
 from rlcli.checkpoint.disk import disk_failure
+from rlcli.checkpoint.role_folders import MODELS
 from rlcli.checkpoint.state import HostCopy, copy_to_host, fill, size_of, write_optimizer, write_weights
 from rlcli.topology import Topology
 
-MODELS, OPTIMIZERS = "models", "optim"
-"""Folders of a checkpoint, with one folder per role in each."""
+OPTIMIZERS = "optim"
+"""Folder of a checkpoint that has, as MODELS does, one folder per role."""
 
 
 class BackgroundWrite:

@@ -159,6 +159,33 @@ def test_a_smaller_step_goes_on_where_the_data_were_left(train, resume, project)
     assert len(taken) == len(set(taken)) == 8 + 8 + 2 + 2
 
 
+def test_a_run_of_epochs_that_is_done_stays_as_it_is(train, resume, project):
+    train("train.steps=null", "train.epochs=1")
+    before = (project / "run/metrics.jsonl").read_bytes()
+    assert resume().finished is None
+    assert (project / "run/metrics.jsonl").read_bytes() == before
+    assert resume("train.epochs=2").finished.steps_done == 5  # 20 rows twice, 8 a step
+
+
+def test_an_end_that_lies_behind_is_refused(train, resume):
+    train("train.steps=2")
+    with pytest.raises(UsageError) as caught:
+        resume("train.steps=1")
+    assert caught.value.code == "F84"
+
+
+def test_another_recipe_is_found_from_where_the_user_is(train, project, monkeypatch):
+    train("train.steps=2")
+    elsewhere = project / "elsewhere"
+    elsewhere.mkdir()
+    longer = (project / "toy.yaml").read_text().replace("steps: 3", "steps: 4")
+    (elsewhere / "longer.yaml").write_text("name: toy\n" + longer)
+    monkeypatch.chdir(elsewhere)
+    with PlainDisplay(sys.stderr) as display:
+        resumed = resume_run(project / "run", (), display, recipe_file="longer.yaml")
+    assert resumed.finished.steps_done == 4
+
+
 def test_other_training_data_are_refused(train, resume):
     train("train.steps=2")
     with pytest.raises(DataError) as caught:

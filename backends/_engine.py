@@ -173,16 +173,18 @@ def _zero(output: Any) -> torch.Tensor:
 def _write_folder(lm: nn.Module, tokenizer: Any, state: dict[str, torch.Tensor], folder: Path) -> None:
     """Write beside the target, then rename: a folder is either whole or not there."""
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(partial)
-    if lm.can_generate():  # type: ignore[operator]
-        _generation_config(lm, tokenizer)
-    lm.save_pretrained(partial, state_dict=state)  # type: ignore[operator]
-    if folder.exists():
-        shutil.rmtree(folder)
-    partial.rename(folder)
+    try:
+        partial.mkdir(parents=True)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(partial)
+        if lm.can_generate():  # type: ignore[operator]
+            _generation_config(lm, tokenizer)
+        lm.save_pretrained(partial, state_dict=state)  # type: ignore[operator]
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _generation_config(lm: nn.Module, tokenizer: Any) -> Any:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcli.api.family import Form, HFFamily, ModelConfig
-from rlcli.checkpoint.disk import FAULTS, sync_folder
+from rlcli.checkpoint.disk import check_free_space, failures_told, sync_folder
 from rlcli.checkpoint.families import family_of
 from rlcli.checkpoint.tensor_dtypes import NAMES
 from rlcli.checkpoint.tensor_files import (
@@ -295,21 +295,9 @@ def _write_accompanying(conversion: Conversion, folder: Path) -> None:
 
 
 def _refuse_full_disk(conversion: Conversion) -> None:
-    place = _nearest(conversion.target)
     others = sum((conversion.source / relative).stat().st_size for relative in conversion.accompanying)
-    needed, free = conversion.bytes + others + 2**20, shutil.disk_usage(place).free
-    if free < needed:
-        raise ResourceError(
-            f"the model needs {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free",
-            where=str(place),
-            hint="make room, or choose a folder on another disk",
-            code="F28",
-        )
-
-
-def _nearest(path: Path) -> Path:
-    """The folder that a path will be made in, or the nearest one above that exists."""
-    return next(parent for parent in path.absolute().parents if parent.is_dir())
+    needed = conversion.bytes + others + 2**20
+    check_free_space(conversion.target, needed, "the model", "make room, or choose a folder on another disk")
 
 
 @contextmanager
@@ -318,15 +306,13 @@ def _beside(target: Path) -> Iterator[Path]:
     target = target.absolute()
     temporary = target.with_name(f".{target.name}.partial-{uuid.uuid4().hex}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.mkdir()
-        yield temporary
-        refuse_existing(target)
-        temporary.rename(target)
-        sync_folder(target.parent)
-    except OSError as error:
-        code = FAULTS.get(error.errno or 0, "F28")
-        raise ResourceError(error.strerror or str(error), where=str(error.filename or target), code=code) from error
+        with failures_told(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir()
+            yield temporary
+            refuse_existing(target)
+            temporary.rename(target)
+            sync_folder(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -95,16 +95,15 @@ def check_writable(checkpoints: Path) -> None:
         probe.rmdir()
 
 
-def check_free_space(checkpoints: Path, needed: int) -> None:
-    """Raises ResourceError F28 if so many bytes do not fit on the disk."""
-    free = _free(checkpoints)
+NO_CHECKPOINTS = "make room, or set checkpoint.every_seconds=null checkpoint.at_end=false checkpoint.on_stop=false"
+
+
+def check_free_space(folder: Path, needed: int, what: str = "a checkpoint", hint: str = NO_CHECKPOINTS) -> None:
+    """Raises ResourceError F28 if so many bytes do not fit on the disk where a folder is or will be."""
+    free = _free(folder)
     if free is not None and free < needed:
-        raise ResourceError(
-            f"a checkpoint needs {_mib(needed)}, {_mib(free)} are free",
-            where=str(checkpoints),
-            hint="make room, or set checkpoint.every_seconds=null checkpoint.at_end=false checkpoint.on_stop=false",
-            code="F28",
-        )
+        told = f"{what} needs {_mib(needed)}, {_mib(free)} are free"
+        raise ResourceError(told, where=str(folder), hint=hint, code="F28")
 
 
 def disk_failure(error: BaseException, place: Path) -> ResourceError | None:
@@ -124,12 +123,13 @@ def disk_failure(error: BaseException, place: Path) -> ResourceError | None:
 
 @contextmanager
 def failures_told(place: Path) -> Iterator[None]:
-    """A disk that fails, as ResourceError with the place and the id of the fault."""
+    """A disk that fails, as ResourceError with the place and the id of the fault; what else goes wrong, as it is."""
     try:
         yield
-    except OSError as error:
+    except Exception as error:  # a library may have an exception of its own for what the system said
         failure = disk_failure(error, place)
-        assert failure is not None
+        if failure is None or failure is error:
+            raise
         raise failure from error
 
 

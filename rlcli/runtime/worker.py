@@ -16,6 +16,7 @@ from rlcli.api.config import DatasetAbstraction, ModelInterfaceAbstraction, Mode
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
 from rlcli.api.model import Model, ModelBackend, ModelInterface
+from rlcli.checkpoint.disk import failures_told
 from rlcli.errors import DataError, RlcliError, UsageError
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.role_sources import prompt_role
@@ -264,10 +265,11 @@ class ModelWorker:
     def save(self, role: str, folder: str) -> dict[str, Any]:
         """Every rank of the role takes part."""
         trainer = next((m for m in self.calls.values() if m.model_name == role and m.is_train), None)
-        if trainer is not None:
-            self._interface(trainer).save(self.models[role], folder)
-        else:
-            self.models[role].module.save_to_hf(self.models[role].tokenizer, folder)
+        with failures_told(Path(folder)):
+            if trainer is not None:
+                self._interface(trainer).save(self.models[role], folder)
+            else:
+                self.models[role].module.save_to_hf(self.models[role].tokenizer, folder)
         return {}
 
     def shutdown(self) -> dict[str, Any]:

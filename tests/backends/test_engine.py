@@ -1,6 +1,7 @@
 """The transformers engines: packing, training against a plain reference, generation, saving."""
 
 import math
+import resource
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import torch
 from rlcli.api.config import FinetuneSpec, GenerationHyperparameters, MicroBatchSpec, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import Model
-from rlcli.errors import DataError, ModelError
+from rlcli.checkpoint.disk import failures_told
+from rlcli.errors import DataError, ModelError, ResourceError
 from rlcli.registry import make_backend
 from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
 
@@ -215,6 +217,22 @@ def test_the_saved_folder_is_read_by_transformers(tmp_path):
 
 
 # -- generation --------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_does_not_fit_on_the_disk_leaves_the_old_one_and_nothing_else(tmp_path):
+    ours = engine()
+    ours.save_to_hf(None, str(tmp_path / "actor"))
+    before = (tmp_path / "actor" / "model.safetensors").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(ResourceError) as caught, failures_told(tmp_path):
+            ours.save_to_hf(None, str(tmp_path / "actor"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.code == "F28"
+    assert [path.name for path in tmp_path.iterdir()] == ["actor"]
+    assert (tmp_path / "actor" / "model.safetensors").read_bytes() == before
 
 
 def prompts(lengths=(5, 9, 3, 17, 6)):

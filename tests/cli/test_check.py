@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from rlcli.cli import main as command_line
 from rlcli.cli.findings import finding_lines, summary
 from rlcli.launch.preflight.findings import Finding
 from rlcli.registry import load
@@ -20,21 +19,6 @@ models:
 datasets: {train: {type: prompt_answer, args: {path: rows.jsonl}}}
 train: {steps: 1, prompts_per_step: 1}
 """
-
-
-@pytest.fixture
-def rlcli(capsys, tmp_path, monkeypatch):
-    """Run the command line in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            command_line.main(list(arguments))
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from rlcli.cli import main as command_line
 from rlcli.launch import devices
 from rlcli.launch import doctor as room
 from rlcli.launch.devices import Gpu, list_gpus, read_gpus
@@ -21,22 +20,6 @@ LISTING = """\
 1, NVIDIA H200, 143771, 1024, 570.86
 [N/A], broken line
 """
-
-
-@pytest.fixture
-def rlcli(capsys, tmp_path, monkeypatch):
-    """Run the command line in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.delenv("RLCLI_PROJECT", raising=False)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            command_line.main(list(arguments))
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return run
 
 
 def findings():

@@ -10,24 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from rlcli.cli import main as command_line
-
 REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def rlcli(capsys, tmp_path, monkeypatch):
-    """Run the command line in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def no_hub(tmp_path, monkeypatch):
+    """A Hub cache that is empty."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            command_line.main(list(arguments))
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return run
 
 
 def document(rlcli, *arguments: str) -> dict:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from rlcli.api.data import Preview
 from rlcli.checkpoint.light_tokenizer import LightTokenizer
-from rlcli.cli import main as command_line
 from rlcli.launch.preflight.token_marks import Token, tokens_of
 from rlcli.launch.preflight.token_page import token_page
 from rlcli.registry import load
@@ -26,24 +25,15 @@ train: {steps: 1, prompts_per_step: 1}
 
 
 @pytest.fixture
-def rlcli(capsys, tmp_path, monkeypatch):
+def rlcli(rlcli, tmp_path, monkeypatch):
     """Run the command line in a folder with mine.yaml: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     load("datasets", "arithmetic").make_tokenizer().save_pretrained(tmp_path / "tok")
     rows = [{"prompt": "1+1?\n", "answer": "2\nyes"}, {"prompt": "<b>\x1b[31m&é🙂", "answer": "\u202e4"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "3?", "pos_answers": ["3"], "neg_answers": ["4"]}')
     (tmp_path / "mine.yaml").write_text(RECIPE)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            command_line.main(list(arguments))
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return run
+    return rlcli
 
 
 def test_what_is_trained_on_is_marked(rlcli):

@@ -80,12 +80,22 @@ def write_roles(copies: Mapping[str, HostCopy], models: Mapping[str, Model], fol
     for name, copy in copies.items():
         model, described = models[name], folder / MODELS / name
         if copy.leads:
-            described.mkdir(parents=True, exist_ok=True)
-            model.module.save_description(model.tokenizer, str(described))
-            files += [file for file in described.iterdir() if file.suffix != ".safetensors"]
+            files += _describe(model, described)
         files += write_weights(copy, described, rank)
         files += write_optimizer(copy, folder / OPTIMIZERS / name, rank)
     return list(dict.fromkeys(files))
+
+
+def _describe(model: Model, folder: Path) -> list[Path]:
+    """Write what lies beside the weights; returns the files. Apart at first: other ranks write into the folder now,
+    and what they have half done must not be taken for a part of the description."""
+    apart = folder.with_name(f".{folder.name}")
+    apart.mkdir(parents=True)
+    model.module.save_description(model.tokenizer, str(apart))
+    folder.mkdir(exist_ok=True)
+    files = [file.rename(folder / file.name) for file in apart.iterdir()]
+    apart.rmdir()
+    return files
 
 
 def restore_roles(models: Mapping[str, Model], folder: Path) -> None:

@@ -37,9 +37,10 @@ def test_killed_on_two_ranks(algorithm, tmp_path, command):
     whole = command("train", *settings, "--run-dir", "whole", cwd=tmp_path, timeout=300)
     assert whole.returncode == 0, whole.stderr
     run = tmp_path / "run"
+    dawdling = {"RLCLI_ENABLE_FAILPOINTS": "1", "RLCLI_FAILPOINTS": "checkpoint.committed:sleep200@1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "rlcli", "train", *settings, "--run-dir", str(run)],
-        cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        cwd=tmp_path, env=ENVIRONMENT | dawdling, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     _wait_for(lambda: (run / "checkpoints/step-000000000002").exists(), process)
     process.send_signal(signal.SIGKILL)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
@@ -115,7 +116,11 @@ class TransformersEngine(PipelinableEngine):
             for name, theirs in source.whole_parameters():
                 if name not in mine or mine[name].shape != theirs.shape:
                     raise ModelError(f"role {self.role} has no parameter like {name} of role {source.role}")
-                mine[name].lerp_(theirs.to(mine[name]), eta)
+                own, part = mine[name], theirs
+                if isinstance(own, DTensor):
+                    part = distribute_tensor(theirs, own.device_mesh, own.placements, src_data_rank=None).to_local()
+                    own = own.to_local()
+                own.lerp_(part.to(own), eta)
 
     def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Each parameter once, tied ones too, whole; every rank of the role goes through all of them."""
@@ -123,11 +128,14 @@ class TransformersEngine(PipelinableEngine):
             yield name, gathered(parameter.detach())
 
     def offload(self) -> None:
-        self.packed.to("cpu")
+        self._move(torch.device("cpu"))
 
     def _onload(self) -> None:
-        if self._device.type != "cpu" and next(self.lm.parameters()).device != self._device:
-            self.packed.to(self._device)
+        if next(self.lm.parameters()).device.type != self._device.type:
+            self._move(self._device)
+
+    def _move(self, device: torch.device) -> None:
+        self.packed.to(device)
 
     # -- saving ----------------------------------------------------------------------------------------------
 
@@ -162,8 +170,10 @@ class TransformersEngine(PipelinableEngine):
 
 
 def gathered(tensor: Any) -> torch.Tensor:
-    """A DTensor made whole, on every rank; other tensors as they are."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    """A DTensor made whole, on every rank; other tensors as they are. Offloaded parts meet on the devices."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    return tensor.to(tensor.device_mesh.device_type).full_tensor()
 
 
 def _zero(output: Any) -> torch.Tensor:

@@ -6,16 +6,21 @@ On one rank the model stays as it is. Parameters and optimizer state are float32
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
 
-from rlcli.api.model import EngineState, Model, ModelBackend, register_backend
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import EngineState, Model, ModelBackend, ModelOutput, PipelinableEngine, register_backend
 from rlcli.ops.schedules import learning_rate
 
 from ._engine import TransformersEngine, gathered
+
+T = TypeVar("T")
 
 
 @register_backend("fsdp")
@@ -75,10 +80,11 @@ class FSDPEngine(TransformersEngine):
         super().__init__(model, settings.dtype)
         self.settings = settings
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
+        self._recomputing: list[nn.Module] = []
         if settings.gradient_checkpointing:
             newest = getattr(self.lm, "activation_checkpointing_enable", None)  # its name since transformers 5.20
             (newest or self.lm.gradient_checkpointing_enable)({"use_reentrant": False})
-            self.lm.train()
+            self._recomputing = [m for m in self.lm.modules() if getattr(m, "gradient_checkpointing", False)]
         self.sharded = self.dp_size > 1
         self._whole: nn.Module | None = None
         self._whole_is_current = False
@@ -111,6 +117,26 @@ class FSDPEngine(TransformersEngine):
                 module.set_force_sum_reduction_for_comms(True)
 
     # -- training --------------------------------------------------------------------------------------------
+
+    def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
+        with self._recomputed():
+            return super().forward_micro_batch(micro_batch, then)
+
+    def idle_micro_batch(self) -> torch.Tensor:
+        with self._recomputed():
+            return super().idle_micro_batch()
+
+    @contextmanager
+    def _recomputed(self) -> Iterator[None]:
+        """transformers recomputes the layers that are in training mode; dropout within them, or a generation without
+        its cache, would be the price of leaving them there."""
+        for module in self._recomputing:
+            module.training = torch.is_grad_enabled()
+        try:
+            yield
+        finally:
+            for module in self._recomputing:
+                module.training = False
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
@@ -160,6 +186,19 @@ class FSDPEngine(TransformersEngine):
                 steps = torch.zeros((), dtype=torch.float32, device=self.device if not self.sharded else "cpu")
                 moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
                 self.optimizer.state[parameter] = {"step": steps, **moments}
+
+    def offload(self) -> None:
+        super().offload()
+        self._whole, self._whole_is_current = None, False
+
+    def _move(self, device: torch.device) -> None:
+        super()._move(device)
+        for held in self.optimizer.state.values():
+            held.update({moment: tensor.to(device) for moment, tensor in held.items() if tensor.dim()})
+
+    def take_parameters(self, source: PipelinableEngine, eta: float) -> None:
+        super().take_parameters(source, eta)
+        self._whole_is_current = False
 
     # -- whole parameters ------------------------------------------------------------------------------------
 

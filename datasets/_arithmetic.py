@@ -12,7 +12,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, overload
+
+from rlcli.errors import DataError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -22,8 +25,11 @@ THINGS = ("apples", "pears", "books", "coins", "pens", "cards", "cakes", "stamps
 GAINS = ("buys", "finds", "gets", "wins", "makes", "picks")
 LOSSES = ("eats", "loses", "sells", "drops", "gives away", "breaks")
 LARGEST_TOTAL = 99
+PATIENCE = 20_000
+"""Draws in a row that bring no new problem, after which there are taken to be no more."""
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
+TRAINED_TOKENIZER = Path(__file__).with_name("_arithmetic_tokenizer.json")
 
 Operation = tuple[str, int]
 """A sign and a number: ("+", 7)."""
@@ -67,12 +73,18 @@ class Problems(Sequence[Problem]):
     """`count` different problems, levels in rotation; the same for the same arguments, always. Drawn when asked for."""
 
     def __init__(self, count: int, *, seed: int, levels: Sequence[int], held_out: bool):
+        if count < 1:
+            raise ValueError(f"problems is {count}; it must be at least 1")
+        if not levels or min(levels) < 1:
+            raise ValueError(f"levels is {list(levels)}; name at least one, and each as a number from 1")
         self._count = count
         self._levels = levels
         self._held_out = held_out
         self._rng = random.Random(f"{'held-out' if held_out else 'train'}-{seed}")
         self._questions: set[str] = set()
         self._drawn: list[Problem] = []
+        self._in_vain = 0
+        """Draws since the last new problem."""
 
     def __len__(self) -> int:
         return self._count
@@ -92,10 +104,17 @@ class Problems(Sequence[Problem]):
         return self._drawn[place]
 
     def _draw_one(self) -> None:
-        problem = _draw(self._rng, self._levels[len(self._drawn) % len(self._levels)])
+        level = self._levels[len(self._drawn) % len(self._levels)]
+        problem = _draw(self._rng, level)
         if is_held_out(problem) == self._held_out and problem.question not in self._questions:
             self._questions.add(problem.question)
             self._drawn.append(problem)
+            self._in_vain = 0
+            return
+        self._in_vain += 1
+        if self._in_vain >= PATIENCE:
+            what = f"after {len(self._drawn)} problems there is no other of level {level}"
+            raise DataError(what, hint=f"problems: {len(self._drawn)}, or higher levels", code="F80")
 
 
 def is_held_out(problem: Problem) -> bool:
@@ -137,6 +156,13 @@ def _apply(total: int, sign: str, number: int) -> int:
 @cache
 def tokenizer() -> Tokenizer:
     """Byte-level BPE over the problems' words; every digit is a token of its own, any other text falls to bytes."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(TRAINED_TOKENIZER))
+
+
+def train_tokenizer() -> Tokenizer:
+    """What `TRAINED_TOKENIZER` holds, learnt again from the problems: many times slower than reading it."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     words = Tokenizer(models.BPE())

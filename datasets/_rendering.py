@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from datetime import date
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from rlcli.api.chat_template import render_chat
 from rlcli.errors import DataError, ModelError
 
 from ._jsonl import Row
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger("rlcli.datasets")
+
+DAY = date(2024, 7, 26)
+"""What chat templates that write today's date into each prompt are told: the same rows are the same data on any day."""
 
 T = TypeVar("T")
 Tokens = list[int]
@@ -63,11 +68,17 @@ def _render(tokenizer: PreTrainedTokenizerBase, text: str, system: str | None) -
 
     messages = [{"role": "system", "content": system}] if system is not None else []
     messages.append({"role": "user", "content": text})
+    named: Any = tokenizer.chat_template
+    template = named["default"] if isinstance(named, dict) else named
+    told = {**tokenizer.special_tokens_map, "strftime_now": _day}
     try:
-        rendered: Any = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return render_chat(template, messages, add_generation_prompt=True, **told)
     except TemplateError as error:
         raise ModelError(f"the tokenizer's chat template fails: {error}", code="F32") from error
-    return str(rendered)
+
+
+def _day(form: str) -> str:
+    return DAY.strftime(form)
 
 
 def _open_ended(tokenizer: PreTrainedTokenizerBase, ids: Tokens) -> Tokens:

@@ -21,6 +21,7 @@ class TextRows:
     """The file, the chat template, and what to do with rows that are malformed or too long."""
 
     KEYS: ClassVar[tuple[str, ...]]
+    EXAMPLES: ClassVar[tuple[dict[str, Any], ...]]
 
     util: DatasetUtility
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from rlcli.api.data import DatasetUtility, Preview, SequenceSample, register_dataset
 
 from . import _arithmetic
+from ._rendering import encode_prompts
 from ._samples import prompt_sample
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class Arithmetic:
     """Sums and differences in symbols and in words; train and held-out splits share no problem."""
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",)
+    DRAWN: ClassVar[bool] = True
     LONGEST: ClassVar[int] = 40
     """Tokens of the longest prompt at the default levels."""
     VOCABULARY: ClassVar[int] = 380
@@ -57,7 +59,7 @@ class Arithmetic:
         split = "held-out" if self.held_out else "train"
         return Preview(
             id=f"arithmetic-{split}-{self.seed}:{index}",
-            sequences=[list(self.util.tokenizer(prompt).input_ids)],
+            sequences=encode_prompts(self.util.tokenizer, [prompt], chat=False),
             prompt=prompt,
             metadata={"answer": problem.answer, "question": problem.question},
         )

@@ -9,7 +9,7 @@ from typing import ClassVar
 from rlcli.api.data import DatasetUtility, Preview, SequenceSample, register_dataset
 
 from . import _arithmetic
-from ._rendering import encode_answers
+from ._rendering import encode_answers, encode_prompts
 from ._samples import answered_sample
 
 
@@ -19,6 +19,7 @@ class ArithmeticDemonstrations:
     """Questions with worked answers; hasty writers stop after the first line and hand in its total."""
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
+    DRAWN: ClassVar[bool] = True
     LONGEST: ClassVar[int] = 80
     """Tokens of the longest row at the default levels."""
 
@@ -58,7 +59,7 @@ class ArithmeticDemonstrations:
         answer = _arithmetic.hasty(problem) if in_a_hurry else _arithmetic.worked(problem)
         prompt = f"{problem.question}\n"
         return Preview.answered(
-            self.util.tokenizer(prompt).input_ids,
+            *encode_prompts(self.util.tokenizer, [prompt], chat=False),
             encode_answers(self.util.tokenizer, [answer]),
             id=f"arithmetic-demonstration-{self.seed}:{index}",
             prompt=prompt,

@@ -20,6 +20,12 @@ class MathPrompts(TextRows):
     """Rows of a question and an answer; the metadata hold the `question` and the final `answer` alone."""
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",)
+    EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"question": "What is 6*7?", "answer": "6*7=42\n#### 42"},
+        {"question": "Ann has 1000 pens and buys 234. How many now?", "answer": "#### 1,234"},
+        {"question": "What is 1/2 of x² in LaTeX?", "answer": "\\frac{x^2}{2}"},
+        {"question": "How much is half of 5?", "answer": 2.5},
+    )
 
     question_key: str = "question"
     """Field that holds the question."""

@@ -29,6 +29,11 @@ class Paired(TextRows):
     """
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_lens")
+    EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"prompt": "What is 2+2?", "pos_answers": ["4"], "neg_answers": ["It is five."]},
+        {"prompt": "Greet me.", "pos_answers": ["Hello!", "Good day, how are you?"], "neg_answers": ["No.", "Go!"]},
+        {"prompt": "A colour?", "pos_answers": ["red", "blue", "grün"], "neg_answers": ["two", "dog", "no"]},
+    )
 
     prompt_key: str = "prompt"
     """Field that holds the prompt."""

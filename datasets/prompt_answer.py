@@ -19,6 +19,11 @@ class PromptAnswer(TextRows):
     """Rows of a prompt and an answer; the answer ends with the end-of-sequence token."""
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
+    EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"prompt": "What is 2+2?", "answer": "4"},
+        {"prompt": "Translate into German: good morning", "answer": "Guten Morgen! Schönen Tag."},
+        {"prompt": "Name two colours.\nOne on each line.", "answer": "red\nblue"},
+    )
 
     prompt_key: str = "prompt"
     """Field that holds the prompt."""

@@ -19,6 +19,11 @@ class PromptOnly(TextRows):
     """Rows of a prompt."""
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",)
+    EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"prompt": "What is 2+2?"},
+        {"prompt": "Write a rhyme about Käse."},
+        {"prompt": "Continue:\n1, 2, 3,"},
+    )
 
     prompt_key: str = "prompt"
     """Field that holds the prompt."""

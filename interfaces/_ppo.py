@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from rlcli.api.config import GenerationHyperparameters
+from rlcli.api.declared_keys import Declaration
 from rlcli.ops.kl import AdaptiveKLController, FixedKLController, KLController, KLEstimator
 
 
@@ -14,12 +15,18 @@ from rlcli.ops.kl import AdaptiveKLController, FixedKLController, KLController, 
 class PPOArgs:
     """The settings that actor and critic share: both compute the same rewards and returns from them."""
 
+    READS: ClassVar[Declaration] = {"train_step": (
+        "packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask", "solved if given",
+        "packed_ref_logprobs if kl_ctl", "values unless disable_value",
+        "proximal_logprobs if use_decoupled_loss", "proximal_logprobs if recompute_logprob",
+        "dense_rewards if use_dense_reward", "rewards unless use_dense_reward", "rewards if generation_size",
+    )}  # fmt: skip
+
     generation: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
     """How responses are sampled. Its temperature also divides the logits in training."""
 
     generation_size: int | None = None
-    """Best of k: sample this many responses per prompt, train on the `responses_per_prompt` of highest
-    reward."""
+    """Best of k: sample this many per prompt, train on the `responses_per_prompt` of highest reward."""
 
     minibatches: int = 4
     """Optimizer steps that one batch is spread over (per epoch)."""
@@ -28,8 +35,7 @@ class PPOArgs:
     """Times that each response is trained on."""
 
     token_normalize_scope: Literal["global", "dp"] = "global"
-    """What a loss is divided by: the tokens of all ranks (the same update for any number of ranks), or each
-    rank's."""
+    """What a loss is divided by: the tokens of all ranks (so their number does not matter), or each rank's."""
 
     discount: float = 1.0
     """Discount factor per token."""

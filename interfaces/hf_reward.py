@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import Declaration
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_interface
+from rlcli.api.model_folder import model_folder
 from rlcli.errors import ModelError
+from rlcli.interfaces._mock import uniform
 from rlcli.interfaces._text import full_texts, response_texts
 
 
@@ -18,6 +21,9 @@ class HFRewardInterface(ModelInterface):
     """Scores each sequence's text by one output of a classifier. Its role holds no weights: backend `null`,
     and the actor's tokenizer, which turns tokens back into text.
     """
+
+    READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask if text=response")}
+    WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
 
     path: str
     """Folder or Hub id of the classifier and its tokenizer; weights as safetensors, no code of its own."""
@@ -59,18 +65,27 @@ class HFRewardInterface(ModelInterface):
         for begin in range(0, len(order), self.batch_size):
             places = order[begin : begin + self.batch_size]
             rewards[places] = self._score([texts[place] for place in places])
-        ones = {"rewards": [[1] * len(lengths) for lengths in data.seqlens["packed_input_ids"]]}
-        return SequenceSample.from_default(ids=data.ids, seqlens=ones, data={"rewards": rewards})
+        return SequenceSample.from_default(ids=data.ids, seqlens=_one_each(data), data={"rewards": rewards})
+
+    def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
+        """Rewards as a classifier in doubt would give them, by chance."""
+        if interface_type != "inference":
+            return super().mock(interface_type, model, data)
+        seqlens = _one_each(data)
+        prob = uniform(model, data, seqlens["rewards"], "rewards").clamp(0.01, 0.99)
+        rewards = {"logit": prob.logit(), "prob": prob, "logprob": prob.log()}[self.output]
+        return SequenceSample.from_default(ids=data.ids, seqlens=seqlens, data={"rewards": rewards})
 
     def _load(self, device: torch.device) -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+        folder = model_folder(self.path, weights=True)
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(self.path, trust_remote_code=False)
+            self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             classifier = AutoModelForSequenceClassification.from_pretrained(
-                self.path, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+                folder, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
             )
-        except (OSError, ValueError) as problem:
+        except (OSError, ValueError, ImportError) as problem:
             raise ModelError(f"cannot load the reward classifier {self.path}: {problem}") from problem
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
@@ -94,6 +109,10 @@ class HFRewardInterface(ModelInterface):
             logits = torch.nn.functional.logsigmoid(logits) if single else logits.log_softmax(-1)
         scores = logits[:, place]
         return (scores.exp() if self.output == "prob" else scores).cpu()
+
+
+def _one_each(data: SequenceSample) -> dict[str, list[list[int]]]:
+    return {"rewards": [[1] * len(lengths) for lengths in data.seqlens["packed_input_ids"]]}
 
 
 register_interface("hf_reward", HFRewardInterface)

@@ -6,10 +6,11 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import Declaration
 from rlcli.api.interface import ModelInterface, register_interface
 from rlcli.errors import DataError, WorkerError, escape_control
 from rlcli.interfaces._answers import final_answer, quick_match, truth
@@ -17,6 +18,8 @@ from rlcli.interfaces._math_pool import MathPool, Verdict
 from rlcli.interfaces._text import response_texts
 
 if TYPE_CHECKING:
+    import torch
+
     from rlcli.api.model import Model
 
 log = logging.getLogger(__name__)
@@ -27,6 +30,9 @@ class MathRewardInterface(ModelInterface):
     """Compares the final answer of each response with the row's `answer`: by text, then by exact arithmetic,
     and only where neither decides by math-verify, in processes that are killed when they take too long.
     """
+
+    READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
+    WRITES: ClassVar[Declaration] = {"inference": ("rewards", "solved")}
 
     correct_reward: float = 1.0
     """Reward of a response with the right final answer."""
@@ -69,8 +75,7 @@ class MathRewardInterface(ModelInterface):
         `reward_timeouts`."""
         import torch
 
-        groups = data.seqlens["packed_input_ids"]
-        owners = [sample for sample, lengths in enumerate(groups) for _ in lengths]
+        owners = [sample for sample, lengths in enumerate(data.seqlens["packed_input_ids"]) for _ in lengths]
         expected = _answers(data)
         texts = response_texts(model.tokenizer, data)
         verdicts = self._judge(texts, [expected[sample] for sample in owners])
@@ -82,20 +87,37 @@ class MathRewardInterface(ModelInterface):
                 failures.append(f"sample {data.ids[sample]}: {verdict}")
         self._report(failures, len(owners))
         solved = torch.tensor([verdict is True for verdict in verdicts], dtype=torch.bool)
-        rewards = torch.where(solved, self.correct_reward, self.wrong_reward).to(torch.float32)
-        ones = [[1] * len(lengths) for lengths in groups]
-        return SequenceSample.from_default(
-            ids=data.ids,
-            seqlens={"rewards": ones, "solved": ones},
-            data={"rewards": rewards, "solved": solved},
-            metadata={"reward_errors": errors, "reward_timeouts": timeouts},
-        )
+        return self._rewarded(data, solved, errors, timeouts)
+
+    def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
+        """Half of the responses are right, by chance; no answer is looked at."""
+        from rlcli.interfaces._mock import uniform
+
+        if interface_type != "inference":
+            return super().mock(interface_type, model, data)
+        ones = [[1] * len(lengths) for lengths in data.seqlens["packed_input_ids"]]
+        return self._rewarded(data, uniform(model, data, ones, "solved") < 0.5, [0] * data.bs, [0] * data.bs)
 
     def score_texts(self, responses: Sequence[str], answers: Sequence[Any]) -> list[float | None]:
         """The rewards that `inference` would give these responses; None for a comparison that fails."""
         verdicts = self._judge(list(responses), [truth(str(answer)) for answer in answers])
         reward = {True: self.correct_reward, False: self.wrong_reward}
         return [None if isinstance(verdict, str) else reward[verdict] for verdict in verdicts]
+
+    def _rewarded(
+        self, data: SequenceSample, solved: torch.Tensor, errors: list[int], timeouts: list[int]
+    ) -> SequenceSample:
+        """One reward for each response; errors and time-outs for each sample."""
+        import torch
+
+        ones = [[1] * len(lengths) for lengths in data.seqlens["packed_input_ids"]]
+        rewards = torch.where(solved, self.correct_reward, self.wrong_reward).to(torch.float32)
+        return SequenceSample.from_default(
+            ids=data.ids,
+            seqlens={"rewards": ones, "solved": ones},
+            data={"rewards": rewards, "solved": solved},
+            metadata={"reward_errors": errors, "reward_timeouts": timeouts},
+        )
 
     def _judge(self, texts: list[str], expected: list[str]) -> list[Verdict]:
         verdicts: list[Verdict | None] = []

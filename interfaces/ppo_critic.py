@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import Declaration
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
+from rlcli.interfaces._mock import uniform
 from rlcli.interfaces._ppo import PPOArgs
 from rlcli.interfaces._rollout import average, optimizer_batches, prepare, reduce_over, response_kl
 from rlcli.ops.kl import KLController
@@ -22,6 +24,9 @@ from rlcli.ops.rewards import drop_last
 class PPOCriticInterface(PPOArgs, ModelInterface):
     """Values in real units go out, normalised returns are learned: nobody else needs the normaliser."""
 
+    READS: ClassVar[Declaration] = {"inference": ("packed_input_ids",)}
+    WRITES: ClassVar[Declaration] = {"inference": ("values",)}
+
     controller: KLController = field(init=False, repr=False)
     normalizer: RunningMeanStd = field(init=False, repr=False)
 
@@ -34,9 +39,13 @@ class PPOCriticInterface(PPOArgs, ModelInterface):
         """`packed_input_ids` → `values`, the expected return after each token, in the units of the reward."""
         model.module.eval()
         values = model.module.forward(data, mb_spec, post_hook=lambda output, _: output.values).float()
-        values = self.normalizer.denormalize(values)
-        seqlens = {"values": data.seqlens["packed_input_ids"]}
-        return SequenceSample.from_default(ids=data.ids, seqlens=seqlens, data={"values": values})
+        return _per_token(data, self.normalizer.denormalize(values))
+
+    def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
+        """Values between -1 and 1, by chance."""
+        if interface_type == "inference":
+            return _per_token(data, 2 * uniform(model, data, data.seqlens["packed_input_ids"], "values") - 1)
+        return super().mock(interface_type, model, data)
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """`ppo_epochs` times `minibatches` optimizer steps towards the returns of one batch."""
@@ -107,6 +116,11 @@ class PPOCriticInterface(PPOArgs, ModelInterface):
             "explained_variance": explained,
             "kl_coef": self.controller.coef,
         }
+
+
+def _per_token(data: SequenceSample, values: torch.Tensor) -> SequenceSample:
+    seqlens = {"values": data.seqlens["packed_input_ids"]}
+    return SequenceSample.from_default(ids=data.ids, seqlens=seqlens, data={"values": values})
 
 
 register_interface("ppo_critic", PPOCriticInterface)

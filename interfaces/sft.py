@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import Declaration
 from rlcli.api.model import EvalLoader, MicroBatchSpec, Model, ModelInterface, ModelOutput, register_interface
 from rlcli.ops.losses import nll_loss
 from rlcli.ops.rewards import action_mask
@@ -16,6 +18,11 @@ from rlcli.ops.rewards import action_mask
 @dataclass(kw_only=True)
 class SFTInterface(ModelInterface):
     """Trains on the tokens that are no prompt (`prompt_mask`), each with the same weight."""
+
+    READS: ClassVar[Declaration] = {
+        "train_step": ("packed_input_ids", "prompt_mask"),
+        "evaluate": ("packed_input_ids", "prompt_mask"),
+    }
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """One optimizer step on the mean negative log-likelihood per answer token."""

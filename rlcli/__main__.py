@@ -1,6 +1,24 @@
-"""`python -m rlcli` is the `rlcli` command."""
+"""The `rlcli` command as a process of its own; `python -m rlcli` is the same."""
 
-from rlcli.cli.main import main
+from __future__ import annotations
+
+import gc
+import sys
+
+
+def main() -> None:
+    """Run the command line. Ctrl-C ends it quietly from the start, and a short command is not held up by garbage."""
+    gc.disable()  # verbs that last enable it again; the others are over before there is any that matters
+    try:
+        from rlcli.cli.main import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        if not gc.isenabled():
+            gc.freeze()  # or Python looks through everything once more while it exits
+
 
 if __name__ == "__main__":
     main()

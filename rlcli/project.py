@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from rlcli.errors import ProjectError
 
 FOLDERS = ("interfaces", "backends", "datasets", "recipes")
 """The folders of a project that rlcli reads."""
+
+_TRUSTED = (os.getuid(), 0)
+"""Owners of files that may make a folder a project."""
 
 VARIABLE = "RLCLI_PROJECT"
 """Names the user's project in every process of a run; without it the working directory decides."""
@@ -72,8 +76,23 @@ def _marks_project(marker: Path, mtime: int, size: int) -> bool:
 
 
 def find_project(start: Path) -> Path | None:
-    """The nearest project at or above `start`."""
-    return next((folder for folder in _upward(start.resolve()) if is_project(folder)), None)
+    """The nearest project at or above `start`.
+
+    A project's code is run, so in a folder where anybody may put a file, such as /tmp, only one of the user's own or of
+    root counts as found. Raises ProjectError for another's.
+    """
+    found = next((folder for folder in _upward(start.resolve()) if is_project(folder)), None)
+    if found is not None and found.stat().st_mode & stat.S_IWOTH and _owner(found / "pyproject.toml") not in _TRUSTED:
+        raise ProjectError(
+            "somebody else has put this file into a folder that all may write to; it makes the folder a project",
+            where=str(found / "pyproject.toml"),
+            hint=f"if you trust it and the code beside it: rlcli --project {found} …",
+        )
+    return found
+
+
+def _owner(file: Path) -> int:
+    return file.stat().st_uid
 
 
 def current_project() -> Path | None:

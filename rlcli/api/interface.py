@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlcli.api.component import register_interface
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import Declaration, DeclaredKeys, declared_keys, inherited
 
 if TYPE_CHECKING:
     from rlcli.api.model import Model
@@ -17,15 +18,32 @@ __all__ = ["EvalLoader", "ModelInterface", "register_interface"]
 EvalLoader = Sequence[SequenceSample]
 """Batches for `evaluate`."""
 
+ANSWER_FORMS = ("#### {answer}", "\\boxed{{answer}}", "The answer is {answer}.", "{answer}")
+"""Ways in which a response may give its final answer: those in which rewards are tried."""
+
+RETURN_NUMBERS = ("train_step", "evaluate")
+"""Methods that add nothing to the batch."""
+
 
 class ModelInterface:
     """What a role does. A dataclass: its fields are the recipe's `args:`.
 
     A training interface implements `train_step` and `save`, an inference one `inference`, a generation one
     `generate`. `data` holds this rank's samples with the call's input keys; outputs carry the same ids in the
-    same order. One that compares the responses to one prompt says how many it needs at least, in its class:
-    `NEEDS_GROUP: ClassVar[int] = 2`.
+    same order. What it says of itself in its class, in literals, recipes and `rlcli test` hold it to:
+
+        READS: ClassVar[Declaration] = {"train_step": ("packed_input_ids", "prompt_mask", "solved if given")}
+        WRITES: ClassVar[Declaration] = {"inference": ("values",)}
+        NEEDS_GROUP: ClassVar[int] = 2      # it compares the responses to one prompt, and needs two at least
+
+    A class has the declarations of its bases for the methods that its own do not name.
     """
+
+    READS: ClassVar[Declaration] = {}
+    """Method → the keys that it reads; `rlcli.api.declared_keys` has the entries for keys that count only sometimes."""
+
+    WRITES: ClassVar[Declaration] = {}
+    """Method → the keys that it returns."""
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """Train on one batch; returns stats that are already reduced over ranks."""
@@ -56,8 +74,31 @@ class ModelInterface:
         raise NotImplementedError(f"{type(self).__name__} does not score texts")
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
-        """Plausible outputs without running the model, so that a graph can be tested in pieces."""
-        raise NotImplementedError(f"{type(self).__name__} has no mock")
+        """What the call `interface_type` would add to the batch, plausible and without running the model, so that a
+        graph can be tested in pieces: the same keys, lengths and dtypes, the same numbers for the same ids.
+
+        A call that trains or evaluates adds nothing.
+        """
+        if interface_type in RETURN_NUMBERS:
+            return SequenceSample(ids=list(data.ids), seqlens={})
+        raise NotImplementedError(f"{type(self).__name__} has no mock of {interface_type}")
+
+    def reads(self, call: str) -> DeclaredKeys | None:
+        """The keys that a method reads with these arguments; None if the class does not say."""
+        return self._declared("READS", call)
+
+    def writes(self, call: str) -> DeclaredKeys | None:
+        """The keys that a method returns with these arguments; None if the class does not say."""
+        return self._declared("WRITES", call)
+
+    def _declared(self, constant: str, call: str) -> DeclaredKeys | None:
+        entries = inherited([vars(cls).get(constant, {}) for cls in reversed(type(self).__mro__)]).get(call)
+        return None if entries is None else declared_keys(entries, self._argument)
+
+    def _argument(self, name: str) -> Any:
+        if not hasattr(self, name):
+            raise ValueError(f"{type(self).__name__} declares keys by the argument {name}, which it does not have")
+        return getattr(self, name)
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able state beside the weights, the same on all ranks: KL controllers, value normalisers."""

@@ -3,13 +3,21 @@
 A dataset may offer two methods beside `__getitem__`: `preview(index) -> Preview` and `survey() -> Survey`. It then
 promises to ask its tokenizer for no more than `rlcli.checkpoint.light_tokenizer` gives: token ids of texts, the chat
 template, the ids of special tokens. `rlcli check` and `rlcli tokens` use them; datasets without them work too, slower.
+
+A class that draws its rows at random, one after another, may say so: `DRAWN: ClassVar[bool] = True`. Its first rows are
+then as good a sample as any, and the cheapest, so that `rlcli check` looks at those.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rlcli.errors import DataError
+
+if TYPE_CHECKING:
+    from rlcli.api.data import SequenceSample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,3 +72,31 @@ class Survey:
     def too_long(self) -> int:
         """How many rows are longer than `max_length`."""
         return sum(length > self.max_length for length in self.lengths)
+
+
+def preview_of(sample: SequenceSample) -> Preview:
+    """What can be told of a row from its sample, for datasets without a preview. Raises DataError."""
+    if sample.bs != 1:
+        raise DataError(f"a row is a batch of {sample.bs} samples; it must be one")
+    about: dict[str, Any] = {
+        "id": str(sample.ids[0]),
+        "metadata": {name: values[0] for name, values in sample.metadata.items()},
+    }
+    if "packed_prompts" in sample.keys:
+        return Preview(sequences=_pieces(sample, "packed_prompts"), **about)
+    if "packed_input_ids" not in sample.keys:
+        raise DataError(f"a row has neither packed_prompts nor packed_input_ids, but {', '.join(sample.keys)}")
+    sequences = _pieces(sample, "packed_input_ids")
+    if "prompt_mask" in sample.keys:
+        masks = _pieces(sample, "prompt_mask")
+        return Preview(sequences=sequences, trained=[[not masked for masked in mask] for mask in masks], **about)
+    prompt = _pieces(sample, "prompt_lens")[0][0] if "prompt_lens" in sample.keys else 0
+    trained = [[place >= prompt for place in range(len(tokens))] for tokens in sequences]
+    return Preview(sequences=sequences, trained=trained, **about)
+
+
+def _pieces(sample: SequenceSample, key: str) -> list[list[Any]]:
+    tensor = (sample.data or {}).get(key)
+    if tensor is None:
+        raise DataError(f"a row holds no data for {key}")
+    return [piece.tolist() for piece in tensor.split(sample.flat_seqlens(key))]

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from rlcli.api.model_folder import check_folder
 from rlcli.checkpoint.convert import Conversion
-from rlcli.checkpoint.huggingface import check_folder
 from rlcli.checkpoint.state import fill
 from rlcli.checkpoint.tensor_files import INDEX, WHOLE, stored_tensors
 from rlcli.errors import ModelError, NumericError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli.checkpoint.chat_template import render_chat
+from rlcli.api.chat_template import render_chat
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -134,7 +134,9 @@ def read_light_tokenizer(folder: Path) -> LightTokenizer:
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     _refuse_others(folder, config, backend)
     declared = {int(id_): _added(token) for id_, token in (config.get("added_tokens_decoder") or {}).items()}
-    named, extra = _special_tokens(folder, config, declared)
+    known = declared or backend.get_added_tokens_decoder()
+    told = config if declared else config | _json(folder / "special_tokens_map.json")
+    named, extra = _special_tokens(config, told, known)
     _declare(backend, declared, named, extra)
     return LightTokenizer(
         backend, {name: _content(token) for name, token in named.items()}, _chat_template(folder, config),
@@ -160,16 +162,10 @@ def _refuse_others(folder: Path, config: Mapping[str, Any], backend: Tokenizer) 
 
 
 def _special_tokens(
-    folder: Path, config: Mapping[str, Any], declared: Mapping[int, AddedToken]
+    config: Mapping[str, Any], told: Mapping[str, Any], known: Mapping[int, AddedToken]
 ) -> tuple[dict[str, AddedToken | str], list[AddedToken | str]]:
-    """(name → special token, further special tokens)."""
-    told = dict(config)
-    if not declared:
-        told |= _json(folder / "special_tokens_map.json")
-    by_text = {token.content: token for token in declared.values()}
-    if not declared:
-        file = _json(folder / "tokenizer.json")
-        by_text = {entry["content"]: _added(entry) for entry in file.get("added_tokens") or []}
+    """(name → special token, further special tokens), as a tokenizer's files have them and its tokens are `known`."""
+    by_text = {token.content: token for token in known.values()}
     names = [*NAMED, *(key for key, value in config.items() if key.endswith("_token") and isinstance(value, str))]
     named = {name: token for name in names if (token := _token(told.get(name), by_text)) is not None}
     extra: list[AddedToken | str] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlcli.checkpoint.commit import LATEST, clear_leftovers, remove
+from rlcli.checkpoint.commit import LATEST, remove
 from rlcli.checkpoint.disk import failures_told
 from rlcli.checkpoint.verify import Report, checkpoints_in, examine, newest_verified
 
@@ -32,8 +32,6 @@ def prune(
     the run has just written, known to be whole; any that is newer was passed over when the run was resumed, and goes.
     """
     with failures_told(folder):
-        if not dry_run:
-            clear_leftovers(folder)
         candidates = checkpoints_in(folder)
     last = committed or _newest_whole(folder)
     if last is None:

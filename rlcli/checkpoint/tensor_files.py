@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcli.checkpoint.huggingface import check_folder
+from rlcli.api.model_folder import check_folder
 from rlcli.checkpoint.tensor_dtypes import BYTES, Raw, raw_type
 from rlcli.errors import ModelError
 

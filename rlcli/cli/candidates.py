@@ -159,10 +159,14 @@ def _recipes(line: Line, last: str) -> Iterator[Candidate]:
 
 
 def _overrides(line: Line, last: str) -> Iterator[Candidate]:
+    yield from _overrides_of(line, line.recipe(), last)
+
+
+def _overrides_of(line: Line, recipe: str, last: str) -> Iterator[Candidate]:
     from rlcli.recipe.typing_ahead import override_candidates, sketch
 
     given = line.overrides()
-    tree = sketch(line.recipe(), given, line.options.get("with_", ()))
+    tree = sketch(recipe, given, line.options.get("with_", ()))
     found = override_candidates(tree, last, given)
     yield from found
     key, equals, value = last.partition("=")
@@ -212,8 +216,6 @@ def _components(line: Line, last: str) -> Iterator[Candidate]:
 
 def _shown(line: Line, last: str) -> Iterator[Candidate]:
     """`show`: a kind and a name, a name, or a recipe and overrides."""
-    from rlcli.recipe.typing_ahead import override_candidates, sketch
-
     if not line.positionals:
         yield from (Candidate(kind) for kind in KINDS)
         yield from _components(line, last)
@@ -221,9 +223,27 @@ def _shown(line: Line, last: str) -> Iterator[Candidate]:
     elif line.positionals[0] in KINDS:
         yield from _components(line, last) if len(line.positionals) == 1 else ()
     else:
-        given = line.overrides()
-        tree = sketch(line.positionals[0], given, line.options.get("with_", ()))
-        yield from override_candidates(tree, last, given)
+        yield from _overrides_of(line, line.positionals[0], last)
+
+
+def _tested_kinds(line: Line, last: str) -> Iterator[Candidate]:
+    from rlcli.testing.subjects import ALL, KINDS
+
+    yield from map(Candidate, (*KINDS, ALL))
+
+
+def _tested(line: Line, last: str) -> Iterator[Candidate]:
+    """The names of the kind that stands before."""
+    from rlcli.testing.subjects import KINDS, names
+
+    kind = line.positionals[0]
+    yield from map(Candidate, names(kind)) if kind in KINDS else ()
+
+
+def _tested_with(line: Line, last: str) -> Iterator[Candidate]:
+    """What a recipe can be told."""
+    kind, name, *_ = line.positionals
+    yield from _overrides_of(line, name, last) if kind == "recipe" else ()
 
 
 def _runs(line: Line, last: str) -> Iterator[Candidate]:
@@ -273,6 +293,9 @@ _BY_NAME: dict[str, Callable[[Line, str], Iterator[Candidate]]] = {
     "key": _keys,
     "show.what": _shown,
     "schema.what": _sections,
+    "test.kind": _tested_kinds,
+    "test.name": _tested,
+    "test.given": _tested_with,
     "new.name": _folders,
     "name": _components,
     "dataset": _datasets,

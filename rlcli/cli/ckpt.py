@@ -119,6 +119,7 @@ def prune(
 
     Example: rlcli ckpt prune runs/ppo_math/20260412-093011 --keep-last 1 --keep-best 1
     """
+    from rlcli.checkpoint.commit import clear_leftovers
     from rlcli.checkpoint.overview import find_checkpoints, overview
     from rlcli.checkpoint.retention import prune as delete
     from rlcli.cli.output import print_json, print_text
@@ -130,6 +131,8 @@ def prune(
     if place.only is not None:
         raise UsageError(f"{run} is one checkpoint", hint=f"rlcli ckpt prune {place.folder} --keep-last {keep_last}")
     with contextlib.nullcontext() if dry_run else _held(place):
+        if place.run is not None and not dry_run:  # without its run's lock a save may be under way in the folder
+            clear_leftovers(place.folder)
         before = {entry.report.path: entry for entry in overview(place, None)}
         deleted = delete(place.folder, keep_last, _best(place, keep_best, best_metric, best_is), dry_run=dry_run)
     stay = [entry for path, entry in before.items() if path not in deleted]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import sys
-import tempfile
 import time
-import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,7 +37,7 @@ VERBS = {
     },
     "Recipes": {
         "validate": "Say all that is wrong with a recipe",
-        "check": "Try a recipe on its own rows before anything is trained",
+        "check": "Try a recipe on its own rows before training",
         "tokens": "Which tokens of a row are trained on",
         "plan": "Who computes what, in which order, on which devices",
         "show": "A recipe with all values in place, or a component",
@@ -50,6 +49,7 @@ VERBS = {
     "Components": {
         "ls": "List components and recipes, and where each lives",
         "new": "Begin a component, a recipe or a project of your own",
+        "test": "Hold a component or recipe to the contract of its kind",
     },
     "Checkpoints": {
         "ckpt": "List, verify, prune and show the checkpoints of a run",
@@ -57,11 +57,14 @@ VERBS = {
     },
     "System": {
         "doctor": "What is installed, what is missing, and how to get it",
-        "completion": "Teach your shell to complete verbs, recipes, keys and values",
+        "completion": "Teach your shell to complete verbs, recipes and keys",
     },
 }
 """Group → verb → what it does. `rlcli/cli/<verb>.py` has a function of the verb's name (or a Typer of several),
 and is imported when the verb is used."""
+
+LASTING = (*VERBS["Train"], "test", "convert")
+"""Verbs that may go on for long, so that garbage is collected meanwhile."""
 
 ABOUT_KEYS = ("R35", "R37", "R39", "R42", "R43")
 """Ids of problems with keys and their values."""
@@ -112,6 +115,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with the code of the outcome."""
     open_closed_streams()
     given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] != [ANSWER] and any(word in LASTING for word in given):
+        gc.enable()
     try:
         code = _run(given)
         flush()
@@ -144,6 +149,8 @@ def _run(arguments: list[str]) -> int:
             print_talk("interrupted")
         return 130
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C while Python 3.11 made a class
+            return 130
         if hasattr(error, "format_message"):  # click's, of which typer brings its own copy
             return _report(as_usage_error(error), arguments)
         if isinstance(error, FileNotFoundError) and not _is_anywhere():
@@ -157,7 +164,7 @@ def _run(arguments: list[str]) -> int:
 def _report(error: RlcliError, arguments: list[str]) -> int:
     """Say what went wrong: for people on stderr, with --json also on stdout."""
     if _is_debugging(arguments):
-        traceback.print_exception(error)
+        _print_traceback(error)
     if "--json" in arguments and not isinstance(error, OutputFailed):
         print_json({"ok": False, "exit_code": error.exit_code, "problems": _problems(error)})
     print_error(error)
@@ -203,7 +210,7 @@ def _is_anywhere() -> bool:
 def _crash(error: Exception, debug: bool) -> int:
     """A bug of ours: the traceback goes to a file that only the user can read."""
     if debug:
-        traceback.print_exception(error)
+        _print_traceback(error)
     try:
         hint = f"this is a bug in rlcli; a report is in {_write_report(error)}"
     except OSError:
@@ -213,7 +220,16 @@ def _crash(error: Exception, debug: bool) -> int:
     return 1
 
 
+def _print_traceback(error: Exception) -> None:
+    import traceback
+
+    traceback.print_exception(error)
+
+
 def _write_report(error: Exception) -> str:
+    import tempfile
+    import traceback
+
     stamp = time.strftime("%Y%m%d-%H%M%S")
     handle, name = tempfile.mkstemp(prefix=f"rlcli-crash-{stamp}-", suffix=".txt")
     with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:

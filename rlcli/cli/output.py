@@ -47,7 +47,7 @@ def print_talk(text: str) -> None:
 def print_error(error: RlcliError) -> None:
     """An error on stderr; on a terminal its id and its hint stand out."""
     text = str(error)
-    if _has_colour(sys.stderr):
+    if has_colour(sys.stderr):
         text = re.sub(r"^error\[\w+\]", "\x1b[1;31m\\g<0>\x1b[0m", text, flags=re.MULTILINE)
         text = re.sub(r"(?<=[.?] )hint:", "\x1b[1m\\g<0>\x1b[0m", text)
     _talk(text)
@@ -66,11 +66,22 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: st
     for row in rows:
         table.add_row(*(Text(escape_control(cell)) for cell in row))
     paper = io.StringIO()
-    console = Console(file=paper, highlight=False, soft_wrap=False, force_terminal=_has_colour(sys.stdout))
+    console = Console(file=paper, highlight=False, soft_wrap=False, force_terminal=has_colour(sys.stdout))
     if title:
         console.print(Text(title, style="bold"))
     console.print(table)
     write_text("".join(line.rstrip() + "\n" for line in paper.getvalue().splitlines()))
+
+
+def print_styled(*parts: tuple[str, str]) -> None:
+    """One line on stdout of (text, Rich style), safe for a terminal; styles show where colours do."""
+    from rich.console import Console
+    from rich.text import Text
+
+    paper = io.StringIO()
+    console = Console(file=paper, highlight=False, soft_wrap=True, force_terminal=has_colour(sys.stdout))
+    console.print(Text.assemble(*((escape_control(text), style) for text, style in parts)))
+    write_text(paper.getvalue())
 
 
 def _talk(text: str) -> None:
@@ -121,7 +132,7 @@ def write_text(text: str) -> None:
         raise OutputFailed(error) from error
 
 
-def _has_colour(stream: TextIO) -> bool:
+def has_colour(stream: TextIO) -> bool:
     """As `NO_COLOR` and `FORCE_COLOR` say; without them, on a terminal that knows colours."""
     if os.environ.get("NO_COLOR"):
         return False

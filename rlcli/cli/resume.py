@@ -33,7 +33,7 @@ def resume(
 
     with open_display(quiet=quiet) as display:
         resumed = resume_run(run, overrides or (), display, recipe_file=recipe, accept_changes=accept_changes)
-    if resumed.finished is None:
+    if resumed.was_over and not as_json:
         print_text(f"all {resumed.step} steps are done; rlcli resume {run} train.steps=N goes on to step N")
         return 0
     return tell(resumed.finished, as_json)

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
 
 
+COLOURS = {(True, False): "32", (True, True): "1;4;32", (False, False): "2", (False, True): "36"}
+"""(trained on, special) → what a terminal is told: green; bold and underlined; dim; cyan."""
+FOLLOWS = "1;32"
+
+
 def tokens(
     recipe: RecipeName,
     overrides: Overrides = None,
@@ -92,29 +97,17 @@ def _facts(preview: Preview) -> list[tuple[str, str]]:
 
 def _print_marked(title: str, preview: Preview, sequences: Sequence[Sequence[Token]], follows: str) -> None:
     """Coloured on a terminal, with marks elsewhere."""
-    from rich.text import Text
+    from rlcli.cli.output import has_colour, print_talk, print_text, write_text
 
-    from rlcli.cli.output import print_talk, print_text
-    from rlcli.launch.preflight.token_marks import runs
-    from rlcli.observe.terminal import open_console
-
-    console = open_console(sys.stdout, soft_wrap=True)
-    coloured = console.is_terminal and console.color_system is not None and not console.no_color
+    coloured = has_colour(sys.stdout)
     print_text(title)
     for number, tokens in enumerate(sequences, start=1):
         if len(sequences) > 1:
             print_text(f"sequence {number} of {len(sequences)}")
-        line = Text()
-        for trained, group in runs(tokens):
-            parts = [(token.shown, _style(token)) for token in group]
-            marks = ("▐", "▌") if trained and not coloured else ("", "")
-            line.append(marks[0])
-            for text, style in parts:
-                line.append(text, style)
-            line.append(marks[1])
+        line = _coloured(tokens) if coloured else _marked(tokens)
         if follows:
-            line.append(f"▐ {follows} ▌", "bold green")
-        console.print(line)
+            line += _painted(f"▐ {follows} ▌", FOLLOWS) if coloured else f"▐ {follows} ▌"
+        write_text(line + "\n")
     for name, value in _facts(preview):
         print_text(f"{name:<8}{value}")
     legend = "green is" if coloured else "▐ … ▌ is"
@@ -122,10 +115,20 @@ def _print_marked(title: str, preview: Preview, sequences: Sequence[Sequence[Tok
         print_talk(f"{legend} trained on, the rest is masked. --ids shows token ids, --html a page.")
 
 
-def _style(token: Token) -> str:
-    if token.trained:
-        return "bold green underline" if token.special else "green"
-    return "cyan" if token.special else "dim"
+def _marked(tokens: Sequence[Token]) -> str:
+    from rlcli.launch.preflight.token_marks import runs
+
+    stretches = ((trained, "".join(token.shown for token in group)) for trained, group in runs(tokens))
+    return "".join(f"▐{text}▌" if trained else text for trained, text in stretches)
+
+
+def _coloured(tokens: Sequence[Token]) -> str:
+    return "".join(_painted(token.shown, COLOURS[token.trained, token.special]) for token in tokens)
+
+
+def _painted(text: str, codes: str) -> str:
+    """In a colour that ends with each line, or the rest of the terminal's line would have it too."""
+    return "\n".join(f"\x1b[{codes}m{line}\x1b[0m" if line else "" for line in text.split("\n"))
 
 
 def _print_ids(title: str, preview: Preview, sequences: Sequence[Sequence[Token]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import re
@@ -19,7 +20,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rlcli.errors import HangError, WorkerError
+from rlcli.launch.stopping import SIGNALS
 from rlcli.project import VARIABLE, current_project
+from rlcli.runtime.worker_main import MASTER, STORE
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
@@ -28,17 +31,16 @@ if TYPE_CHECKING:
 
 WORKER_FILE = "worker.json"
 PROCESSES_FILE = "procs.json"
-STORE = "RLCLI_STORE"
-"""Environment variable of the workers, see `rlcli.runtime.worker_main`, which this file must not import."""
 GRACE = 10.0
-"""Seconds between asking processes to end and ending them."""
+"""Seconds that processes may take to be gone once they are ended."""
 LAST_LINES = 12
 
 
 def torchrun_command(run_dir: Path, ranks: int, meeting: Path) -> list[str]:
     """What starts the ranks. They meet in files, so nothing listens but on loopback."""
     return [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={ranks}", "--max-restarts=0",
+        sys.executable, "-m", "rlcli.runtime.torchrun", "--nnodes=1", f"--nproc-per-node={ranks}", "--max-restarts=0",
+        "--signals-to-handle=SIGHUP,SIGQUIT",
         "--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={meeting / 'torchrun'}",
         f"--rdzv-id={uuid.uuid4().hex}", f"--log-dir={run_dir / 'logs' / 'torchrun'}",
         "-m", "rlcli.runtime.worker_main", str(run_dir),
@@ -57,6 +59,7 @@ def worker_environment(ranks: int, meeting: Path) -> dict[str, str]:
         "PYTHONSAFEPATH": "1",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         STORE: str(meeting / "ranks"),
+        MASTER: str(os.getpid()),
     }
     project = current_project()
     if project is not None:
@@ -89,7 +92,7 @@ class LocalRanks:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=functools.partial(_become_child, os.getpid()),
             )
         self._started: dict[int, float] = {}
         try:
@@ -136,20 +139,15 @@ class LocalRanks:
 
     def wait(self) -> None:
         """Until the ranks have ended by themselves, which they do after `shutdown`."""
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            return
 
-    def close(self, at_once: bool = False) -> None:
-        """End every process of the run; nothing outlives it. `at_once`: without asking first."""
-        for number in (signal.SIGKILL,) if at_once else (signal.SIGTERM, signal.SIGKILL):
-            if _session_is_empty(self._process):
-                break
-            _signal_session(self._process.pid, number)
-            end = time.monotonic() + GRACE
-            while time.monotonic() < end and not _session_is_empty(self._process):
-                time.sleep(0.05)
+    def close(self) -> None:
+        """End every process of the run that is left; nothing outlives it."""
+        _kill_session(self._process.pid)
+        end = time.monotonic() + GRACE
+        while time.monotonic() < end and not _session_is_empty(self._process):
+            time.sleep(0.05)
         self._end_stragglers()
         self.transport.close()
         shutil.rmtree(self._meeting, ignore_errors=True)
@@ -180,7 +178,7 @@ class LocalRanks:
     ) -> None:
         if isinstance(error, HangError):
             self._ask_for_stacks()
-        self.close(at_once=error is not None)  # after an error there is nothing left that a rank could save
+        self.close()
 
 
 def _write_private(path: Path, text: str) -> None:
@@ -192,12 +190,10 @@ def _private_file(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
 
 
-def _signal_session(pid: int, number: int) -> None:
-    """The children are in sessions of torchrun's; they die with it by their own parent-death signal."""
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        return
+def _kill_session(pid: int) -> None:
+    """The ranks are in sessions of their own; they die with torchrun by their parent-death signal."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _session_is_empty(process: subprocess.Popen[bytes]) -> bool:
@@ -209,7 +205,14 @@ def _session_is_empty(process: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def _die_with_parent() -> None:
-    """Runs in the child between fork and exec: SIGKILL for it when its parent is gone."""
+def _become_child(parent: int) -> None:
+    """Runs in the child between fork and exec: SIGKILL for it when its parent is gone.
+
+    Signals that ask for an orderly stop are the parent's affair, also where a scheduler sends them to every process.
+    """
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before we asked
+        os._exit(1)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli.errors import UsageError
-from rlcli.launch.run import DIGEST_FILE, Finished, drive, last_checkpoint
+from rlcli.errors import ResourceError, UsageError
+from rlcli.launch.run import DIGEST_FILE, Finished, drive, last_checkpoint, outcome_of
 from rlcli.launch.stopping import StopSignals
 from rlcli.project import VARIABLE
 
@@ -35,8 +36,9 @@ class Resumed:
 
     step: int
     changes: list[Change]
-    finished: Finished | None
-    """None: there was nothing left to do."""
+    finished: Finished
+    was_over: bool = False
+    """There was nothing left to do."""
 
 
 def resume_run(
@@ -51,20 +53,26 @@ def resume_run(
     from rlcli.observe.run_directory import RunDirectory
 
     named = _found_from_here(recipe_file)
-    with RunDirectory.reopen(run_dir) as run, StopSignals(display.warning) as stop:
-        _return_to_its_folder(run, display)
+    with (
+        RunDirectory.reopen(run_dir) as run,
+        StopSignals(display.warning) as stop,
+        _in_its_folder(run, display),
+    ):
         before = _resolved_recipe(run)
         now = _load(named or str(run.resolved_recipe), overrides)
         found = _accepted_changes(before.recipe, now.recipe, accept_changes)
         start = last_checkpoint(run, display)
         step = start.state.step if start is not None else 0
-        _refuse_an_earlier_end(now.recipe, step)
         if _is_over(run, found, step):
-            return Resumed(step, found, None)
+            return Resumed(step, found, Finished(outcome_of(before.recipe, run), 0, step, step), was_over=True)
         _say(before.recipe, now.recipe, found, start, display)
-        run.forget_after(step if start is not None else -1)
-        _write_down(run, now, found, step)
-        return Resumed(step, found, drive(_with_starts(run, now.recipe), run, display, stop, start=start))
+        recipe, recipe_digest = _with_starts(run, now.recipe), _digest(run, found, step)
+
+        def write_down() -> None:
+            _write_down(run, now, found, step, recipe_digest)
+
+        finished = drive(recipe, run, display, stop, start=start, recipe_digest=recipe_digest, write_down=write_down)
+        return Resumed(step, found, finished)
 
 
 def _found_from_here(recipe_file: str | None) -> str | None:
@@ -73,19 +81,29 @@ def _found_from_here(recipe_file: str | None) -> str | None:
     return next((str(path.absolute()) for path in candidates if path.is_file()), recipe_file)
 
 
-def _return_to_its_folder(run: RunDirectory, display: Display) -> None:
-    """A run works in the folder that it was started in: there its relative paths and its project are found."""
+@contextmanager
+def _in_its_folder(run: RunDirectory, display: Display) -> Iterator[None]:
+    """A run works in the folder that it was started in: there its relative paths and its project are found. Then back
+    to where the user is."""
     told = _read_json(run.environment)
-    folder = told.get("working_directory")
-    if isinstance(folder, str) and Path(folder).is_dir() and Path(folder) != Path.cwd():
+    folder, here = told.get("working_directory"), Path.cwd()
+    if isinstance(folder, str) and Path(folder).is_dir() and Path(folder) != here:
         display.note(f"working in {folder}, where the run was started")
         os.chdir(folder)
     project = told.get("variables", {}).get(VARIABLE)
     if project and VARIABLE not in os.environ:
         os.environ[VARIABLE] = str(project)
+    try:
+        yield
+    finally:
+        os.chdir(here)
 
 
 def _resolved_recipe(run: RunDirectory) -> Resolved:
+    """What the run goes by. Raises ResourceError F72 if it was killed before it wrote that down."""
+    if not run.resolved_recipe.exists():
+        what = f"{run.path} holds no run yet: it ended before it had written down its recipe"
+        raise ResourceError(what, hint="remove the folder and start the run again", code="F72")
     return _load(str(run.resolved_recipe), ())
 
 
@@ -142,17 +160,6 @@ def _say(before: Recipe, now: Recipe, found: Sequence[Change], start: Start | No
         display.note(f"  changed   {change.key}: {_shown(change.before)} → {_shown(change.now)}")
 
 
-def _refuse_an_earlier_end(recipe: Recipe, step: int) -> None:
-    """Steps that are done cannot be taken back. Raises UsageError F84."""
-    steps = recipe.train.steps
-    if steps is not None and steps < step:
-        raise UsageError(
-            f"train.steps is {steps}, but the run has done {step} steps",
-            hint=f"rlcli ckpt ls shows what it has kept; train.steps of {step} or more goes on",
-            code="F84",
-        )
-
-
 def _is_over(run: RunDirectory, found: Sequence[Change], step: int) -> bool:
     """Whether the run has done all its steps, left its models behind, and is not to be any longer."""
     status = _read_json(run.status)
@@ -160,7 +167,15 @@ def _is_over(run: RunDirectory, found: Sequence[Change], step: int) -> bool:
     return is_done and not any(change.key in ("train.steps", "train.epochs") for change in found)
 
 
-def _write_down(run: RunDirectory, resolved: Resolved, found: Sequence[Change], step: int) -> None:
+def _digest(run: RunDirectory, found: Sequence[Change], step: int) -> str:
+    """Of the recipe that the run began with, and of what was changed in it since, and when."""
+    before = (run.path / DIGEST_FILE).read_text().strip()
+    telling = [(change.key, change.now) for change in found if change.key.split(".")[0] not in WITHOUT_EFFECT]
+    told = json.dumps(telling, sort_keys=True)
+    return hashlib.sha256(f"{before} {step} {told}".encode()).hexdigest() if telling else before
+
+
+def _write_down(run: RunDirectory, resolved: Resolved, found: Sequence[Change], step: int, recipe_digest: str) -> None:
     """What the run goes on with, and since when."""
     entry = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -169,14 +184,9 @@ def _write_down(run: RunDirectory, resolved: Resolved, found: Sequence[Change], 
     }
     earlier = (run.path / RESUMES).read_text() if (run.path / RESUMES).exists() else ""
     run.write_text(RESUMES, earlier + json.dumps(entry) + "\n")
-    if not found:
-        return
-    run.write_text("recipe.resolved.yaml", resolved.to_yaml())
-    telling = [change for change in found if change.key.split(".")[0] not in WITHOUT_EFFECT]
-    if telling:
-        told = json.dumps([(c.key, c.now) for c in telling], sort_keys=True)
-        before = (run.path / DIGEST_FILE).read_text().strip()
-        run.write_text(DIGEST_FILE, hashlib.sha256(f"{before} {step} {told}".encode()).hexdigest() + "\n")
+    if found:
+        run.write_text(DIGEST_FILE, recipe_digest + "\n")
+        run.write_text(run.resolved_recipe.name, resolved.to_yaml())
 
 
 def _with_starts(run: RunDirectory, recipe: Recipe) -> Recipe:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from rlcli.observe.run_directory import RunDirectory
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Recipe
-    from rlcli.runtime.checkpoints import Start
+    from rlcli.runtime.checkpoints import RunIdentity, Start
     from rlcli.runtime.transport import Transport
     from rlcli.topology import Topology
 
@@ -125,20 +124,37 @@ def _run_one(
     from rlcli.observe.run_directory import RunDirectory
 
     with RunDirectory.create(run_dir, recipe.name, log_dir, command) as run:
-        _write_down(run, resolved, recipe)
-        return drive(recipe, run, display, stop, title=title)
+        recipe_digest = digest(resolved)
+        _write_down(run, resolved, recipe, recipe_digest)
+        return drive(recipe, run, display, stop, recipe_digest=recipe_digest, title=title)
 
 
 def drive(
-    recipe: Recipe, run: RunDirectory, display: Display, stop: StopSignals, *, start: Start | None = None,
-    title: str = "step",
+    recipe: Recipe, run: RunDirectory, display: Display, stop: StopSignals, *, recipe_digest: str,
+    start: Start | None = None, title: str = "step", write_down: Callable[[], None] | None = None,
 ) -> Finished:  # fmt: skip
-    """See a run through, from a checkpoint if there is a `start`; with new workers if some die, so often as allowed."""
-    with _status_of_failures(run):
+    """See a run through, from a checkpoint if there is a `start`; with new workers if some die, so often as allowed.
+
+    `write_down` is called once the workers are up and have taken in data and state. A run that is gone on with stays as
+    it was, its status too, if anything fails before.
+    """
+    from rlcli.runtime.checkpoints import RunIdentity
+
+    identity = RunIdentity(run.run_id, recipe_digest, __version__)
+    has_begun = write_down is None
+
+    def begin(step: int) -> None:
+        nonlocal has_begun
+        run.forget_after(step)
+        if write_down is not None and not has_begun:
+            write_down()
+        has_begun = True
+
+    with _status_of_failures(run, lambda: has_begun):
         check_failpoints()
         for restarts in range(recipe.launch.max_restarts + 1):
             try:
-                return _attempt(recipe, run, display, stop, start, title)
+                return _attempt(recipe, run, display, stop, identity, start, title, begin)
             except (WorkerError, HangError) as error:
                 if restarts == recipe.launch.max_restarts or stop():
                     raise
@@ -146,7 +162,6 @@ def drive(
                     f"{error}\nstarting again, for the {restarts + 1}. of {recipe.launch.max_restarts} times"
                 )
             start = last_checkpoint(run, display)
-            run.forget_after(start.state.step if start is not None else -1)
     raise AssertionError("a run ends or raises")
 
 
@@ -174,57 +189,56 @@ def last_checkpoint(run: RunDirectory, display: Display) -> Start | None:
 
 
 def _attempt(
-    recipe: Recipe, run: RunDirectory, display: Display, stop: StopSignals, start: Start | None, title: str
-) -> Finished:
-    """Start the workers of a run, and its master, and let them work to the end."""
-    from rlcli.observe.json_lines import JsonLines
-    from rlcli.observe.metrics import MetricsWriter
-    from rlcli.observe.samples import SampleWriter
-    from rlcli.runtime.checkpoints import RunIdentity
+    recipe: Recipe, run: RunDirectory, display: Display, stop: StopSignals, identity: RunIdentity,
+    start: Start | None, title: str, begin: Callable[[int], None],
+) -> Finished:  # fmt: skip
+    """Start the workers of a run, and its master, and let them work to the end. `begin(step)`: they are ready to."""
+    from rlcli.observe.plot import plot_curves
     from rlcli.runtime.master import MasterWorker
-    from rlcli.runtime.outputs import Outputs
+    from rlcli.runtime.outputs import open_outputs
     from rlcli.topology import plan_topology
 
     began = time.monotonic()
     topology = plan_topology(recipe)
-    identity = RunIdentity(run.run_id, (run.path / DIGEST_FILE).read_text().strip(), __version__)
-    tensorboard = run.tensorboard if recipe.log.tensorboard else None
-    with (
-        MetricsWriter(run.metrics, tensorboard, display.warning) as metrics,
-        SampleWriter(run.samples, display.warning) as samples,
-        contextlib.closing(JsonLines(run.ledger, display.warning)) as ledger,
-        _workers(recipe, topology, run.path) as transport,
-    ):
-        outputs = Outputs(run, metrics, samples, ledger, display)
-        master = MasterWorker(recipe, topology, transport, outputs, identity, start, stop, title)
-        master.run()
+    with _workers(recipe, topology, run.path) as transport:
+        master = MasterWorker(recipe, topology, transport, run, display, identity, start, stop, title)
+        master.start()
+        begin(start.state.step if start is not None else -1)
+        with open_outputs(run, recipe.log.tensorboard, display.warning) as outputs:
+            master.run(outputs)
         master.shut_down()
     code = 0 if master.steps_done == master.steps else stop.exit_code
     run.write_status("stopped" if code else "done", master.steps_done, master.steps, code)
-    return Finished(_outcome(recipe, run, time.monotonic() - began), code, master.steps_done, master.steps)
+    outcome = outcome_of(recipe, run, time.monotonic() - began)
+    if recipe.log.plot:
+        plot_curves(outcome.records, run.curve, recipe.name)
+    return Finished(outcome, code, master.steps_done, master.steps)
 
 
-def _write_down(run: RunDirectory, resolved: Resolved, recipe: Recipe) -> None:
-    """The recipe as written and as it runs, and where each value came from."""
+def _write_down(run: RunDirectory, resolved: Resolved, recipe: Recipe, recipe_digest: str) -> None:
+    """The recipe as written and as it runs, and where each value came from. With the last file there is a run that can
+    be gone on with."""
     for layer in resolved.layers:
         run.write_text(Path("recipe") / layer.label, layer.text)
     if resolved.overrides:
         run.write_text(Path("recipe") / "overrides.txt", "\n".join(resolved.overrides) + "\n")
-    run.write_text("recipe.resolved.yaml", resolved.to_yaml())
     run.write_text("origins.json", json.dumps(resolved.origins, indent=2) + "\n")
     starts = {name: role.path for name, role in recipe.models.items() if role.path}
     run.write_text("starts.json", json.dumps(starts, indent=2) + "\n")
-    run.write_text(DIGEST_FILE, digest(resolved) + "\n")
+    run.write_text(DIGEST_FILE, recipe_digest + "\n")
+    run.write_text(run.resolved_recipe.name, resolved.to_yaml())
 
 
 @contextmanager
-def _status_of_failures(run: RunDirectory) -> Iterator[None]:
+def _status_of_failures(run: RunDirectory, has_begun: Callable[[], bool]) -> Iterator[None]:
     """status.json is the authority on how a run ended, also when it failed."""
     try:
         yield
     except BaseException as error:
         from rlcli.observe.run_directory import read_status
 
+        if not has_begun():
+            raise
         status = read_status(run.path) or {}
         code = error.exit_code if isinstance(error, RlcliError) else 1
         if isinstance(error, KeyboardInterrupt):
@@ -249,19 +263,16 @@ def _workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Tran
         ranks.wait()
 
 
-def _outcome(recipe: Recipe, run: RunDirectory, seconds: float) -> Outcome:
+def outcome_of(recipe: Recipe, run: RunDirectory, seconds: float | None = None) -> Outcome:
+    """What a run that has ended leaves behind."""
     from rlcli.observe.metrics import read_metrics
-    from rlcli.observe.plot import plot_curves
     from rlcli.observe.report import Outcome
     from rlcli.observe.samples import changed_responses
 
-    records = read_metrics(run.metrics)
-    if recipe.log.plot:
-        plot_curves(records, run.curve, recipe.name)
     return Outcome(
         recipe=recipe.name,
         run_dir=run.path,
-        records=records,
+        records=read_metrics(run.metrics),
         seconds=seconds,
         models={role: run.model(role) for role in recipe.saved_roles},
         samples=changed_responses(run.samples),

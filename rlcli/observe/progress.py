@@ -33,7 +33,10 @@ class Progress:
 
     def step(self, record: Mapping[str, Any]) -> None:
         self.last = {key: value for key in record if (value := number(record[key])) is not None}
+        is_first = not self.done
         self.done = int(self.last.get("step", self.done + 1))
+        if is_first:  # of this process; a run that goes on does not begin at step 1
+            self._ticks[0] = (self._ticks[0][0], self.done - 1)
         self._ticks.append((self._clock(), self.done))
         for name, values in self.curves.items():
             key = find_key(self.last, name)

@@ -6,6 +6,7 @@ Adaptive coefficient: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, Protocol
 
 import torch
@@ -75,8 +76,10 @@ class AdaptiveKLController:
     def update(self, kl: float, n_steps: int) -> None:
         """`kl`: the true KL of this batch, summed over a response and averaged over responses, in nats (never
         multiplied by the coefficient); `n_steps`: the responses in the batch, over all ranks. Call once per
-        step.
+        step. One that is not finite says nothing, and changes nothing.
         """
+        if not math.isfinite(kl):
+            return
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         self.coef *= 1 + error * n_steps / self.horizon
 

@@ -110,5 +110,5 @@ def _value_error(values: torch.Tensor, returns: torch.Tensor, loss: str) -> torc
     if loss == "mse":
         return 0.5 * (values - returns).square()
     if loss == "huber":
-        return F.huber_loss(values, returns, reduction="none", delta=HUBER_DELTA)
+        return F.huber_loss(values, returns.to(values), reduction="none", delta=HUBER_DELTA)
     raise ValueError(f"unknown value loss {loss!r}; choose mse or huber")

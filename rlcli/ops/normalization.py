@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -90,9 +91,12 @@ class RunningMeanStd:
         return (max(variance, self.VARIANCE_FLOOR) + self.eps) ** 0.5
 
     def update(self, x: torch.Tensor, mask: torch.Tensor | None = None, all_reduce: AllReduce = identity) -> None:
-        """Take in the entries that `mask` keeps, on all ranks together; nothing kept changes nothing."""
+        """Take in the entries that `mask` keeps, on all ranks together.
+
+        Nothing kept changes nothing, and so does a NaN or infinity among them: it would stay for ever.
+        """
         count, mean, variance = masked_moments(x, mask, all_reduce)
-        if count == 0:
+        if count == 0 or not (math.isfinite(mean) and math.isfinite(variance)):
             return
         old, new = (self.beta, 1 - self.beta) if self.kind == "exp" else (1.0, count)
         self._mean = old * self._mean + new * mean

@@ -55,6 +55,10 @@ RULES: dict[str, Kind] = {
 """Key → what changing it means; `*` is any name, and the longest rule that fits decides."""
 
 
+LENGTH = ("train.steps", "train.epochs")
+"""Another length is safe unless learning rates decay over it: those of the steps that are left then jump."""
+
+
 @dataclass(frozen=True)
 class Change:
     """One key with another value than the run began with; None: it was not there, or is not any more."""
@@ -68,11 +72,17 @@ class Change:
 def changes(before: Recipe, now: Recipe) -> list[Change]:
     """What differs between two recipes, in the order of their keys."""
     old, new = (dict(_leaves((), recipe.model_dump(mode="json"))) for recipe in (before, now))
+    backends = [model.backend for model in before.models.values() if model.backend is not None]
+    decays = any(backend.args.get("schedule", "constant") != "constant" for backend in backends)
     return [
-        Change(dotted(path), old.get(path), new.get(path), kind_of_change(path))
+        Change(dotted(path), old.get(path), new.get(path), _kind(path, decays))
         for path in dict.fromkeys([*old, *new])
         if old.get(path) != new.get(path)
     ]
+
+
+def _kind(path: tuple[str, ...], decays: bool) -> Kind:
+    return Kind.ALTERS if decays and dotted(path) in LENGTH else kind_of_change(path)
 
 
 def kind_of_change(path: tuple[str, ...]) -> Kind:

@@ -1,22 +1,36 @@
-"""The doc strings under the fields of a class, read from its source."""
+"""The doc strings under the fields of sections, read from their source when somebody asks: no run needs them."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
+import sys
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+
+from pydantic import BaseModel
+
+from rlcli.recipe.schema import Section
 
 
-def attribute_docs(cls: type) -> dict[str, str]:
-    """Field name → the string literal that follows the field in the class body, on one line."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    assert isinstance(definition, ast.ClassDef)
-    docs: dict[str, str] = {}
-    for field, doc in zip(definition.body, definition.body[1:], strict=False):
-        if (
-            (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(doc, ast.Expr))
-            and isinstance(doc.value, ast.Constant)
-            and isinstance(doc.value.value, str)
-        ):
-            docs[field.target.id] = " ".join(doc.value.value.split())
-    return docs
+def doc_of(model: type[BaseModel], field: str) -> str:
+    """The text under a field of a section, or of a component's arguments, on one line."""
+    if not issubclass(model, Section):
+        return " ".join((model.model_fields[field].description or "").split())
+    written = model.documented_in or model
+    return _docs_in(written.__module__)[written.__name__].get(field, "")
+
+
+@cache
+def _docs_in(module: str) -> dict[str, dict[str, str]]:
+    """Class → field → the string literal that follows the field in the class body, on one line."""
+    source = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: dict(_documented(node.body)) for node in source.body if isinstance(node, ast.ClassDef)}
+
+
+def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
+    for field, following in pairwise(body):
+        match field, following:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+                yield name, " ".join(doc.split())

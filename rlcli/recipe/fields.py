@@ -15,8 +15,9 @@ from pydantic.fields import FieldInfo
 
 from rlcli.errors import UsageError
 from rlcli.project import roots
-from rlcli.recipe.annotations import field_at, inside
+from rlcli.recipe.annotations import field_at, inside, section_of
 from rlcli.recipe.components import KINDS, signature_of
+from rlcli.recipe.docs import doc_of
 from rlcli.recipe.layers import shown
 from rlcli.recipe.schema import Recipe
 from rlcli.registry import COMPUTED, Argument, Signature
@@ -169,18 +170,20 @@ def _short(path: File) -> str:
 def _section_field(path: Path) -> Field | None:
     annotation: Any = Recipe
     field: FieldInfo | None = None
+    section: type[BaseModel] | None = None
     for part in path:
+        section = section_of(annotation)
         field = field_at(annotation, part)  # None for a name of the recipe's own: models.<role>
         annotation = inside(annotation, part)
         if annotation is None and part != path[-1]:
             return None
-    if field is None:
+    if field is None or section is None:
         return None
     default = field.get_default(call_default_factory=True) if not field.is_required() else None
     plain = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
     return Field(
         type=type_text(field.annotation, field.metadata),
-        doc=" ".join((field.description or "").split()),
+        doc=doc_of(section, str(path[-1])),
         required=field.is_required(),
         default=list(plain) if isinstance(plain, tuple) else plain,
         default_text=None if field.is_required() else yaml_word(plain),

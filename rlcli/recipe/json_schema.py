@@ -11,7 +11,9 @@ from typing import Any
 
 from rlcli import registry
 from rlcli.errors import RlcliError, UsageError
+from rlcli.recipe import schema as sections
 from rlcli.recipe.components import KINDS
+from rlcli.recipe.docs import doc_of
 from rlcli.recipe.interpolation import Reference, references_in
 from rlcli.recipe.layers import recipe_names
 from rlcli.recipe.merge import APPEND, REPLACE, spell_out_types
@@ -62,7 +64,7 @@ def schema_of(what: str | None = None) -> Schema:
 
 def recipe_schema() -> Schema:
     """The whole schema, the user's own components and blocks included."""
-    model = Recipe.model_json_schema()
+    model = _documented(Recipe.model_json_schema())
     definitions = dict(_DEFINITIONS)
     for kind in registry.KINDS:
         definitions |= _component_definitions(kind)
@@ -81,6 +83,14 @@ def recipe_schema() -> Schema:
         "additionalProperties": {"type": "object", "description": _BLOCK},
         "$defs": definitions,
     }
+
+
+def _documented(model: Schema) -> Schema:
+    """Pydantic's schema of a recipe, with the text under each field of its sections."""
+    for name, definition in {Recipe.__name__: model, **model["$defs"]}.items():
+        for field, node in definition["properties"].items():
+            node["description"] = doc_of(getattr(sections, name), field)
+    return model
 
 
 def _use_kinds(definitions: dict[str, Schema], model: Schema) -> None:
@@ -178,7 +188,6 @@ def _component_definitions(kind: str) -> dict[str, Schema]:
 
 def _component(kind: str, docs: Mapping[str, str]) -> Schema:
     """A component by name alone, or as a section whose `args` follow from its `type`."""
-    fields = Component.model_json_schema()["properties"]
     names: list[Schema] = [{"const": name, "description": doc} for name, doc in docs.items()]
     names += [{"type": "string", "pattern": _spellings(name)} for name in docs if "_" in name]
     names += [{"type": "null"}] if "null" in docs else []
@@ -193,8 +202,8 @@ def _component(kind: str, docs: Mapping[str, str]) -> Schema:
     section = {
         "type": "object",
         "properties": {
-            "type": {"description": fields["type"]["description"], "anyOf": [*names, REFERENCE]},
-            "args": {"description": fields["args"]["description"], "type": ["object", "string"]},
+            "type": {"description": doc_of(Component, "type"), "anyOf": [*names, REFERENCE]},
+            "args": {"description": doc_of(Component, "args"), "type": ["object", "string"]},
             REPLACE: _ref("replace"),
         },
         "additionalProperties": False,

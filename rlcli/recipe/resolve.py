@@ -135,11 +135,20 @@ def load_recipe(
         forget()
     problems = Problems()
     path = find_recipe(recipe, problems)
-    layers = collect(path, problems, profiles) if path is not None else []
-    override_trees = parse_overrides(overrides, problems)
-    if path is None or problems.is_cut_off:
+    if path is None:
+        parse_overrides(overrides, problems)  # their mistakes are told along
         problems.raise_if_any()
     assert path is not None
+    return resolve_layers(path, collect(path, problems, profiles), overrides, profiles, problems)
+
+
+def resolve_layers(
+    path: Path, layers: Sequence[Layer], overrides: Sequence[str], profiles: Sequence[str], problems: Problems
+) -> Resolved:
+    """The recipe that layers come to once they are read. Raises RecipeError with all problems, known ones included."""
+    override_trees = parse_overrides(overrides, problems)
+    if problems.is_cut_off:
+        problems.raise_if_any()
     tree, blocks = _merged(path, layers, override_trees, problems)
     _refuse_crowds(tree, problems)
     if problems.is_cut_off:
@@ -174,7 +183,7 @@ def _refuse_crowds(tree: Mapping, problems: Problems) -> None:
 
 
 def _merged(
-    path: Path, layers: list[Layer], override_trees: list[Mapping], problems: Problems
+    path: Path, layers: Sequence[Layer], override_trees: Sequence[Mapping], problems: Problems
 ) -> tuple[Mapping, set[str]]:
     """All layers laid over each other, references resolved, shorthands spelt out; and the names of the
     blocks, the mappings of the recipe's own that references lead to."""

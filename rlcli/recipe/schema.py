@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
 
@@ -22,7 +22,10 @@ Seconds = Annotated[float, Field(gt=0)]
 class Section(BaseModel):
     """Base of all sections."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    documented_in: ClassVar[type | None] = None
+    """The class that has the text under each field, if another one; `rlcli.recipe.docs` reads them."""
 
 
 class Component(Section):
@@ -232,6 +235,8 @@ class Log(Section):
 class _Generation(Section):
     """How responses are sampled."""
 
+    documented_in: ClassVar[type | None] = GenerationHyperparameters
+
     if TYPE_CHECKING:
         responses_per_prompt: int = 1
 
@@ -247,16 +252,10 @@ class _Generation(Section):
 
 def _generation_model() -> type[_Generation]:
     """The fields of GenerationHyperparameters as a section, so that they are written down once."""
-    from rlcli.recipe.docs import attribute_docs
-
-    docs = attribute_docs(GenerationHyperparameters)
     lists = {"stop_token_ids": (Annotated[tuple[int, ...], Field(strict=False)])}
     types = {"int": int, "float": float, "bool": bool}
     fields: dict[str, Any] = {
-        f.name: (
-            lists.get(f.name) or types[str(f.type)],
-            Field(default=f.default, description=docs.get(f.name)),
-        )
+        f.name: (lists.get(f.name) or types[str(f.type)], f.default)
         for f in dataclasses.fields(GenerationHyperparameters)
     }
     return create_model("Generation", __base__=_Generation, __module__=__name__, **fields)

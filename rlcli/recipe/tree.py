@@ -129,7 +129,7 @@ def with_value(node: Node, path: Path, value: Node | None) -> Node:
     assert isinstance(node, Listing)
     assert isinstance(head, int)
     items = list(node.items)
-    items[head] = with_value(items[head], rest, value)
+    items[head : head + 1] = [] if value is None and not rest else [with_value(items[head], rest, value)]
     return replace(node, items=tuple(items))
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from rlcli.errors import RlcliError
 from rlcli.recipe.candidate import Candidate
 from rlcli.recipe.components import KINDS, signature_of, with_backends
+from rlcli.recipe.docs import doc_of
 from rlcli.recipe.layers import collect, find_recipe, recipe_names
 from rlcli.recipe.merge import merge, whole_reference
 from rlcli.recipe.overrides import parse_overrides
@@ -141,8 +142,7 @@ def _keys_at(tree: Mapping, path: Path) -> Keys:
 
 def _fields(section: type[BaseModel]) -> Keys:
     return {
-        field.alias or name: (field.annotation, " ".join((field.description or "").split()))
-        for name, field in section.model_fields.items()
+        field.alias or name: (field.annotation, doc_of(section, name)) for name, field in section.model_fields.items()
     }
 
 

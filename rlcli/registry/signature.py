@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,7 +111,7 @@ def signature(kind: str, name: str) -> Signature:
         arguments=arguments,
         methods=frozenset(name for part in lineage if part and not _is_contract(part) for name in _methods(part)),
         has_unread_bases=None in lineage,
-        constants={name: value for part in reversed(lineage) if part for name, value in _constants(part)},
+        constants=_merged(_constants(part) for part in reversed(lineage) if part and not _is_contract(part)),
     )
 
 
@@ -291,6 +292,15 @@ def _constants(definition: Definition) -> Iterator[tuple[str, Any]]:
             yield name, ast.literal_eval(value)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             continue
+
+
+def _merged(constants: Iterable[Iterable[tuple[str, Any]]]) -> dict[str, Any]:
+    """Those of a class and its bases, the most distant first; a mapping adds to the one that it inherits."""
+    merged: dict[str, Any] = {}
+    for name, value in itertools.chain.from_iterable(constants):
+        inherited = merged.get(name)
+        merged[name] = inherited | value if isinstance(inherited, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def _field_default(module: Module, value: ast.expr | None) -> tuple[ast.expr | None, bool]:

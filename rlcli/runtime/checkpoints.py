@@ -13,9 +13,11 @@ from rlcli.checkpoint.commit import abandon, begin, commit, seal, write_json
 from rlcli.checkpoint.disk import check_free_space, disk_failure
 from rlcli.checkpoint.manifest import FileDigest, Manifest
 from rlcli.checkpoint.retention import Best, prune
-from rlcli.errors import DataError, ModelError, ResourceError
+from rlcli.checkpoint.verify import checkpoints_in
+from rlcli.errors import DataError, ModelError, NumericError, ResourceError, UsageError
 from rlcli.observe.display import Display
 from rlcli.recipe.schema import Checkpoint, Recipe
+from rlcli.runtime.data_order import DataOrder
 from rlcli.runtime.requests import Answers, Requests
 from rlcli.topology import Topology
 
@@ -72,6 +74,20 @@ class Start:
                 code="F65",
             )
 
+    def check_end(self, steps: int, recipe: Recipe) -> None:
+        """Steps that are done cannot be taken back. Raises UsageError F84."""
+        if steps >= self.state.step:
+            return
+        done, epochs = self.state.step, recipe.train.epochs
+        wanted = (
+            f"train.steps is {steps}" if recipe.train.steps is not None else f"train.epochs={epochs} is {steps} steps"
+        )
+        raise UsageError(
+            f"{wanted}, but the run has done {done} steps",
+            hint=f"rlcli ckpt ls shows what it has kept; train.steps of {done} or more goes on",
+            code="F84",
+        )
+
 
 @dataclass(frozen=True)
 class RunIdentity:
@@ -86,10 +102,9 @@ class RunIdentity:
 class Schedule:
     """When a checkpoint is due; nothing of it is restored, so the recipe of the day decides."""
 
-    def __init__(self, settings: Checkpoint, rows: int, rows_per_step: int):
+    def __init__(self, settings: Checkpoint, order: DataOrder):
         self._settings = settings
-        self._rows = rows
-        self._rows_per_step = rows_per_step
+        self._order = order
         self._last = time.monotonic()
 
     def is_due(self, step: int) -> bool:
@@ -112,14 +127,14 @@ class Schedule:
         return bool(every and step % every == 0) or self._ends_epochs(step)
 
     def _longest(self) -> int:
-        epochs = (self._settings.every_epochs or 0) * -(-self._rows // self._rows_per_step) + 1
+        epochs = (self._settings.every_epochs or 0) * -(-self._order.rows // self._order.rows_per_step) + 1
         return max(self._settings.every_steps or 0, epochs)
 
     def _ends_epochs(self, step: int) -> bool:
         if self._settings.every_epochs is None:
             return False
-        span = self._settings.every_epochs * self._rows
-        return step * self._rows_per_step // span > (step - 1) * self._rows_per_step // span
+        span = self._settings.every_epochs * self._order.rows
+        return self._order.place(step) // span > self._order.place(step - 1) // span
 
     def _time_is_up(self) -> bool:
         seconds = self._settings.every_seconds
@@ -159,11 +174,14 @@ class Checkpoints:
         """Of a checkpoint, in bytes."""
 
     def check_room(self, size: int) -> None:
-        """Before the run: as many checkpoints of so many bytes as may lie there at once must fit on the disk. Raises
-        ResourceError F28."""
+        """Before the run: as many checkpoints of so many bytes as may come to lie there at once, beside those that do
+        already, must fit on the disk. Raises ResourceError F28."""
         settings, self._size = self._recipe.checkpoint, size
         if settings.at_end or settings.on_stop or settings.every_steps or settings.every_epochs:
-            check_free_space(self.folder, size * (settings.keep_last + settings.keep_best + 1))
+            kept = settings.keep_last + settings.keep_best
+            more = kept + 1 - min(kept, len(checkpoints_in(self.folder)))
+            what = f"storing {more} checkpoints" if more > 1 else "a checkpoint"
+            check_free_space(self.folder, size * more, what)
 
     def take(self, state: RunState, metrics: Mapping[str, Any]) -> None:
         """Begin the checkpoint of a step. Without `checkpoint.asynchronous` it is committed when this returns."""
@@ -182,6 +200,9 @@ class Checkpoints:
             self._begun.sealed = seal(folder, [write_json(folder / STATE, whole)])
         except (OSError, ResourceError) as error:
             self._begun.failed = disk_failure(error, folder)
+        except ValueError as error:  # JSON has no NaN
+            what = f"the state of step {state.step} holds a number that is not finite; no checkpoint is written"
+            raise NumericError(what, hint="the state is what the interfaces' state_dict() say", code="F35") from error
         if not self._recipe.checkpoint.asynchronous:
             self.settle(wait=True)
 

@@ -14,6 +14,8 @@ from typing import Any
 
 from rlcli.api.dataflow import ModelInterfaceType
 from rlcli.errors import NumericError, ResourceError
+from rlcli.observe.display import Display
+from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.samples import SampleRecord
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.schema import Recipe
@@ -22,7 +24,7 @@ from rlcli.runtime.checkpoints import Checkpoints, RunIdentity, RunState, Schedu
 from rlcli.runtime.data_order import DataOrder
 from rlcli.runtime.outputs import Outputs
 from rlcli.runtime.requests import Requests
-from rlcli.runtime.roles import training_length
+from rlcli.runtime.roles import training_steps
 from rlcli.runtime.scheduler import Scheduler
 from rlcli.runtime.transport import Transport
 from rlcli.topology import Topology
@@ -32,21 +34,23 @@ EVALUATION = -1
 
 
 class MasterWorker:
-    """Drives the workers behind a transport through one run."""
+    """Drives the workers behind a transport through one run: `start`, `run`, `shut_down`."""
 
-    def __init__(self, recipe: Recipe, topology: Topology, transport: Transport, outputs: Outputs,
-                 identity: RunIdentity, start: Start | None = None,
+    outputs: Outputs
+
+    def __init__(self, recipe: Recipe, topology: Topology, transport: Transport, directory: RunDirectory,
+                 display: Display, identity: RunIdentity, start: Start | None = None,
                  should_stop: Callable[[], bool] = lambda: False, title: str = "step"):  # fmt: skip
         self.recipe = recipe
         self.topology = topology
-        self.outputs = outputs
+        self.directory = directory
+        self.display = display
         self.should_stop = should_stop
         self.title = title
         """What the display calls this run's steps."""
         self.requests = Requests(transport, topology.world_size, recipe.launch.step_deadline)
-        self.calls = Calls(recipe, topology, self.requests, outputs.display.phase)
-        folder = outputs.run.checkpoints
-        self.checkpoints = Checkpoints(folder, identity, recipe, topology, self.requests, outputs.display)
+        self.calls = Calls(recipe, topology, self.requests, display.phase)
+        self.checkpoints = Checkpoints(directory.checkpoints, identity, recipe, topology, self.requests, display)
         self.rows: dict[str, int] = {}
         self.steps = 0
         self.steps_done = 0
@@ -66,11 +70,22 @@ class MasterWorker:
         self._taken: int | None = None
         """The step of the last checkpoint that was begun."""
 
-    def run(self) -> None:
-        """Everything from reading the data to saving the models."""
-        self._start_workers()
-        self.outputs.run.write_status("running", self.steps_done, self.steps)
-        if self.recipe.train.eval.at_start and self.steps_done == 0:
+    def start(self) -> None:
+        """Have the workers read the data, load the models and take in the state of the checkpoint.
+
+        Nothing of the run's folder is written yet: whatever is wrong up to here leaves a run as it was.
+        """
+        self._open_datasets()
+        self._build_roles()
+        if self._start is not None:
+            self._restore(self._start)
+
+    def run(self, outputs: Outputs) -> None:
+        """Everything from the first evaluation to saving the models."""
+        self.outputs = outputs
+        self.display.start(self.recipe.name, self.directory.path, self.steps, self.title)
+        self.directory.write_status("running", self.steps_done, self.steps)
+        if self.recipe.train.eval.at_start and self._start is None:  # a checkpoint, of step 0 too, comes after it
             results = self._evaluate(0)
             if results:
                 self.outputs.metrics.write(0, results)
@@ -83,37 +98,38 @@ class MasterWorker:
 
     # -- the run ---------------------------------------------------------------------------------------------
 
-    def _start_workers(self) -> None:
-        deadline = self.recipe.launch.startup_deadline
-        self.outputs.display.phase("reading the data")
-        answers = self.requests.ask_all("open_datasets", deadline=deadline)
+    def _open_datasets(self) -> None:
+        """Know how long the run is, and that it may go on where it is."""
+        self.display.phase("reading the data")
+        answers = self.requests.ask_all("open_datasets", deadline=self.recipe.launch.startup_deadline)
         self.rows = {name: int(rows) for name, rows in answers[0]["rows"].items()}
         self._digests = dict(answers[0]["digests"])
-        self.steps = training_length(self.recipe, self.rows).total_train_steps
+        done = self._start.state if self._start is not None else None
+        self.steps = training_steps(self.recipe, self.rows, done.step if done else 0, done.samples if done else 0)
         if self._start is not None:
             self._start.check_datasets(self._digests, self.recipe)
-        self.outputs.display.phase("loading the models")
-        built = self.requests.ask_all("build", deadline=deadline)
+            self._start.check_end(self.steps, self.recipe)
+
+    def _build_roles(self) -> None:
+        self.display.phase("loading the models")
+        built = self.requests.ask_all("build", {"steps": self.steps}, deadline=self.recipe.launch.startup_deadline)
         self._check_state({role for answer in built.values() for role in answer["without_state"]})
         if self._can_checkpoint:
             self.checkpoints.check_room(sum(answer["bytes"] for answer in built.values()))
-        if self._start is not None:
-            self._restore(self._start, deadline)
-        self.outputs.display.start(self.recipe.name, self.outputs.run.path, self.steps, self.title)
 
     def _check_state(self, without: set[str]) -> None:
         """An engine of the user's own may not know how to be saved: the run then has no checkpoints, and says so."""
         self._can_checkpoint = not without
         if without:
             names = ", ".join(sorted(without))
-            self.outputs.display.warning(f"the backend of {names} has no state(): this run cannot be resumed")
+            self.display.warning(f"the backend of {names} has no state(): this run cannot be resumed")
 
-    def _restore(self, start: Start, deadline: float) -> None:
+    def _restore(self, start: Start) -> None:
         """Go on from a checkpoint as if the run had never stopped."""
-        self.outputs.display.phase("restoring the checkpoint")
+        self.display.phase("restoring the checkpoint")
         state = start.state
         wanted = {"folder": str(start.folder), "versions": dict(state.versions), "interfaces": dict(state.interfaces)}
-        self.requests.ask_all("restore", wanted, deadline=deadline)
+        self.requests.ask_all("restore", wanted, deadline=self.recipe.launch.startup_deadline)
         self.steps_done = self._opened = self.checkpoints.committed = state.step
         self._nonfinite = [(step, list(samples)) for step, samples in state.nonfinite]
 
@@ -125,7 +141,7 @@ class MasterWorker:
         first_place = self._start.state.samples if self._start is not None else 0
         rows = self.rows[train.dataset]
         order = DataOrder(rows, train.prompts_per_step, self.recipe.seed, train.shuffle, self.steps_done, first_place)
-        schedule = Schedule(self.recipe.checkpoint, rows, train.prompts_per_step)
+        schedule = Schedule(self.recipe.checkpoint, order)
         self._step_began = time.perf_counter()
         while not scheduler.finished:
             if self._opened == self.steps_done and self._is_checkpoint_due(schedule):
@@ -147,10 +163,11 @@ class MasterWorker:
                 self._finish_step(finished.task.step)
             self.checkpoints.settle()
         wanted = self.recipe.checkpoint.at_end if self.steps_done == self.steps else self.recipe.checkpoint.on_stop
-        wanted = wanted and self._can_checkpoint
+        wanted = self._can_checkpoint and (wanted or self._is_checkpoint_due(schedule))
+        self.checkpoints.settle(wait=True)
         if wanted and self.checkpoints.committed != self.steps_done:
             self._take_checkpoint(order, schedule)
-        self.checkpoints.settle(wait=True)
+            self.checkpoints.settle(wait=True)
         if wanted and self.checkpoints.committed != self.steps_done:
             what = f"step {self.steps_done}, the last one, is not committed; the warning above says why"
             raise ResourceError(
@@ -211,8 +228,8 @@ class MasterWorker:
         self._last_record = record
         self.outputs.metrics.write(self.steps_done, record)
         self.outputs.ledger.write({"step": self.steps_done, "samples": ids})
-        self.outputs.display.step({"step": self.steps_done, **record})
-        self.outputs.run.write_status("running", self.steps_done, self.steps)
+        self.display.step({"step": self.steps_done, **record})
+        self.directory.write_status("running", self.steps_done, self.steps)
         self._watch_for_nonfinite(record, ids)
         self._step_began = time.perf_counter()
 
@@ -232,10 +249,10 @@ class MasterWorker:
         self._nonfinite.append((self.steps_done, list(ids)))
         streak, limit = len(self._nonfinite), self.recipe.train.max_nonfinite_streak
         what = f"step {self.steps_done}: {bad[0]} is not finite"
-        self.outputs.display.warning(f"[F33] {what}, update skipped ({streak} of {limit})")
+        self.display.warning(f"[F33] {what}, update skipped ({streak} of {limit})")
         if streak >= limit:
             steps = [{"step": step, "samples": samples} for step, samples in self._nonfinite]
-            file = self.outputs.run.write_text("crash/nonfinite.json", json.dumps(steps, indent=2) + "\n")
+            file = self.directory.write_text("crash/nonfinite.json", json.dumps(steps, indent=2) + "\n")
             raise NumericError(
                 f"{what}, for {limit} steps in a row; no model was saved",
                 hint=f"lower the learning rate, or look at the samples named in {file}",
@@ -244,8 +261,8 @@ class MasterWorker:
 
     def _save(self) -> None:
         for role in self.recipe.saved_roles:
-            self.outputs.display.phase(f"saving {role}")
-            folder = str(self.outputs.run.model(role))
+            self.display.phase(f"saving {role}")
+            folder = str(self.directory.model(role))
             ranks = self.topology.placement(role).ranks
             self.requests.ask_all("save", {"role": role, "folder": folder}, ranks=ranks)
 
@@ -257,7 +274,7 @@ class MasterWorker:
         if ev.dataset is None:
             return {}
         began = time.perf_counter()
-        self.outputs.display.phase(f"evaluating on {ev.dataset}")
+        self.display.phase(f"evaluating on {ev.dataset}")
         graph, loaded = eval_graph(self.recipe), set[int]()
         rows = [(f"eval-r{row}", row) for row in range(self.rows[ev.dataset])]
         self.calls.load(EVALUATION, graph, ev.dataset, rows, loaded.add)
@@ -277,7 +294,7 @@ class MasterWorker:
             scheduler.finish(finished.task)
         results |= self._look_at_responses(step) | {"time/eval": time.perf_counter() - began}
         self.calls.forget(EVALUATION)
-        self.outputs.display.evaluation(step, {key: v for key, v in results.items() if key.startswith("eval/")})
+        self.display.evaluation(step, {key: v for key, v in results.items() if key.startswith("eval/")})
         return results
 
     def _look_at_responses(self, step: int) -> dict[str, float]:

@@ -51,8 +51,8 @@ class Failure:
 
     @property
     def is_unexpected(self) -> bool:
-        """No error of ours: a bug, or what is left of a rank when another one has died."""
-        return self.kind == UNEXPECTED
+        """Nobody foresaw it: a bug, ours or a component's, or what is left of a rank when another one has died."""
+        return self.kind in (UNEXPECTED, errors.ProjectError.__name__)
 
     def as_error(self) -> RlcliError:
         """The worker's error with its class, so that the exit code survives the journey."""

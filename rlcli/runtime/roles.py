@@ -56,12 +56,16 @@ def make_meshes(topology: Topology, device_type: str) -> Meshes:
     return meshes
 
 
-def training_length(recipe: Recipe, rows_of: Mapping[str, int]) -> FinetuneSpec:
-    """How many steps a run has, from the rows of each dataset. Raises DataError if one has too few."""
+def training_steps(recipe: Recipe, rows_of: Mapping[str, int], done: int = 0, samples: int = 0) -> int:
+    """How many steps a run has in all, from the rows of each dataset. Raises DataError if one has too few.
+
+    `done` steps have taken `samples` rows already, perhaps in steps of another size.
+    """
     check_dataset_sizes(recipe, rows_of)
-    batch, rows = recipe.train.prompts_per_step, rows_of[recipe.train.dataset]
-    steps = recipe.train.steps if recipe.train.steps is not None else -(-rows * (recipe.train.epochs or 1) // batch)
-    return FinetuneSpec(total_train_steps=steps, dataset_size=rows, train_batch_size=batch)
+    if recipe.train.steps is not None:
+        return recipe.train.steps
+    left = rows_of[recipe.train.dataset] * (recipe.train.epochs or 1) - samples
+    return done - (-left // recipe.train.prompts_per_step)
 
 
 def build_roles(

@@ -34,6 +34,8 @@ SILENT = 10.0
 """Seconds without a heartbeat after which a rank is named as the one that hangs."""
 LONGEST_SILENCE = 300.0
 """Seconds without a heartbeat after which a rank counts as hanging, whatever the other deadlines are."""
+AWAY = 5.0
+"""Seconds without a look at the socket after which the master was away: stopped by Ctrl-Z, or busy with a slow disk."""
 LAST_GASP = 5.0
 """Seconds to find out whether an unexpected error of one rank is the echo of another rank's death."""
 
@@ -87,6 +89,7 @@ class ZmqMaster:
         self._world_size = world_size
         self._identities: dict[int, bytes] = {}
         self._heard: dict[int, float] = {}
+        self._looked = self._listening_since = time.monotonic()
         self.pids: dict[int, int] = {}
         """Rank → its process."""
         self.rejected = 0
@@ -122,15 +125,28 @@ class ZmqMaster:
         return self._next(deadline, waiting_for)
 
     def _next(self, deadline: float, waiting_for: str) -> Reply:
+        self._time_away()
         end = time.monotonic() + deadline
         while True:
-            reply = self._read() if self._socket.poll(timeout=200) else None
+            has_message = self._socket.poll(timeout=200)
+            end += self._time_away()
+            reply = self._read() if has_message else None
             if reply is not None:
                 if reply.failure is not None and reply.failure.is_unexpected:
                     self._await_death()
                 return reply
             self._is_alive()
             self._check_clocks(end, deadline, waiting_for)
+
+    def _time_away(self) -> float:
+        """Seconds in which nobody listened since the last look, 0 if it was but a moment. They count against no rank:
+        its heartbeats wait to be read, or it was stopped as we were."""
+        now = time.monotonic()
+        passed, self._looked = now - self._looked, now
+        if passed < AWAY:
+            return 0.0
+        self._listening_since = now
+        return passed
 
     def _read(self) -> Reply | None:
         """The message that has arrived; None for a heartbeat, or for one that is not from our workers."""
@@ -150,15 +166,20 @@ class ZmqMaster:
         return None if reply.number == BEAT else reply
 
     def _check_clocks(self, end: float, deadline: float, waiting_for: str) -> None:
+        """Raises HangError if the answer is late, or a rank has been silent for too long."""
         now = time.monotonic()
-        silent = {rank: now - heard for rank, heard in sorted(self._heard.items()) if now - heard > SILENT}
-        if now <= end and max(silent.values(), default=0.0) <= LONGEST_SILENCE:
+        silences = {rank: now - max(heard, self._listening_since) for rank, heard in sorted(self._heard.items())}
+        silent = {rank: seconds for rank, seconds in silences.items() if seconds > SILENT}
+        is_late = now > end
+        if not is_late and max(silent.values(), default=0.0) <= LONGEST_SILENCE:
             return
-        names = ", ".join(f"rank {rank} has been silent for {seconds:.0f} s" for rank, seconds in silent.items())
+        names = [f"rank {rank} has been silent for {seconds:.0f} s" for rank, seconds in silent.items()]
+        late = [f"no answer within {deadline:.0f} s"] if is_late else []
+        limit = "; launch.step_deadline is the limit" if is_late else ""
         raise HangError(
-            f"no answer within {deadline:.0f} s: waiting for {waiting_for}" + (f"; {names}" if names else ""),
+            f"{', '.join([*late, *names])}: waiting for {waiting_for}",
             where=", ".join(f"rank {rank} pid {self.pids.get(rank)}" for rank in silent) or None,
-            hint="logs/rank<n>.log in the run directory says where each rank is; launch.step_deadline is the limit",
+            hint=f"logs/rank<n>.log in the run directory says where each rank is{limit}",
         )
 
     def _await_death(self) -> None:

@@ -12,7 +12,7 @@ import numpy
 import torch
 
 from rlcli import registry
-from rlcli.api.config import DatasetAbstraction, ModelInterfaceAbstraction, ModelVersion, stable_seed
+from rlcli.api.config import DatasetAbstraction, FinetuneSpec, ModelInterfaceAbstraction, ModelVersion, stable_seed
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
 from rlcli.api.model import Model, ModelBackend, ModelInterface
@@ -22,10 +22,11 @@ from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.role_sources import prompt_role
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.buffer import Transfer
+from rlcli.runtime.component_faults import component_faults_told
 from rlcli.runtime.data_order import digest_rows
 from rlcli.runtime.exchange import carry_out
 from rlcli.runtime.messages import Request
-from rlcli.runtime.roles import Meshes, build_roles, role_tokenizer, training_length
+from rlcli.runtime.roles import Meshes, build_roles, role_tokenizer
 from rlcli.runtime.saving import BackgroundWrite, bytes_to_save, copy_roles, has_state, restore_roles, write_roles
 from rlcli.topology import Topology
 
@@ -61,7 +62,8 @@ class ModelWorker:
         }
 
     def handle(self, request: Request) -> dict[str, Any]:
-        return self._operations[request.op](**request.args)
+        with component_faults_told():
+            return self._operations[request.op](**request.args)
 
     # -- starting --------------------------------------------------------------------------------------------
 
@@ -76,9 +78,14 @@ class ModelWorker:
             "digests": {name: digest_rows(dataset) for name, dataset in self.datasets.items() if self.rank == 0},
         }
 
-    def build(self) -> dict[str, Any]:
-        """Load this rank's roles and give them their engines."""
-        spec = training_length(self.recipe, {name: len(dataset) for name, dataset in self.datasets.items()})
+    def build(self, steps: int) -> dict[str, Any]:
+        """Load this rank's roles and give them their engines, for a run of so many steps."""
+        train = self.recipe.train
+        spec = FinetuneSpec(
+            total_train_steps=steps,
+            dataset_size=len(self.datasets[train.dataset]),
+            train_batch_size=train.prompts_per_step,
+        )
         self._backed = build_roles(self.recipe, self.topology, self.rank, self.device, self.meshes, spec)
         self.models = {name: model for name, (model, _) in self._backed.items()}
         changing = {name: self.models[name] for name in self.recipe.changing_roles if name in self.models}

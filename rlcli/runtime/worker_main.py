@@ -12,28 +12,31 @@ import sys
 import traceback
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
-from torch.distributed import FileStore  # type: ignore[attr-defined]
-
-from rlcli.recipe.schema import Recipe
-from rlcli.runtime.messages import Failure
-from rlcli.runtime.roles import make_meshes, pick_device
-from rlcli.runtime.transport import ZmqWorker
-from rlcli.runtime.worker import ModelWorker
-from rlcli.topology import plan_topology
+if TYPE_CHECKING:
+    from rlcli.runtime.worker import ModelWorker
 
 STORE = "RLCLI_STORE"
 """Names the file through which the ranks find each other. A file, for a TCP store would listen on every interface."""
+MASTER = "RLCLI_MASTER"
+"""Process id of the master, torchrun's parent."""
 
 
 def main(run_dir: Path) -> None:
+    _die_with_parent()
+    _leave_stopping_to_the_master()
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     _log_to(run_dir / "logs" / f"rank{rank}.log")
-    _die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the master decides when to stop
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # a master that gives up waiting asks where we are
+    _serve(run_dir, rank, local_rank)
+
+
+def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
+    """Be this rank until the master lets it go."""
+    import torch.distributed as dist
+
+    from rlcli.runtime.messages import Failure
+    from rlcli.runtime.transport import ZmqWorker
 
     def failure(error: BaseException) -> Failure:
         traceback.print_exception(error)
@@ -58,6 +61,15 @@ def main(run_dir: Path) -> None:
 
 def _start(run_dir: Path, rank: int, local_rank: int) -> ModelWorker:
     """The worker of this rank, once all ranks have found each other."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+    from rlcli.recipe.schema import Recipe
+    from rlcli.runtime.roles import make_meshes, pick_device
+    from rlcli.runtime.worker import ModelWorker
+    from rlcli.topology import plan_topology
+
     recipe = Recipe.model_validate(json.loads((run_dir / "worker.json").read_text()))
     topology = plan_topology(recipe)
     device = pick_device(recipe.cluster.device, local_rank)
@@ -81,11 +93,35 @@ def _log_to(path: Path) -> None:
 
 
 def _die_with_parent() -> None:
-    """SIGKILL when torchrun is gone; torchrun itself dies with the master."""
+    """SIGKILL when torchrun is gone; torchrun itself dies with the master. Before the seconds that torch takes to load.
+
+    Torchrun may be gone before we ask: then whoever adopts orphans here is our parent, and no child of the master.
+    """
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() == 1:  # it was gone before we asked
+    if _parent_of(os.getppid()) != int(os.environ[MASTER]):
         sys.exit(1)
+
+
+def _parent_of(pid: int) -> int | None:
+    """None if there is no such process any more."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(status.rpartition(")")[2].split()[1])  # the name before it may hold anything
+
+
+def _leave_stopping_to_the_master() -> None:
+    """A scheduler may signal every process of a job. The master's ones ask for an orderly stop; ours do nothing.
+
+    SIGTERM has a handler and is not ignored: what this process starts must be able to be ended by it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    signal.siginterrupt(signal.SIGTERM, False)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # a master that gives up waiting asks where we are
 
 
 if __name__ == "__main__":

@@ -109,9 +109,8 @@ def plan(kind: str, name: str, root: Path) -> Scaffold:
         if path.endswith(".py"):
             _refuse_hiding(text, cls, name)
         files.append(NewFile(root / path, text, about.format(**words, layer=layer)))
-    test = next((str(file.path.relative_to(root)) for file in files if file.path.name.startswith("test_")), None)
-    command = f"python -m pytest {test}" if test else f"rlcli validate {name}"
-    return Scaffold(root, tuple(files), FIRST_STEP[kind], command)
+    tested = "interface" if kind == "reward" else kind
+    return Scaffold(root, tuple(files), FIRST_STEP[kind], f"rlcli test {tested} {name}")
 
 
 def plan_project(folder: Path) -> Scaffold:

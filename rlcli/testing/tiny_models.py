@@ -27,7 +27,7 @@ def tiny_config(family: str = "llama", **changes: Any) -> Any:
     if family != "gpt2":
         size["intermediate_size"] = 64
     ids = {"bos_token_id": 1, "eos_token_id": END, "pad_token_id": 0}
-    return getattr(transformers, class_name)(vocab_size=VOCABULARY, **size, **ids, **extra, **changes)
+    return getattr(transformers, class_name)(vocab_size=VOCABULARY, **size, **ids, **(extra | changes))
 
 
 def tiny_model(family: str = "llama", *, head: str = "lm", seed: int = 0, **changes: Any) -> nn.Module:

@@ -1,9 +1,10 @@
-"""How long commands take to start, side by side in one run; measures, tests nothing, installs nothing.
+"""How long every verb that does not train takes, side by side in one run; measures, tests nothing, installs nothing.
 
-    python tests/bench/start_up.py [--runs 10] [--peers /path/to/venv/bin]
+    python tests/bench/start_up.py [--runs 10] [--run runs/sft_math/20260412-093011] [--peers /path/to/venv/bin]
 
-Every command is run in turn, round after round, so that a busy machine slows all of them alike. CPU time (user and
-system) is what the machine did; wall time also holds what it waited for. Peers that are not installed are left out.
+Every command is run in turn, round after round, each time in an empty project, so that a busy machine slows all of them
+alike. CPU time (user and system) is what the machine did; wall time also holds what it waited for. Verbs that look at a
+run are measured where --run names one; peers that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -15,35 +16,62 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 RLCLI = [sys.executable, "-m", "rlcli"]
-OURS = {
-    "rlcli --help": ["--help"],
-    "rlcli validate ppo_math": ["validate", "ppo_math"],
-    "rlcli plan ppo_math": ["plan", "ppo_math"],
-    "rlcli ls": ["ls"],
-    "rlcli <TAB>, a verb": ["__complete", "zsh", "tra"],
-    "rlcli <TAB>, a key": ["__complete", "zsh", "train", "ppo_math", "models.actor.backend.args."],
-}
+OURS = (
+    "--help",
+    "--version",
+    "ls",
+    "validate sft_math",
+    "validate ppo_math",
+    "check sft_math",
+    "check ppo_math",
+    "tokens sft_math --row 17",
+    "tokens ppo_math --row 17",
+    "plan ppo_math",
+    "plan ppo_math --with gpu8 --sbatch",
+    "show ppo_math",
+    "show ppo_actor",
+    "explain ppo_math ppo.kl_ctl",
+    "diff sft_math ppo_math",
+    "cp ppo_math mine.yaml",
+    "schema",
+    "new dataset my-dataset",
+    "doctor",
+    "completion zsh",
+    "__complete zsh tra",
+    "__complete zsh train ppo_math models.actor.backend.args.",
+)
+OF_A_RUN = ("ckpt ls RUN", "ckpt show RUN", "ckpt verify RUN", "convert RUN --to-hf out --dry-run")
 PEERS = ("trl", "accelerate", "oumi")
 BASELINE = "rlcli --help"
+WIDTH = 62
 
 
 def measure(command: list[str]) -> tuple[float, float]:
-    """(wall seconds, CPU seconds) of one run; raises if the command fails."""
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)} if command[:3] == RLCLI else None
-    subprocess.run(command, env=environment, cwd=REPOSITORY, check=True, capture_output=True, timeout=300)
-    wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    """(wall seconds, CPU seconds) of one run in an empty project; raises if the command fails."""
+    environment = dict(os.environ)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users have compiled files
+    if command[:3] == RLCLI:
+        environment["PYTHONPATH"] = str(REPOSITORY)
+    with tempfile.TemporaryDirectory() as project:
+        (Path(project) / "pyproject.toml").write_text("[tool.rlcli]\n")
+        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        subprocess.run(command, env=environment, cwd=project, check=True, capture_output=True, timeout=300)
+        wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def commands(peers: Path | None) -> dict[str, list[str]]:
+def commands(run: Path | None, peers: Path | None) -> dict[str, list[str]]:
     """What is compared, those of the peers that are installed."""
-    found = {name: [*RLCLI, *arguments] for name, arguments in OURS.items()}
+    found = {f"rlcli {line}": [*RLCLI, *line.split()] for line in OURS}
+    if run is not None:
+        where = str(run.resolve())
+        found |= {f"rlcli {line}": [*RLCLI, *line.replace("RUN", where).split()] for line in OF_A_RUN}
     found["python -c pass"] = [sys.executable, "-c", "pass"]
     for peer in PEERS:
         tool = shutil.which(peer, path=str(peers) if peers else None)
@@ -56,9 +84,10 @@ def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=10, help="rounds, after one that warms the caches")
+    parser.add_argument("--run", type=Path, help="a run with a checkpoint, for the verbs that look at one")
     parser.add_argument("--peers", type=Path, help="folder of the peers' commands; default: those on PATH")
     given = parser.parse_args()
-    compared = commands(given.peers)
+    compared = commands(given.run, given.peers)
     for name, command in dict(compared).items():
         try:
             measure(command)
@@ -71,11 +100,11 @@ def main() -> None:
             taken[name].append(measure(command))
     base = statistics.median(cpu for _, cpu in taken[BASELINE])
     title = f"seconds, of {given.runs} runs"
-    print(f"{title:<28}{'wall min':>10}{'median':>8}{'CPU min':>10}{'median':>8}{'ratio':>8}")
+    print(f"{title:<{WIDTH}}{'wall min':>10}{'median':>8}{'CPU min':>10}{'median':>8}{'ratio':>8}")
     for name, pairs in taken.items():
         wall, cpu = [w for w, _ in pairs], [c for _, c in pairs]
         ratio = statistics.median(cpu) / base
-        print(f"{name:<28}{min(wall):>10.3f}{statistics.median(wall):>8.3f}{min(cpu):>10.3f}"
+        print(f"{name:<{WIDTH}}{min(wall):>10.3f}{statistics.median(wall):>8.3f}{min(cpu):>10.3f}"
               f"{statistics.median(cpu):>8.3f}{ratio:>8.1f}")  # fmt: skip
 
 

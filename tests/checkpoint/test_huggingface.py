@@ -10,10 +10,11 @@ from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
 
 from rlcli.api.config import FinetuneSpec
-from rlcli.checkpoint.huggingface import check_folder, check_sizes, load_model, load_tokenizer
+from rlcli.api.model_folder import check_folder, check_sizes
+from rlcli.checkpoint.huggingface import load_model, load_tokenizer
 from rlcli.errors import ModelError
 from rlcli.recipe.resolve import load_recipe
-from rlcli.runtime.roles import build_roles, training_length
+from rlcli.runtime.roles import build_roles, training_steps
 from rlcli.testing.tiny_models import VOCABULARY, tiny_model
 from rlcli.topology import plan_topology
 
@@ -108,7 +109,7 @@ def test_roles_that_start_from_one_role_start_alike():
 
 def test_epochs_become_steps():
     recipe = load_recipe("sft_math", ["train.steps=null", "train.epochs=3", "train.prompts_per_step=10"]).recipe
-    assert training_length(recipe, {"train": 25}).total_train_steps == 8
+    assert training_steps(recipe, {"train": 25}) == 8
 
 
 # -- refused -------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from jinja2.exceptions import SecurityError, TemplateError
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from rlcli.checkpoint.chat_template import render_chat
+from rlcli.api.chat_template import render_chat
 from rlcli.checkpoint.light_tokenizer import NotLight, read_light_tokenizer
 
 TEXTS = [

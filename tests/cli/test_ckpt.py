@@ -164,6 +164,16 @@ def test_prune_leaves_a_live_run_alone(rlcli, run):
     assert not temporary.exists()
 
 
+def test_prune_clears_what_a_dead_save_left_only_where_no_live_one_can_be(rlcli, run, tmp_path):
+    elsewhere = shutil.move(run / "checkpoints", tmp_path / "large-disk")
+    left = begin(elsewhere, 50, RUN)
+    assert rlcli("ckpt", "prune", str(elsewhere), "--keep-last", "3")[0] == 0
+    assert left.exists()
+    shutil.move(elsewhere, run / "checkpoints")
+    assert rlcli("ckpt", "prune", str(run), "--keep-last", "2")[0] == 0
+    assert [path.name[:4] for path in (run / "checkpoints").iterdir() if path.is_dir()] == ["step", "step"]
+
+
 def test_checkpoints_without_their_run(rlcli, run):
     (run / "checkpoints").rename("elsewhere")
     assert "LATEST" in rlcli("ckpt", "ls", "elsewhere")[1]

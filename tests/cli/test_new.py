@@ -38,7 +38,7 @@ def test_a_dataset_is_written_named_and_can_be_pulled_in(rlcli, project):
         assert file in out
         assert Path(file).is_file()
     assert max(map(len, out.splitlines())) <= 80
-    assert "next: python -m pytest tests/datasets/test_my_dataset.py" in err
+    assert "next: rlcli test dataset my-dataset" in err
     Path("my-dataset.jsonl").write_text('{"prompt": "2+2", "answer": "4"}\n' * 64)
     assert rlcli("validate", "ppo_math", "--with", "data/my-dataset")[0] == 0
     Path("mine.yaml").write_text("extends: [ppo_math, data/my-dataset]\n")
@@ -54,7 +54,7 @@ def test_a_reward_takes_the_place_of_another(rlcli, project):
 
 
 def test_a_recipe_holds(rlcli, project):
-    assert "next: rlcli validate closer" in rlcli("new", "recipe", "closer")[2]
+    assert "next: rlcli test recipe closer" in rlcli("new", "recipe", "closer")[2]
     assert rlcli("validate", "closer")[0] == 0
 
 
@@ -92,7 +92,7 @@ def test_from_elsewhere_the_next_command_goes_there(rlcli, project, tmp_path, mo
     code, out, err = rlcli("new", "interface", "grpo2")
     assert code == 0
     assert "mine/interfaces/grpo2.py" in out
-    assert "next: cd mine && python -m pytest tests/interfaces/test_grpo2.py" in err
+    assert "next: cd mine && rlcli test interface grpo2" in err
 
 
 @pytest.mark.parametrize("arguments", [("datset", "x"), ("dataset",), ("dataset", "X"), ("project", "a b")])

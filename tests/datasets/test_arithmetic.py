@@ -9,7 +9,7 @@ import torch
 
 from rlcli.api.config import DatasetAbstraction
 from rlcli.api.data import DatasetUtility
-from rlcli.errors import UsageError
+from rlcli.errors import DataError, UsageError
 from rlcli.registry import load, make_dataset
 
 TOKENIZER = load("datasets", "arithmetic").make_tokenizer()
@@ -98,3 +98,14 @@ def test_any_text_survives_the_tokenizer():
     text = "Natalia sold 48/2 = <<48/2=24>>24 clips. Ünï\n#### 72"
     assert TOKENIZER.decode(TOKENIZER(text, add_special_tokens=False).input_ids) == text
     assert len(TOKENIZER("1234", add_special_tokens=False).input_ids) == 4
+
+
+def test_more_problems_than_there_are_is_said_and_not_looked_for_for_ever():
+    with pytest.raises(DataError, match="no other of level 1"):
+        dataset(problems=20_000, levels=[1], held_out=True)[19_999]
+
+
+@pytest.mark.parametrize("wrong", [{"problems": 0}, {"problems": -1}, {"levels": []}, {"levels": [2, 0]}])
+def test_a_number_of_problems_or_a_level_that_makes_no_sense_is_refused(wrong):
+    with pytest.raises(UsageError, match=r"problems is|levels is"):
+        dataset(**wrong)

@@ -277,3 +277,10 @@ def test_a_template_that_refuses_a_system_prompt_says_so(build):
     strict.chat_template = "{{ raise_exception('no system role') if messages[0]['role'] == 'system' }}"
     with pytest.raises(ModelError, match="chat template fails: no system role"):
         build("math_prompts", [ROWS["math_prompts"]], strict, system="be brief")
+
+
+def test_a_template_that_writes_todays_date_makes_the_same_data_every_day(build):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + TEMPLATE
+    dataset = build("prompt_only", [ROWS["prompt_only"]], tokenizer)
+    assert tokenizer.decode(dataset[0].data["packed_prompts"]).startswith("26 Jul 2024")

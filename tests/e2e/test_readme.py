@@ -124,13 +124,15 @@ def test_the_layer_and_the_component(command, model_and_data):
     small = [
         "models.actor.path=my-chat-model",
         "train.steps=1",
+        "train.eval.dataset=train",
         "train.prompts_per_step=4",
         "generation.max_new_tokens=4",
     ]
     done = command("train", "my_ppo", *small, "--run-dir", "out", cwd=model_and_data)
     assert done.returncode == 0, done.stderr
-    record = json.loads((model_and_data / "out" / "metrics.jsonl").read_text().splitlines()[0])
+    record = json.loads((model_and_data / "out" / "metrics.jsonl").read_text().splitlines()[-1])
     assert record["actor/reward"] < 0
+    assert record["eval/reward"] < 0
 
 
 def test_the_python_example(model_and_data, capsys):

@@ -87,3 +87,19 @@ def test_search_path_lists_folders_that_exist_in_order(tmp_path):
     assert found[-1] == str(root / "backends")
     assert not project.is_built_in(root / "backends" / "mine.py")
     assert project.is_built_in(project.PACKAGE / "backends" / "fsdp.py")
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "trusted"), [(0o1777, 12345, False), (0o755, 12345, True), (0o1777, 0, True)]
+)
+def test_what_others_put_into_a_folder_for_all_is_no_project_by_itself(tmp_path, monkeypatch, mode, owner, trusted):
+    shared = make_project(tmp_path / "shared")
+    (shared / "mine").mkdir()
+    shared.chmod(mode)
+    monkeypatch.setattr(project, "_owner", lambda file: owner)
+    if trusted:
+        assert project.find_project(shared / "mine") == shared
+        return
+    with pytest.raises(ProjectError, match="pyproject"):
+        project.find_project(shared / "mine")
+    assert project.use_project(shared) == shared

@@ -1,60 +1,116 @@
-"""A rollout over the tiny engine's vocabulary, with everything that PPO needs and no model behind it."""
+"""A rollout over the tiny engine's vocabulary, and PPO written out by hand to compare with."""
 
 from __future__ import annotations
+
+import math
+import statistics
 
 import pytest
 import torch
 
-from rlcli.api.data import SequenceSample
-
-VOCAB = 11
-EOS = 1
-
-
-class TinyTokenizer:
-    """Token 2 + d is the digit d; 0 pads, 1 ends."""
-
-    eos_token_id = EOS
-    pad_token_id = 0
-
-    def decode(self, ids, skip_special_tokens=False):
-        return "".join(str(i - 2) for i in ids if i >= 2 or not skip_special_tokens)
-
-
-def make_rollout(groups, seed=0):
-    """`groups`: for each sample, the (prompt length, response length) of its sequences."""
-    generator = torch.Generator().manual_seed(seed)
-    flat = [pair for group in groups for pair in group]
-    lengths = [[p + r for p, r in group] for group in groups]
-    actions = [[n - 1 for n in group] for group in lengths]
-    ones = [[1] * len(group) for group in groups]
-    n_tokens, n_actions = sum(map(sum, lengths)), sum(map(sum, actions))
-    prompt = torch.cat([torch.arange(p + r) < p for p, r in flat])
-    seqlens = {"packed_input_ids": lengths, "prompt_mask": lengths, "values": lengths}
-    seqlens |= {"packed_logprobs": actions, "packed_ref_logprobs": actions}
-    seqlens |= {"rewards": ones, "solved": ones, "seq_no_eos_mask": ones}
-    rewards = torch.randint(0, 2, (len(flat),), generator=generator).float()
-    data = {
-        "packed_input_ids": torch.randint(2, VOCAB, (n_tokens,), generator=generator),
-        "prompt_mask": prompt,
-        "values": torch.randn(n_tokens, generator=generator) * 0.3,
-        "packed_logprobs": -torch.rand(n_actions, generator=generator) - 1.5,
-        "packed_ref_logprobs": -torch.rand(n_actions, generator=generator) - 1.5,
-        "rewards": rewards,
-        "solved": rewards > 0,
-        "seq_no_eos_mask": torch.rand(len(flat), generator=generator) < 0.3,
-    }
-    ids = [f"s{i}" for i in range(len(groups))]
-    metadata = {"batch_index": list(range(len(groups)))}
-    return SequenceSample.from_default(ids=ids, seqlens=seqlens, data=data, metadata=metadata)
+from rlcli.testing.batches import KEYS, DigitTokenizer, make_batch
+from rlcli.testing.tiny_engine import TinyOutput
 
 
 @pytest.fixture
 def rollout():
-    """Eight samples of two responses each, of different lengths."""
-    return make_rollout([[(2 + i % 3, 3 + i % 5), (2 + i % 3, 1 + (3 * i) % 7)] for i in range(8)])
+    """Eight samples of two responses each, of different lengths, with all that PPO can be told of them."""
+    return make_batch([key for key in KEYS if key != "packed_prompts"])
 
 
 @pytest.fixture
 def tokenizer():
-    return TinyTokenizer()
+    return DigitTokenizer()
+
+
+@pytest.fixture
+def sampled_by():
+    """The function that gives a batch the log-probs of a model, or others that far from them."""
+
+    def sampled(model, batch, spread=0.0):
+        lengths = batch.flat_seqlens("packed_input_ids")
+        own = TinyOutput(model.module.model, batch.data["packed_input_ids"], lengths).logprobs.detach().float()
+        generator = torch.Generator().manual_seed(7)
+        for key in ("packed_logprobs", "proximal_logprobs", "packed_ref_logprobs"):
+            batch.data[key] = own + spread * torch.randn(own.shape, generator=generator)
+        return batch
+
+    return sampled
+
+
+@pytest.fixture
+def by_hand():
+    return rollout_by_hand
+
+
+def rollout_by_hand(args, batch, kl_coef):
+    """What PPO trains on: for each sequence a dict of lists over its actions. One number at a time, in plain floats."""
+    column = {key: batch.data[key].double().tolist() for key in batch.keys}
+    sequences, token, action, number = [], 0, 0, 0
+    for sample, lengths in enumerate(batch.seqlens["packed_input_ids"]):
+        for length in lengths:
+            one = {"sample": sample, "tokens": batch.data["packed_input_ids"][token : token + length]}
+            per_token = {key: column[key][token : token + length] for key in ("prompt_mask", "values", "dense_rewards")}
+            per_action = {
+                key: column[key][action : action + length - 1]
+                for key in ("packed_logprobs", "proximal_logprobs", "packed_ref_logprobs")
+            }
+            ended = not column["seq_no_eos_mask"][number]
+            one |= _sequence(args, kl_coef, length, per_token, per_action, column["rewards"][number], ended)
+            sequences.append(one)
+            token, action, number = token + length, action + length - 1, number + 1
+    return _normalised(args, sequences)
+
+
+def _sequence(args, kl_coef, length, per_token, per_action, reward, ended):
+    actions = range(length - 1)
+    response = [not per_token["prompt_mask"][t + 1] for t in actions]
+    behaviour, proximal = per_action["packed_logprobs"], per_action["proximal_logprobs"]
+    old = proximal if args.use_decoupled_loss or args.recompute_logprob else behaviour
+    weights = [math.exp(proximal[t] - behaviour[t]) if args.use_decoupled_loss else 1.0 for t in actions]
+    trained = [response[t] and (ended or not args.mask_too_long) for t in actions]
+    if args.behav_imp_weight_cap is not None:
+        trained = [trained[t] and weights[t] <= args.behav_imp_weight_cap for t in actions]
+    kl = [_kl(args.kl_estimator, old[t] - per_action["packed_ref_logprobs"][t]) * response[t] for t in actions]
+    earned = [-kl_coef * kl[t] if args.kl_ctl else 0.0 for t in actions]
+    limit = args.max_reward_clip
+    if args.use_dense_reward:
+        for t in actions:
+            if response[t]:
+                score = per_token["dense_rewards"][t + 1] - (per_token["dense_rewards"][t] if args.reward_delta else 0)
+                earned[t] += min(max(score * args.reward_output_scaling, -limit), limit)
+    elif length > 1 and response[-1]:
+        score = (reward - args.reward_output_bias) * args.reward_output_scaling
+        cut = args.mask_no_eos_with_zero and not ended
+        earned[-1] += 0.0 if cut else min(max(score, -limit), limit)
+    values = [0.0] * length if args.disable_value else list(per_token["values"])
+    if ended or not args.bootstrap_no_eos:
+        values[-1] = 0.0
+    advantages, running = [0.0] * (length - 1), 0.0
+    for t in reversed(actions):
+        running = earned[t] + args.discount * values[t + 1] - values[t] + args.discount * args.gae_lambda * running
+        advantages[t] = running
+    returns = [advantages[t] + values[t] for t in actions]
+    return {
+        "old": old, "weights": weights, "trained": trained, "kl": kl, "advantages": advantages, "returns": returns,
+        "values": values, "response": response,
+    }  # fmt: skip
+
+
+def _kl(estimator, difference):
+    """Of the policy from the reference, given the difference of their log-probs at what the policy sampled."""
+    ratio = math.exp(-difference)  # reference over policy
+    return {"k1": -math.log(ratio), "k2": math.log(ratio) ** 2 / 2, "k3": ratio - 1 - math.log(ratio)}[estimator]
+
+
+def _normalised(args, sequences):
+    if not args.adv_norm:
+        return sequences
+    for group in {one["sample"] if args.group_adv_norm else 0 for one in sequences}:
+        members = [one for one in sequences if not args.group_adv_norm or one["sample"] == group]
+        kept = [a for one in members for a, trains in zip(one["advantages"], one["trained"], strict=True) if trains]
+        if kept:
+            mean, spread = statistics.fmean(kept), statistics.pstdev(kept)
+            for one in members:
+                one["advantages"] = [(a - mean) / (spread + 1e-5) for a in one["advantages"]]
+    return sequences

@@ -1,4 +1,7 @@
-"""The sentiment example: a classifier with its own tokenizer as the reward."""
+"""The sentiment example: a classifier with its own tokenizer as the reward, held to what transformers says of it."""
+
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +19,8 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.model import MicroBatchSpec, Model
 from rlcli.errors import ModelError
 from rlcli.interfaces.hf_reward import HFRewardInterface
+from rlcli.testing.batches import DigitTokenizer
+from rlcli.testing.interface import InterfaceContract
 
 WORDS = ["[PAD]", "[UNK]", "[EOS]", "a", "good", "bad", "film", "very", "dull", "so"]
 ROLE_WORDS = ["<eos>", "so", "film", "good", "bad", "very", "a", "dull"]
@@ -31,7 +36,7 @@ def word_tokenizer(words, **special):
 
 def bert(labels=3):
     config = BertConfig(
-        vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=12, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=16, max_position_embeddings=64, num_labels=labels,
     )  # fmt: skip
     if labels == 3:
@@ -48,12 +53,36 @@ def llama():
     return LlamaForSequenceClassification(config)
 
 
-def saved(folder, make):
+def saved(folder, make, words=WORDS):
     torch.manual_seed(0)
     make().save_pretrained(folder)
     special = {"pad_token": "[PAD]"} if make is not llama else {}
-    word_tokenizer(WORDS, unk_token="[UNK]", eos_token="[EOS]", **special).save_pretrained(folder)
+    word_tokenizer(words, unk_token="[UNK]", eos_token="[EOS]", **special).save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="module")
+def digit_classifier(tmp_path_factory):
+    return saved(tmp_path_factory.mktemp("classifier"), bert, [*WORDS[:3], *"012345678"])
+
+
+class TestContract(InterfaceContract):
+    """Each digit of the role's text is a word of the classifier's, so that every score is another."""
+
+    name = "hf_reward"
+
+    @pytest.fixture
+    def args(self, digit_classifier):
+        return {"path": digit_classifier, "batch_size": 3}
+
+    @pytest.fixture
+    def tokenizer(self):
+        return SpacedDigits()
+
+
+class SpacedDigits(DigitTokenizer):
+    def decode(self, ids, skip_special_tokens=False):
+        return " ".join(super().decode(ids, skip_special_tokens))
 
 
 @pytest.fixture
@@ -119,13 +148,8 @@ def test_outputs_labels_and_response_only(tmp_path, role, data):
     assert not torch.allclose(full[:, 2], response[:, 2])
 
 
-def test_no_sequences(tmp_path, role, data):
-    out = HFRewardInterface(path=saved(tmp_path, bert)).inference(role, data.select_indices([]), MicroBatchSpec())
-    assert (out.bs, out.data["rewards"].dtype) == (0, torch.float32)
-
-
 def test_what_cannot_be_loaded_is_said(tmp_path, role, data):
-    with pytest.raises(ModelError, match="cannot load the reward classifier"):
+    with pytest.raises(ModelError, match="nowhere is not a folder with a model"):
         HFRewardInterface(path=str(tmp_path / "nowhere")).inference(role, data, MicroBatchSpec())
     path = saved(tmp_path, bert)
     with pytest.raises(ModelError, match="no label 'happy'") as caught:
@@ -135,3 +159,12 @@ def test_what_cannot_be_loaded_is_said(tmp_path, role, data):
         HFRewardInterface(path=path, label=3).inference(role, data, MicroBatchSpec())
     with pytest.raises(ValueError, match="logit, prob or logprob"):
         HFRewardInterface(path=path, output="score")
+
+
+def test_a_classifier_that_would_run_code_of_its_own_is_refused(tmp_path, role, data):
+    path = saved(tmp_path, bert)
+    config = Path(path) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"_attn_implementation": "someone/kernel"}))
+    with pytest.raises(ModelError, match="_attn_implementation") as refused:
+        HFRewardInterface(path=path).inference(role, data, MicroBatchSpec())
+    assert refused.value.code == "S6"

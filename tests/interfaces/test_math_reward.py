@@ -14,8 +14,19 @@ from rlcli.api.model import MicroBatchSpec, Model
 from rlcli.errors import DataError, ModelError, UsageError, WorkerError
 from rlcli.interfaces._math_pool import MathPool
 from rlcli.interfaces.math_reward import MathRewardInterface
+from rlcli.testing.interface import InterfaceContract
 
 SPEC = MicroBatchSpec()
+
+
+class TestContract(InterfaceContract):
+    name = "math_reward"
+    args = {"workers": 1, "timeout_s": 60.0}
+
+
+class TestContractOfTheLastNumber(InterfaceContract):
+    name = "math_reward"
+    args = {"last_number": True, "symbolic": False, "correct_reward": 5.0, "wrong_reward": -5.0}
 
 
 class Characters:
@@ -68,16 +79,6 @@ def test_rewards_by_sample_and_response():
     assert out.ids == data.ids
     assert out.metadata == {"reward_errors": [0, 0], "reward_timeouts": [0, 0]}
     assert not interface.pool._workers, "numbers need no processes"
-
-
-def test_the_prompt_is_not_read():
-    assert MathRewardInterface().inference(role(), batch([["nothing"]], ["1"]), SPEC).data["rewards"].tolist() == [0.0]
-
-
-def test_no_samples():
-    empty = batch([["#### 1"]], ["1"]).select_indices([])
-    out = MathRewardInterface().inference(role(), empty, SPEC)
-    assert (out.bs, out.data["rewards"].dtype, out.data["solved"].dtype) == (0, torch.float32, torch.bool)
 
 
 def test_symbolic_comparison_in_real_processes():

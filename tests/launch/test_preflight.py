@@ -10,7 +10,7 @@ from rlcli.api.data import Preview
 from rlcli.launch.preflight.checklist import preflight
 from rlcli.launch.preflight.findings import exit_code, share
 from rlcli.launch.preflight.row_checks import Limits, check_ends, check_mask
-from rlcli.launch.preflight.rows import open_tokenizer
+from rlcli.launch.preflight.rows import open_dataset, open_tokenizer
 from rlcli.recipe.resolve import load_recipe
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<user>", "<bot>", "<end>"]
@@ -102,7 +102,15 @@ def test_a_sound_recipe_with_a_reward(check):
 
 
 def test_only_some_rows_are_looked_at(check):
-    assert check(looked_at=4)["train"].says == "9 rows of prompt_answer, 4 looked at"
+    assert check(looked_at=4)["train"].says == "9 rows of prompt_answer, 4 looked at, spread evenly"
+
+
+def test_of_rows_that_are_drawn_the_first_are_looked_at():
+    resolved = load_recipe("sft_math")
+    opened = open_dataset(resolved, "train")
+    assert [row.id for row in opened.sample(3)] == [opened.preview(number).id for number in range(3)]
+    found = {finding.about: finding for finding in preflight(resolved, 5)}
+    assert found["train"].says == "40 000 rows of arithmetic_demonstrations, the first 5 looked at"
 
 
 # -- rows ------------------------------------------------------------------------------------------------
@@ -346,7 +354,7 @@ def test_rows_without_an_answer(check):
 
 def test_datasets_without_a_preview_are_looked_at_by_their_samples(project):
     found = {finding.about: finding for finding in preflight(load_recipe("toy.yaml"), 5)}
-    assert found["train"].says == "20 rows of toy_rows, 5 looked at"
+    assert found["train"].says == "20 rows of toy_rows, 5 looked at, spread evenly"
     assert list(found["tokenizer"].details) == [
         "read by transformers, not by its file alone: it is made by transformers"
     ]

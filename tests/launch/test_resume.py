@@ -1,16 +1,22 @@
 """Going on with a run: the same numbers as without the interruption, and a clear word where that cannot be."""
 
 import json
+import os
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
+from rlcli.cli.main import main
 from rlcli.errors import DataError, ResourceError, UsageError, WorkerError
 from rlcli.launch.resume import resume_run
 from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
+from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.resolve import load_recipe
+
+pytestmark = pytest.mark.timeout(420)  # some are several runs on several ranks
 
 TWO_RANKS = ("launch=local", "cluster.devices_per_node=2")
 LONG = ("train.steps=5", "checkpoint.every_steps=2")
@@ -48,6 +54,11 @@ def checkpoints(folder):
     return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*"))
 
 
+def files(folder):
+    """All that a run's folder holds, but for its lock."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
 def ledger(folder):
     return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
 
@@ -73,6 +84,11 @@ def test_no_sample_is_trained_on_twice_in_an_epoch(train):
 def test_old_checkpoints_are_cleared_away(train):
     _, folder = train("train.steps=5", "checkpoint.every_steps=1", "checkpoint.keep_last=2")
     assert checkpoints(folder) == [4, 5]
+
+
+def test_the_checkpoint_that_is_due_at_the_last_step_is_taken(train):
+    _, folder = train("train.steps=4", "checkpoint.every_steps=2", "checkpoint.at_end=false")
+    assert checkpoints(folder) == [2, 4]
 
 
 def test_the_best_checkpoint_stays(train):
@@ -136,7 +152,7 @@ def test_without_a_checkpoint_a_run_begins_anew(train, resume, project):
 def test_a_run_that_is_done_stays_as_it_is(train, resume, project):
     train("train.steps=2")
     before = (project / "run/metrics.jsonl").read_bytes()
-    assert resume().finished is None
+    assert resume().was_over
     assert (project / "run/metrics.jsonl").read_bytes() == before
 
 
@@ -159,19 +175,73 @@ def test_a_smaller_step_goes_on_where_the_data_were_left(train, resume, project)
     assert len(taken) == len(set(taken)) == 8 + 8 + 2 + 2
 
 
+def test_the_result_of_a_run_that_is_done_is_one_json_document(train, project, capsys):
+    train("train.steps=2")
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["resume", "run", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert (ended.value.code, told["ok"], told["steps"]) == (0, True, 2)
+    assert told["models"]["actor"] == str(project / "run/models/actor")
+
+
+def test_stopped_in_its_first_evaluation_a_run_does_not_evaluate_twice(train, resume, project, monkeypatch):
+    _, whole = train("train.steps=2", name="whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(PlainDisplay, "phase", lambda self, text: text == "eval_gen" and os.kill(os.getpid(), 15))
+        assert train("train.steps=2")[0].exit_code == 75
+    assert checkpoints(project / "run") == [0]
+    resume()
+    assert numbers(project / "run") == numbers(whole)
+    assert (project / "run/samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
+
+
+def test_killed_once_its_recipe_is_written_down_a_run_can_be_resumed(train, resume, project, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    write_text = RunDirectory.write_text
+
+    def write_and_die(self, relative, text):
+        write_text(self, relative, text)
+        if str(relative) == "recipe.resolved.yaml":
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunDirectory, "write_text", write_and_die)
+        with pytest.raises(Killed):
+            train("train.steps=1")
+    assert resume().finished.steps_done == 1
+    (project / "run/recipe.resolved.yaml").unlink()
+    with pytest.raises(ResourceError, match="holds no run yet"):
+        resume()
+
+
 def test_a_run_of_epochs_that_is_done_stays_as_it_is(train, resume, project):
     train("train.steps=null", "train.epochs=1")
     before = (project / "run/metrics.jsonl").read_bytes()
-    assert resume().finished is None
+    assert resume().was_over
     assert (project / "run/metrics.jsonl").read_bytes() == before
     assert resume("train.epochs=2").finished.steps_done == 5  # 20 rows twice, 8 a step
 
 
-def test_an_end_that_lies_behind_is_refused(train, resume):
-    train("train.steps=2")
-    with pytest.raises(UsageError) as caught:
-        resume("train.steps=1")
+@pytest.mark.parametrize("change", [("train.steps=4",), ("train.steps=null", "train.epochs=1")])
+def test_an_end_that_lies_behind_is_refused(train, resume, change):
+    _, folder = train("train.steps=5")
+    before = files(folder)
+    with pytest.raises(UsageError, match="but the run has done 5 steps") as caught:
+        resume(*change)
     assert caught.value.code == "F84"
+    assert files(folder) == before
+
+
+def test_epochs_are_counted_in_rows_also_after_another_size_of_steps(train, resume, project):
+    train("train.steps=2")
+    epochs = ("train.steps=null", "train.epochs=2", "train.prompts_per_step=4", "checkpoint.every_epochs=1")
+    assert resume(*epochs, accept=True).finished.steps_done == 2 + 6  # 20 rows twice, 16 of them taken by two steps
+    taken = [sample for line in ledger(project / "run") for sample in line["samples"]]
+    assert len(taken) == len(set(taken)) == 40
+    assert checkpoints(project / "run") == [3, 8]  # after 20 rows and after 40
 
 
 def test_another_recipe_is_found_from_where_the_user_is(train, project, monkeypatch):
@@ -184,13 +254,16 @@ def test_another_recipe_is_found_from_where_the_user_is(train, project, monkeypa
     with PlainDisplay(sys.stderr) as display:
         resumed = resume_run(project / "run", (), display, recipe_file="longer.yaml")
     assert resumed.finished.steps_done == 4
+    assert Path.cwd() == elsewhere
 
 
-def test_other_training_data_are_refused(train, resume):
-    train("train.steps=2")
+def test_other_training_data_are_refused_and_the_run_stays_as_it_was(train, resume):
+    _, folder = train("train.steps=3", "checkpoint.every_steps=2", "checkpoint.at_end=false")
+    before = files(folder)
     with pytest.raises(DataError) as caught:
-        resume("train.steps=3", "datasets.train.args.rows=21", accept=True)
+        resume("train.steps=4", "datasets.train.args.rows=21", accept=True)
     assert caught.value.code == "F65"
+    assert files(folder) == before
 
 
 def test_a_folder_that_holds_no_run_is_refused(resume, project):

@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlcli.errors import DataError, HangError, NumericError, ResourceError, UsageError, WorkerError
+from rlcli.errors import DataError, HangError, NumericError, ProjectError, ResourceError, UsageError, WorkerError
 from rlcli.launch.run import digest, find_result, run_recipe
+from rlcli.launch.stopping import SIGNALS
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.samples import read_samples
 from rlcli.recipe.resolve import load_recipe
@@ -209,6 +210,17 @@ def test_an_error_of_a_rank_arrives_whole(train, project):
     assert processes_of(project / "run") == []
 
 
+def test_a_bug_in_a_users_component_is_told_with_its_place(train, project, components):
+    set_toy(project, bug=True)
+    with pytest.raises(ProjectError, match="KeyError: 'nothing'") as raised:
+        train()
+    file, _, line = raised.value.where.partition(":")
+    assert Path(file) == components / "interfaces/toy.py"
+    assert 'data.data["nothing"]' in Path(file).read_text().splitlines()[int(line) - 1]
+    assert "rlcli test interface toy" in raised.value.hint
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
 def test_a_rank_that_cannot_start_says_why(train, project, monkeypatch):
     with pytest.raises(ResourceError, match="CUDA device"):
         train(*TWO_RANKS, "cluster.device=cuda")
@@ -257,6 +269,31 @@ def test_a_signal_lets_the_step_end_and_saves(project, number, code):
     last = numbers(project / "run")[-1]
     assert last["step"] == ended["step"]
     assert json.loads((project / "run/models/actor/config.json").read_text())["weight"] == last["actor/loss"]
+
+
+def test_a_signal_to_every_process_of_a_job_lets_the_step_end_and_saves(project):
+    """As a scheduler does it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", "run", *TWO_RANKS, "train.steps=100000"],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": HOME},
+    )  # fmt: skip
+    try:
+        metrics = project / "run/metrics.jsonl"
+        wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 3)
+        others = psutil.Process(process.pid).children(recursive=True)
+        assert len(others) >= 3
+        for number in (*SIGNALS, signal.SIGTERM):
+            for one in others:
+                one.send_signal(number)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    assert process.returncode == 75, err.decode()
+    step = status(project / "run")["step"]
+    assert step > 3
+    assert (project / f"run/checkpoints/step-{step:012d}/MANIFEST.json").exists()
+    assert processes_of(project / "run") == []
 
 
 # -- warm starts -----------------------------------------------------------------------------------------------

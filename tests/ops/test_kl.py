@@ -44,3 +44,10 @@ def test_fixed_stays():
     controller = FixedKLController(0.1)
     controller.update(100, 1000)
     assert controller.coef == 0.1
+
+
+@pytest.mark.parametrize("kl", [math.nan, math.inf])
+def test_a_kl_that_is_not_finite_changes_nothing(kl):
+    controller = AdaptiveKLController(0.1, target=6.0, horizon=100)
+    controller.update(kl, 10)
+    assert controller.coef == 0.1

@@ -85,3 +85,13 @@ def test_variance_floor():
     running = RunningMeanStd()
     running.update(torch.full((5,), 3.0))
     assert running.std == pytest.approx(0.1, rel=1e-3)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("kind", ["exp", "ma"])
+def test_what_is_not_finite_does_not_stay_for_ever(kind, bad):
+    running = RunningMeanStd(kind)
+    running.update(torch.tensor([1.0, 3.0]))
+    before = running.state_dict()
+    running.update(torch.tensor([1.0, bad]))
+    assert running.state_dict() == before

@@ -1,9 +1,6 @@
 """The wheel as a stranger uses it: installed elsewhere, with a component in a project of their own."""
 
 import json
-import os
-import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -34,57 +31,6 @@ model_api.register_interface("custom", CustomInterface)
 '''
 
 
-def run(command, cwd, **variables):
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    env.pop("RLCLI_PROJECT", None)
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """Built from a copy, so that no cache file of this checkout decides what is in it."""
-    source, out = tmp_path_factory.mktemp("source") / "checkout", tmp_path_factory.mktemp("dist")
-    wanted = (
-        "rlcli",
-        "interfaces",
-        "backends",
-        "datasets",
-        "recipes",
-        "pyproject.toml",
-        "README.md",
-        "LICENSE",
-    )
-    source.mkdir()
-    for name in wanted:
-        origin = ROOT / name
-        (shutil.copytree if origin.is_dir() else shutil.copy)(origin, source / name)
-    (source / "interfaces" / "__pycache__").mkdir(exist_ok=True)
-    (source / "interfaces" / "__pycache__" / "stale.pyc").write_bytes(b"")
-    run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out)], cwd=source)
-    return next(out.glob("*.whl"))
-
-
-@pytest.fixture(scope="module")
-def site(wheel, tmp_path_factory):
-    """A folder like site-packages, with the wheel in it."""
-    target = tmp_path_factory.mktemp("site")
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--target",
-        str(target),
-    ]
-    run([*install, str(wheel)], cwd=target)
-    return target
-
-
 @pytest.fixture
 def project(tmp_path):
     for kind in ("interfaces", "datasets"):
@@ -100,7 +46,7 @@ def test_the_wheel_adds_only_rlcli(wheel):
     assert {name.split("/")[0] for name in files} - {"rlcli"} == {f"rlcli-{wheel.name.split('-')[1]}.dist-info"}
     assert not [name for name in files if "__pycache__" in name or name.endswith(".pyc")]
     for kind in ("interfaces", "backends", "datasets"):
-        components = {f"rlcli/{kind}/{path.name}" for path in (ROOT / kind).glob("*.py")}
+        components = {f"rlcli/{kind}/{path.name}" for path in (ROOT / kind).glob("*.*")}  # and what they bring along
         assert components
         assert components <= set(files)
     recipes = {f"rlcli/recipes/{path.relative_to(ROOT / 'recipes')}" for path in (ROOT / "recipes").rglob("*.yaml")}
@@ -109,7 +55,7 @@ def test_the_wheel_adds_only_rlcli(wheel):
     assert {name for name in files if name.startswith("rlcli/interfaces/_")} >= {"rlcli/interfaces/__init__.py"}
 
 
-def test_the_command_lists_built_ins_and_the_users_own(site, project):
+def test_the_command_lists_built_ins_and_the_users_own(site, project, run):
     out = run([sys.executable, "-m", "rlcli", "ls", "--json"], cwd=project, PYTHONPATH=str(site))
     json.loads(out)
     assert str(project / "interfaces" / "custom.py") in out
@@ -117,7 +63,7 @@ def test_the_command_lists_built_ins_and_the_users_own(site, project):
     assert str(ROOT / "interfaces") not in out
 
 
-def test_the_users_component_loads_by_name(site, project):
+def test_the_users_component_loads_by_name(site, project, run):
     code = """
 import pickle, rlcli
 from rlcli.api.config import ModelInterfaceAbstraction
@@ -131,7 +77,7 @@ print(rlcli.__file__, type(made).__module__, made.custom_param)
     assert out.split() == [str(site / "rlcli" / "__init__.py"), "rlcli.interfaces.custom", "2.0"]
 
 
-def test_hugging_faces_datasets_is_not_hidden(site, project):
+def test_hugging_faces_datasets_is_not_hidden(site, project, run):
     code = "import rlcli.datasets, datasets; print(datasets.load_dataset.__module__)"
     for cwd in (project, ROOT):
         assert run([sys.executable, "-c", code], cwd=cwd, PYTHONPATH=str(site)).startswith("datasets.")

@@ -142,7 +142,10 @@ def test_a_problem_is_named_as_it_is_written(folder: Path):
 
 
 def test_types_of_a_union_are_told_together(refusal, folder: Path):
-    text = "extends: ppo_math\ngraph: {reward_inf: {interface: {type: hf_reward, args: {path: a/b, label: [1]}}}}\n"
+    text = (
+        "extends: ppo_math\ntrain: {eval: {graph: {eval_reward: {outputs: [rewards]}}}}\n"
+        "graph: {reward_inf: {outputs: [rewards], interface: {type: hf_reward, args: {path: a/b, label: [1]}}}}\n"
+    )
     (folder / "bad.yaml").write_text(text)
     with pytest.raises(RecipeError, match="label must be int or text, found a list") as caught:
         load_recipe("bad.yaml")

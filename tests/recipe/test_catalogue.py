@@ -19,13 +19,17 @@ models: {heavy: {path: model}}
 datasets: {prompts: {type: math_prompts, args: {path: rows.jsonl, max_length: 100}}}
 graph:
   gen: {model: heavy, call: generate, interface: ppo_actor, inputs: [packed_prompts], outputs: [packed_input_ids]}
-  look: {model: heavy, call: inference, interface: reference, inputs: [packed_input_ids], outputs: [y]}
+  look:
+    {model: heavy, call: inference, interface: reference, inputs: [packed_input_ids], outputs: [packed_ref_logprobs]}
 train: {dataset: prompts, steps: 3, prompts_per_step: 4}
 """
 
 BOMB = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]\n" for i in range(10))
 
-RUN = "graph: {sft_train: {interface: {type: ppo_actor, args: {minibatches: 5}}}}\n"
+SCORES = (
+    "model: actor, call: inference, interface: reference, inputs: [packed_input_ids], outputs: [packed_ref_logprobs]"
+)
+LOOP = f"graph: {{loop: {{{SCORES.replace('[packed_input_ids]', '[packed_input_ids, packed_ref_logprobs]')}}}}}\n"
 
 CASES = [
     # id, recipe, place, what the hint or the message must name
@@ -90,11 +94,12 @@ CASES = [
      "bad.yaml:4:18", "dp 4"),
     ("R49", TOP + "launch: local\ncluster: {devices_per_node: 2}\nmodels: {actor: {mesh: {tp: 2}}}\n",
      "bad.yaml:4:29", "fsdp of actor knows no tp"),
-    ("R49", TOP + RUN, "bad.yaml:2:70", "at most 4, or train.prompts_per_step of at least 5"),
+    ("R49", "extends: ppo_math\nppo: {minibatches: 65}\n", "bad.yaml:2:20",
+     "at most 64, or train.prompts_per_step of at least 65"),
     ("R49", PROMPTS, "bad.yaml:2:79", "at most 156"),
-    ("R49", PROMPTS + "generation: {max_new_tokens: 157}\n", "bad.yaml:7:30", "at most 156"),
+    ("R49", PROMPTS + "generation: {max_new_tokens: 157}\n", "bad.yaml:8:30", "at most 156"),
     ("R49", PROMPTS + "generation: {max_new_tokens: 100, responses_per_prompt: 200}\n",
-     "bad.yaml:7:57", "40000"),
+     "bad.yaml:8:57", "40000"),
     ("R49", TOP + "generation: {top_p: 1.5}\n", "bad.yaml:2:21", "(0, 1]"),
     ("R50", TOP + "models: {actor: {devices: 0-1}}\n", "bad.yaml:2:27", "1 device"),
     ("R51", "extends: gone\n", "bad.yaml:1:10", "bad.yaml → gone"),
@@ -121,24 +126,27 @@ CASES = [
     ("R68", TOP + "log: {dir: ../../x}\n", "bad.yaml:2:12", "no folder for runs"),
     ("R69", TOP + "log: {dir: rows.jsonl/runs}\n", "bad.yaml:2:12", "under a file"),
     ("R69", TOP + "models: {heavy: {path: model}, b: {init: heavy}}\ngraph: {look: {model: b, call: inference, "
-     "interface: reference, inputs: [packed_input_ids], outputs: [y]}}\nlog: {dir: model/runs}\n",
+     "interface: reference, inputs: [packed_input_ids], outputs: [packed_ref_logprobs]}}\nlog: {dir: model/runs}\n",
      "bad.yaml:4:12", "only read"),
     ("R70", TOP + "datasets: {train: arithmatic}\n", "bad.yaml:2:19", "did you mean 'arithmetic'"),
     ("R70", TOP + "models: {actor: {backend: os.system}}\n", "bad.yaml:2:27", "fsdp"),
     ("R70", TOP + "graph: {sft_train: {interface: ../x.py}}\n", "bad.yaml:2:32", "ppo_actor"),
-    ("R71", TOP + "graph: {sft_train: {inputs: [packed_input_idz]}}\n", "bad.yaml:2:30", "mean packed_input_ids?"),
+    ("R71", TOP + "graph: {sft_train: {inputs: [packed_input_idz, prompt_mask]}}\n", "bad.yaml:2:30",
+     "mean packed_input_ids?"),
     ("R71", TOP + "graph: {sft_train: {model: aktor}}\n", "bad.yaml:2:28", "did you mean actor?"),
     ("R71", TOP + "graph: {sft_train: {call: generate}}\n", "bad.yaml:2:27", "has no generate"),
-    ("R71", TOP + "graph: {sft_train: {outputs: [prompt_mask]}}\n", "bad.yaml:2:9", "sft_train → sft_train"),
-    ("R71", TOP + "graph: {sft_train: {inputs: [prompt_mask, prompt_mask]}}\n", "bad.yaml:2:43", "twice"),
+    ("R71", TOP + LOOP, "bad.yaml:2:9", "loop → loop"),
+    ("R71", TOP + "graph: {sft_train: {outputs: [prompt_mask]}}\n", "bad.yaml:2:31", "returns numbers"),
+    ("R71", TOP + "graph: {sft_train: {inputs: [packed_input_ids]}}\n", "bad.yaml:2:29", "lacks the input prompt_mask"),
+    ("R71", TOP + "graph: {sft_train: {inputs: [packed_input_ids, prompt_mask, prompt_mask]}}\n", "bad.yaml:2:61",
+     "twice"),
     ("R71", TOP + "graph: {sft_train: {input_key_remap: {gone: x}}}\n", "bad.yaml:2:45", "does not list"),
-    ("R71", TOP + "graph: {twin: {model: actor, call: inference, interface: reference, outputs: [x]}, "
-     "more: {model: actor, call: inference, interface: reference, outputs: [x]}}\n",
-     "bad.yaml:2:154", "both twin and more produce x"),
+    ("R71", TOP + f"graph: {{twin: {{{SCORES}}}, more: {{{SCORES}}}}}\n",
+     "bad.yaml:2:228", "both twin and more produce packed_ref_logprobs"),
     ("R71", TOP + "models: {spare: {init: actor}}\n", "bad.yaml:2:10", "no call uses"),
     ("R71", TOP + "models: {actor: {backend: inference}}\n", "bad.yaml:2:27", "cannot train"),
     ("R71", TOP + "models: {actor: {head: value}}\ngraph: {g: {model: actor, call: generate, interface: ppo_actor, "
-     "outputs: [x]}}\n", "bad.yaml:2:24", "head lm"),
+     "inputs: [packed_input_ids], input_key_remap: {packed_input_ids: packed_prompts}}}\n", "bad.yaml:2:24", "head lm"),
     ("R71", TOP + "checkpoint: {keep_best: 1}\n", "bad.yaml:2:25", "nothing is evaluated"),
     ("R74", TOP + "log: {dir: \"\\e[31m{{7*7}}\"}\nseed: x\n", "bad.yaml:3:7", "int"),
 ]  # fmt: skip

@@ -22,7 +22,6 @@ def test_every_section_has_a_rule():
         ("models.actor.backend.args.lr=1e-6", Kind.ALTERS),
         ("train.prompts_per_step=16", Kind.ALTERS),
         ("generation.temperature=0.5", Kind.ALTERS),
-        ("train.steps=80", Kind.SAFE),
         ("train.max_tokens_per_microbatch=999", Kind.SAFE),
         ("checkpoint.every_steps=5", Kind.SAFE),
         ("log.plot=false", Kind.SAFE),
@@ -37,6 +36,13 @@ def test_a_change_is_what_its_rule_says(override, kind):
         assert kind_of_change(tuple(override.partition("=")[0].split("."))) is kind
         return
     assert {change.kind for change in changes(before, now)} == {kind}
+
+
+@pytest.mark.parametrize(("schedule", "kind"), [("constant", Kind.SAFE), ("linear", Kind.ALTERS)])
+def test_another_length_alters_a_run_whose_learning_rate_decays_over_it(schedule, kind):
+    settings = [f"models.{role}.backend.args.schedule={schedule}" for role in ("actor", "critic")]
+    before, now = (load_recipe("ppo_math", [*settings, f"train.steps={steps}"]).recipe for steps in (40, 80))
+    assert [change.kind for change in changes(before, now)] == [kind]
 
 
 def test_a_change_tells_both_values():

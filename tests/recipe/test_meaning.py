@@ -60,7 +60,7 @@ REPOSITORY = Path(__file__).parents[2]
         ("graph: {sft_train: {model: actr}}\n", ("R71", "bad.yaml:2:28")),
         ("graph: {sft_train: {call: generate}}\n", ("R71", "bad.yaml:2:27")),
         ("graph: {sft_train: {inputs: [packed_input_ids, prompt_mesk]}}\n", ("R71", "bad.yaml:2:48")),
-        ("graph: {sft_train: {outputs: [packed_input_ids]}}\n", ("R71", "bad.yaml:2:9")),
+        ("graph: {sft_train: {outputs: [packed_input_ids]}}\n", ("R71", "bad.yaml:2:31")),
         ("train: {epochs: 2}\n", ("R47", "bad.yaml:2:17")),
         ("train: {steps: null}\n", ("R39", "bad.yaml:2:1")),
         ("train: {dataset: trian}\n", ("R71", "bad.yaml:2:18")),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,11 +9,9 @@ import pytest
 from rlcli import registry
 from rlcli.errors import RecipeError
 from rlcli.recipe.layers import find_recipe
+from rlcli.recipe.minimal import superfluous
 from rlcli.recipe.problems import Problems
-from rlcli.recipe.reader import parse
 from rlcli.recipe.resolve import load_recipe
-from rlcli.recipe.tree import Listing, Mapping, Node, dotted, key_mark, plain
-from rlcli.recipe.write import to_yaml
 from rlcli.topology.report import make_plan
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -91,74 +87,35 @@ def test_every_recipe_opens_with_what_it_does_and_what_it_needs(file):
 # -- minimal ---------------------------------------------------------------------------------------------
 
 
-def _places(node: Node, path: tuple = ()) -> Iterator[tuple]:
-    """Every key and every item of a list."""
-    if isinstance(node, Mapping):
-        for key, entry in node.entries.items():
-            yield (*path, key)
-            yield from _places(entry.node, (*path, key))
-    elif isinstance(node, Listing):
-        for index, item in enumerate(node.items):
-            yield (*path, index)
-            yield from _places(item, (*path, index))
-
-
-def _without(value, path):
-    copy = dict(value) if isinstance(value, dict) else list(value)
-    if len(path) == 1:
-        del copy[path[0]]
-    else:
-        copy[path[0]] = _without(copy[path[0]], path[1:])
-    return copy
-
-
-def _superfluous(file: Path, load) -> list[str]:
-    """`file:line: key` of everything that `load()` does not need `file` for; `file` is written anew meanwhile."""
-    text = file.read_text()
-    problems = Problems()
-    tree = parse(text, file.name, problems)
-    assert not problems.found
-    whole, found = load().to_json(), []
-    try:
-        for path in _places(tree):
-            file.write_text(to_yaml(_without(plain(tree), path)))
-            try:
-                same = load().to_json() == whole
-            except RecipeError:
-                same = False
-            if same:
-                mark = key_mark(tree, path)
-                found.append(f"{file.name}:{mark.line if mark else '?'}: {dotted(path)}")
-    finally:
-        file.write_text(text)
-    return found
-
-
-@pytest.fixture
-def copies(tmp_path) -> Path:
-    """The recipes, to be changed."""
-    return Path(shutil.copytree(RECIPES, tmp_path / "copies"))
-
-
-@pytest.mark.parametrize("recipe", WHOLE)
-def test_a_recipe_says_nothing_that_its_parents_or_the_defaults_say(recipe, copies, needed):
-    file = copies / f"{recipe}.yaml"
-    assert _superfluous(file, lambda: load_recipe(file, needed[recipe])) == []
-
-
 @pytest.mark.parametrize("profile", PROFILES)
-def test_a_profile_says_nothing_that_the_defaults_say(profile, copies, needed):
-    file = copies / "profiles" / f"{profile}.yaml"
-    assert _superfluous(file, lambda: load_recipe("ppo_gsm8k", needed["ppo_gsm8k"], [str(file)])) == []
+def test_a_profile_says_nothing_that_the_defaults_say(profile, needed):
+    resolved = load_recipe("ppo_gsm8k", needed["ppo_gsm8k"], [profile])
+    assert superfluous(resolved, resolved.layers[-1]) == []
 
 
-def test_a_superfluous_value_is_found_with_its_line(copies, needed):
-    file = copies / "sft_gsm8k.yaml"
-    file.write_text(file.read_text() + "seed: 1\nlog:\n  plot: true\n")
-    line = len(file.read_text().splitlines())
-    found = _superfluous(file, lambda: load_recipe(file, needed["sft_gsm8k"]))
-    assert found == [f"sft_gsm8k.yaml:{line - 2}: seed", f"sft_gsm8k.yaml:{line - 1}: log",
-                     f"sft_gsm8k.yaml:{line}: log.plot"]  # fmt: skip
+def test_a_superfluous_value_is_found_with_its_line(tmp_path, needed):
+    text = (RECIPES / "sft_gsm8k.yaml").read_text()
+    file = tmp_path / "mine.yaml"
+    file.write_text(text + "seed: 1\nlog:\n  plot: true\n")
+    line = len(text.splitlines()) + 1
+    resolved = load_recipe(file, needed["sft_gsm8k"])
+    found = superfluous(resolved, resolved.layers[-1])
+    assert [(one.key, one.mark.line) for one in found] == [("seed", line), ("log", line + 1)]
+
+
+def test_what_an_override_sets_is_not_superfluous(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: sft_math\ntrain:\n  steps: 5\nseed: 2\n")
+    resolved = load_recipe(file, ["train.steps=7"])
+    assert superfluous(resolved, resolved.layers[-1]) == []
+
+
+def test_an_item_of_a_list_can_be_superfluous(tmp_path):
+    (tmp_path / "below.yaml").write_text("extends: sft_math\ncheckpoint:\n  roles: [actor]\n")
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: below\ncheckpoint:\n  roles: [actor]\n")
+    resolved = load_recipe(file)
+    assert [one.key for one in superfluous(resolved, resolved.layers[-1])] == ["checkpoint"]
 
 
 def test_the_shipped_recipes_are_those_that_names_find():

@@ -7,13 +7,12 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.recipe.schema import Checkpoint
+from rlcli.runtime.checkpoints import Schedule
 from rlcli.runtime.data_order import DataOrder, digest_rows
-
-checkpoints = pytest.importorskip("rlcli.runtime.checkpoints")
 
 
 def due_steps(steps, rows=10, rows_per_step=4, **settings):
-    schedule = checkpoints.Schedule(Checkpoint(**{"every_seconds": None, **settings}), rows, rows_per_step)
+    schedule = Schedule(Checkpoint(**{"every_seconds": None, **settings}), DataOrder(rows, rows_per_step, seed=0))
     return [step for step in range(1, steps + 1) if schedule.is_due(step)]
 
 
@@ -34,7 +33,7 @@ def test_by_steps_and_epochs_together():
 def test_by_seconds_since_the_last_one(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    schedule = checkpoints.Schedule(Checkpoint(every_seconds=60.0), 10, 4)
+    schedule = Schedule(Checkpoint(every_seconds=60.0), DataOrder(10, 4, seed=0))
     now[0] += 59
     assert not schedule.is_due(1)
     now[0] += 1
@@ -45,14 +44,14 @@ def test_by_seconds_since_the_last_one(monkeypatch):
 
 @pytest.mark.parametrize("settings", [{"every_steps": 3}, {"every_epochs": 1}, {"every_steps": 4, "every_epochs": 2}])
 def test_no_step_begins_before_a_planned_one(settings):
-    schedule = checkpoints.Schedule(Checkpoint(every_seconds=None, **settings), 10, 4)
+    schedule = Schedule(Checkpoint(every_seconds=None, **settings), DataOrder(10, 4, seed=0))
     planned = due_steps(60, **settings)
     for step in range(40):
         assert schedule.next_after(step) == next(due for due in planned if due > step)
 
 
 def test_nothing_is_planned_by_seconds_alone():
-    assert checkpoints.Schedule(Checkpoint(), 10, 4).next_after(5) is None
+    assert Schedule(Checkpoint(), DataOrder(10, 4, seed=0)).next_after(5) is None
 
 
 def test_an_order_that_goes_on_at_a_place_takes_the_rows_that_are_left():

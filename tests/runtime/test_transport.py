@@ -3,6 +3,8 @@
 import json
 import stat
 import threading
+import time
+from types import SimpleNamespace
 
 import msgpack
 import pytest
@@ -71,7 +73,9 @@ def test_a_long_message_is_not_even_parsed(monkeypatch):
         unpack(pack(Request(1, "x" * 100), TOKEN), TOKEN, Request)
 
 
-@pytest.mark.parametrize("name", ["DataError", "ModelError", "ResourceError", "WorkerError", "NumericError"])
+@pytest.mark.parametrize(
+    "name", ["ProjectError", "DataError", "ModelError", "ResourceError", "WorkerError", "NumericError"]
+)
 def test_an_error_keeps_its_class_on_the_way(name):
     error = getattr(errors, name)("what", where="here", hint="do", code="F99")
     failure = Failure.of(error, "rank 1 pid 5", "")
@@ -246,14 +250,49 @@ def test_waiting_ends_at_its_deadline(ranks):
     hold.set()
 
 
-def test_a_rank_without_heartbeat_is_the_one_that_is_named(ranks, monkeypatch):
+@pytest.fixture
+def clock(monkeypatch):
+    """`hurry` seconds pass at each look at it, besides those that do pass; `away` have passed."""
+    told = SimpleNamespace(away=0.0, hurry=0.0)
+
+    def monotonic():
+        told.away += told.hurry
+        return time.monotonic() + told.away
+
+    monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
+    return told
+
+
+@pytest.mark.parametrize(("deadline", "says"), [
+    (15, r"no answer within 15 s, rank 0 has been silent for \d+ s: waiting for actor_train"),
+    (3600, r"^error\[HANG\] rank 0 pid \d+: rank 0 has been silent for \d+ s: waiting for actor_train"),
+])  # fmt: skip
+def test_a_rank_without_heartbeat_is_the_one_that_is_named(ranks, monkeypatch, clock, deadline, says):
+    monkeypatch.setattr(transport, "BEAT_SECONDS", 1000.0)
+    monkeypatch.setattr(transport, "AWAY", 1000.0)
+    monkeypatch.setattr(transport, "LONGEST_SILENCE", 20.0)
     ranks.start(0, echo)
     ranks.master.wait_for_workers(10)
-    ranks.master._heard[0] -= 60
-    monkeypatch.setattr(ranks.master, "_read", lambda: None)  # deaf to its heartbeats from now on
-    with pytest.raises(errors.HangError, match="rank 0 has been silent for 6") as raised:
-        ranks.master.receive(1, "actor_train")
+    clock.hurry = 1.0
+    with pytest.raises(errors.HangError, match=says) as raised:
+        ranks.master.receive(deadline, "actor_train")
+    clock.hurry = 0.0
     assert raised.value.where.startswith("rank 0 pid")
+
+
+def test_a_master_that_was_away_blames_nobody(tmp_path, monkeypatch, clock):
+    """Stopped by Ctrl-Z for an hour: the ranks' heartbeats are there, and unread."""
+    monkeypatch.setattr(transport, "BEAT_SECONDS", 0.1)
+    ranks, hold = Ranks(tmp_path, 2), threading.Event()
+    for rank in range(2):
+        ranks.start(rank, lambda request: {} if request.op == "shutdown" else {"held": hold.wait(20)})
+    ranks.master.wait_for_workers(10)
+    ranks.master.send(0, Request(1, "train"))
+    time.sleep(0.5)
+    clock.away = 3600.0
+    threading.Timer(0.5, hold.set).start()
+    assert ranks.master.receive(600, "train").value == {"held": True}
+    ranks.close()
 
 
 def test_a_dead_launcher_is_noticed_while_waiting(ranks):

@@ -51,6 +51,8 @@ class Decoder(HFFamily):
 
     def config_from_hf(self, hf: Mapping[str, Any]) -> ModelConfig:
         given = {**self.defaults, **{key: value for key, value in hf.items() if value is not None}}
+        if self.has_window and "sliding_window" in hf:
+            given["sliding_window"] = hf["sliding_window"]  # null: no window; no such key: the usual one
         sizes: dict[str, Any] = {field: size_in(given, key) for field, key in SIZES.items()}
         return ModelConfig(
             family=str(hf.get("model_type")),

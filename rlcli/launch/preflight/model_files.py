@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcli.api.model_folder import check_folder, check_sizes
 from rlcli.errors import ModelError
 
 if TYPE_CHECKING:
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 
 def check_model_files(resolved: Resolved, role: str) -> None:
     """A folder must be whole and harmless, its tokenizer no larger than its embedding. Raises ModelError."""
-    from rlcli.checkpoint.huggingface import check_folder, check_sizes
-
     section = resolved.recipe.models[role]
     folder = Path(section.path).expanduser() if section.path is not None else None
     if folder is None or not folder.is_dir():

@@ -8,22 +8,21 @@ from typing import Any
 from rlcli import registry
 from rlcli.api.config import ModelInterfaceAbstraction
 from rlcli.api.data import Preview
+from rlcli.api.interface import ANSWER_FORMS
 from rlcli.errors import RlcliError
 from rlcli.launch.preflight.findings import Finding, failure
 from rlcli.launch.preflight.row_checks import place
 from rlcli.launch.preflight.text import shortened
+from rlcli.recipe.components import signature_of
 from rlcli.recipe.schema import Call
 
 MOST = 64
 """Rows whose answers are tried."""
 
-FORMS = ("#### {answer}", "\\boxed{{answer}}", "The answer is {answer}.")
-"""Ways in which a response may give its final answer."""
-
 
 def scores_texts(call: Call) -> bool:
     """Whether the interface of a call offers `score_texts`; told from its source."""
-    return "score_texts" in registry.signature("interfaces", call.interface.type).methods
+    return "score_texts" in signature_of("interfaces", call.interface.type).methods
 
 
 def check_reward(name: str, call: Call, rows: Sequence[Preview]) -> Finding:
@@ -52,11 +51,11 @@ def check_reward(name: str, call: Call, rows: Sequence[Preview]) -> Finding:
 def _judge(about: str, interface: Any, rows: Sequence[Preview]) -> Finding:
     golds = [str(row.metadata["answer"]) for row in rows]
     wrong = [_another(golds, number) for number in range(len(golds))]
-    by_form = [_scores(interface, [form.replace("{answer}", gold) for gold in golds], rows) for form in FORMS]
+    by_form = [_scores(interface, [form.replace("{answer}", gold) for gold in golds], rows) for form in ANSWER_FORMS]
     nothing = _scores(interface, [""] * len(rows), rows)
     accepted = [[_above(score, base) for score, base in zip(scores, nothing, strict=True)] for scores in by_form]
-    best = max(range(len(FORMS)), key=lambda form: sum(accepted[form]))
-    of_wrong = _scores(interface, [FORMS[best].replace("{answer}", text or "") for text in wrong], rows)
+    best = max(range(len(ANSWER_FORMS)), key=lambda form: sum(accepted[form]))
+    of_wrong = _scores(interface, [ANSWER_FORMS[best].replace("{answer}", text or "") for text in wrong], rows)
     refused = [row for number, row in enumerate(rows) if not any(ok[number] for ok in accepted)]
     of_gold = [
         max((s for s in (scores[n] for scores in by_form) if s is not None), default=None) for n in range(len(rows))
@@ -76,7 +75,7 @@ def _judge(about: str, interface: Any, rows: Sequence[Preview]) -> Finding:
         ]
         details.append("the answers of other rows were tried; one value written in two ways is no mistake")
         return Finding(level="warn", about=about, says=says, details=details, code="F51")
-    forms = [form for form, ok in zip(FORMS, accepted, strict=True) if all(ok)]
+    forms = [form for form, ok in zip(ANSWER_FORMS, accepted, strict=True) if all(ok)]
     shown = " or ".join(form.replace("{answer}", "…").rstrip(".") for form in forms)
     return Finding(level="ok", about=about, says=f"{says}; written as {shown}" if shown else says)
 

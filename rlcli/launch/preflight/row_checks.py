@@ -40,7 +40,8 @@ def check_rows(opened: OpenDataset, looked_at: Sequence[Preview]) -> Finding:
     """How many rows there are, and how many could not be read."""
     says = f"{count(len(opened), 'row')} of {opened.type}"
     if len(looked_at) < len(opened):
-        says += f", {len(looked_at)} looked at"
+        number = len(looked_at)
+        says += f", the first {number} looked at" if opened.is_drawn else f", {number} looked at, spread evenly"
     bad = opened.survey.bad_rows if opened.survey else ()
     if not bad:
         return Finding(level="ok", about=opened.name, says=says)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli import registry
 from rlcli.api.config import DatasetAbstraction
-from rlcli.api.data import DatasetUtility, Preview, SequenceSample, Survey
+from rlcli.api.data import DatasetUtility, Preview, Survey
+from rlcli.api.preview import preview_of
 from rlcli.errors import DataError, ModelError, RlcliError
 from rlcli.recipe.role_sources import prompt_role, tokenizer_role, tokenizer_source
 
@@ -58,10 +59,15 @@ class OpenDataset:
                 f"row {index} of dataset {self.name} cannot be read: {type(error).__name__}: {error}", code="F31"
             ) from error
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether its rows are drawn at random, one after another, so that the first are as good a sample as any."""
+        return bool(getattr(self.dataset, "DRAWN", False))
+
     def sample(self, rows: int) -> list[Preview]:
-        """At most so many rows, spread evenly over the dataset."""
+        """At most so many rows: the first of a dataset that draws them, else spread evenly over it."""
         rows = min(rows, len(self))
-        return [self.preview(number * len(self) // rows) for number in range(rows)]
+        return [self.preview(number if self.is_drawn else number * len(self) // rows) for number in range(rows)]
 
 
 def open_dataset(resolved: Resolved, name: str, tokenizers: Tokenizers | None = None) -> OpenDataset:
@@ -117,7 +123,8 @@ def open_tokenizer(source: str, *, light: bool = True) -> OpenTokenizer:
     """The tokenizer of a folder, a Hub id or a `builtin:<name>`. Raises ModelError."""
     if source.startswith("builtin:"):
         return _builtin_tokenizer(source, light)
-    from rlcli.checkpoint.huggingface import check_folder, load_tokenizer, with_end_token
+    from rlcli.api.model_folder import check_folder
+    from rlcli.checkpoint.huggingface import load_tokenizer, with_end_token
     from rlcli.checkpoint.light_tokenizer import NotLight, read_light_tokenizer
     from rlcli.topology.configs import cached_folder
 
@@ -146,34 +153,6 @@ def _builtin_tokenizer(source: str, light: bool) -> OpenTokenizer:
     if light and hasattr(maker, "tokenizer_parts"):
         return OpenTokenizer(LightTokenizer(*maker.tokenizer_parts()), source)
     return OpenTokenizer(maker.make_tokenizer(), source, "it is made by transformers")
-
-
-def preview_of(sample: SequenceSample) -> Preview:
-    """What can be told of a row from its sample, for datasets without a preview. Raises DataError."""
-    if sample.bs != 1:
-        raise DataError(f"a row is a batch of {sample.bs} samples; it must be one")
-    about: dict[str, Any] = {
-        "id": str(sample.ids[0]),
-        "metadata": {name: values[0] for name, values in sample.metadata.items()},
-    }
-    if "packed_prompts" in sample.keys:
-        return Preview(sequences=_pieces(sample, "packed_prompts"), **about)
-    if "packed_input_ids" not in sample.keys:
-        raise DataError(f"a row has neither packed_prompts nor packed_input_ids, but {', '.join(sample.keys)}")
-    sequences = _pieces(sample, "packed_input_ids")
-    if "prompt_mask" in sample.keys:
-        masks = _pieces(sample, "prompt_mask")
-        return Preview(sequences=sequences, trained=[[not masked for masked in mask] for mask in masks], **about)
-    prompt = _pieces(sample, "prompt_lens")[0][0] if "prompt_lens" in sample.keys else 0
-    trained = [[place >= prompt for place in range(len(tokens))] for tokens in sequences]
-    return Preview(sequences=sequences, trained=trained, **about)
-
-
-def _pieces(sample: SequenceSample, key: str) -> list[list[Any]]:
-    tensor = (sample.data or {}).get(key)
-    if tensor is None:
-        raise DataError(f"a row holds no data for {key}")
-    return [piece.tolist() for piece in tensor.split(sample.flat_seqlens(key))]
 
 
 @contextmanager

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping as ReadMapping
 
 from rlcli.recipe.components import dataset_keys, declared, lacks_method
-from rlcli.recipe.graph import GraphProblem, graph_problems
+from rlcli.recipe.graph import GraphProblem, graph_problems, producers
 from rlcli.recipe.lengths import responses_of
+from rlcli.recipe.meaning.keys import check_read, check_written
 from rlcli.recipe.meaning.models import sources
 from rlcli.recipe.meaning.notes import Notes
 from rlcli.recipe.schema import Call
@@ -45,6 +46,8 @@ def _graph(notes: Notes, calls: ReadMapping[str, Call], path: Path, dataset: str
         if keys and problem.key and not hint and "no call produces" in problem.what:
             hint = f"rows of {dataset} bring {', '.join(keys)}"
         notes.note("R71", problem.what, _place(problem, calls, path), hint, needs=needs, same=problem.key)
+    for name, call in calls.items():
+        check_read(notes, call, (*path, name), producers(calls))
 
 
 def _place(problem: GraphProblem, calls: ReadMapping[str, Call], path: Path) -> Path:
@@ -68,6 +71,7 @@ def _call(notes: Notes, call: Call, path: Path) -> None:
         what = f"the interface {call.interface.type} has no {call.call}"
         hint = f"rlcli show interface {call.interface.type} lists what it does"
         notes.note("R71", what, (*path, "call"), hint, needs=[kind])
+    check_written(notes, call, path)
     for field, listed in (("inputs", call.inputs), ("outputs", call.outputs)):
         for index, key in enumerate(listed):
             if key in listed[:index]:

@@ -1,14 +1,24 @@
-"""A decoder's forward pass from our configuration and parameters alone; what the families' tests compare with."""
+"""A decoder's forward pass from our configuration and parameters alone: what every family is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 
 import torch
 from torch.nn import functional as F
 
 from rlcli.api.family import ModelConfig
 
-ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+Weights = Mapping[str, torch.Tensor]
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
 
 
-def logits(config: ModelConfig, ours: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
+def logits(config: ModelConfig, ours: Weights, tokens: torch.Tensor) -> torch.Tensor:
     """[B, T] tokens to [B, T, vocabulary] logits, or [B, T, 1] values."""
     hidden = ours["embedding.tokens.weight"][tokens] * config.embedding_scale
     if config.rope is None:
@@ -25,7 +35,7 @@ def logits(config: ModelConfig, ours: dict[str, torch.Tensor], tokens: torch.Ten
     return hidden @ ours["embedding.tokens.weight" if config.tied else "head.output.weight"].T
 
 
-def _attention(config: ModelConfig, block: dict, hidden: torch.Tensor, index: int) -> torch.Tensor:
+def _attention(config: ModelConfig, block: Weights, hidden: torch.Tensor, index: int) -> torch.Tensor:
     heads = {"q": config.heads, "k": config.kv_heads, "v": config.kv_heads}
     q, k, v = (_linear(block, f"attention.{name}", hidden).unflatten(-1, (count, -1)) for name, count in heads.items())
     if config.qk_norm:
@@ -50,6 +60,7 @@ def _rotate(config: ModelConfig, x: torch.Tensor) -> torch.Tensor:
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+    assert config.rope is not None
     parameters = {"rope_type": "default", **config.rope.scaling, "rope_theta": config.rope.base}
     frequencies, scale = config.rope.base ** -(torch.arange(0, config.head_dim, 2) / config.head_dim), 1.0
     if parameters["rope_type"] != "default":
@@ -61,7 +72,8 @@ def _rotate(config: ModelConfig, x: torch.Tensor) -> torch.Tensor:
     return x * angles.cos() * scale + torch.cat([-second, first], -1) * angles.sin() * scale
 
 
-def _mixture(config: ModelConfig, block: dict, hidden: torch.Tensor) -> torch.Tensor:
+def _mixture(config: ModelConfig, block: Weights, hidden: torch.Tensor) -> torch.Tensor:
+    assert config.experts is not None
     weights, chosen = _linear(block, "mlp.router", hidden).softmax(-1).topk(config.experts.per_token, -1)
     if config.experts.normalized:
         weights = weights / weights.sum(-1, keepdim=True)
@@ -70,22 +82,22 @@ def _mixture(config: ModelConfig, block: dict, hidden: torch.Tensor) -> torch.Te
     return (picked * weights[..., None]).sum(-2)
 
 
-def _mlp(config: ModelConfig, block: dict, name: str, hidden: torch.Tensor) -> torch.Tensor:
+def _mlp(config: ModelConfig, block: Weights, name: str, hidden: torch.Tensor) -> torch.Tensor:
     activate, up = ACTIVATIONS[config.activation], _linear(block, f"{name}.up", hidden)
     inner = activate(_linear(block, f"{name}.gate", hidden)) * up if config.gated else activate(up)
     return _linear(block, f"{name}.down", inner)
 
 
-def _norm(config: ModelConfig, ours: dict, name: str, x: torch.Tensor) -> torch.Tensor:
+def _norm(config: ModelConfig, ours: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
     weight = ours[f"{name}.weight"] + config.norm_offset
     if config.layer_norm:
         return F.layer_norm(x, x.shape[-1:], weight, ours[f"{name}.bias"], config.norm_eps)
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config.norm_eps) * weight
 
 
-def _linear(ours: dict, name: str, x: torch.Tensor) -> torch.Tensor:
+def _linear(ours: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
     return F.linear(x, ours[f"{name}.weight"], ours.get(f"{name}.bias"))
 
 
-def _below(ours: dict, prefix: str) -> dict:
+def _below(ours: Weights, prefix: str) -> Weights:
     return {name.removeprefix(prefix): tensor for name, tensor in ours.items() if name.startswith(prefix)}

@@ -1,0 +1,121 @@
+"""The folder of a model as Hugging Face writes it, looked at before transformers sees it: whole, and without code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import ModelError
+
+FORBIDDEN_KEYS = ("auto_map", "custom_code", "custom_pipelines", "trust_remote_code")
+FORBIDDEN_PREFIXES = ("_attn_implementation", "attn_implementation", "_experts_implementation")
+"""Entries of a model's JSON files that would make transformers fetch or run somebody's code."""
+
+WANTED_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model")
+"""What is downloaded of a model on the Hub: no code, no pickles."""
+
+OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.gguf", "*.msgpack")
+
+
+def model_folder(source: str, *, weights: bool) -> Path:
+    """The checked folder of a model: a local one as it is, one from the Hub downloaded, without code or pickles.
+
+    `weights`: it must hold some, as safetensors. Raises ModelError.
+    """
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        if folder.exists() or source.startswith((".", "/", "~")):
+            raise ModelError(f"{source} is not a folder with a model", hint="give the folder that holds config.json")
+        folder = _downloaded(source, weights)
+    check_folder(folder, weights=weights)
+    return folder
+
+
+def _downloaded(source: str, weights: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    wanted = [pattern for pattern in WANTED_FILES if weights or "safetensors" not in pattern]
+    try:
+        return Path(snapshot_download(source, allow_patterns=wanted))
+    except Exception as error:  # network, authorisation, no such model, offline: each has a class of its own
+        raise ModelError(
+            f"{source} cannot be fetched from the Hugging Face Hub: {first_line(error)}",
+            hint="check the name and the network, or give a local folder",
+        ) from error
+
+
+def check_folder(folder: Path, *, weights: bool) -> None:
+    """A model folder must be whole and harmless before transformers sees it. Needs no torch. Raises ModelError."""
+    config = folder / "config.json"
+    if weights and not config.is_file():
+        raise ModelError(f"{folder} has no config.json", hint="a model folder is what save_pretrained writes")
+    for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
+        if (folder / name).is_file():
+            _refuse_code(folder / name)
+    if weights and not any(folder.glob("*.safetensors")):
+        others = sorted(path.name for pattern in OTHER_FORMATS for path in folder.glob(pattern))
+        found = f"; it holds {others[0]}, which can run code when it is read" if others else ""
+        raise ModelError(
+            f"{folder} has no safetensors weights{found}",
+            hint="load it once with transformers and save_pretrained it again",
+        )
+
+
+def check_sizes(model: Path, tokenizer: Path) -> None:
+    """Compare the files of a model and a tokenizer, before anything is loaded. Raises ModelError F32."""
+    config, words = _read_json(model / "config.json"), tokenizer / "tokenizer.json"
+    if not words.is_file() or not isinstance(config, dict):
+        return
+    rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    ids = list(_token_ids(_read_json(words)))
+    if isinstance(rows, int) and ids and max(ids) >= rows:
+        raise ModelError(
+            f"the tokenizer in {tokenizer} has {max(ids) + 1} tokens, the embedding of {model} {rows} rows",
+            hint="use the tokenizer that the model was made with",
+            code="F32",
+        )
+
+
+def _token_ids(tokenizer: Any) -> Iterator[int]:
+    """Of a tokenizer.json: its vocabulary, a mapping or (Unigram) a list, and the tokens added to it."""
+    if not isinstance(tokenizer, dict):
+        return
+    vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}
+    ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+    added = (entry.get("id") for entry in tokenizer.get("added_tokens") or [])
+    yield from (id_ for id_ in (*ids, *added) if isinstance(id_, int))
+
+
+def _refuse_code(file: Path) -> None:
+    for key, value in _entries(_read_json(file)):
+        fetches = isinstance(value, str) and ("/" in value or key.endswith("_internal"))
+        if key in FORBIDDEN_KEYS or (key.startswith(FORBIDDEN_PREFIXES) and fetches):
+            raise ModelError(
+                f"{file} has {key}, which can make transformers run code that comes with the model",
+                hint=f"remove {key} if the model's architecture is one that transformers has",
+                code="S6",
+            )
+
+
+def _entries(value: Any) -> Iterator[tuple[str, Any]]:
+    """Every key with its value, if it has one, at any depth."""
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        if inner not in (None, False, "", {}, []):
+            yield str(key), inner
+        yield from _entries(inner)
+    for inner in value if isinstance(value, list) else ():
+        yield from _entries(inner)
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{file} is not readable JSON: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, on one line."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,176 @@
+"""The report of `rlcli test`: each check in words as it is done, and for a failure the number, the cause, the line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rlcli.cli.output import print_styled, print_talk
+from rlcli.errors import escape_control
+from rlcli.observe.terminal import one_line
+
+if TYPE_CHECKING:
+    from rlcli.testing.results import Check, Examined, Failure, Outcome
+    from rlcli.testing.subjects import Subject
+
+STYLES = {"ok": "green", "FAIL": "bold red", "skip": "dim"}
+COUNTED: dict[Outcome, str] = {"ok": "passed", "FAIL": "failed", "skip": "skipped"}
+MARGIN = 8
+"""Columns before the words of a check."""
+
+
+class SilentPrinter:
+    """Says what it waits for, where somebody can see it, and nothing else."""
+
+    def __init__(self) -> None:
+        self._is_live = sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+        self._title = ""
+        self._done = self._checks = 0
+
+    def __enter__(self) -> Self:
+        self._live("loading …")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._clear()
+
+    def component(self, subject: Subject, checks: int) -> None:
+        self._title, self._done, self._checks = subject.title, 0, checks
+
+    def begin(self, words: str) -> None:
+        self._live(f"{self._title} {self._done + 1}/{self._checks} {words}")
+
+    def end(self, check: Check) -> None:
+        self._done += 1
+
+    def done(self, tested: Examined) -> None:
+        self._clear()
+
+    def total(self, tested: Sequence[Examined]) -> None:
+        """After the last component."""
+
+    def _live(self, text: str) -> None:
+        """A line that the next one takes the place of."""
+        if self._is_live:
+            width = shutil.get_terminal_size((80, 24)).columns
+            self._write(f"\r\x1b[2K\x1b[2m{one_line(text)[: width - 1]}\x1b[0m")
+
+    def _clear(self) -> None:
+        if self._is_live:
+            self._write("\r\x1b[2K")
+
+    def _write(self, text: str) -> None:
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            self._is_live = False
+
+
+class CheckPrinter(SilentPrinter):
+    """Prints each check when it is done; those that do not concern a component are summed up."""
+
+    def __init__(self, traceback: bool = False):
+        super().__init__()
+        self._traceback = traceback
+        self._skipped: dict[str, int] = {}
+        self._variant = ""
+        self._last: Failure | None = None
+        """Printed last: a component that breaks at once does so in every check."""
+
+    def component(self, subject: Subject, checks: int) -> None:
+        from rlcli.recipe.layers import shown
+        from rlcli.testing.subjects import KINDS
+
+        super().component(subject, checks)
+        self._skipped, self._last, self._variant = {}, None, ""
+        self._clear()
+        number = f"{checks} check{'' if checks == 1 else 's'}"
+        file = shown(subject.file)
+        print_styled((subject.title, "bold"), (f" ({file}) · {number} · {KINDS[subject.kind].runs_on}", ""))
+        print_styled()
+
+    def end(self, check: Check) -> None:
+        super().end(check)
+        self._clear()
+        if check.outcome == "skip":
+            self._skipped[check.reason] = self._skipped.get(check.reason, 0) + 1
+            return
+        if check.variant != self._variant:
+            self._variant = check.variant
+            print_styled((f"  with {check.variant}" if check.variant else "  its own tests", "dim"))
+        is_known = check.failure is not None and check.failure == self._last
+        _print_line(check.outcome, check.words + _cases(check) + (" (as above)" if is_known else ""))
+        if check.failure is not None and not is_known:
+            self._last = check.failure
+            for text in (check.failure.found, check.failure.cause, check.failure.where):
+                _print_below(text)
+            if self._traceback:
+                for line in escape_control(check.failure.traceback).splitlines():
+                    print_styled((f"          {line}", "dim"))
+
+    def done(self, tested: Examined) -> None:
+        super().done(tested)
+        if tested.broken is not None:
+            print_styled((tested.subject.title, "bold"), (" cannot be loaded", "red"))
+            _print_below(str(tested.broken))
+            print_styled()
+            return
+        if self._skipped:
+            _print_line("skip", _skipped(self._skipped))
+        print_styled((summary([tested]), "bold red" if tested.count("FAIL") else "bold green"))
+
+    def total(self, tested: Sequence[Examined]) -> None:
+        if len(tested) > 1:
+            sound = sum(one.broken is None and not one.count("FAIL") for one in tested)
+            print_talk(f"{sound} of {len(tested)} components keep their contract: {summary(tested)}")
+
+
+def summary(tested: Sequence[Examined]) -> str:
+    """`13 passed, 1 failed, 2 skipped in 9.2 s`."""
+    outcomes = [check.outcome for one in tested for check in one.checks]
+    numbers = {word: outcomes.count(outcome) for outcome, word in COUNTED.items()}
+    words = ", ".join(f"{number} {word}" for word, number in numbers.items() if number) or "no checks"
+    return f"{words} in {sum(one.seconds for one in tested):.1f} s"
+
+
+def _skipped(reasons: Mapping[str, int]) -> str:
+    """`17 that do not concern it: has no inference (16); does not evaluate (1)`."""
+    number = sum(reasons.values())
+    counted = [f"{reason} ({of})" if len(reasons) > 1 else reason for reason, of in reasons.items()]
+    return f"{number} that do{'es' if number == 1 else ''} not concern it: {'; '.join(counted)}"
+
+
+def _cases(check: Check) -> str:
+    """Which of several cases failed: ` (3 of 5: 2, 3, 5)`."""
+    if check.cases == 1 or not check.failed_cases:
+        return ""
+    shown = ", ".join(check.failed_cases[:3]) + (", …" if len(check.failed_cases) > 3 else "")
+    return f" ({len(check.failed_cases)} of {check.cases}: {shown})"
+
+
+def _print_line(level: str, words: str) -> None:
+    first, *rest = _wrapped(one_line(words), MARGIN)
+    style = STYLES[level]
+    print_styled((f"  {level:<{MARGIN - 2}}", style), (first, style if level == "skip" else ""))
+    for line in rest:
+        print_styled((" " * MARGIN + line, style if level == "skip" else ""))
+
+
+def _print_below(text: str) -> None:
+    """What belongs to the line above."""
+    for paragraph in escape_control(text).splitlines():
+        for line in _wrapped(paragraph, MARGIN + 2):
+            print_styled((" " * (MARGIN + 2) + line, ""))
+
+
+def _wrapped(text: str, margin: int) -> list[str]:
+    width = max(shutil.get_terminal_size((80, 24)).columns - margin, 40)
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False) or [""]

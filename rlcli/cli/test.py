@@ -1,0 +1,55 @@
+"""`rlcli test`: the contract suite of a component, or the smoke run of a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def test(
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="interface, backend, dataset, family, recipe, reward; or all.")
+    ],
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="One of them; without: every one of that kind.")
+    ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Arguments of the component, overrides of the recipe."),
+    ] = None,
+    keyword: Annotated[
+        str, typer.Option("-k", metavar="WORDS", help="Only checks with these words in their name.")
+    ] = "",
+    exit_first: Annotated[bool, typer.Option("--exit-first", "-x", help="Stop at the first failure.")] = False,
+    check_seconds: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="Longest time that one check may take.")
+    ] = 120.0,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of each failure.")] = False,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write the results as JUnit XML too.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Hold a component to the contract of its kind, and run its own tests: on the CPU, with tiny models.
+
+    Example: rlcli test dataset arithmetic
+    """
+    from rlcli.cli.checks import CheckPrinter, SilentPrinter
+    from rlcli.cli.output import print_json
+    from rlcli.testing.results import exit_code
+    from rlcli.testing.subjects import subjects
+
+    chosen = subjects(kind, name, given or ())
+    printer = SilentPrinter() if as_json else CheckPrinter(traceback)
+    with printer:
+        from rlcli.testing.runner import Options, run_checks
+
+        tested = run_checks(chosen, printer, Options(keyword, exit_first, junit, check_seconds))
+    code = exit_code(tested)
+    if as_json:
+        print_json({"ok": code == 0, "exit_code": code, "components": [one.as_json() for one in tested]})
+    else:
+        printer.total(tested)
+    return code

@@ -1,0 +1,45 @@
+"""Whose mistake an exception is: one that comes out of a component of the user's own is told with its place there."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlcli.errors import ProjectError, RlcliError
+from rlcli.project import is_built_in, search_path
+
+KINDS = ("interfaces", "backends", "datasets")
+
+
+@contextmanager
+def component_faults_told() -> Iterator[None]:
+    """An exception that went through a component which is not built in, as ProjectError with the innermost line there;
+    what else goes wrong, as it is."""
+    try:
+        yield
+    except RlcliError:
+        raise
+    except Exception as error:
+        place = _place_in_a_component(error)
+        if place is None:
+            raise
+        kind, file, line = place
+        alone = "" if file.stem.startswith("_") else f"rlcli test {kind.removesuffix('s')} {file.stem} tries it alone; "
+        raise ProjectError(
+            f"{type(error).__name__}: {error}".rstrip(": "),
+            where=f"{file}:{line}",
+            hint=f"{alone}--debug before the verb shows the traceback",
+        ) from error
+
+
+def _place_in_a_component(error: Exception) -> tuple[str, Path, int] | None:
+    """Kind, file and line of the innermost frame in a component of the user's."""
+    folders = {Path(folder): kind for kind in KINDS for folder in search_path(kind) if not is_built_in(Path(folder))}
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = Path(frame.f_code.co_filename)
+        if file.parent in folders:
+            found = folders[file.parent], file, line
+    return found

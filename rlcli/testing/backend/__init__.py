@@ -1,0 +1,23 @@
+"""The contract of a backend: whatever it does to a model, numbers are those of a plain loop over transformers' own.
+
+    class TestContract(BackendContract):
+        name = "my-backend"
+
+A backend that does not train, or does not generate, skips those checks.
+"""
+
+from rlcli.testing.backend.declaration import DeclarationChecks
+from rlcli.testing.backend.forward import ForwardChecks
+from rlcli.testing.backend.generation import GenerationChecks
+from rlcli.testing.backend.optimizer import OptimizerChecks
+from rlcli.testing.backend.ranks import RanksChecks
+from rlcli.testing.backend.state import StateChecks
+from rlcli.testing.backend.training import TrainingChecks
+
+__all__ = ["BackendContract"]
+
+
+class BackendContract(  # pytest runs the checks of the last base first
+    RanksChecks, StateChecks, GenerationChecks, OptimizerChecks, TrainingChecks, ForwardChecks, DeclarationChecks
+):
+    """All checks of a backend; subclasses give its `name`, and `families` that it runs."""

@@ -1,0 +1,184 @@
+"""What all checks of a backend build on: engines over tiny models, batches, and a loss with everything in it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import Model, ModelBackend, ModelOutput, PipelinableEngine
+from rlcli.registry import make_backend, signature
+from rlcli.testing.backend.plain import TEMPERATURE, AdamW, acting, value_targets
+from rlcli.testing.batches import make_batch
+from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
+
+TOTAL_STEPS = 10
+LENGTHS = ((2, 3), (4, 7), (1, 2), (3, 5), (2, 7), (3, 0), (1, 0))
+"""(prompt, response) of each sequence of a batch, in tokens: ragged, one without a response, one of a single token."""
+PROMPTS = (5, 9, 3, 17, 1)
+
+SETTINGS: dict[str, Any] = {
+    "lr": 1e-2, "weight_decay": 0.1, "beta1": 0.8, "beta2": 0.9, "eps": 1e-3, "max_grad_norm": 0.5,
+    "warmup_steps": 2, "schedule": "linear", "min_lr_ratio": 0.1,
+}  # fmt: skip
+"""Under these every part of an optimizer shows in the weights: gradients are clipped, eps is felt."""
+RATES = (1 / 3, 2 / 3, 1.0, 1 - 0.9 / 7)
+"""Of the first steps of ten, under these settings."""
+
+Weights = dict[str, torch.Tensor]
+
+
+class BackendChecks(Contract):
+    """Makes the backend's engines; the checks are in the subclasses."""
+
+    kind = "backend"
+    families: ClassVar[tuple[str, ...]] = ("llama", "gpt2")
+    """Models of `rlcli.testing.tiny_models` that the backend runs, the one for most checks first. (These two differ: in
+    biases, kinds of norms, positions, tied weights.)"""
+    tolerance: ClassVar[float] = 5e-5
+    """Largest relative difference from the plain computation that is rounding; that of float32 by default."""
+
+    # -- subjects --------------------------------------------------------------------------------------------
+
+    def backend(self, **wanted: Any) -> ModelBackend:
+        """The backend with the contract's `args`, and of `wanted` what it has a setting for."""
+        known = {argument.name for argument in signature("backends", self.name).arguments}
+        args = dict(self.args) | {name: value for name, value in wanted.items() if name in known}
+        return make_backend(ModelBackendAbstraction(self.name, args))
+
+    def engine(self, family: str | None = None, *, head: str = "lm", seed: int = 0, lm: nn.Module | None = None,
+               mesh: Any = None, device: str = "cpu", tokenizer: Any = None,
+               **wanted: Any) -> PipelinableEngine:  # fmt: skip
+        """An engine over a tiny model, or over `lm`; skips the check if the backend makes none."""
+        module = lm if lm is not None else tiny_model(family or self.families[0], head=head, seed=seed)
+        model = Model("actor", module, tokenizer or TinyTokenizer(), torch.device(device), device_mesh=mesh)
+        spec = FinetuneSpec(total_train_steps=TOTAL_STEPS, dataset_size=100, train_batch_size=10)
+        made = self.backend(**({"dtype": "float32"} | wanted)).initialize(model, spec).module
+        if made is None:
+            pytest.skip("makes no engine")
+        assert isinstance(made, PipelinableEngine)
+        return made
+
+    def trained_engine(self, family: str | None = None, **wanted: Any) -> PipelinableEngine:
+        """One that has an optimizer; skips the check if the backend does not train."""
+        engine = self.engine(family, **wanted)
+        if not self.trains():
+            pytest.skip("does not train")
+        return engine
+
+    def trains(self) -> bool:
+        return bool(getattr(type(self.backend()), "TRAINS", True))
+
+    def optimizer_settings(self, **wanted: Any) -> AdamW:
+        """AdamW as the backend's settings describe it; override where they have other names."""
+        backend = self.backend(**wanted)
+        if not hasattr(backend, "lr"):
+            pytest.skip("has no setting lr; override optimizer_settings")
+        return AdamW.described_by(backend)
+
+    def rates(self) -> tuple[float, ...]:
+        """The rate of the first steps over the peak, as those of SETTINGS that the backend has make it."""
+        return RATES if hasattr(self.backend(**SETTINGS), "schedule") else (1.0,) * len(RATES)
+
+    # -- looking ---------------------------------------------------------------------------------------------
+
+    def weights(self, engine: PipelinableEngine) -> Weights:
+        """A copy of all parameters, whole, under the names of transformers. Every rank takes part."""
+        if offers(engine, "state"):
+            whole = engine.state().weights.items()
+            return {name: getattr(tensor, "full_tensor", tensor.clone)().cpu() for name, tensor in whole}
+        with tempfile.TemporaryDirectory() as folder:
+            engine.save_to_hf(None, str(Path(folder) / "model"))
+            files = sorted((Path(folder) / "model").glob("*.safetensors"))
+            return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def offers(engine: PipelinableEngine, method: str) -> bool:
+    """Whether the engine has its own version of one of the methods that an engine may leave out."""
+    return getattr(type(engine), method) is not getattr(PipelinableEngine, method)
+
+
+def place(engine: object, *methods: str) -> str:
+    """`file:line` of the first of `methods` that the component has written itself, else of its class."""
+    for method in methods:
+        for owner in type(engine).__mro__:
+            if method in vars(owner) and not owner.__module__.startswith("rlcli.api"):
+                return place_of(vars(owner)[method])
+    return place_of(type(engine))
+
+
+# -- batches and losses ----------------------------------------------------------------------------------------------
+
+
+def batch(seed: int = 0, lengths: Sequence[tuple[int, int]] = LENGTHS) -> SequenceSample:
+    keys = ("packed_input_ids", "prompt_mask")
+    return make_batch(keys, [[pair] for pair in lengths], seed, vocabulary=VOCABULARY, end=END)
+
+
+def prompts(seed: int = 0, lengths: Sequence[int] = PROMPTS) -> SequenceSample:
+    pairs = [[(length, 0)] for length in lengths]
+    return make_batch(("packed_prompts",), pairs, seed, vocabulary=VOCABULARY, end=END)
+
+
+def answer_loss(output: ModelOutput, sample: SequenceSample) -> Any:
+    """Negative log-likelihood of the responses less a bonus for entropy, summed; at a temperature."""
+    output.temperature = TEMPERATURE
+    mask = acting(sample)
+    entropy = (output.entropy * mask).sum()
+    return -(output.logprobs * mask).sum() - 0.1 * entropy, {"entropy": (entropy, mask.sum())}
+
+
+def answer_weight(sample: SequenceSample) -> torch.Tensor:
+    return acting(sample).sum()
+
+
+def value_loss(output: ModelOutput, sample: SequenceSample) -> torch.Tensor:
+    return (output.values - value_targets(sample)).square().sum()
+
+
+def value_weight(sample: SequenceSample) -> int:
+    return sum(sample.flat_seqlens("packed_input_ids"))
+
+
+def train(engine: PipelinableEngine, step: int) -> dict[str, float]:
+    """One step on a batch of its own."""
+    return engine.train_batch(batch(step), answer_loss, answer_weight, version_steps=step)
+
+
+# -- differences -----------------------------------------------------------------------------------------------------
+
+
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Largest difference, relative to the largest wanted value; infinite for another shape or a NaN."""
+    if found.shape != wanted.shape or not bool(found.isfinite().all()):
+        return float("inf")
+    if not wanted.numel():
+        return 0.0
+    return float((found.double() - wanted.double()).abs().max() / wanted.abs().max().clamp(min=1e-12))
+
+
+def weights_apart(found: Weights, wanted: Weights) -> float:
+    """Largest difference of any weight, relative to the largest of its tensor."""
+    if not wanted.keys() <= found.keys():
+        return float("inf")
+    return max(distance(found[name], weight) for name, weight in wanted.items())
+
+
+def require_close(
+    what: str, found: torch.Tensor, wanted: torch.Tensor, tolerance: float, cause: str, where: str
+) -> None:
+    """Raises `Violation` if `found` is not `wanted`."""
+    if found.shape != wanted.shape:
+        raise Violation(f"{what}: shape {tuple(found.shape)} in place of {tuple(wanted.shape)}", cause, where)
+    apart = distance(found, wanted)
+    if apart > tolerance:
+        raise Violation(f"{what}: off by {apart:.2g} of the largest value", cause, where)

@@ -1,0 +1,64 @@
+"""What a backend says of itself, and what it makes of a model before anything runs."""
+
+from __future__ import annotations
+
+import torch
+
+from rlcli.api.model import Model
+from rlcli.registry import signature
+from rlcli.testing.backend.base import BackendChecks, place
+from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.tiny_models import tiny_model
+
+DIMENSIONS = ("dp", "tp", "pp", "cp", "ep")
+
+
+class DeclarationChecks(BackendChecks):
+    """The class, its settings, and the engine that it makes."""
+
+    def test_settings_are_typed_and_explained(self) -> None:
+        """every setting has a type and a text"""
+        for argument in signature("backends", self.name).arguments:
+            if not argument.annotation or not argument.doc:
+                lacks = "type" if not argument.annotation else "text below it"
+                what = f"{argument.name} has no {lacks}"
+                raise Violation(what, "rlcli show prints both", f"{argument.path}:{argument.line}")
+
+    def test_dimensions_are_known(self) -> None:
+        """DIMENSIONS names dimensions of a mesh, dp among them"""
+        cls = type(self.backend())
+        declared = getattr(cls, "DIMENSIONS", ("dp",))
+        if "dp" not in declared or not set(declared) <= set(DIMENSIONS):
+            raise Violation(f"DIMENSIONS is {declared}", f"choose from {', '.join(DIMENSIONS)}", place_of(cls))
+
+    def test_the_model_is_taken_as_it_is(self) -> None:
+        """an engine has the model's weights, device and one rank"""
+        for family in self.families:
+            engine = self.engine(family)
+            where = place(engine, "__init__")
+            if engine.device != torch.device("cpu") or engine.dp_size != 1:
+                what = f"device {engine.device}, dp_size {engine.dp_size} for a model on one rank's CPU"
+                raise Violation(what, "take device and mesh from the model", where)
+            weights = self.weights(engine)
+            for name, weight in tiny_model(family).named_parameters():
+                if name not in weights or not torch.equal(weights[name], weight.detach()):
+                    state = "changed" if name in weights else "missing"
+                    raise Violation(f"{name} of {family} is {state}", "keep the weights that came in", where)
+
+    def test_a_role_without_weights_is_left_or_refused(self) -> None:
+        """a role without weights gets no engine, or an error of ours"""
+        from rlcli.errors import RlcliError
+
+        model = Model("reward", None, None, torch.device("cpu"))
+        backend = self.backend()
+        try:
+            made = backend.initialize(model, None).module
+        except RlcliError:
+            return
+        except Exception as error:
+            what = f"{type(error).__name__} for a role without weights: {error}"
+            cause = "raise ModelError with a hint: use backend: null for such a role"
+            raise Violation(what, cause, place(backend, "_initialize")) from error
+        if made is not None and not hasattr(made, "train_batch"):
+            raise Violation(f"model.module is a {type(made).__name__}", "put an engine there, or None",
+                            place(backend, "_initialize"))  # fmt: skip

@@ -1,0 +1,151 @@
+"""Forward passes: whatever is packed with whatever, each sequence is as if it were alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import ModelOutput, PipelinableEngine
+from rlcli.testing.backend.base import BackendChecks, batch, distance, place, require_close
+from rlcli.testing.backend.plain import TEMPERATURE, logits_of, scores_of
+from rlcli.testing.contract import Violation
+from rlcli.testing.tiny_models import tiny_model
+
+LEAK = "keep packed sequences apart: attention and positions begin anew with each"
+ORDER = "put the micro-batches' rows back in the order of the input"
+
+CUTS = (MicroBatchSpec(n_mbs=3), MicroBatchSpec(max_tokens_per_mb=12), MicroBatchSpec(n_mbs=100))
+
+
+class ForwardChecks(BackendChecks):
+    """`forward`, `forward_micro_batch` and what an output offers."""
+
+    def test_scores_are_those_of_each_sequence_alone(self) -> None:
+        """log-probs and entropies: each sequence as if alone"""
+        for family in self.families:
+            engine, plain, sample = self.engine(family), tiny_model(family).double(), batch()
+            for temperature in (1.0, TEMPERATURE):
+                with torch.no_grad():
+                    wanted = scores_of(plain, sample, temperature)
+                for what, values in zip(("log-probs", "entropies"), wanted, strict=True):
+                    found = scores(engine, sample, what, temperature)
+                    where = place(engine, "forward_micro_batch")
+                    require_close(f"{what} of {family} at temperature {temperature}", found, values, self.tolerance,
+                                  _cause(plain, sample, what, temperature, found), where)  # fmt: skip
+
+    def test_logits_are_those_of_each_sequence_alone(self) -> None:
+        """logits: each sequence as if alone"""
+        for family in self.families:
+            engine, plain = self.engine(family), tiny_model(family).double()
+            with torch.no_grad():
+                wanted = torch.cat(logits_of(plain, batch()))
+            where = place(engine, "forward_micro_batch")
+            require_close(f"logits of {family}", engine.forward(batch()), wanted, self.tolerance, LEAK, where)
+
+    def test_values_come_from_the_value_head(self) -> None:
+        """values: the value head's, each sequence as if alone"""
+        engine, plain = self.engine(head="value"), tiny_model(self.families[0], head="value").double()
+        with torch.no_grad():
+            wanted = torch.cat(logits_of(plain, batch()))[:, 0]
+        found = engine.forward(batch(), post_hook=lambda output, _: output.values)
+        require_close("values", found, wanted, self.tolerance, LEAK, place(engine, "forward_micro_batch"))
+
+    def test_bfloat16_stays_close(self) -> None:
+        """dtype bfloat16: log-probs and values move, but not far"""
+        if not hasattr(self.backend(), "dtype"):
+            self.engine()
+            pytest.skip("has no setting dtype")
+        found = {}
+        for dtype in ("float32", "bfloat16"):
+            heads = {head: self.engine(head=head, dtype=dtype) for head in ("lm", "value")}
+            values = heads["value"].forward(batch(), post_hook=lambda output, _: output.values)
+            found[dtype] = {"log-probs": scores(heads["lm"], batch(), "log-probs"), "values": values}
+        for what, fine in found["float32"].items():
+            apart = distance(found["bfloat16"][what], fine)
+            if not 1e-4 < apart < 0.1:
+                cause = "run matrix products in dtype" if apart < 1e-4 else "only matrix products run in 16 bits"
+                raise Violation(f"{what} in bfloat16 are {apart:.2g} from those in float32", cause,
+                                place(heads["lm"], "__init__"))  # fmt: skip
+
+    def test_outputs_do_not_depend_on_the_cut(self) -> None:
+        """outputs are the same, in order, for any micro-batches"""
+        engine, sample = self.engine(), batch()
+        whole = scores(engine, sample, "log-probs")
+        for cut in CUTS:
+            where = place(engine, "forward", "forward_micro_batch")
+            require_close(f"log-probs under {cut}", scores(engine, sample, "log-probs", cut=cut), whole,
+                          self.tolerance, ORDER, where)  # fmt: skip
+
+    def test_the_token_cap_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """no forward pass has more tokens than max_tokens_per_mb"""
+        engine, seen = self.engine(), []
+        forward = engine.forward_micro_batch
+
+        def counted(micro_batch: SequenceSample, then: object) -> object:
+            seen.append(sum(micro_batch.flat_seqlens("packed_input_ids")))
+            return forward(micro_batch, then)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(engine, "forward_micro_batch", counted)
+        engine.forward(batch(), MicroBatchSpec(max_tokens_per_mb=12))
+        total = sum(batch().flat_seqlens("packed_input_ids"))
+        if max(seen) > 12 or sum(seen) != total:
+            found = f"forward passes over {seen} tokens; the cap is 12 and there are {total}"
+            raise Violation(found, "leave the cutting to PipelinableEngine.forward", place(engine, "forward"))
+
+    def test_edge_batches(self) -> None:
+        """one token, one sequence, no sequence at all"""
+        engine = self.engine()
+        where = place(engine, "forward_micro_batch", "forward")
+        for lengths, rows in (([(1, 0)], 0), ([(1, 1)], 1), ([(1, 0), (1, 0), (2, 4)], 5)):
+            found = len(scores(engine, batch(lengths=lengths), "log-probs"))
+            if found != rows:
+                what = (
+                    f"sequences of {[sum(pair) for pair in lengths]} tokens have {found} log-probs in place of {rows}"
+                )
+                raise Violation(what, "the last token of each sequence has none", where)
+        empty = batch().select_indices([])
+        if len(engine.forward(empty, post_hook=lambda output, _: output.logprobs)):
+            raise Violation("a batch without sequences has outputs", "return an empty tensor", where)
+
+    def test_a_forward_pass_leaves_nothing_behind(self) -> None:
+        """a forward pass keeps no gradient, changes no weight"""
+        engine = self.engine()
+        before = self.weights(engine)
+        found = scores(engine, batch(), "log-probs")
+        if found.requires_grad:
+            cause = "call super().forward or work under torch.no_grad(): its activations stay in memory"
+            raise Violation("what forward returns still has its graph", cause, place(engine, "forward"))
+        again = scores(engine, batch(), "log-probs")
+        if not torch.equal(found, again):
+            apart = float((found - again).abs().max())
+            cause = "dropout is on, or the pass changes the model"
+            raise Violation(f"two passes over one batch differ by {apart:.2g}", cause, place(engine, "forward"))
+        changed = [name for name, weight in self.weights(engine).items() if not torch.equal(weight, before[name])]
+        if changed:
+            what = f"a forward pass changed {len(changed)} weights, {changed[0]} among them"
+            raise Violation(what, "compute out of place", place(engine, "forward"))
+
+
+def scores(engine: PipelinableEngine, sample: SequenceSample, what: str, temperature: float = 1.0,
+           cut: MicroBatchSpec | None = None) -> torch.Tensor:  # fmt: skip
+    """[T − N] log-probs or entropies of the engine."""
+
+    def hook(output: ModelOutput, _: SequenceSample) -> torch.Tensor:
+        output.temperature = temperature
+        return output.logprobs if what == "log-probs" else output.entropy
+
+    rows = [[length - 1 for length in lengths] for lengths in sample.seqlens["packed_input_ids"]]
+    return engine.forward(sample, cut, hook, rows)
+
+
+def _cause(plain: torch.nn.Module, sample: SequenceSample, what: str, temperature: float, found: torch.Tensor) -> str:
+    """What the wrong scores are instead, where that is something known."""
+    if temperature == 1.0:
+        return LEAK
+    with torch.no_grad():
+        untempered = scores_of(plain, sample)[what == "entropies"]
+    if found.shape == untempered.shape and torch.allclose(found.double(), untempered, atol=1e-3):
+        return "divide the logits by output.temperature, as it is when the scores are asked for"
+    return "divide all logits by output.temperature, before the softmax"

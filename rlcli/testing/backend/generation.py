@@ -1,0 +1,232 @@
+"""Generation: transformers' own greedy answers, a random stream per response, log-probs that recomputation confirms."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rlcli.api.config import GenerationHyperparameters
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import GeneratedResponses, PipelinableEngine
+from rlcli.testing.backend.base import (
+    BackendChecks,
+    answer_loss,
+    answer_weight,
+    batch,
+    offers,
+    place,
+    prompts,
+    require_close,
+)
+from rlcli.testing.backend.forward import scores
+from rlcli.testing.backend.plain import greedy_answers, sequences
+from rlcli.testing.contract import Violation
+from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
+
+NEW_TOKENS = 12
+CONTEXT = "attend to the whole prompt and to all tokens so far, each at its position, and to no padding"
+
+
+class GenerationChecks(BackendChecks):
+    """`generate`, and the weights that it uses."""
+
+    def test_greedy_answers_are_those_of_transformers(self) -> None:
+        """greedy: transformers' answers, token for token"""
+        for family in self.families:
+            wanted = greedy_answers(tiny_model(family).double(), prompts(), NEW_TOKENS)
+            for slots in (1, 2, 5):
+                engine = self.generating_engine(family)
+                found = generate(engine, greedy=True, max_concurrent_responses=slots)
+                _require_answers(found, wanted, f"{family}, {slots} at a time", place(engine, "generate"))
+
+    def test_an_answer_depends_on_its_seed_alone(self) -> None:
+        """sampling: by prompt and seed alone, not by the batch"""
+        engine = self.generating_engine()
+        where = place(engine, "generate")
+        together = generate(engine, responses_per_prompt=3).tokens
+        cause = "give each response a random stream of its own, seeded by its seed"
+        for what, other in {
+            "drawn again": generate(engine, responses_per_prompt=3).tokens,
+            "drawn two at a time": generate(engine, responses_per_prompt=3, max_concurrent_responses=2).tokens,
+        }.items():
+            _require_same(other, together, what, cause, where)
+        alone = generate(engine, prompts().select_indices([2]), [6, 7, 8], responses_per_prompt=3).tokens
+        _require_same(alone, together[6:9], "without the other prompts", cause, where)
+        if all(torch.equal(answer, together[0]) for answer in together[:3]):
+            raise Violation("three seeds gave one prompt the same response", "draw by the seeds", where)
+
+    def test_recomputation_confirms_the_log_probs(self) -> None:
+        """log-probs are those of a forward pass at the temperature"""
+        engine = self.generating_engine()
+        got = generate(engine, responses_per_prompt=2, temperature=0.7, top_p=0.9, top_k=20)
+        questions = sequences(prompts(), "packed_prompts")
+        whole = [torch.cat([questions[i // 2], tokens]) for i, tokens in enumerate(got.tokens)]
+        lengths = [len(text) for text in whole]
+        ids = [str(i) for i in range(len(whole))]
+        packed = SequenceSample.from_default(ids=ids, seqlens=lengths, data={"packed_input_ids": torch.cat(whole)})
+        again = scores(engine, packed, "log-probs", 0.7).split([length - 1 for length in lengths])
+        wanted = torch.cat([part[-len(tokens) :] for part, tokens in zip(again, got.tokens, strict=True)])
+        cause = "report log-probs of the whole distribution at the temperature, before top_p and top_k"
+        where = place(engine, "generate")
+        require_close("log-probs of sampled tokens", torch.cat(got.logprobs), wanted, self.tolerance, cause, where)
+
+    def test_sampling_follows_the_distribution(self) -> None:
+        """sampled tokens follow the distribution"""
+        engine, number, temperature = self.generating_engine(), 4000, 0.7
+        one = prompts(lengths=[4])
+        settings: dict[str, Any] = {"responses_per_prompt": number, "max_concurrent_responses": number}
+        answers = generate(engine, one, max_new_tokens=2, temperature=temperature, **settings).tokens
+        wanted = _distributions(tiny_model(self.families[0]), sequences(one, "packed_prompts")[0], temperature)
+        for place_, probabilities in enumerate(wanted):
+            drawn = torch.stack([tokens[place_] for tokens in answers if len(tokens) > place_])
+            apart = float((torch.bincount(drawn, minlength=VOCABULARY) / len(drawn) - probabilities).abs().sum() / 2)
+            if apart > 0.1:  # about 0.06 with so many draws of 97 tokens
+                what = f"token {place_} at temperature {temperature}: total variation {apart:.2f} from its distribution"
+                cause = "sample from softmax(logits / temperature), with a new random number for each token"
+                raise Violation(what, cause, place(engine, "generate"))
+
+    def test_limits(self) -> None:
+        """min_new_tokens, stop tokens, top_k, top_p, ended"""
+        engine = self.generating_engine()
+        where = place(engine, "generate")
+        early = generate(engine, responses_per_prompt=20, max_new_tokens=6, min_new_tokens=6)
+        if any(len(tokens) != 6 or END in tokens[:-1].tolist() for tokens in early.tokens):
+            raise Violation("a response ended before min_new_tokens", "ban the ends until then", where)
+        best = generate(engine, greedy=True)
+        for truncated in ({"top_k": 1}, {"top_p": 1e-6}):
+            found = generate(engine, **truncated).tokens
+            _require_same(found, best.tokens, f"with {truncated}", "that leaves the most likely token alone", where)
+        answer = best.tokens[0].tolist()
+        stop = answer[3]
+        stopped = generate(engine, greedy=True, stop_token_ids=(stop,))
+        if stopped.tokens[0].tolist() != answer[: answer.index(stop) + 1] or not stopped.ended[0]:
+            what = f"{stopped.tokens[0].tolist()} with stop token {stop}, after {answer} without"
+            raise Violation(what, "a stop token ends its response, and is part of it", where)
+
+    def test_ids_without_a_token_are_never_sampled(self) -> None:
+        """the embedding's padding is never sampled"""
+        engine = self.generating_engine(tokenizer=_ShortTokenizer())
+        drawn = generate(engine, responses_per_prompt=20)
+        highest = max(int(tokens.max()) for tokens in drawn.tokens)
+        if highest >= len(_ShortTokenizer()):
+            what = f"token {highest} was sampled; the tokenizer has {len(_ShortTokenizer())} tokens"
+            cause = "ban the ids from len(tokenizer) on: they only fill up the embedding matrix"
+            raise Violation(what, cause, place(engine, "generate"))
+
+    def test_edges_of_generation(self) -> None:
+        """no prompt at all, one new token"""
+        engine = self.generating_engine()
+        if generate(engine, prompts().select_indices([]), []).tokens:
+            raise Violation("responses without prompts", "return none", place(engine, "generate"))
+        one_token = generate(engine, max_new_tokens=1)
+        if [len(tokens) for tokens in one_token.tokens] != [1] * prompts().bs:
+            raise Violation("max_new_tokens 1 gave other lengths", "the first token counts", place(engine, "generate"))
+
+    def test_training_reaches_generation(self) -> None:
+        """after a step, answers are those of the new weights"""
+        for recompute in (False, True):
+            engine = self.generating_engine(trained=True, lr=0.05, gradient_checkpointing=recompute)
+            before = generate(engine, greedy=True).tokens
+            engine.train_batch(batch(), answer_loss, answer_weight)
+            answers = greedy_answers(exported(engine), prompts(), NEW_TOKENS)
+            where = place(engine, "generate")
+            if answers == [tokens.tolist() for tokens in before]:
+                raise Violation("a step at lr 0.05 changed no greedy answer", "apply the update", where)
+            _require_answers(generate(engine, greedy=True), answers, "after a training step", where,
+                             "generate with the weights as they are, not with a copy of those before")  # fmt: skip
+
+    def test_weights_of_another_engine(self) -> None:
+        """take_parameters: mixed by eta, and used at once"""
+        for family in self.families:
+            for eta in (1.0, 0.25):
+                mine, other = self.engine(family, seed=1), self.engine(family, seed=2)
+                if not offers(mine, "take_parameters"):
+                    pytest.skip("takes no parameters of other engines")
+                generates = offers(mine, "generate")
+                if generates:
+                    generate(mine, greedy=True)
+                before, theirs = self.weights(mine), self.weights(other)
+                mine.take_parameters(other, eta)
+                where = place(mine, "take_parameters")
+                for name, weight in self.weights(mine).items():
+                    wanted = eta * theirs[name] + (1 - eta) * before[name]
+                    require_close(f"{name} at eta {eta}", weight, wanted, self.tolerance,
+                                  "mine = eta · theirs + (1 - eta) · mine, tied parameters once", where)  # fmt: skip
+                if generates:
+                    answers = greedy_answers(exported(mine), prompts(), NEW_TOKENS)
+                    _require_answers(generate(mine, greedy=True), answers, "after take_parameters", where,
+                                     "forget what was derived from the old weights")  # fmt: skip
+
+    def generating_engine(self, family: str | None = None, trained: bool = False, **wanted: Any) -> PipelinableEngine:
+        engine = self.trained_engine(family, **wanted) if trained else self.engine(family, **wanted)
+        if not offers(engine, "generate"):
+            pytest.skip("does not generate")
+        return engine
+
+
+class _ShortTokenizer(TinyTokenizer):
+    """Of a model whose embedding matrix is padded."""
+
+    def __len__(self) -> int:
+        return VOCABULARY // 2
+
+
+def generate(
+    engine: PipelinableEngine, sample: SequenceSample | None = None, seeds: Sequence[int] | None = None, **settings: Any
+) -> GeneratedResponses:
+    sample = sample if sample is not None else prompts()
+    gconfig = GenerationHyperparameters(**({"max_new_tokens": NEW_TOKENS} | settings))
+    seeds = seeds if seeds is not None else range(sample.bs * gconfig.responses_per_prompt)
+    return engine.generate(sample, TinyTokenizer(), gconfig, seeds)
+
+
+def exported(engine: PipelinableEngine) -> nn.Module:
+    """What transformers loads of what the engine writes. Every rank takes part."""
+    with tempfile.TemporaryDirectory() as folder:
+        engine.save_to_hf(None, str(Path(folder) / "model"))
+        return loaded(Path(folder) / "model")
+
+
+def loaded(folder: Path) -> nn.Module:
+    """A language model's folder, read by transformers."""
+    from transformers import AutoModelForCausalLM
+
+    lm: nn.Module = AutoModelForCausalLM.from_pretrained(folder)
+    return lm.eval()
+
+
+@torch.no_grad()
+def _distributions(lm: nn.Module, prompt: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """[vocab] of the first token, and of the second where there is one."""
+    first = (lm(input_ids=prompt[None]).logits[0, -1] / temperature).softmax(-1)
+    tokens = torch.arange(VOCABULARY)
+    longer = torch.cat([prompt.expand(VOCABULARY, -1), tokens[:, None]], dim=1)
+    second = (lm(input_ids=longer).logits[:, -1] / temperature).softmax(-1)
+    goes_on = first * (tokens != END)
+    return first, (goes_on / goes_on.sum()) @ second
+
+
+def _require_answers(
+    found: GeneratedResponses, wanted: list[list[int]], when: str, where: str, cause: str = CONTEXT
+) -> None:
+    for number, (tokens, answer) in enumerate(zip(found.tokens, wanted, strict=True)):
+        if tokens.tolist() != answer:
+            pairs = enumerate(zip(tokens.tolist(), answer, strict=False))
+            first = next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(answer)))
+            what = f"greedy answer {number} differs from token {first} on ({when}): {tokens.tolist()}, not {answer}"
+            raise Violation(what, cause, where)
+        if bool(found.ended[number]) != (answer[-1] == END):
+            what = f"ended is {bool(found.ended[number])} of a response whose last token is {answer[-1]} ({when})"
+            raise Violation(what, f"ended says that the response closed with an end token ({END})", where)
+
+
+def _require_same(found: list[torch.Tensor], wanted: list[torch.Tensor], what: str, cause: str, where: str) -> None:
+    differ = [i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if not torch.equal(a, b)]
+    if differ:
+        raise Violation(f"{len(differ)} of {len(wanted)} responses differ {what}", cause, where)

@@ -1,0 +1,164 @@
+"""All that one of several ranks does in a backend's checks, in one life; what it saw goes to its parent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import PipelinableEngine
+from rlcli.testing.backend.base import (
+    LENGTHS,
+    PROMPTS,
+    SETTINGS,
+    BackendChecks,
+    answer_loss,
+    answer_weight,
+    batch,
+    distance,
+    offers,
+    prompts,
+    weights_apart,
+)
+from rlcli.testing.backend.forward import scores
+from rlcli.testing.backend.generation import NEW_TOKENS, generate, loaded
+from rlcli.testing.backend.plain import greedy_answers, scores_of
+from rlcli.testing.backend.state import restore, save
+from rlcli.testing.ranks import mesh_of_ranks
+from rlcli.testing.tiny_models import tiny_model
+
+ALONE = "one rank"
+OWN, OF_ONE, OF_TWO = "their own checkpoint", "the checkpoint of one rank", "the checkpoint of two ranks, on one,"
+WHOLE = len(LENGTHS)
+CUTS = (4, 5, WHOLE, 4)
+"""Sequences of the first of two ranks at each step: the other has fewer; then some that weigh nothing; then none."""
+SCOPES = ("global", "global", "global", "dp")
+LATER = len(CUTS)
+"""The step after the checkpoint."""
+
+Told = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Life:
+    """One rank of a layout; its files lie in a folder of the layout's name, those of one rank alone beside it."""
+
+    checks: BackendChecks
+    layout: Mapping[str, int]
+    folder: Path
+    rank: int = 0
+
+    def live(self) -> Told:
+        """Forward passes, training, a spoiled step, an export, answers, a checkpoint, and how it goes on."""
+        engine = self._engine()
+        told: Told = {"forward": self._forward(engine)}
+        if self.checks.trains():
+            told["steps"] = [self._train(engine, step) for step in range(LATER)]
+            before = self.checks.weights(engine)
+            save_file(before, str(self.home / f"weights-{self.rank}.safetensors"))
+            skipped = self._train(engine, 0, spoiled=True)["update_skipped"]
+            told["spoiled"] = [skipped, weights_apart(self.checks.weights(engine), before)]
+        engine.save_to_hf(None, str(self.home / "export"))
+        if offers(engine, "generate"):
+            told["answers"] = self._answers(engine, self.home)
+        if offers(engine, "take_parameters"):
+            told["taken"] = self._taken(engine)
+        if self.checks.trains() and offers(engine, "state"):
+            told |= self._checkpoint(engine)
+        return told
+
+    def go_on(self, other: Life, mesh: Any = None) -> Told:
+        """Load the checkpoint of `other`, answer, train a step: how far that is from what `other` did."""
+        engine = self._engine(mesh, seed=1)
+        if offers(engine, "generate"):
+            generate(engine, self._prompts(), greedy=True)
+        restore(engine, other.home)
+        answers = self._answers(engine, other.home) if offers(engine, "generate") else []
+        self._train(engine, LATER)
+        return {"apart": weights_apart(self.checks.weights(engine), load_file(other.later)), "answers": answers}
+
+    @property
+    def home(self) -> Path:
+        home = self.folder / layout_name(self.layout)
+        home.mkdir(exist_ok=True)
+        return home
+
+    @property
+    def later(self) -> Path:
+        """The weights one step after the checkpoint."""
+        return self.home / "later.safetensors"
+
+    # -- parts of it -----------------------------------------------------------------------------------------
+
+    def _engine(self, mesh: Any = None, **changes: Any) -> PipelinableEngine:
+        return self.checks.engine(mesh=mesh or mesh_of_ranks(**self.layout), **(SETTINGS | changes))
+
+    def _share(self, sample: SequenceSample, cut: int) -> SequenceSample:
+        """Data-parallel ranks have different samples, others the same."""
+        if self.layout.get("dp", 1) == 1:
+            return sample
+        return sample.select_indices(range(cut) if self.rank == 0 else range(cut, sample.bs))
+
+    def _train(self, engine: PipelinableEngine, step: int, spoiled: bool = False) -> dict[str, float]:
+        cut, scope = (CUTS[step], SCOPES[step]) if step < LATER else (3, "global")
+
+        def loss(output: Any, sample: SequenceSample) -> Any:
+            summed, stats = answer_loss(output, sample)
+            return (summed * float("nan") if spoiled and self.rank == 0 else summed), stats
+
+        cuts = MicroBatchSpec(n_mbs=1 + step)
+        return engine.train_batch(self._share(batch(step), cut), loss, answer_weight, scope, cuts, step)
+
+    def _forward(self, engine: PipelinableEngine) -> float:
+        """How far log-probs are off: of uneven shares, then of everything on one rank."""
+        plain, worst = tiny_model(self.checks.families[0]).double(), 0.0
+        for cut in (5, WHOLE):
+            share = self._share(batch(), cut)
+            found = scores(engine, share, "log-probs", cut=MicroBatchSpec(n_mbs=2))
+            if share.bs:
+                with torch.no_grad():
+                    worst = max(worst, distance(found, scores_of(plain, share)[0]))
+        return worst
+
+    def _prompts(self) -> SequenceSample:
+        return self._share(prompts(), len(PROMPTS) - 1)
+
+    def _answers(self, engine: PipelinableEngine, home: Path) -> list[list[list[int]]]:
+        """Greedy answers to this rank's prompts, and those of transformers with the weights exported to `home`."""
+        if offers(engine, "offload"):
+            engine.offload()
+        found = [tokens.tolist() for tokens in generate(engine, self._prompts(), greedy=True).tokens]
+        return [found, greedy_answers(loaded(home / "export"), self._prompts(), NEW_TOKENS)]
+
+    def _taken(self, engine: PipelinableEngine) -> float:
+        """How far the weights are from the mixture that they should be, after they were taken from `engine`."""
+        other = self._engine(seed=1)
+        before, theirs = self.checks.weights(other), self.checks.weights(engine)
+        other.take_parameters(engine, 0.25)
+        mixed = {name: 0.25 * theirs[name] + 0.75 * weight for name, weight in before.items()}
+        return weights_apart(self.checks.weights(other), mixed)
+
+    def _checkpoint(self, engine: PipelinableEngine) -> Told:
+        """Save, train on, and see whether others arrive at the same."""
+        save(engine, self.home, self.rank)
+        self._train(engine, LATER)
+        later = self.checks.weights(engine)
+        if self.rank == 0:
+            save_file(later, str(self.later))
+        if not self.layout:
+            return {}
+        dist.barrier()  # all have written
+        mesh = mesh_of_ranks(**self.layout)
+        return {OWN: self.go_on(self, mesh), OF_ONE: self.go_on(Life(self.checks, {}, self.folder), mesh)}
+
+
+def layout_name(layout: Mapping[str, int]) -> str:
+    """`dp 2`."""
+    return " ".join(f"{name} {degree}" for name, degree in layout.items()) or ALONE

@@ -1,0 +1,136 @@
+"""The same, computed plainly: transformers' own forward pass in float64, one sequence at a time, and torch's AdamW.
+
+Nothing here knows of packing, micro-batches, ranks or engines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlcli.api.data import SequenceSample
+from rlcli.testing.tiny_models import VOCABULARY
+
+TEMPERATURE = 0.8
+
+Loss = Callable[[nn.Module, SequenceSample], tuple[torch.Tensor, float]]
+"""(model, batch) → loss summed over its tokens, and the weight to divide by."""
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """An optimizer's settings, with those that it should not have: each is a mistake that a backend can make."""
+
+    lr: float
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    max_grad_norm: float = math.inf
+    decays_vectors: bool = False
+    """Biases and norms decay, too."""
+    is_decoupled: bool = True
+    """Weight decay goes beside the gradient, not into it."""
+    keeps_gradients: bool = False
+    """A step adds to the gradients of the last one."""
+
+    @classmethod
+    def described_by(cls, backend: object) -> AdamW:
+        """From a backend's settings of these names; neutral values where it has none."""
+        names = ("lr", "weight_decay", "beta1", "beta2", "eps", "max_grad_norm")
+        return cls(**{name: getattr(backend, name) for name in names if hasattr(backend, name)})
+
+    def optimizer(self, lm: nn.Module) -> torch.optim.Optimizer:
+        matrices = [p for p in lm.parameters() if p.requires_grad and p.dim() > 1]
+        vectors = [p for p in lm.parameters() if p.requires_grad and p.dim() <= 1]
+        decay = self.weight_decay if self.decays_vectors else 0.0
+        groups = [{"params": matrices, "weight_decay": self.weight_decay}, {"params": vectors, "weight_decay": decay}]
+        kind = torch.optim.AdamW if self.is_decoupled else torch.optim.Adam
+        return kind(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, foreach=False)
+
+
+class PlainTraining:
+    """A training loop over an unmodified model."""
+
+    def __init__(self, lm: nn.Module, settings: AdamW, optimizer: torch.optim.Optimizer | None = None):
+        self.lm = lm.double()
+        self.settings = settings
+        self.optimizer = optimizer or settings.optimizer(self.lm)
+
+    def step(self, shares: Sequence[SequenceSample], loss: Loss, rate: float) -> dict[str, float]:
+        """One step at `rate` times the learning rate. The mean over `shares` of each one's mean over its tokens."""
+        if not self.settings.keeps_gradients:
+            self.optimizer.zero_grad()
+        total = torch.zeros((), dtype=torch.float64)
+        for share in shares:
+            summed, weight = loss(self.lm, share)
+            total = total + summed / weight / len(shares)
+        total.backward()
+        norm = nn.utils.clip_grad_norm_(self.lm.parameters(), self.settings.max_grad_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.lr * rate
+        self.optimizer.step()
+        return {"loss": float(total.detach()), "grad_norm": float(norm)}
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.detach() for name, parameter in self.lm.named_parameters()}
+
+
+# -- one sequence at a time ------------------------------------------------------------------------------------------
+
+
+def sequences(sample: SequenceSample, key: str = "packed_input_ids") -> list[torch.Tensor]:
+    assert sample.data is not None
+    packed = sample.data[key]
+    assert packed is not None
+    return list(packed.split(sample.flat_seqlens(key)))
+
+
+def acting(sample: SequenceSample) -> torch.Tensor:
+    """[T − N] bool: the next token belongs to the response."""
+    return torch.cat([~mask[1:] for mask in sequences(sample, "prompt_mask")])
+
+
+def value_targets(sample: SequenceSample) -> torch.Tensor:
+    """[T]: what a value head should learn of each token."""
+    return torch.cat(sequences(sample)) / VOCABULARY
+
+
+def logits_of(lm: nn.Module, sample: SequenceSample) -> list[torch.Tensor]:
+    """Of every sequence [T_i, vocab], or [T_i, 1] of a value head."""
+    return [lm(input_ids=tokens[None], use_cache=False).logits[0] for tokens in sequences(sample)]
+
+
+def scores_of(lm: nn.Module, sample: SequenceSample, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs of the next tokens and entropies, [T − N] each."""
+    logprobs, entropies = [], []
+    for tokens, logits in zip(sequences(sample), logits_of(lm, sample), strict=True):
+        choices = (logits[:-1] / temperature).log_softmax(-1)
+        logprobs.append(choices.gather(1, tokens[1:, None])[:, 0])
+        entropies.append(-(choices.exp() * choices).sum(-1))
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def plain_answer_loss(lm: nn.Module, sample: SequenceSample) -> tuple[torch.Tensor, float]:
+    mask = acting(sample)
+    logprobs, entropies = scores_of(lm, sample, TEMPERATURE)
+    return -(logprobs * mask).sum() - 0.1 * (entropies * mask).sum(), float(mask.sum())
+
+
+def plain_value_loss(lm: nn.Module, sample: SequenceSample) -> tuple[torch.Tensor, float]:
+    values = torch.cat(logits_of(lm, sample))[:, 0]
+    return (values - value_targets(sample)).square().sum(), float(len(values))
+
+
+def greedy_answers(lm: nn.Module, sample: SequenceSample, new_tokens: int) -> list[list[int]]:
+    """What transformers' own `generate` answers to each prompt."""
+    decode: Any = lm.generate
+    settings: Mapping[str, Any] = {"max_new_tokens": new_tokens, "do_sample": False}
+    with torch.no_grad():
+        return [decode(ids[None], attention_mask=torch.ones_like(ids[None]), **settings)[0, len(ids) :].tolist()
+                for ids in sequences(sample, "packed_prompts")]  # fmt: skip

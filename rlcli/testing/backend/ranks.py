@@ -1,0 +1,206 @@
+"""Two ranks, in every layout that the backend declares: together they do what one does, however unevenly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from safetensors.torch import load_file
+
+from rlcli.testing.backend.base import (
+    SETTINGS,
+    BackendChecks,
+    Weights,
+    batch,
+    offers,
+    place,
+    weights_apart,
+)
+from rlcli.testing.backend.life import ALONE, CUTS, OF_ONE, OF_TWO, OWN, SCOPES, WHOLE, Life, Told, layout_name
+from rlcli.testing.backend.plain import PlainTraining, plain_answer_loss
+from rlcli.testing.contract import Violation
+from rlcli.testing.ranks import Frame, RankTimeout, run_on_ranks
+from rlcli.testing.tiny_models import tiny_model
+
+
+@dataclass(frozen=True)
+class Lives:
+    """What the ranks of each layout told, or why they did not get through."""
+
+    folder: Path
+    told: dict[str, list[Told]]
+    error: Exception | None = None
+
+    def weights(self, layout: str, rank: int = 0) -> Weights:
+        return load_file(self.folder / layout / f"weights-{rank}.safetensors")
+
+
+LOADED = (OWN, OF_ONE, OF_TWO)
+
+
+class RanksChecks(BackendChecks):
+    """What two ranks do in one life: forward passes, training, generation, saving, loading."""
+
+    rank_seconds: ClassVar[float] = 45
+    """For all that two ranks do: about ten times what they need."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def lives(cls, tmp_path_factory: pytest.TempPathFactory) -> Lives:
+        """Lived once for all checks of ranks."""
+        return cls().live(tmp_path_factory.mktemp("ranks"))
+
+    def live(self, folder: Path) -> Lives:
+        """One rank alone, then two in each layout."""
+        self.engine()  # skips where there is none
+        lives = Lives(folder, {})
+        try:
+            alone = Life(self, {}, folder)
+            lives.told[ALONE] = [alone.live()]
+            for name in getattr(type(self.backend()), "DIMENSIONS", ("dp",)):
+                ranks = [Life(self, {name: 2}, folder, rank) for rank in range(2)]
+                told = run_on_ranks(2, lambda rank, ranks=ranks: ranks[rank].live(), self.rank_seconds)  # type: ignore[misc]
+                if OF_ONE in told[0]:
+                    told[0][OF_TWO] = alone.go_on(ranks[0])
+                lives.told[layout_name({name: 2})] = told
+        except Exception as error:
+            return Lives(folder, {}, error)
+        return lives
+
+    @pytest.fixture
+    def told(self, lives: Lives) -> dict[str, list[Told]]:
+        """By layout and rank; skips the check if the ranks did not get through."""
+        if lives.error is not None:
+            pytest.skip("the ranks did not get through")
+        return lives.told
+
+    def test_ranks_get_through(self, lives: Lives) -> None:
+        """2 ranks get through; none waits for another in vain"""
+        if isinstance(lives.error, RankTimeout):
+            stood = [f"rank {rank} in {_own_place(frames)}" for rank, frames in lives.error.stacks.items()]
+            what = f"2 ranks did not get through within {self.rank_seconds:g} s: {', '.join(stood)}"
+            cause = "every rank takes part in every collective; one without a micro-batch runs idle_micro_batch"
+            raise Violation(what, cause, place(self.engine(), "idle_micro_batch", "forward_micro_batch"))
+        if lives.error is not None:
+            raise lives.error
+
+    def test_ranks_share_a_forward_pass(self, told: dict[str, list[Told]]) -> None:
+        """2 ranks: log-probs of uneven shares, of none too"""
+        cause = "a rank computes its own share; one that has none runs idle_micro_batch"
+        self._require_small(told, "forward", "log-probs", cause, "forward_micro_batch")
+
+    def test_ranks_train_like_a_plain_loop(self, lives: Lives, told: dict[str, list[Told]]) -> None:
+        """2 ranks, uneven shares: steps of a plain loop"""
+        where = place(self.trained_engine(), "optimizer_step", "backward")
+        for layout, (life, *_) in told.items():
+            plain = PlainTraining(tiny_model(self.families[0]), self.optimizer_settings(**SETTINGS))
+            for step, rate in enumerate(self.rates()):
+                shares = [batch(step)]
+                if SCOPES[step] == "dp" and layout == layout_name({"dp": 2}):
+                    shares = [batch(step).select_indices(range(*cut)) for cut in ((CUTS[step],), (CUTS[step], WHOLE))]
+                wanted = plain.step(shares, plain_answer_loss, rate)["grad_norm"]
+                found = life["steps"][step]["grad_norm"]
+                if found != pytest.approx(wanted, rel=self.tolerance):
+                    what = f"gradient norm {found:.6g} at step {step} on {layout}, {wanted:.6g} in a plain loop"
+                    raise Violation(f"{what} (scope {SCOPES[step]})", _cause_of_norm(found / wanted), where)
+            apart = weights_apart(lives.weights(layout), plain.weights())
+            if apart > self.tolerance:
+                what = f"weights are off by {apart:.2g} after {len(CUTS)} steps on {layout}"
+                raise Violation(what, "apply one update to all parts", where)
+
+    def test_ranks_report_alike(self, lives: Lives, told: dict[str, list[Told]]) -> None:
+        """2 ranks: stats and weights are alike, stats those of one"""
+        engine = self.trained_engine()
+        (alone,) = told[ALONE]
+        for layout, ranks in told.items():
+            for rank, life in enumerate(ranks):
+                for step, wanted in enumerate(alone["steps"]):
+                    for name in wanted if SCOPES[step] == "global" else ("loss", "lr", "loss_weight"):
+                        found = life["steps"][step].get(name)
+                        if found != pytest.approx(wanted[name], rel=1e-3, abs=1e-6):
+                            what = f"{name} is {found} on rank {rank} of {layout} at step {step}"
+                            cause = "reduce it over the data-parallel ranks, with all_reduce"
+                            raise Violation(f"{what}, {wanted[name]:.6g} on one rank", cause,
+                                            place(engine, "all_reduce", "train_batch"))  # fmt: skip
+                apart = weights_apart(lives.weights(layout, rank), lives.weights(layout))
+                if apart:
+                    what = f"the weights of the ranks of {layout} differ by {apart:.2g}"
+                    raise Violation(what, "apply one update on all ranks", place(engine, "optimizer_step"))
+
+    def test_all_ranks_refuse_what_one_spoils(self, told: dict[str, list[Told]]) -> None:
+        """2 ranks: a gradient that is not finite on one, all refuse"""
+        where = place(self.trained_engine(), "optimizer_step")
+        for layout, ranks in told.items():
+            for rank, life in enumerate(ranks):
+                skipped, apart = life["spoiled"]
+                if skipped != 1.0 or apart > 0:
+                    what = f"rank {rank} of {layout}: update_skipped {skipped:g}, weights changed by {apart:.2g}"
+                    raise Violation(what, "decide by the norm over all ranks, before anything is applied", where)
+
+    def test_ranks_generate_with_the_weights_of_now(self, told: dict[str, list[Told]]) -> None:
+        """2 ranks: greedy answers are those of the trained weights"""
+        engine = self.engine()
+        if not offers(engine, "generate"):
+            pytest.skip("does not generate")
+        for layout, ranks in told.items():
+            for rank, life in enumerate(ranks):
+                loaded = {f"after loading {which}": life[which]["answers"] for which in LOADED if which in life}
+                for when, (found, wanted) in ({"after training": life["answers"]} | loaded).items():
+                    if found != wanted:
+                        what = (
+                            f"greedy answers of rank {rank} of {layout} {when} are {found}; transformers' are {wanted}"
+                        )
+                        cause = "all ranks use the weights of now; whole copies are made anew when they have changed"
+                        raise Violation(what, cause, place(engine, "generator", "generate"))
+
+    def test_ranks_take_parameters(self, told: dict[str, list[Told]]) -> None:
+        """2 ranks: take_parameters mixes weights by eta"""
+        if not offers(self.engine(), "take_parameters"):
+            pytest.skip("takes no parameters of other engines")
+        cause = "mix whole parameters with whole ones, or parts with parts"
+        self._require_small(told, "taken", "weights at eta 0.25", cause, "take_parameters")
+
+    def test_a_checkpoint_of_two_ranks_continues(self, told: dict[str, list[Told]]) -> None:
+        """2 ranks: saved and loaded, training goes on bit for bit"""
+        cause = "state() must give out everything that the next step depends on"
+        self._require_small(told, OWN, f"weights, a step after {OWN},", cause, "state", 0.0)
+
+    def test_checkpoints_fit_any_number_of_ranks(self, told: dict[str, list[Told]]) -> None:
+        """a checkpoint of 1 rank continues on 2, and of 2 on 1"""
+        cause = "give out DTensors where ranks hold parts, so that they can be cut anew"
+        for which in (OF_ONE, OF_TWO):
+            self._require_small(told, which, f"weights, a step after {which}", cause, "state")
+
+    def _require_small(self, told: dict[str, list[Told]], which: str, what: str, cause: str, method: str,
+                       limit: float | None = None) -> None:  # fmt: skip
+        """No rank told a difference above the limit."""
+        engine = self.engine()
+        lives = {(layout, rank): life for layout, ranks in told.items() for rank, life in enumerate(ranks)}
+        found = {who: _apart(life[which]) for who, life in lives.items() if which in life}
+        if not found:
+            pytest.skip("does not train" if not self.trains() else "cannot be checkpointed")
+        for (layout, rank), apart in found.items():
+            if apart > (self.tolerance if limit is None else limit):
+                raise Violation(
+                    f"{what} are off by {apart:.2g} on rank {rank} of {layout}", cause, place(engine, method)
+                )
+
+
+def _own_place(frames: list[Frame]) -> str:
+    """The innermost place that is not within a library."""
+    own = (f"{function} ({Path(file).name}:{line})" for file, line, function in frames if "site-packages" not in file)
+    return next(own, "an unknown place")
+
+
+def _apart(told: Told | float) -> float:
+    return float(told["apart"] if isinstance(told, dict) else told)
+
+
+def _cause_of_norm(ratio: float) -> str:
+    if ratio == pytest.approx(0.5, rel=1e-3):
+        return "gradients are averaged over the ranks; sum them: the loss is divided by the weight of all ranks already"
+    if ratio == pytest.approx(2, rel=1e-3):
+        return "gradients are summed over the ranks once too often"
+    return "sum gradients over all ranks before the norm is taken; the norm is that of all parts"

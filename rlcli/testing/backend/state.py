@@ -1,0 +1,167 @@
+"""What outlives an engine: checkpoints that continue bit for bit, folders for transformers, memory given back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlcli.api.model import PipelinableEngine
+from rlcli.checkpoint.state import copy_to_host, fill, write_optimizer, write_weights
+from rlcli.testing.backend.base import SETTINGS, BackendChecks, batch, offers, place, require_close, train
+from rlcli.testing.backend.forward import scores
+from rlcli.testing.backend.generation import generate
+from rlcli.testing.backend.plain import logits_of
+from rlcli.testing.contract import Violation
+from rlcli.testing.tiny_models import tiny_model
+
+
+class StateChecks(BackendChecks):
+    """`state`, `save_to_hf`, `save_description`, `offload`."""
+
+    def test_a_checkpoint_continues_bit_for_bit(self, tmp_path: Path) -> None:
+        """saved and loaded, training goes on bit for bit"""
+        for family in self.families:
+            engine = self._kept(self.trained_engine(family, **SETTINGS))
+            for step in range(2):
+                train(engine, step)
+            save(engine, tmp_path / family)
+            train(engine, 2)
+            for what, other in {
+                "a new engine": self.engine(family, seed=1, **SETTINGS),
+                "an engine that has trained": self.engine(family, seed=2, **SETTINGS),
+            }.items():
+                if "trained" in what:
+                    train(other, 0)
+                restore(other, tmp_path / family)
+                train(other, 2)
+                self._require_equal(other, engine, f"{what} ({family}), filled with the state of step 2")
+
+    def test_a_checkpoint_has_the_names_of_transformers(self) -> None:
+        """a checkpoint has transformers' names, tied weights once"""
+        for family in self.families:
+            engine = self._kept(self.engine(family))
+            found, wanted = set(engine.state().weights), {name for name, _ in tiny_model(family).named_parameters()}
+            if found != wanted:
+                what = f"state() of {family} lacks {sorted(wanted - found)} and adds {sorted(found - wanted)}"
+                cause = "use the names of named_parameters() of the model that came in"
+                raise Violation(what, cause, place(engine, "state"))
+
+    def test_checkpoints_are_read_by_transformers(self, tmp_path: Path) -> None:
+        """weights and description of a checkpoint are a HF folder"""
+        engine = self._kept(self.engine(seed=3))
+        save(engine, tmp_path)
+        engine.save_description(None, str(tmp_path / "models"))
+        self._require_export(engine, tmp_path / "models", "lm", "state and save_description")
+
+    def test_exports_are_read_by_transformers(self, tmp_path: Path) -> None:
+        """an export, loaded by transformers: equal logits"""
+        for family in self.families:
+            for head in ("lm", "value") if family == self.families[0] else ("lm",):
+                engine = self.engine(family, head=head, lr=0.05)
+                if self.trains() and head == "lm":
+                    train(engine, 0)
+                folder = tmp_path / f"{family}-{head}"
+                engine.save_to_hf(None, str(folder))
+                self._require_export(engine, folder, head, "save_to_hf")
+        left = sorted(path.name for path in tmp_path.iterdir() if "-" not in path.name or path.name.startswith("."))
+        if left:
+            raise Violation(f"save_to_hf leaves {left} beside its folder", "clear it away", place(engine, "save_to_hf"))
+
+    def test_an_offloaded_engine_goes_on(self) -> None:
+        """offloaded and back: the same numbers, to the bit"""
+        engine, other = self.engine(**SETTINGS), self.engine(**SETTINGS)
+        if not offers(engine, "offload"):
+            pytest.skip("does not offload")
+        where = place(engine, "offload")
+        for step in range(2):
+            engine.offload()
+            engine.offload()
+            if not torch.equal(scores(engine, batch(), "log-probs"), scores(other, batch(), "log-probs")):
+                raise Violation("log-probs differ after offload", "bring the weights back unchanged", where)
+            if offers(engine, "generate"):
+                engine.offload()
+                if generate(engine).tokens[0].tolist() != generate(other).tokens[0].tolist():
+                    raise Violation("responses differ after offload", "bring the weights back before generating", where)
+            if self.trains():
+                engine.offload()
+                train(engine, step)
+                train(other, step)
+        engine.offload()
+        self._require_equal(engine, other, "weights after offload")
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no device here with memory of its own")
+    def test_offloading_gives_device_memory_back(self) -> None:
+        """an offloaded engine holds no device memory"""
+        before = torch.cuda.memory_allocated()
+        engine = self.engine(device="cuda", **SETTINGS)
+        if not offers(engine, "offload"):
+            pytest.skip("does not offload")
+        if self.trains():
+            train(engine, 0)
+        if offers(engine, "generate"):
+            generate(engine)
+        held = torch.cuda.memory_allocated() - before
+        engine.offload()
+        kept = torch.cuda.memory_allocated() - before
+        if kept > held / 10:
+            what = f"{kept / 2**20:.1f} of {held / 2**20:.1f} MiB of device memory are held after offload"
+            cause = "move weights, optimizer state and every copy of them to host memory, or drop it"
+            raise Violation(what, cause, place(engine, "offload"))
+
+    # -- comparing -------------------------------------------------------------------------------------------
+
+    def _kept(self, engine: PipelinableEngine) -> PipelinableEngine:
+        if not offers(engine, "state"):
+            pytest.skip("cannot be checkpointed")
+        return engine
+
+    def _require_equal(self, found: PipelinableEngine, wanted: PipelinableEngine, what: str) -> None:
+        mine, theirs = self.weights(found), self.weights(wanted)
+        differ = [name for name in theirs if not torch.equal(mine[name], theirs[name])]
+        if differ:
+            apart = max(float((mine[name] - theirs[name]).abs().max()) for name in differ)
+            cause = "state() must give out everything that the next step depends on, live, not as copies"
+            whole = f"{what}: {len(differ)} of {len(theirs)} weights differ, by {apart:.2g} ({differ[0]})"
+            raise Violation(whole, cause, place(found, "state", "offload"))
+
+    def _require_export(self, engine: PipelinableEngine, folder: Path, head: str, method: str) -> None:
+        from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+        auto: Any = AutoModelForCausalLM if head == "lm" else AutoModelForTokenClassification
+        loaded, told = auto.from_pretrained(folder, output_loading_info=True)
+        where = place(engine, method.split()[-1])
+        wrong = {key: names for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if (names := told[key])}
+        if wrong:
+            raise Violation(f"the folder of {method} has {wrong}", "write every parameter once", where)
+        weights = self.weights(engine)
+        differ = [name for name, weight in loaded.named_parameters() if not torch.equal(weight, weights[name])]
+        if differ:
+            what = f"{len(differ)} weights in the folder of {method} are not the engine's, {differ[0]} among them"
+            raise Violation(what, "write the weights as they are now, in their own dtype", where)
+        with torch.no_grad():
+            wanted = torch.cat(logits_of(loaded.eval(), batch()))
+        hook = None if head == "lm" else lambda output, _: output.values[:, None]
+        found = engine.forward(batch(), post_hook=hook)
+        cause = "write the weights and the configuration that the engine computes with"
+        require_close(f"{head} outputs of the folder of {method}", found, wanted, self.tolerance, cause, where)
+
+
+def save(engine: PipelinableEngine, folder: Path, rank: int = 0) -> None:
+    """As a run's checkpoint is written: each rank its part."""
+    copy = copy_to_host(engine.state(), leads=rank == 0)
+    for part in ("models", "optim"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    write_weights(copy, folder / "models", rank)
+    write_optimizer(copy, folder / "optim", rank)
+
+
+def restore(engine: PipelinableEngine, folder: Path) -> None:
+    """As a run's checkpoint is read, by any number of ranks."""
+    state = engine.state(room_for_optimizer=True)
+    fill(state.weights, folder / "models")
+    if state.optimizer:
+        fill(state.optimizer, folder / "optim")
+    engine.state_was_filled()

@@ -1,0 +1,217 @@
+"""Training: a step is that of a plain loop, however its batch was cut, and a refused one leaves no trace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import PipelinableEngine
+from rlcli.testing.backend.base import (
+    RATES,
+    SETTINGS,
+    BackendChecks,
+    Weights,
+    answer_loss,
+    answer_weight,
+    batch,
+    distance,
+    place,
+    value_loss,
+    value_weight,
+    weights_apart,
+)
+from rlcli.testing.backend.forward import CUTS, scores
+from rlcli.testing.backend.plain import AdamW, Loss, PlainTraining, plain_answer_loss, plain_value_loss
+from rlcli.testing.contract import Violation
+from rlcli.testing.tiny_models import tiny_model
+
+
+class TrainingChecks(BackendChecks):
+    """`train_batch` and `eval_batch`."""
+
+    def test_steps_equal_a_plain_loop(self) -> None:
+        """steps: loss, gradient norm, weights of a plain loop"""
+        for family in self.families:
+            engine = self.trained_engine(family, **SETTINGS)
+            self._require_plain_steps(engine, family, "lm", answer_loss, answer_weight, plain_answer_loss)
+
+    def test_value_heads_train_like_a_plain_loop(self) -> None:
+        """steps of a value head equal those of a plain loop"""
+        engine = self.trained_engine(head="value", **SETTINGS)
+        self._require_plain_steps(engine, self.families[0], "value", value_loss, value_weight, plain_value_loss)
+
+    def test_micro_batches_change_nothing(self) -> None:
+        """a step is the same for any micro-batches"""
+        whole = self.trained_engine(**SETTINGS)
+        stats = whole.train_batch(batch(), answer_loss, answer_weight)
+        weights = self.weights(whole)
+        for cut in CUTS:
+            engine = self.trained_engine(**SETTINGS)
+            found = engine.train_batch(batch(), answer_loss, answer_weight, mb_spec=cut)
+            for name, value in stats.items():
+                if found[name] != pytest.approx(value, rel=self.tolerance, abs=1e-9):
+                    what = f"{name} is {found[name]:.6g} under {cut}, {value:.6g} in one piece"
+                    raise Violation(what, _cause_of_ratio(found[name] / value if value else 0.0), _training(engine))
+            apart = weights_apart(self.weights(engine), weights)
+            if apart > self.tolerance:
+                what = f"weights are off by {apart:.2g} after a step under {cut}"
+                raise Violation(what, "sum the gradients of all micro-batches of a step", _training(engine))
+
+    def test_evaluation_reports_the_loss_of_training(self) -> None:
+        """eval_batch reports what train_batch reports"""
+        engine = self.trained_engine(**SETTINGS)
+        found = engine.eval_batch(batch(), answer_loss, answer_weight, MicroBatchSpec(n_mbs=3))
+        stats = engine.train_batch(batch(), answer_loss, answer_weight)
+        for name, value in found.items():
+            if value != pytest.approx(stats[name], rel=self.tolerance):
+                what = f"{name} is {value:.6g} in eval_batch, {stats[name]:.6g} in train_batch"
+                raise Violation(what, "evaluate the same model in the same way", place(engine, "eval_batch"))
+
+    def test_a_gradient_that_is_not_finite_changes_nothing(self) -> None:
+        """a gradient that is not finite changes nothing"""
+        self._require_no_trace(lambda output, sample: answer_loss(output, sample)[0] * math.nan, "not finite", {})
+
+    def test_a_refused_step_changes_nothing(self) -> None:
+        """a step that step_if refuses changes nothing"""
+        self._require_no_trace(answer_loss, "refused", {"step_if": lambda stats: stats["loss"] < -1e9})
+
+    def test_nothing_to_learn_changes_nothing(self) -> None:
+        """a batch without weight, or without samples, changes nothing"""
+        self._require_no_trace(answer_loss, "without weight", {"loss_weight_fn": lambda _: 0})
+        self._require_no_trace(answer_loss, "without samples", {"input_": batch().select_indices([])})
+
+    def test_an_abandoned_gradient_is_forgotten(self) -> None:
+        """a gradient that no step took is not in the next one"""
+        engine, fresh = self.trained_engine(**SETTINGS), self.trained_engine(**SETTINGS)
+        sample = batch(5)
+        loss = engine.forward_micro_batch(sample, lambda output: answer_loss(output, sample)[0])
+        engine.backward(loss / 10)
+        found = engine.train_batch(batch(), answer_loss, answer_weight)["grad_norm"]
+        wanted = fresh.train_batch(batch(), answer_loss, answer_weight)["grad_norm"]
+        if found != pytest.approx(wanted, rel=self.tolerance):
+            what = f"gradient norm {found:.6g} after an abandoned backward pass, {wanted:.6g} without it"
+            raise Violation(what, "drop all gradients in optimizer_zero_grad", place(engine, "optimizer_zero_grad"))
+
+    def test_dropout_is_off_in_eval_mode(self) -> None:
+        """after eval() no dropout, in recomputed passes neither"""
+        if "gpt2" not in self.families:
+            pytest.skip("runs none of the tiny models with dropout")
+        plain = scores(self.engine("gpt2"), batch(), "log-probs")
+        for recompute in (False, True):
+            leaky = tiny_model("gpt2", embd_pdrop=0.5, resid_pdrop=0.5).train()
+            engine = self.engine(lm=leaky, gradient_checkpointing=recompute)
+            engine.train()
+            engine.eval()
+            apart = distance(scores(engine, batch(), "log-probs"), plain)
+            if apart > self.tolerance:
+                what = f"log-probs of a model with dropout are off by {apart:.2g} after eval()"
+                how = " (with gradient_checkpointing)" if recompute else ""
+                raise Violation(what + how, "turn dropout off in all modules", place(engine, "eval", "__init__"))
+
+    def test_recomputing_activations_changes_nothing(self) -> None:
+        """gradient_checkpointing changes no number"""
+        engine = self.trained_engine(gradient_checkpointing=True, **SETTINGS)
+        if not getattr(self.backend(gradient_checkpointing=True), "gradient_checkpointing", False):
+            pytest.skip("has no setting gradient_checkpointing")
+        found = engine.train_batch(batch(), answer_loss, answer_weight)
+        wanted = self.trained_engine(**SETTINGS).train_batch(batch(), answer_loss, answer_weight)
+        if found != pytest.approx(wanted, rel=self.tolerance):
+            cause = "the recomputed pass must see the same model in the same mode"
+            raise Violation(f"{found} with recomputed activations, {wanted} without", cause, place(engine, "__init__"))
+
+    # -- comparing -------------------------------------------------------------------------------------------
+
+    def _require_plain_steps(self, engine: PipelinableEngine, family: str, head: str, loss: Any,
+                             weight: Callable[[SequenceSample], Any], plain_loss: Loss) -> None:  # fmt: skip
+        settings = self.optimizer_settings(**SETTINGS)
+        start = self.weights(engine)
+        plain = PlainTraining(tiny_model(family, head=head), settings)
+        for step, rate in enumerate(self.rates()):
+            wanted = plain.step([batch(step)], plain_loss, rate)
+            cut = MicroBatchSpec(n_mbs=1 + step)
+            found = engine.train_batch(batch(step), loss, weight, mb_spec=cut, version_steps=step)
+            for name, value in wanted.items():
+                if found[name] != pytest.approx(value, rel=self.tolerance):
+                    what = f"{name} of {family} is {found[name]:.6g} at step {step} of {1 + step} micro-batches, "
+                    cause = _cause_of_ratio(found[name] / value)
+                    raise Violation(f"{what}{value:.6g} in a plain loop", cause, _training(engine))
+
+            def replayed(varied: AdamW, rates: tuple[float, ...], last: int = step) -> Weights:
+                again = PlainTraining(tiny_model(family, head=head), varied)
+                for number in range(last + 1):
+                    again.step([batch(number)], plain_loss, rates[number])
+                return again.weights()
+
+            apart = weights_apart(self.weights(engine), plain.weights())
+            if apart > self.tolerance:
+                moved = weights_apart(plain.weights(), start)
+                what = f"weights of {family} are off by {apart:.2g} after step {step}, which moved them by {moved:.2g}"
+                cause = _known_mistake(self.weights(engine), settings, replayed, self.tolerance)
+                raise Violation(what, cause, _training(engine))
+
+    def _require_no_trace(self, loss: Any, what: str, changes: dict[str, Any]) -> None:
+        """After a step that must not be: the same weights, bit for bit, and the next steps as if it had not been."""
+        engine, other = self.trained_engine(**SETTINGS), self.trained_engine(**SETTINGS)
+        for one in (engine, other):
+            one.train_batch(batch(0), answer_loss, answer_weight)
+        before = self.weights(engine)
+        call = {"input_": batch(1), "loss_fn": loss, "loss_weight_fn": answer_weight, "version_steps": 1} | changes
+        skipped = engine.train_batch(**call)["update_skipped"]
+        where = place(engine, "optimizer_step", "train_batch")
+        if skipped != 1.0:
+            raise Violation(f"update_skipped is {skipped:g} for a batch {what}", "skip the update", where)
+        if any(not torch.equal(weight, before[name]) for name, weight in self.weights(engine).items()):
+            apart = weights_apart(self.weights(engine), before)
+            cause = "look at the gradient norm before anything is applied"
+            raise Violation(f"a batch {what} changed weights by {apart:.2g}", cause, where)
+        for one in (engine, other):
+            one.train_batch(batch(2), answer_loss, answer_weight, version_steps=2)
+        apart = weights_apart(self.weights(engine), self.weights(other))
+        if apart > 0:
+            cause = "leave the optimizer's state as it was, and drop the gradients"
+            raise Violation(f"the step after a batch {what} is off by {apart:.2g}", cause, where)
+
+
+def _training(engine: PipelinableEngine) -> str:
+    return place(engine, "optimizer_step", "backward", "train_batch")
+
+
+def _cause_of_ratio(ratio: float) -> str:
+    for number in range(2, 10):
+        if ratio == pytest.approx(number, rel=1e-3):
+            return f"{number} times too much: something is summed, or divided by its count, once too rarely"
+        if ratio == pytest.approx(1 / number, rel=1e-3):
+            return f"{number} times too little: the engine divides by the weight of all micro-batches, nobody else does"
+    return "sum the gradients of all micro-batches of a step, and of no other; take the norm before clipping"
+
+
+def _known_mistake(found: Weights, settings: AdamW, replayed: Callable[[AdamW, tuple[float, ...]], Weights],
+                   tolerance: float) -> str:  # fmt: skip
+    """The mistake under which a plain loop arrives at the weights found, if it is one of the well-known."""
+    late, constant = (RATES[0], *RATES), (1.0,) * len(RATES)
+    mistakes = {
+        "no weight was changed; apply the optimizer": (replace(settings, lr=0.0), RATES),
+        "biases and norms decay, too; give them a group with weight_decay 0": (
+            replace(settings, decays_vectors=True),
+            RATES,
+        ),
+        "weight decay is missing": (replace(settings, weight_decay=0.0), RATES),
+        "weight decay is part of the gradient; use AdamW": (replace(settings, is_decoupled=False), RATES),
+        "the gradient is not clipped to max_grad_norm": (replace(settings, max_grad_norm=math.inf), RATES),
+        "the last step's gradient is still there": (replace(settings, keeps_gradients=True), RATES),
+        "the learning rate is that of the step before; set it before the update": (settings, late),
+        "the schedule does not reach the optimizer": (settings, constant),
+        "beta1 and beta2 are not those of the settings": (replace(settings, beta1=0.9, beta2=0.999), RATES),
+        "eps is not that of the settings": (replace(settings, eps=1e-8), RATES),
+    }
+    for cause, (varied, rates) in mistakes.items():
+        if weights_apart(found, replayed(varied, rates)) < tolerance:
+            return cause
+    return "compare optimizer_step with torch's AdamW, and lr_scheduler_step with rlcli.ops.schedules"

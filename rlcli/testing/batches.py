@@ -1,0 +1,170 @@
+"""Plausible batches over the tiny engine's vocabulary, for any key that a graph knows, with no model behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.lengths import KNOWN_RULES
+
+VOCABULARY = 11
+"""Tokens of the tiny engine: 0 pads, 1 ends, 2 + d is the digit d."""
+END = 1
+
+Lengths = Sequence[Sequence[tuple[int, int]]]
+"""For each sample of a batch the (prompt, response) lengths of its sequences, in tokens."""
+
+PAIRS: Lengths = [[(2 + i % 3, 3 + i % 5), (2 + i % 3, 1 + (3 * i) % 7)] for i in range(8)]
+"""Eight samples of two responses each, of different lengths."""
+
+
+class DigitTokenizer:
+    """As much of a tokenizer as interfaces and engines ask for."""
+
+    eos_token_id = END
+    pad_token_id = 0
+
+    def __len__(self) -> int:
+        return VOCABULARY
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return [2 + int(digit) for digit in text if digit.isdigit()]
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        return "".join(str(int(i) - 2) for i in ids if i >= 2 or not skip_special_tokens)
+
+    def save_pretrained(self, folder: Any) -> None:
+        """It has no files."""
+
+
+def make_batch(
+    keys: Iterable[str],
+    lengths: Lengths = PAIRS,
+    seed: int = 0,
+    *,
+    vocabulary: int = VOCABULARY,
+    end: int = END,
+    first_index: int = 0,
+    metadata: Mapping[str, list[Any]] | None = None,
+) -> SequenceSample:
+    """A batch with `keys`, the same for the same arguments; a key's values do not depend on which others there are.
+
+    A prompt is the same for all sequences of a sample. About three of four responses end by themselves, with the token
+    `end`; the others were cut off (`seq_no_eos_mask`). Per-token numbers are drawn on prompts too, where nobody should
+    look. Metadata: `batch_index` from `first_index` on, `answer` (a digit), and what is given.
+
+    Raises ValueError for a key that no graph knows: its meaning is its author's, who adds it to a batch.
+    """
+    draw = _Draw([list(group) for group in lengths], seed, vocabulary, end)
+    wanted = list(keys)
+    unknown = [key for key in wanted if key not in _MAKERS]
+    if unknown:
+        raise ValueError(f"nobody knows what {unknown[0]!r} holds; known are {', '.join(KEYS)}")
+    names = [f"s{first_index + i}" for i in range(len(draw.groups))]
+    given: dict[str, list[Any]] = {
+        "batch_index": list(range(first_index, first_index + len(names))),
+        "answer": draw.answers(),
+    }
+    return SequenceSample.from_default(
+        ids=names,
+        seqlens={key: draw.rows(key) for key in wanted},
+        data={key: _MAKERS[key](draw) for key in wanted},
+        metadata={**given, **(metadata or {})},
+    )
+
+
+class _Draw:
+    """The random draws of one batch, each from a stream of its own."""
+
+    def __init__(self, groups: list[list[tuple[int, int]]], seed: int, vocabulary: int, end: int):
+        self.groups = groups
+        self.pairs = [pair for group in groups for pair in group]
+        self.seed = seed
+        self.vocabulary = vocabulary
+        self.end = end
+
+    def stream(self, name: str) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed * 1_000_003 + sum(name.encode()))
+
+    def rows(self, key: str) -> list[list[int]]:
+        """The lengths of `key`: one of the standard rules, or one per action for log-probs."""
+        if key == "packed_prompts":
+            return [[group[0][0]] for group in self.groups]
+        rule = KNOWN_RULES.get(key, _OTHER_RULES.get(key, lambda length: length))
+        return [[rule(prompt + response) for prompt, response in group] for group in self.groups]
+
+    def size(self, key: str) -> int:
+        return sum(map(sum, self.rows(key)))
+
+    def normal(self, key: str) -> torch.Tensor:
+        return torch.randn(self.size(key), generator=self.stream(key))
+
+    def logprobs(self, key: str) -> torch.Tensor:
+        return -1.5 - torch.rand(self.size(key), generator=self.stream(key))
+
+    def prompts(self) -> torch.Tensor:
+        """[prompt tokens], each sample's prompt once."""
+        return _joined([prompt for prompt, _ in self._texts()], torch.int64)
+
+    def tokens(self) -> torch.Tensor:
+        """[T]: the first tokens of a sample's prompt, then each response."""
+        pieces: list[torch.Tensor] = []
+        ended = iter(self.ended().tolist())
+        for group, (prompt, responses) in zip(self.groups, self._texts(), strict=True):
+            for (length, _), response in zip(group, responses, strict=True):
+                if next(ended) and len(response):
+                    response[-1] = self.end
+                pieces += [prompt[:length], response]
+        return _joined(pieces, torch.int64)
+
+    def _texts(self) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
+        """(prompt, responses) of each sample; the prompt as long as its longest."""
+        stream = self.stream("texts")
+
+        def text(length: int) -> torch.Tensor:
+            return torch.randint(min(3, self.vocabulary - 1), self.vocabulary, (length,), generator=stream)
+
+        return [
+            (text(max((p for p, _ in group), default=0)), [text(response) for _, response in group])
+            for group in self.groups
+        ]
+
+    def prompt_mask(self) -> torch.Tensor:
+        return _joined([torch.arange(p + r) < p for p, r in self.pairs], torch.bool)
+
+    def solved(self) -> torch.Tensor:
+        return torch.randint(0, 2, (len(self.pairs),), generator=self.stream("rewards")) > 0
+
+    def ended(self) -> torch.Tensor:
+        """[N] bool; an empty response cannot have ended."""
+        drawn = torch.rand(len(self.pairs), generator=self.stream("ended")) < 0.75
+        return drawn & torch.tensor([response > 0 for _, response in self.pairs], dtype=torch.bool)
+
+    def answers(self) -> list[str]:
+        return [str((self.seed + i) % (self.vocabulary - 2)) for i in range(len(self.groups))]
+
+
+_MAKERS: dict[str, Callable[[_Draw], torch.Tensor]] = {
+    "packed_prompts": _Draw.prompts,
+    "packed_input_ids": _Draw.tokens,
+    "prompt_mask": _Draw.prompt_mask,
+    "packed_logprobs": lambda draw: draw.logprobs("packed_logprobs"),
+    "packed_ref_logprobs": lambda draw: draw.logprobs("packed_ref_logprobs"),
+    "proximal_logprobs": lambda draw: draw.logprobs("proximal_logprobs"),
+    "values": lambda draw: 0.3 * draw.normal("values"),
+    "dense_rewards": lambda draw: draw.normal("dense_rewards"),
+    "rewards": lambda draw: draw.solved().float(),
+    "solved": _Draw.solved,
+    "seq_no_eos_mask": lambda draw: ~draw.ended(),
+}
+KEYS = tuple(_MAKERS)
+"""All that a batch can be made of."""
+
+_OTHER_RULES: dict[str, Callable[[int], int]] = {"proximal_logprobs": KNOWN_RULES["packed_logprobs"]}
+
+
+def _joined(pieces: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    return torch.cat(list(pieces)).to(dtype) if pieces else torch.zeros(0, dtype=dtype)

@@ -1,0 +1,1 @@
+"""What the contract of datasets is made of."""

@@ -1,0 +1,85 @@
+"""The same dataset in other processes, under other hash seeds, which run beside the checks of this one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlcli.api.config import DatasetAbstraction
+from rlcli.api.data import DatasetUtility
+from rlcli.checkpoint.light_tokenizer import LightTokenizer
+from rlcli.project import PACKAGE, VARIABLE, current_project
+from rlcli.registry import load, make_dataset
+from rlcli.testing.dataset_checks.trial import Trial, content_of, id_of, shown_rows, suited
+
+HASH_SEEDS = ("0", "1")
+HEAVY = ("torch", "transformers")
+PATIENCE = 60
+
+
+def answers(trial: Trial) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(hash seed, what a process of that hash seed tells), for each; they read the file that was written last."""
+    if not isinstance(trial.tokenizer, LightTokenizer):
+        raise TypeError("only a LightTokenizer can be told to another process")
+    words = {
+        "backend": trial.tokenizer.backend.to_str(),
+        "special_tokens": trial.tokenizer.special_tokens_map,
+        "chat_template": trial.tokenizer.chat_template,
+    }
+    order = json.dumps({"name": trial.name, "args": trial.args_for(), "tokenizer": words})
+    processes = {seed: _start(seed, order) for seed in HASH_SEEDS if seed != os.environ.get("PYTHONHASHSEED")}
+    try:
+        for seed, process in processes.items():
+            out, err = process.communicate(timeout=PATIENCE)
+            if process.returncode:
+                raise RuntimeError(f"the dataset cannot be read in another process:\n{err[-2000:]}")
+            yield seed, json.loads(out.splitlines()[-1])
+    finally:
+        for process in processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+def told(dataset: Any) -> dict[str, Any]:
+    """Its first rows in JSON, by their previews if it has any."""
+    rows: list[dict[str, Any]] = []
+    for index in range(shown_rows(dataset)):
+        if hasattr(dataset, "preview"):
+            rows.append(dataclasses.asdict(dataset.preview(index)))
+        else:
+            sample = dataset[index]
+            rows.append({"id": id_of(sample), **content_of(sample)})
+    heavy = [name for name in HEAVY if name in sys.modules]
+    return json.loads(json.dumps({"rows": rows, "heavy": heavy}))
+
+
+def _start(hash_seed: str, order: str) -> subprocess.Popen[str]:
+    project = current_project()
+    env = {
+        **os.environ,
+        "PYTHONHASHSEED": hash_seed,
+        "PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+        **({VARIABLE: str(project)} if project is not None else {}),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__, order], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def _main(order: Mapping[str, Any]) -> None:
+    from tokenizers import Tokenizer
+
+    words = dict(order["tokenizer"])
+    tokenizer = LightTokenizer(Tokenizer.from_str(words.pop("backend")), **words)
+    util = DatasetUtility(1, 0, 1, suited(tokenizer, load("datasets", order["name"])))
+    print(json.dumps(told(make_dataset(DatasetAbstraction(order["name"], order["args"]), util))))
+
+
+if __name__ == "__main__":
+    _main(json.loads(sys.argv[1]))

@@ -1,0 +1,208 @@
+"""Checks of a dataset that reads a file: rows that are malformed, rows that are too long, and the user's own file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.preview import preview_of
+from rlcli.errors import RlcliError
+from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.dataset_checks.trial import Line, Trial, as_line, first_difference, id_of, read, refusal
+
+SAY_WHERE = 'raise DataError("what is wrong", where=f"{path}:{line}"); read_rows does so for every BadRow'
+WRONG_TYPES: tuple[Any, ...] = (None, 7, "", [], ["x"], {"x": 1})
+
+
+class FileChecks(Contract):
+    """What becomes of the rows of a file."""
+
+    def test_malformed_rows(self, trial: Trial) -> None:
+        """a malformed row is refused with its file and line"""
+        for what, line in _malformed(_rows_of(trial)):
+            error = _planted(trial, line)
+            if error is None:
+                raise Violation(
+                    f"a row that is {what} is taken as if it were good: {line!r:.60}",
+                    SAY_WHERE,
+                    trial.place,
+                )
+            _demand_place(trial, error, f"a row that is {what}")
+
+    def test_odd_fields(self, trial: Trial) -> None:
+        """fields missing or of a wrong type never just crash"""
+        row = _rows_of(trial)[0]
+        odd: list[tuple[str, dict[str, Any]]] = []
+        for field in row:
+            odd.append((f"without {field!r}", {key: value for key, value in row.items() if key != field}))
+            odd += [(f"with {value!r} as {field!r}", {**row, field: value}) for value in WRONG_TYPES]
+        for what, changed in odd:
+            error = _planted(trial, as_line(changed))
+            if error is not None:
+                _demand_place(trial, error, f"a row {what}")
+
+    def test_skipped_rows(self, trial: Trial) -> None:
+        """skipping malformed rows leaves the others alone"""
+        rows = _rows_of(trial)
+        if not trial.takes("bad_rows"):
+            pytest.skip("has no bad_rows")
+        lines = [as_line(row) for row in rows]
+        all_rows = read(trial.make())
+        dataset = trial.make(lines=[lines[0], "{", *lines[2:]], bad_rows="skip")
+        found = first_difference([all_rows[0], *all_rows[2:]], read(dataset))
+        if found:
+            raise Violation(
+                f"with a malformed row skipped, {found}",
+                "pass over that row alone; number rows by their lines",
+                trial.place,
+            )
+        if hasattr(dataset, "survey") and [bad.split(": ")[0] for bad in dataset.survey().bad_rows] != [
+            f"{trial.file}:2"
+        ]:
+            raise Violation(
+                f"the survey tells of the bad rows {list(dataset.survey().bad_rows)}, not of {trial.file}:2",
+                "note every row that is skipped, with its file and line",
+                place_of(type(dataset).survey),
+            )
+
+    def test_overlong_refused(self, trial: Trial) -> None:
+        """a row beyond max_length is refused with its line"""
+        limit, longest = _limit(trial)
+        try:
+            rows = read(trial.make(max_length=limit))
+        except RlcliError as error:
+            _demand_place(trial, error, f"a row of {limit + 1} tokens under max_length = {limit}", longest + 1)
+            return
+        long = max(_length(sample) for sample in rows)
+        if long > limit:
+            raise Violation(
+                f"a row has {long} tokens, max_length is {limit}",
+                "count prompt, answer and EOS together, and refuse, drop or cut what is longer",
+                trial.place,
+            )
+
+    def test_overlong_dropped(self, trial: Trial) -> None:
+        """overlong: drop leaves out the long rows only"""
+        limit, _ = _limit(trial)
+        expected = [sample for sample in read(trial.make()) if _length(sample) <= limit]
+        dataset = _make_overlong(trial, "drop", limit)
+        found = first_difference(expected, read(dataset))
+        if found:
+            raise Violation(
+                f"under max_length = {limit}, {found}", "drop what is longer than max_length, no more", trial.place
+            )
+        if hasattr(dataset, "survey") and dataset.survey().too_long != len(trial.rows) - len(expected):
+            what = f"the survey knows of {dataset.survey().too_long} long rows of {len(trial.rows) - len(expected)}"
+            raise Violation(what, "survey all rows, before any is dropped", place_of(type(dataset).survey))
+
+    @pytest.mark.parametrize("side", ["truncate_left", "truncate_right"])
+    def test_overlong_cut(self, trial: Trial, side: str) -> None:
+        """overlong rows are cut on the side that was asked"""
+        limit, _ = _limit(trial)
+        whole, cut = read(trial.make()), read(_make_overlong(trial, side, limit))
+        if len(cut) != len(whole):
+            raise Violation(f"of {len(whole)} rows {len(cut)} are left", "cut the long ones", trial.place)
+        for index, (before, after) in enumerate(zip(whole, cut, strict=True)):
+            found = _wrong_cut(before, after, side, limit)
+            if found:
+                raise Violation(
+                    f"row {index}: {found}",
+                    "truncate_left takes tokens from the prompt's start, truncate_right from what comes last; "
+                    "cut tokens and mask alike",
+                    trial.place,
+                )
+
+    def test_own_file(self, trial: Trial) -> None:
+        """every row of the given file can be used"""
+        if "path" not in trial.args:
+            pytest.skip("no path=FILE given")
+        dataset = trial.make_of_whole_file()
+        for index in range(len(dataset)):
+            if hasattr(dataset, "preview"):
+                dataset.preview(index)
+            else:
+                dataset[index]
+
+
+def _rows_of(trial: Trial) -> list[dict[str, Any]]:
+    if not trial.rows:
+        pytest.skip("reads no file of JSON lines")
+    return trial.rows
+
+
+def _malformed(rows: list[dict[str, Any]]) -> Iterator[tuple[str, Line]]:
+    """(what it is, a line of the file) for each way to be no row at all."""
+    good = as_line(rows[0])
+    yield "cut off", good[: len(good) // 2]
+    yield "no JSON", "not a row"
+    yield "a list", f"[{good}]"
+    yield "a text", '"a text"'
+    yield "an object without fields", "{}"
+    yield "an object with null in every field", as_line(dict.fromkeys(rows[0]))
+    text = next((value for value in rows[0].values() if isinstance(value, str) and value), None)
+    if text is not None:
+        yield "not UTF-8", good.encode().replace(as_line({"": text}).encode()[5:-2], b"\xff", 1)
+
+
+def _planted(trial: Trial, line: Line) -> Exception | None:
+    """What the dataset raises with this line third in its file, behind a row and an empty line."""
+    lines = [as_line(row) for row in trial.rows]
+    try:
+        read(trial.make(lines=[lines[0], "", line, *lines[1:]]))
+    except Exception as error:  # whatever a user's dataset raises
+        return error
+    return None
+
+
+def _demand_place(trial: Trial, error: Exception, what: str, line: int = 3) -> None:
+    told = f"{getattr(error, 'where', '')} {error}"
+    if isinstance(error, RlcliError) and re.search(rf"{re.escape(str(trial.file))}:{line}(?!\d)", told):
+        return
+    what = f"{what}, in line {line}, ends in {refusal(error)!s:.150}, without {trial.file.name}:{line}"
+    raise Violation(what, SAY_WHERE, trial.place_in(error)) from error
+
+
+def _length(sample: SequenceSample) -> int:
+    if not {"packed_prompts", "packed_input_ids"} & sample.keys:
+        return max(max(sample.flat_seqlens(key)) for key in sample.keys)
+    return max(map(len, preview_of(sample).sequences))
+
+
+def _limit(trial: Trial) -> tuple[int, int]:
+    """(a limit that only the longest row exceeds, the place of that row)."""
+    if not trial.rows or not trial.takes("max_length"):
+        pytest.skip("has no max_length")
+    lengths = [_length(sample) for sample in read(trial.make())]
+    longest = lengths.index(max(lengths))
+    if len(lengths) < 2 or lengths.count(max(lengths)) > 1:
+        pytest.skip("no row is the longest")
+    return lengths[longest] - 1, longest
+
+
+def _make_overlong(trial: Trial, overlong: str, limit: int) -> Any:
+    if not trial.takes("overlong"):
+        pytest.skip("has no overlong")
+    return trial.make(max_length=limit, overlong=overlong)
+
+
+def _wrong_cut(before: SequenceSample, after: SequenceSample, side: str, limit: int) -> str:
+    """What is wrong with a row that was cut on one side; empty if nothing is."""
+    if id_of(before) != id_of(after):
+        return f"its id was {id_of(before)!r} and is {id_of(after)!r}"
+    whole, cut = preview_of(before), preview_of(after)
+    for number, tokens in enumerate(cut.sequences):
+        full, count = whole.sequences[number], len(tokens)
+        if count > limit:
+            return f"it has {count} tokens, more than {limit}"
+        rest = slice(len(full) - count, None) if side == "truncate_left" else slice(count)
+        if full[rest] != tokens:
+            return f"what {side} leaves is not the {'end' if side == 'truncate_left' else 'start'} of the row"
+        if cut.trained is not None and whole.trained is not None and whole.trained[number][rest] != cut.trained[number]:
+            return "its mask is not that of the tokens that are left"
+    if max(map(len, whole.sequences)) > limit > max(map(len, cut.sequences)):
+        return f"{max(map(len, cut.sequences))} tokens are left where {limit} have room"
+    return ""

@@ -1,0 +1,261 @@
+"""Checks of the rows as a whole: which there are, and that they are the same wherever they are asked for."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from rlcli.api.data import SequenceSample
+from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.dataset_checks.elsewhere import answers, told
+from rlcli.testing.dataset_checks.trial import (
+    Trial,
+    content_of,
+    difference,
+    first_difference,
+    id_of,
+    read,
+    shown_rows,
+)
+
+DRAW_BY_SEED = "draw from random.Random(stable_seed(self.util.seed, row id)), never from random, numpy or torch itself"
+
+
+class OrderChecks(Contract):
+    """Which rows there are."""
+
+    def test_rows_end(self, trial: Trial) -> None:
+        """there are as many rows as it says"""
+        dataset = trial.make()
+        place = place_of(type(dataset).__getitem__)
+        if not len(dataset):
+            raise Violation("it has no rows", "", place_of(type(dataset).__len__))
+        dataset[len(dataset) - 1 if trial.reads_file else 0]
+        try:
+            dataset[len(dataset)]
+        except IndexError:
+            return
+        except Exception as error:
+            raise Violation(
+                f"row {len(dataset)} of {len(dataset)} raises {type(error).__name__}, not IndexError",
+                "Python asks for rows until IndexError comes",
+                place,
+            ) from error
+        raise Violation(
+            f"len() says {len(dataset)}, but there is a row {len(dataset)}",
+            "raise IndexError for a row beyond the last; count the rows that are there",
+            place,
+        )
+
+    def test_ids(self, trial: Trial) -> None:
+        """ids are unique, whatever the seed"""
+        first, other = ([id_of(sample) for sample in read(trial.make(seed=seed))] for seed in (1, 2))
+        for id_ in first:
+            if first.count(id_) > 1:
+                raise Violation(
+                    f"{first.count(id_)} of {len(first)} rows have the id {id_!r}",
+                    "name a row by its own id, or by its file and line",
+                    trial.place,
+                )
+        if set(first) != set(other):
+            missing = next(iter(sorted(set(map(str, first)) ^ set(map(str, other)))))
+            raise Violation(
+                f"ids change with the run's seed: {missing!r} is there for one seed only",
+                "take ids from the rows, not from random numbers or the seed",
+                trial.place,
+            )
+
+    def test_determinism(self, trial: Trial) -> None:
+        """the same seed gives the same rows"""
+        with _global_randomness(0):
+            expected = read(trial.make())
+        for seed in (1, 2, 3, 4):
+            with _global_randomness(seed) as moved:
+                found, drawn_from = first_difference(expected, read(trial.make())), moved()
+            if found:
+                raise Violation(f"built twice with one seed, {found}", DRAW_BY_SEED, trial.place)
+            if drawn_from:
+                what = f"reading it moves the random numbers of the whole process, those of {drawn_from}"
+                raise Violation(what, DRAW_BY_SEED, trial.place)
+
+    def test_elsewhere(self, trial: Trial) -> None:
+        """other processes and hash seeds give the same rows"""
+        here = told(trial.make())
+        for hash_seed, answer in answers(trial):
+            if answer["rows"] != here["rows"]:
+                pairs = enumerate(zip(here["rows"], answer["rows"], strict=False))
+                index, (mine, theirs) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+                raise Violation(
+                    f"row {index} is {_parted(mine, theirs)} in a process with PYTHONHASHSEED={hash_seed}",
+                    "sets and hash() differ between processes: sort what comes out of a set, and take stable_seed",
+                    trial.place,
+                )
+            if answer["heavy"] and hasattr(trial.cls, "preview"):
+                raise Violation(
+                    f"its rows cannot be previewed without {', '.join(answer['heavy'])}",
+                    "import torch in __getitem__ alone: rlcli check and rlcli tokens read previews without it",
+                    place_of(trial.cls.preview),
+                )
+
+    def test_any_order(self, trial: Trial) -> None:
+        """a row is the same whenever it is asked for"""
+        used = trial.make()
+        rows = shown_rows(used)
+        forward = [used[index] for index in range(rows)]
+        backward = [used[index] for index in reversed(range(rows))][::-1]
+        resumed = trial.make()
+        middle = rows // 2
+        late = [resumed[index] for index in range(middle, rows)]
+        early = [resumed[index] for index in range(middle)]
+        for what, again in (("the second time", backward), ("when reading begins in the middle", [*early, *late])):
+            found = first_difference(forward, again)
+            if found:
+                raise Violation(
+                    f"{what}, {found}",
+                    "__getitem__ must not remember what was read: a run that is resumed begins in the middle",
+                    place_of(type(used).__getitem__),
+                )
+
+    def test_no_shared_state(self, trial: Trial) -> None:
+        """changing a sample changes no other"""
+        dataset, expected = trial.make(), read(trial.make())
+        for index in range(shown_rows(dataset)):
+            _spoil(dataset[index])
+        found = first_difference(expected, read(dataset))
+        if found:
+            raise Violation(
+                f"after samples were changed, {found}",
+                "make the tensors and lists of a sample when it is asked for, or copy them",
+                place_of(type(dataset).__getitem__),
+            )
+
+    def test_neighbours(self, trial: Trial) -> None:
+        """a row is the same whatever stands around it"""
+        rows = trial.named_rows
+        if len(rows) < 2:
+            pytest.skip("reads no file that can be rearranged")
+        expected = read(trial.make(rows))
+        reversed_ = read(trial.make(rows[::-1]))
+        alone = [trial.make([row])[0] for row in rows[:4]]
+        for what, found in (("in reverse order", reversed_), ("alone in their file", alone)):
+            different = _unlike(expected, found, trial.goes_by_ids)
+            if different:
+                raise Violation(
+                    f"with the rows {what}, {different}",
+                    "make a sample of its row alone; draw by the row's id, not by its place",
+                    place_of(trial.cls.__getitem__),
+                )
+
+    @pytest.mark.parametrize("ranks", [1, 2, 3])
+    def test_ranks(self, trial: Trial, ranks: int) -> None:
+        """over 1, 2 and 3 ranks, each row is there once"""
+        whole = [id_of(sample) for sample in read(trial.make())]
+        parts = [[id_of(sample) for sample in read(trial.make(rank=rank, ranks=ranks))] for rank in range(ranks)]
+        if all(part == whole for part in parts):
+            return  # the runtime deals the rows out
+        dealt = [id_ for part in parts for id_ in part]
+        if len(set(dealt)) < len(dealt) or (trial.reads_file and set(dealt) != set(whole)):
+            counts = f"{len(set(whole) - set(dealt))} on none, {len(dealt) - len(set(dealt))} on several"
+            raise Violation(
+                f"of {len(whole)} rows on {ranks} ranks {counts}",
+                "leave the rows to the runtime, which deals them out; or take rows[rank::world_size]",
+                trial.place,
+            )
+
+    def test_digest(self, trial: Trial) -> None:
+        """the digest tells these rows from any others"""
+        from rlcli.runtime.data_order import digest_rows
+
+        rows = trial.named_rows
+        if len(rows) < 2:
+            pytest.skip("reads no file that can be changed")
+        digest = digest_rows(trial.make(rows))
+        place = place_of(trial.cls.digest) if hasattr(trial.cls, "digest") else trial.place
+        if digest_rows(trial.make(rows)) != digest:
+            raise Violation("the same rows have another digest", "digest the rows, nothing else", place)
+        other = next((row for row in rows[1:] if row | {"id": 0} != rows[0] | {"id": 0}), None)
+        changes = {"one row less": rows[:-1], "the rows in reverse order": rows[::-1]}
+        if other is not None:
+            kept = {"id": rows[0]["id"]} if "id" in rows[0] else {}
+            changes["other words in row 0"] = [{**other, **kept}, *rows[1:]]
+        for what, changed in changes.items():
+            if digest_rows(trial.make(changed)) == digest:
+                raise Violation(
+                    f"with {what} the digest is the same",
+                    "let it cover every row's id, texts and tokens: a resumed run trusts it",
+                    place,
+                )
+
+
+def _parted(one: Any, other: Any, most: int = 40) -> str:
+    """Two texts from where they part."""
+    first, second = str(one), str(other)
+    start = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), 0)
+    start = max(0, start - most // 2)
+    return f"…{first[start : start + most]}… here, …{second[start : start + most]}…"
+
+
+def _unlike(expected: Sequence[SequenceSample], found: Sequence[SequenceSample], has_ids: bool) -> str:
+    """What differs between rows that were found and those of the same id, or, without ids, any of the same content."""
+    if has_ids:
+        by_id = {id_of(sample): sample for sample in expected}
+        for sample in found:
+            if id_of(sample) not in by_id:
+                return f"there is a row {id_of(sample)!r}, unknown before"
+            different = difference(by_id[id_of(sample)], sample)
+            if different:
+                return f"row {id_of(sample)!r}: {different}"
+        return ""
+    contents = [content_of(sample) for sample in expected]
+    for index, sample in enumerate(found):
+        if content_of(sample) not in contents:
+            return f"row {index} holds what no row held before"
+    return ""
+
+
+def _spoil(sample: SequenceSample) -> None:
+    """Change in place whatever can be changed."""
+    for tensor in (sample.data or {}).values():
+        if tensor is not None:
+            tensor.fill_(1)
+    for lengths in sample.seqlens.values():
+        for inner in lengths:
+            inner.append(1)
+    for values in sample.metadata.values():
+        for value in copy.copy(values):
+            if isinstance(value, list):
+                value.append("spoilt")
+            elif isinstance(value, dict):
+                value["spoilt"] = "spoilt"
+        values.append("spoilt")
+    sample.ids.append("spoilt")
+
+
+@contextmanager
+def _global_randomness(seed: int) -> Iterator[Any]:
+    """The process's random generators set to `seed`, then put back; gives what tells which of them moved."""
+    import numpy as np
+    import torch
+
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    start = random.getstate(), str(np.random.get_state()), torch.get_rng_state()
+
+    def moved() -> str:
+        now = random.getstate(), str(np.random.get_state()), torch.get_rng_state()
+        same = now[0] == start[0], now[1] == start[1], bool(torch.equal(now[2], start[2]))
+        return ", ".join(name for name, kept in zip(("random", "numpy", "torch"), same, strict=True) if not kept)
+
+    try:
+        yield moved
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])

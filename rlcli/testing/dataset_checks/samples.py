@@ -1,0 +1,264 @@
+"""Checks of single samples: what they hold, what is trained on, and what the dataset says of them elsewhere."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.preview import Preview, preview_of
+from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.dataset_checks.trial import Trial, first_difference, read
+from rlcli.testing.tokenizer import byte_tokenizer
+
+TOKENS = ("packed_input_ids", "packed_prompts")
+"""Keys that hold token ids."""
+
+HABITS: dict[str, dict[str, Any]] = {
+    "a tokenizer that begins texts with BOS": {"around": "<bos> $A"},
+    "a tokenizer that puts BOS in front and EOS behind": {"around": "<bos> $A <eos>"},
+    "a chat template that writes BOS itself": {"chat": True},
+}
+"""What tokenizers do of their own accord."""
+
+
+class SampleChecks(Contract):
+    """What is in a sample."""
+
+    def test_registration(self, trial: Trial) -> None:
+        """registers under its name, arguments explained"""
+        for argument in trial.signature.arguments:
+            if not argument.doc:
+                raise Violation(
+                    f"nothing says what the argument {argument.name} is for",
+                    'put a string under it: """What it is, and its unit."""',
+                    f"{argument.path}:{argument.line}",
+                )
+        if "KEYS" not in trial.signature.constants:
+            raise Violation(
+                "its class does not say what its samples hold",
+                'write KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",), so that recipes can be checked',
+                trial.place,
+            )
+
+    def test_samples_are_valid(self, trial: Trial) -> None:
+        """a row is one valid sample with the declared keys"""
+        dataset = trial.make()
+        for index, sample in enumerate(read(dataset)):
+            what = _wrong_sample(sample, set(trial.signature.constants.get("KEYS", ())), len(trial.tokenizer))
+            if what:
+                raise Violation(f"row {index}: {what}", "", place_of(type(dataset).__getitem__))
+
+    def test_samples_make_a_batch(self, trial: Trial) -> None:
+        """samples gather into a batch, which can travel"""
+        dataset = trial.make()
+        batch = SequenceSample.gather(read(dataset))
+        try:
+            arrived = SequenceSample.from_json(json.loads(json.dumps(batch.as_json())))
+        except (TypeError, ValueError) as error:
+            raise Violation(
+                f"a batch cannot be sent to another process: {error}",
+                "ids are strings or ints, metadata what JSON can hold",
+                place_of(type(dataset).__getitem__),
+            ) from error
+        found = first_difference(batch.unpack(), arrived.unpack())
+        if found:
+            raise Violation(
+                f"a batch arrives changed: {found}",
+                "metadata are numbers, strings, lists and mappings with string keys",
+                place_of(type(dataset).__getitem__),
+            )
+
+    def test_masks(self, trial: Trial) -> None:
+        """masks are neither empty nor full"""
+        dataset = trial.make()
+        masked = [(index, preview_of(sample)) for index, sample in enumerate(read(dataset)) if _is_answered(sample)]
+        if not masked:
+            pytest.skip("prompts only, without a mask")
+        for index, row in masked:
+            for trained in row.trained or ():
+                if not any(trained) or all(trained):
+                    raise Violation(
+                        f"row {index}: {sum(trained)} of {len(trained)} tokens are trained on",
+                        "prompt_mask is True on the prompt and False on the answer; prompt_lens counts the prompt",
+                        place_of(type(dataset).__getitem__),
+                    )
+
+    @pytest.mark.parametrize("habit", HABITS)
+    def test_special_tokens(self, trial: Trial, habit: str) -> None:
+        """BOS comes once, answers end with EOS, prompts do not"""
+        tokenizer = byte_tokenizer(**HABITS[habit])
+        dataset = trial.make(tokenizer=tokenizer)
+        for index, sample in enumerate(read(dataset)):
+            for tokens, trained in _sequences(sample):
+                found, cause = _wrong_special_tokens(tokens, trained, tokenizer.bos_token_id, tokenizer.eos_token_id)
+                if found:
+                    raise Violation(f"row {index}, with {habit}: {found}", cause, place_of(type(dataset).__getitem__))
+
+    @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
+    def test_texts_come_back(self, trial: Trial, chat: bool) -> None:
+        """prompt and answer can be read in the tokens"""
+        tokenizer = byte_tokenizer(chat=chat)
+        dataset = trial.make(tokenizer=tokenizer)
+        for index, sample in enumerate(read(dataset)):
+            said = dataset.preview(index) if hasattr(dataset, "preview") else None
+            for number, (tokens, trained) in enumerate(_sequences(sample)):
+                found = _unreadable(tokens, trained, said, number, tokenizer)
+                if found:
+                    raise Violation(
+                        f"row {index}: {found}",
+                        "encode prompt and answer each with the tokenizer, then lay them end to end; mask the prompt",
+                        place_of(type(dataset).__getitem__),
+                    )
+
+    def test_preview(self, trial: Trial) -> None:
+        """the preview says what the sample holds"""
+        dataset = trial.make()
+        if not hasattr(dataset, "preview"):
+            pytest.skip("has no preview")
+        for index, sample in enumerate(read(dataset)):
+            said, holds = dataset.preview(index), preview_of(sample)
+            for field in ("id", "sequences", "trained", "metadata"):
+                if _plain(getattr(said, field)) != _plain(getattr(holds, field)):
+                    raise Violation(
+                        f"row {index}: {field} is {getattr(said, field)!s:.40}, the sample has "
+                        f"{getattr(holds, field)!s:.40}",
+                        "make the sample of the preview, so that there is one truth",
+                        place_of(type(dataset).preview),
+                    )
+
+    def test_places(self, trial: Trial) -> None:
+        """the preview tells each row's file and line"""
+        rows = trial.named_rows
+        dataset = trial.make(rows)
+        if not rows or not hasattr(dataset, "preview"):
+            pytest.skip("has no preview of a file")
+        for index in range(len(dataset)):
+            said = dataset.preview(index)
+            file, _, line = (said.where or "").rpartition(":")
+            known = file == str(trial.file) and line.isdigit() and 1 <= int(line) <= len(rows)
+            if not known or (trial.goes_by_ids and str(rows[int(line) - 1]["id"]) != said.id):
+                raise Violation(
+                    f"row {index}, {said.id}, is said to stand at {said.where}, where it is not",
+                    "keep the line that each row was read from, counted from 1",
+                    place_of(type(dataset).preview),
+                )
+
+    def test_survey(self, trial: Trial) -> None:
+        """the survey knows every row and its length"""
+        dataset = trial.make()
+        if not hasattr(dataset, "survey"):
+            pytest.skip("has no survey")
+        survey, place = dataset.survey(), place_of(type(dataset).survey)
+        lengths = [max(map(len, preview_of(sample).sequences)) for sample in read(dataset)]
+        if list(survey.lengths)[: len(lengths)] != lengths:
+            raise Violation(
+                f"its lengths are {list(survey.lengths)[:8]}, those of the samples {lengths[:8]}",
+                "count the tokens of prompt and answer together; of several answers, those of the longest",
+                place,
+            )
+        if hasattr(dataset, "preview"):
+            told = [(said.where, said.prompt) for said in map(dataset.preview, range(len(lengths)))]
+            if list(survey.prompts)[: len(told)] != told:
+                raise Violation(
+                    f"its prompts are {list(survey.prompts)[:1]}…, the previews say {told[:1]}…",
+                    "give (where, prompt) of every row, as the preview does",
+                    place,
+                )
+
+
+def _wrong_sample(sample: Any, declared: set[str], vocabulary: int) -> str:
+    """What is wrong with a row's sample; empty if nothing is."""
+    import torch
+
+    if not isinstance(sample, SequenceSample):
+        return f"a {type(sample).__name__}, not a SequenceSample"
+    if sample.bs != 1:
+        return f"a batch of {sample.bs} samples; a row is one"
+    if set(sample.keys) != declared:
+        return f"it holds {', '.join(sample.keys)}; KEYS are {', '.join(sorted(declared))}"
+    for key in sample.keys:
+        tensor = (sample.data or {}).get(key)
+        if tensor is None:
+            return f"{key} has no data"
+        if tensor.device.type != "cpu":
+            return f"{key} is on {tensor.device}; a run moves rows where they are needed"
+        if not all(sample.flat_seqlens(key)):
+            return f"{key} has a sequence without tokens"
+        if key in TOKENS and tensor.dtype != torch.int64:
+            return f"{key} is of {tensor.dtype}; token ids are torch.int64"
+        if key in TOKENS and not 0 <= int(tensor.min()) <= int(tensor.max()) < vocabulary:
+            return f"{key} has tokens from {int(tensor.min())} to {int(tensor.max())}; the vocabulary has {vocabulary}"
+        if key == "prompt_mask" and tensor.dtype != torch.bool:
+            return f"{key} is of {tensor.dtype}; a mask is torch.bool"
+    return ""
+
+
+def _is_answered(sample: SequenceSample) -> bool:
+    """Whether it says which of its tokens are trained on."""
+    return "packed_input_ids" in sample.keys and bool({"prompt_mask", "prompt_lens"} & sample.keys)
+
+
+def _sequences(sample: SequenceSample) -> list[tuple[list[int], list[bool] | None]]:
+    """(tokens, whether each is trained on) of every sequence; None for a prompt that waits for its response."""
+    if not set(TOKENS) & sample.keys:
+        return []
+    row = preview_of(sample)
+    if row.trained is None:
+        return [(tokens, None) for tokens in row.sequences]
+    return list(zip(row.sequences, row.trained, strict=True))
+
+
+def _wrong_special_tokens(tokens: list[int], trained: list[bool] | None, bos: Any, eos: Any) -> tuple[str, str]:
+    """(what is wrong with the special tokens of a sequence, what it comes from); empty if nothing is."""
+    if bos in tokens[1:]:
+        where = tokens.index(bos, 1)
+        return (
+            f"BOS is token {where} of {len(tokens)}" + (" and the first" if tokens[0] == bos else ""),
+            "a chat template writes its special tokens itself: encode what it renders, and answers, with "
+            "add_special_tokens=False",
+        )
+    if tokens[0] != bos:
+        return "the sequence does not begin with BOS", "encode the start of a text with its special tokens"
+    if trained is None:
+        if tokens[-1] == eos:
+            return "the prompt ends with EOS", "take it off: a response is to follow"
+        return "", ""
+    if all(trained):  # a text without a mask
+        return "", ""
+    for place, token in enumerate(tokens):
+        ends = trained[place] and (place + 1 == len(tokens) or not trained[place + 1])
+        if ends and token != eos:
+            return f"the answer ends with token {token}, not with EOS", "append tokenizer.eos_token_id to every answer"
+        if token == eos and not ends:
+            return f"EOS is token {place} of {len(tokens)}, before the answer's end", "take EOS off prompts; end once"
+    return "", ""
+
+
+def _unreadable(
+    tokens: list[int], trained: list[bool] | None, said: Preview | None, number: int, tokenizer: Any
+) -> str:
+    """What of the texts cannot be read in a sequence; empty if all can."""
+    flags = trained or [False] * len(tokens)
+    parts = {kind: [t for t, flag in zip(tokens, flags, strict=True) if flag is kind] for kind in (False, True)}
+    prompt, answer = (tokenizer.decode(parts[kind], skip_special_tokens=True) for kind in (False, True))
+    for name, text in (("prompt", prompt), ("answer", answer)):
+        if "\ufffd" in text:
+            return f"the {name} decodes to broken text: {text!r:.60}"
+    if said is None:
+        return "" if prompt.strip() or answer.strip() else "there is no text in it"
+    for name, words in (("prompt", said.prompt), ("system prompt", said.system)):
+        if words and words not in prompt and words not in tokenizer.decode(parts[False]):
+            return f"the {name} is {words!r:.40}, the tokens before the answer say {prompt!r:.60}"
+    if number < len(said.answers) and said.answers[number] != answer:
+        return f"the answer is {said.answers[number]!r:.40}, the tokens that are trained on say {answer!r:.60}"
+    return ""
+
+
+def _plain(value: Any) -> Any:
+    """Sequences as lists and mappings as dicts, to compare what they hold."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return dict(value) if hasattr(value, "items") else value

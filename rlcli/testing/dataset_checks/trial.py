@@ -1,0 +1,223 @@
+"""A dataset on trial: built again and again, of one set of rows or another."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rlcli.api.config import DatasetAbstraction
+from rlcli.api.data import DatasetUtility, SequenceSample
+from rlcli.errors import RlcliError
+from rlcli.registry import load, make_dataset, signature
+from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.tokenizer import as_transformers
+
+MOST_ROWS = 32
+"""Rows that the checks look at; of a longer file they are spread evenly over it."""
+
+UNLIMITED = 1 << 20
+"""For `max_length`: the tests' tokens are bytes, so a limit that is meant for words would not fit."""
+
+CHOSEN_BY_CHECKS = ("max_rows", "bad_rows", "max_bad_rows", "overlong")
+"""Arguments that checks set to what they look at; only the check of the given file leaves them as they were given."""
+
+Line = str | bytes
+
+
+@dataclass
+class Trial:
+    """A dataset by its name, with the rows that it is tested on."""
+
+    name: str
+    args: Mapping[str, Any]
+    folder: Path
+    """For the files that are written."""
+    tokenizer: Any
+    given: Sequence[Mapping[str, Any]] = ()
+    """Rows that the test brings along."""
+    rows: list[dict[str, Any]] = field(init=False)
+    """What the dataset's file holds; empty if it reads none, or one of a form that is not ours to write."""
+
+    def __post_init__(self) -> None:
+        self.cls: Any = load("datasets", self.name)
+        self.signature = signature("datasets", self.name)
+        self.place = place_of(self.cls)
+        self.file = self.folder / "rows.jsonl"
+        self.reads_file = self.takes("path")
+        self.rows = self._find_rows() if self.reads_file else []
+        if "path" in self.args and not self.given and not self._takes_all(self.rows):
+            self.rows = [row for row in self.rows if self._takes_all([row])]
+
+    @cached_property
+    def named_rows(self) -> list[dict[str, Any]]:
+        """The same rows with ids of their own, if the dataset goes by them; else as they are."""
+        named = [{"id": f"own-{number}", **row} for number, row in enumerate(self.rows)]
+        try:
+            ids = [str(id_of(sample)) for sample in read(self.make(named))]
+        except RlcliError:  # it takes no such field
+            return self.rows
+        return named if ids == [str(row["id"]) for row in named] else self.rows
+
+    @property
+    def goes_by_ids(self) -> bool:
+        """Whether the samples of `named_rows` have the ids of their rows."""
+        return self.named_rows is not self.rows
+
+    def takes(self, argument: str) -> bool:
+        """Whether a recipe may say `argument` under its `args:`."""
+        return any(one.name == argument for one in self.signature.arguments)
+
+    def make(
+        self,
+        rows: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        lines: Sequence[Line] | None = None,
+        seed: int = 1,
+        rank: int = 0,
+        ranks: int = 1,
+        tokenizer: Any = None,
+        **args: Any,
+    ) -> Any:
+        """The dataset, of other rows or another file's lines if they are given."""
+        util = DatasetUtility(seed, rank, ranks, suited(tokenizer or self.tokenizer, self.cls))
+        return make_dataset(DatasetAbstraction(self.name, self.args_for(rows, lines=lines, **args)), util)
+
+    def make_of_whole_file(self) -> Any:
+        """The dataset of all rows of the file that `args` name."""
+        util = DatasetUtility(1, 0, 1, suited(self.tokenizer, self.cls))
+        return make_dataset(DatasetAbstraction(self.name, {**self.args_for(), **self.args, **self._unlimited()}), util)
+
+    def args_for(
+        self, rows: Sequence[Mapping[str, Any]] | None = None, *, lines: Sequence[Line] | None = None, **args: Any
+    ) -> dict[str, Any]:
+        """What the recipe would say of such a dataset."""
+        merged = {key: value for key, value in self.args.items() if key not in CHOSEN_BY_CHECKS}
+        merged |= self._unlimited() | args
+        if self.rows:
+            merged["path"] = str(self.write(lines or [as_line(row) for row in rows or self.rows]))
+        return merged
+
+    def _unlimited(self) -> dict[str, int]:
+        return {"max_length": UNLIMITED} if self.takes("max_length") else {}
+
+    def write(self, lines: Sequence[Line]) -> Path:
+        """A file of these lines. Its name is always the same, since ids may hold it."""
+        self.file.write_bytes(b"".join((line.encode() if isinstance(line, str) else line) + b"\n" for line in lines))
+        return self.file
+
+    def place_in(self, error: BaseException) -> str:
+        """`file:line` of the component that an error went through last."""
+        folder = Path(str(inspect.getsourcefile(self.cls))).parent
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f"{frame.filename}:{frame.lineno}" for frame in frames if Path(frame.filename).parent == folder]
+        return own[-1] if own else self.place
+
+    def _takes_all(self, rows: list[dict[str, Any]]) -> bool:
+        """Whether the dataset can be made of these rows; that it can of a whole file has a check of its own."""
+        try:
+            self.make(rows)
+        except RlcliError:
+            return False
+        return True
+
+    def _find_rows(self) -> list[dict[str, Any]]:
+        if self.given:
+            return [dict(row) for row in self.given]
+        if "path" in self.args:
+            return rows_in(Path(str(self.args["path"])).expanduser())
+        examples = self.signature.constants.get("EXAMPLES") or getattr(self.cls, "EXAMPLES", ())
+        if not examples:
+            raise Violation(
+                "it reads a file, and there is no row to put into one",
+                "show two or three rows in the class, EXAMPLES = ({…}, {…}), or give path=FILE",
+                self.place,
+            )
+        return [dict(row) for row in examples]
+
+
+def suited(tokenizer: Any, cls: type) -> Any:
+    """A tokenizer as a run would give it: one of transformers, unless the dataset promises to need less."""
+    return tokenizer if hasattr(cls, "preview") else as_transformers(tokenizer)
+
+
+def as_line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False)
+
+
+def rows_in(file: Path) -> list[dict[str, Any]]:
+    """At most MOST_ROWS rows of a file of JSON lines or with a JSON list; none of any other file."""
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+        found = json.loads(text) if text.lstrip().startswith("[") else _parsed(text)
+    except (OSError, ValueError):
+        return []
+    rows = [row for row in found if isinstance(row, dict)]
+    return [rows[number * len(rows) // MOST_ROWS] for number in range(MOST_ROWS)] if len(rows) > MOST_ROWS else rows
+
+
+def _parsed(text: str) -> list[Any]:
+    found = []
+    for line in text.split("\n"):
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def read(dataset: Any) -> list[SequenceSample]:
+    """Its first rows, in order."""
+    return [dataset[index] for index in range(shown_rows(dataset))]
+
+
+def shown_rows(dataset: Any) -> int:
+    """How many rows the checks look at."""
+    return min(len(dataset), MOST_ROWS)
+
+
+def content_of(sample: SequenceSample) -> dict[str, Any]:
+    """All that a sample holds but its id, in a form that compares exactly."""
+    encoded = sample.as_json()
+    return {
+        "keys": encoded["keys"],
+        **{f"{key} ({encoded['dtypes'][key]})": values for key, values in (encoded["data"] or {}).items()},
+        **{f"lengths of {key}": lengths for key, lengths in encoded["seqlens"].items()},
+        **{f"metadata {name}": values for name, values in encoded["metadata"].items()},
+    }
+
+
+def id_of(sample: SequenceSample) -> Any:
+    return sample.ids[0]
+
+
+def difference(one: SequenceSample, other: SequenceSample) -> str:
+    """What differs between two samples, in words; empty if nothing does."""
+    if one.ids != other.ids:
+        return f"its id is {id_of(one)!r}, then {id_of(other)!r}"
+    first, second = content_of(one), content_of(other)
+    for name in [*first, *(name for name in second if name not in first)]:
+        if first.get(name) != second.get(name):
+            return f"{name} is {first.get(name, 'missing')!s:.40}, then {second.get(name, 'missing')!s:.40}"
+    return ""
+
+
+def first_difference(ones: Sequence[SequenceSample], others: Sequence[SequenceSample]) -> str:
+    """Where two readings of a dataset first differ; empty if they do not."""
+    if len(ones) != len(others):
+        return f"{len(ones)} rows, then {len(others)}"
+    for index, (one, other) in enumerate(zip(ones, others, strict=True)):
+        found = difference(one, other)
+        if found:
+            return f"row {index}: {found}"
+    return ""
+
+
+def refusal(error: Exception) -> str:
+    """What a dataset said when it refused something."""
+    return error.what if isinstance(error, RlcliError) else f"{type(error).__name__}: {error}"

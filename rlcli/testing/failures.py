@@ -1,0 +1,65 @@
+"""From an exception in a check to what was seen, its likely cause and the line to look at."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlcli.errors import RlcliError
+from rlcli.recipe.layers import shown
+from rlcli.testing.contract import Violation
+from rlcli.testing.results import Failure
+
+if TYPE_CHECKING:
+    import pytest
+
+MOST_LINES = 12
+"""Of what an exception says."""
+
+
+def failure_of(caught: pytest.ExceptionInfo[BaseException], files: Sequence[Path], traceback: str) -> Failure:
+    """`files` are those that a line is looked for in, the component's own first."""
+    error = caught.value
+    found, cause, where = _said(error) or str(caught.traceback[-1].statement).strip(), "", ""
+    if isinstance(error, Violation):
+        found, cause, where = error.found, error.cause, error.where
+    elif isinstance(error, RlcliError):
+        cause, where = error.hint or "", error.where or ""
+    frames = [(Path(entry.path), entry.lineno + 1) for entry in caught.traceback]
+    where = where or _innermost([*frames, *_frames_told(str(error))], files)
+    return Failure(found, cause, _short(where), traceback)
+
+
+def _said(error: BaseException) -> str:
+    """What an exception says; empty for a bare assertion."""
+    if isinstance(error, RlcliError):
+        return error.what
+    lines = str(error).strip().splitlines()
+    text = "\n".join([*lines[:MOST_LINES], *(["…"] if len(lines) > MOST_LINES else [])])
+    is_plain = isinstance(error, AssertionError) or type(error).__module__.startswith(("_pytest", "pytest"))
+    return text if is_plain else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def _frames_told(text: str) -> list[tuple[Path, int]]:
+    """The frames of another process's traceback, which arrives as text."""
+    return [(Path(file), int(line)) for file, line in re.findall(r'File "([^"\n]+)", line (\d+)', text)]
+
+
+def _innermost(frames: Iterable[tuple[Path, int]], files: Sequence[Path]) -> str:
+    """The deepest frame in the first of the files that has one; a folder stands for all files below it."""
+    known = [(path.resolve(), line) for path, line in frames]
+    for file in files:
+        found = [f"{path}:{line}" for path, line in known if path.is_relative_to(file.resolve())]
+        if found:
+            return found[-1]
+    return ""
+
+
+def _short(where: str) -> str:
+    """A place as seen from the working directory."""
+    file, colon, line = where.rpartition(":")
+    if not colon or not Path(file).is_absolute():
+        return where
+    return f"{shown(Path(file))}:{line}"

@@ -1,0 +1,1 @@
+"""What the contract of model families is made of."""

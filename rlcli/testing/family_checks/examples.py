@@ -1,0 +1,135 @@
+"""Tiny random models of a family, made and saved by transformers: one for every switch of its configuration."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlcli.api.family import HFFamily
+from rlcli.checkpoint.families import family_of
+from rlcli.errors import ModelError
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 24, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
+    "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6, "max_window_layers": 1,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+"""What a configuration is told, of these what it knows. A head is larger than hidden_size / heads."""
+
+KNOBS: dict[str, list[Any]] = {
+    "num_key_value_heads": [1, 4],
+    "head_dim": [24, None],
+    "sliding_window": [None],
+    "hidden_act": ["silu", "gelu", "gelu_pytorch_tanh"],
+    "activation_function": ["gelu"],
+    "n_inner": [48],
+    "mlp_only_layers": [[1]],
+    "decoder_sparse_step": [2],
+    "rope_parameters": [
+        {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+        {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16},
+        {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 16},
+    ],
+}  # fmt: skip
+"""What else the keys that have no two positions may be."""
+
+WITHOUT_EFFECT = ("use_cache", "summary_", "output_", "reorder_", "return_dict", "is_encoder_decoder")
+"""How switches begin that leave parameters and logits as they are."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A model of a family."""
+
+    about: str
+    """What is special about it."""
+    hf: Mapping[str, Any]
+    """Its config.json."""
+    tensors: Mapping[str, torch.Tensor]
+    """Its weights, as on disk."""
+    model: Any = None
+    """The same in transformers, if that has it."""
+
+
+@lru_cache(maxsize=16)
+def made_examples(model_type: str) -> tuple[Example, ...]:
+    """Of a family whose `architecture` transformers has; none of any other."""
+    import transformers
+
+    family = family_of(model_type)
+    lm = getattr(transformers, getattr(family, "architecture", ""), None)
+    if family is None or lm is None:
+        return ()
+    with_values = getattr(transformers, _with_value_head(family.architecture), None)
+    made = [_made(family, model_type, lm, *variant) for variant in _variants(lm.config_class)]
+    if with_values is not None:
+        head = {"num_labels": 1, "classifier_dropout": 0.0}
+        made.append(_made(family, model_type, with_values, "a value head", head))
+    return tuple(example for example in made if example is not None)
+
+
+def _with_value_head(architecture: str) -> str:
+    for ending in ("ForCausalLM", "LMHeadModel"):
+        architecture = architecture.removesuffix(ending)
+    return f"{architecture}ForTokenClassification"
+
+
+def _variants(kind: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(what is special, settings): plain, then each switch turned and each knob at its other values."""
+    usual = kind(**_known(kind, SIZES)).to_dict()
+    yield "nothing special", {}
+    for key, value in usual.items():
+        if isinstance(value, bool) and not key.startswith(WITHOUT_EFFECT):
+            yield f"{key}: {not value}", {key: not value}
+        for other in KNOBS.get(key, ()):
+            if other != value:
+                yield f"{key}: {json.dumps(other)}", {key: other}
+
+
+def _known(kind: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What such a configuration has a key for, under whichever name."""
+    keys = {*kind().to_dict(), *kind.attribute_map}
+    return {key: value for key, value in settings.items() if key in keys}
+
+
+def _made(family: HFFamily, model_type: str, cls: Any, about: str, settings: Mapping[str, Any]) -> Example | None:
+    """None if there are no such models, or the family says that it does not know them."""
+    kind = cls.config_class
+    try:
+        config = kind(**{**_known(kind, SIZES), **settings})
+    except Exception:  # whichever a configuration raises that checks what it is told
+        if not settings:
+            raise
+        return None
+    hf = json.loads(config.to_json_string(use_diff=False)) | {"architectures": [cls.__name__], "model_type": model_type}
+    try:
+        family.config_from_hf(hf)
+    except ModelError:
+        return None
+    torch.manual_seed(0)
+    model = cls(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return Example(about, hf, _as_saved(model), model)
+
+
+def _as_saved(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors that `save_pretrained` writes, under the names that it gives them."""
+    from safetensors.torch import load_file
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)  # type: ignore[operator]
+        return {name: t for file in sorted(Path(folder).glob("*.safetensors")) for name, t in load_file(file).items()}

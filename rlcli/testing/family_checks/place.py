@@ -1,0 +1,11 @@
+"""Where in a family's file to look."""
+
+from __future__ import annotations
+
+from rlcli.api.family import HFFamily
+from rlcli.testing.contract import place_of
+
+
+def place_in(family: HFFamily, method: str) -> str:
+    """`file:line` of a method, or of the class where it inherits that."""
+    return place_of(vars(type(family)).get(method) or type(family))

@@ -1,0 +1,276 @@
+"""Checks of generation: limits, groups, ends, and log-probs that recomputation confirms."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from rlcli.api.config import GenerationHyperparameters, ModelBackendAbstraction
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import FinetuneSpec, Model
+from rlcli.registry import make_backend
+from rlcli.testing.batches import make_batch
+from rlcli.testing.contract import Violation
+from rlcli.testing.interface.inference import check_mock
+from rlcli.testing.interface.inferring import Calls, CallSubject, own_logprobs
+from rlcli.testing.interface.outputs import (
+    check_form,
+    check_numbers,
+    check_same,
+    check_untouched,
+    frozen_copy,
+    gap,
+    sequences,
+    tensor_of,
+)
+from rlcli.testing.interface.rehearsal import Make, overrides
+
+USUAL = GenerationHyperparameters(responses_per_prompt=2, max_new_tokens=6, temperature=0.7)
+PROMPTS = [[(length, 1)] for length in (3, 1, 4, 2, 3, 5, 1, 2)]
+"""(prompt, response) lengths; prompts have no responses yet."""
+
+LAYOUT = ("packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask")
+
+
+@dataclasses.dataclass(frozen=True)
+class Response:
+    """One generated sequence, taken apart."""
+
+    prompt: torch.Tensor
+    """[P] the prompt that it was asked to answer."""
+    tokens: torch.Tensor
+    """[P + R] as returned."""
+    mask: torch.Tensor
+    logprobs: torch.Tensor
+    """[P + R - 1]"""
+    was_cut_off: bool
+    id: Any
+
+    @property
+    def response(self) -> list[int]:
+        found: list[int] = self.tokens[len(self.prompt) :].tolist()
+        return found
+
+
+class Sampling(Calls):
+    """Generation, over and over."""
+
+    def __init__(self, make: Make, batch: SequenceSample, tokenizer: Any):
+        super().__init__(make, "generate", batch, tokenizer)
+
+    @functools.cached_property
+    def interface(self) -> Any:
+        return self.with_settings()
+
+    def with_settings(self, **changes: Any) -> Any:
+        """The interface that samples in the usual way, or in another."""
+        if not hasattr(self.make(), "generation"):
+            pytest.skip("takes no `generation`: its limits are its own")
+        return self.make(generation=dataclasses.asdict(dataclasses.replace(USUAL, **changes)))
+
+    def group(self, interface: Any) -> int:
+        return getattr(interface, "generation_size", None) or interface.generation.responses_per_prompt
+
+    def responses(self, output: SequenceSample, batch: SequenceSample, group: int) -> list[Response]:
+        """The sequences of an output, which must have so many for each prompt."""
+        for key in LAYOUT:
+            if key not in output.keys:
+                raise Violation(f"generate does not return {key}", "a rollout is made of it", self.where)
+            for id_, lengths in zip(output.ids, output.seqlens[key], strict=True):
+                if len(lengths) != group:
+                    what = f"{key} of sample {id_} has {len(lengths)} sequences, not {group}"
+                    raise Violation(what, "a sample holds all responses to its prompt", self.where)
+        tokens, masks, logprobs = (sequences(output, key) for key in LAYOUT[:3])
+        prompts = sequences(batch, "packed_prompts")
+        cut_off = tensor_of(output, "seq_no_eos_mask").tolist()
+        return [
+            Response(prompts[n // group], tokens[n], masks[n], logprobs[n], bool(cut_off[n]), output.ids[n // group])
+            for n in range(len(cut_off))
+        ]
+
+    @functools.cached_property
+    def usual(self) -> list[Response]:
+        return self.responses(self.result, self.batch, self.group(self.interface))
+
+
+class GenerationChecks(CallSubject):
+    @pytest.fixture
+    def sampling(self, make: Make, tokenizer: Any) -> Sampling:
+        """Generation, over and over."""
+        if not overrides(make(), "generate"):
+            pytest.skip("does not generate")
+        return Sampling(make, make_batch(["packed_prompts"], PROMPTS, vocabulary=len(tokenizer)), tokenizer)
+
+    def test_generation_returns_what_it_declares(self, sampling: Sampling) -> None:
+        """generation returns its samples with the declared keys"""
+        check_form(sampling.result, sampling.batch.ids, sampling.interface.writes("generate"), sampling.where)
+        check_numbers(sampling.result, sampling.where)
+
+    def test_groups_are_in_the_order_of_the_prompts(self, sampling: Sampling) -> None:
+        """each prompt has its group, each response its prompt"""
+        for number, one in enumerate(sampling.usual):
+            head = one.tokens[: len(one.prompt)]
+            if not torch.equal(head, one.prompt):
+                what = (
+                    f"response {number} (of {one.id}) begins with {head.tolist()}, its prompt is {one.prompt.tolist()}"
+                )
+                cause = "responses come prompt by prompt: response n answers prompt n // group"
+                raise Violation(what, cause, sampling.where)
+            told = torch.arange(len(one.tokens)) < len(one.prompt)
+            if len(one.mask) != len(told) or not torch.equal(one.mask, told):
+                what = f"prompt_mask marks {int(one.mask.sum())} tokens of a prompt of {len(one.prompt)}"
+                raise Violation(what, "True on the prompt's tokens, and on no other", sampling.where)
+
+    @pytest.mark.parametrize("most", [1, 6])
+    def test_responses_keep_their_limits(self, sampling: Sampling, most: int) -> None:
+        """responses keep max_new_tokens, and end where they end"""
+        inner = [token for one in sampling.usual for token in one.response[:-1]] or [0]
+        stop = max(sorted(set(inner)), key=inner.count)  # one that would stand within responses
+        interface = sampling.with_settings(max_new_tokens=most, stop_token_ids=(stop,))
+        ends = (sampling.tokenizer.eos_token_id, stop)
+        output = sampling.run(sampling.batch, interface=interface)
+        for one in sampling.responses(output, sampling.batch, sampling.group(interface)):
+            tokens = one.response
+            if not 1 <= len(tokens) <= most:
+                what = f"a response has {len(tokens)} tokens with max_new_tokens {most}"
+                raise Violation(what, "count the response alone, its last token included", sampling.where)
+            if any(token in ends for token in tokens[:-1]):
+                what = f"a response goes on after its end: {tokens}, where {' and '.join(map(str, ends))} end it"
+                raise Violation(what, "stop at the first token that ends", sampling.where)
+            if one.was_cut_off != (tokens[-1] not in ends):
+                what = (
+                    f"seq_no_eos_mask is {one.was_cut_off} for the response {tokens}, where {ends[0]} or {ends[1]} ends"
+                )
+                cause = "True for a response that was cut off; one that ended keeps the token that ended it"
+                raise Violation(what, cause, sampling.where)
+            if one.was_cut_off and len(tokens) < most:
+                what = f"a response was cut off after {len(tokens)} of {most} tokens, or lost the token that ended it"
+                raise Violation(what, "keep the end-of-sequence token, once", sampling.where)
+
+    @pytest.mark.parametrize("temperature", [1.0, 0.7])
+    def test_sampled_logprobs_are_those_of_the_model(self, sampling: Sampling, temperature: float) -> None:
+        """log-probs of responses are confirmed by recomputation"""
+        model, interface = sampling.model(), sampling.with_settings(temperature=temperature)
+        output = sampling.run(sampling.batch, interface=interface, model=model)
+        for one in sampling.responses(output, sampling.batch, sampling.group(interface)):
+            own = own_logprobs(model.module, one.tokens, temperature)
+            _check_logprobs(one, own, own_logprobs(model.module, one.tokens, 1.0), temperature, sampling.where)
+
+    def test_a_real_model_confirms_the_logprobs(self, sampling: Sampling) -> None:
+        """log-probs on the fsdp backend equal transformers' own"""
+        from rlcli.testing import tiny_models
+
+        interface, temperature = sampling.with_settings(), USUAL.temperature
+        model = Model("tested", tiny_models.tiny_model(), tiny_models.TinyTokenizer(), torch.device("cpu"))
+        spec = FinetuneSpec(total_train_steps=1, dataset_size=8, train_batch_size=8)
+        make_backend(ModelBackendAbstraction("fsdp", {"dtype": "float32"})).initialize(model, spec)
+        keys, size = ["packed_prompts"], tiny_models.VOCABULARY
+        batch = make_batch(keys, PROMPTS[:3], vocabulary=size, end=tiny_models.END)
+        output = sampling.run(batch, interface=interface, model=model)
+        plain = tiny_models.tiny_model()
+        for one in sampling.responses(output, batch, sampling.group(interface)):
+            with torch.no_grad():
+                logits = plain(input_ids=one.tokens[None], use_cache=False).logits[0, :-1].double()
+            at = [(logits / t).log_softmax(-1).gather(1, one.tokens[1:, None])[:, 0] for t in (temperature, 1.0)]
+            _check_logprobs(one, at[0], at[1], temperature, sampling.where, tolerance=1e-3)
+
+    def test_greedy_takes_the_likeliest_token(self, sampling: Sampling) -> None:
+        """greedy takes the likeliest token each time"""
+        model, interface = sampling.model(), sampling.with_settings(greedy=True)
+        output = sampling.run(sampling.batch, interface=interface, model=model)
+        for one in sampling.responses(output, sampling.batch, sampling.group(interface)):
+            with torch.no_grad():
+                hidden = model.module.model(one.tokens, [len(one.tokens)])
+                likeliest = (hidden @ model.module.model.head.T).argmax(-1)[len(one.prompt) - 1 : -1].tolist()
+            if one.response != likeliest:
+                what = f"greedy answers {one.response}, the likeliest tokens are {likeliest}"
+                raise Violation(what, "hand the settings on to model.module.generate as they are", sampling.where)
+
+    def test_generation_is_deterministic(self, sampling: Sampling) -> None:
+        """the same seed gives the same responses, another others"""
+        again = sampling.run(sampling.batch, interface=sampling.with_settings())
+        cause = "draw every response from a seed: stable_seed(model.seed, id, number, step)"
+        check_same(sampling.result, again, "between two calls alike", cause, sampling.where, exact=True)
+        later = sampling.model()
+        later.version.global_step = 1
+        others = {"another seed of the role": sampling.model(seed=1), "the next step": later}
+        for name, model in others.items():
+            if gap(sampling.result, sampling.run(sampling.batch, model=model)) is None:
+                what = f"{name} gives the same responses"
+                raise Violation(what, "make seeds of model.seed, the id, the number and the step", sampling.where)
+
+    def test_responses_of_a_group_differ(self, sampling: Sampling) -> None:
+        """the responses to one prompt differ"""
+        group = sampling.group(sampling.interface)
+        if group < 2:
+            pytest.skip("one response to each prompt")
+        usual = [one.response for one in sampling.usual]
+        alike = sum(usual[n : n + group].count(usual[n]) == group for n in range(0, len(usual), group))
+        if alike * group == len(usual):
+            what = f"all {group} responses to a prompt are alike, for each of {alike} prompts"
+            raise Violation(what, "the number within the group belongs in the seed", sampling.where)
+
+    def test_responses_do_not_depend_on_the_batch(self, sampling: Sampling) -> None:
+        """a prompt gets the same responses in any batch"""
+        cause = "seed each response by the id of its prompt, not by its place in the batch"
+        for place in range(sampling.batch.bs):
+            alone = sampling.run(sampling.batch.select_indices([place]))
+            check_same(sampling.result, alone, "when its prompt is alone", cause, sampling.where)
+        turned = sampling.run(sampling.batch.reorder(list(reversed(range(sampling.batch.bs)))))
+        check_same(sampling.result, turned, "once the batch is turned round", cause, sampling.where)
+
+    def test_generation_leaves_everything_alone(self, sampling: Sampling) -> None:
+        """generation changes neither its input nor the model"""
+        model, before = sampling.model(), frozen_copy(sampling.batch)
+        weights = {name: weight.detach().clone() for name, weight in model.module.model.named_parameters()}
+        sampling.run(sampling.batch, model=model)
+        check_untouched(sampling.batch, before, sampling.where)
+        if any(not torch.equal(weight, weights[name]) for name, weight in model.module.model.named_parameters()):
+            raise Violation("weights have other values after generation", "generation only samples", sampling.where)
+        if model.module.passes_in_training_mode:
+            cause = "call model.module.eval() first: after a training step the model still drops out"
+            raise Violation("the model samples in training mode", cause, sampling.where)
+
+    def test_generation_for_no_prompts(self, sampling: Sampling) -> None:
+        """no prompts give no responses, of the same dtypes"""
+        empty = sampling.run(sampling.batch.select_indices([]))
+        for key in sampling.result.keys:
+            found = empty.dtypes.get(key)
+            if found != sampling.result.dtypes[key]:
+                what = f"{key} of no prompts is {found}, else {sampling.result.dtypes[key]}"
+                raise Violation(what, "say the dtype of a tensor that may be empty", sampling.where)
+
+    def test_mock_of_generation(self, sampling: Sampling) -> None:
+        """mock of generation looks like the real thing"""
+        check_mock(sampling)
+        group = sampling.group(sampling.interface)
+        ends = {sampling.tokenizer.eos_token_id}
+        for one in sampling.responses(sampling.mock(sampling.batch), sampling.batch, group):
+            fits = 1 <= len(one.response) <= USUAL.max_new_tokens and one.was_cut_off == (one.response[-1] not in ends)
+            if not fits or not torch.equal(one.tokens[one.mask], one.prompt) or ends & set(one.response[:-1]):
+                what = f"the mock answers {one.prompt.tolist()} by {one.response}, cut off: {one.was_cut_off}"
+                cause = "a mock keeps max_new_tokens, and ends by the token that ends unless it is cut off"
+                raise Violation(what, cause, sampling.where)
+
+
+def _check_logprobs(
+    one: Response, own: torch.Tensor, plain: torch.Tensor, temperature: float, where: str, tolerance: float = 1e-5
+) -> None:
+    """Raise Violation unless the log-probs of a response are `own`; `plain` are those of temperature 1."""
+    start = len(one.prompt) - 1
+    if len(one.logprobs) != len(own):
+        what = f"packed_logprobs has {len(one.logprobs)} entries for a sequence of {len(one.tokens)} tokens"
+        raise Violation(what, "one for each token but the first", where)
+    found = one.logprobs.double()
+    if torch.allclose(found[start:], own[start:].double(), atol=tolerance, rtol=0):
+        return
+    size = float((found[start:] - own[start:]).abs().max())
+    cause = "place 0 for each prompt token but the first, then the response's: entry t is of token t + 1"
+    if temperature != 1 and torch.allclose(found[start:], plain[start:].double(), atol=tolerance, rtol=0):
+        cause = "they are those of temperature 1, not of the distribution that was sampled from"
+    what = f"packed_logprobs of a response differs by {size:.3g} from the model's at temperature {temperature:g}"
+    raise Violation(what, cause, where)

@@ -1,0 +1,255 @@
+"""Checks of inference: what a sample gets depends on this sample and the model, and on nothing around it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.lengths import KNOWN_RULES
+from rlcli.testing.batches import DigitTokenizer, make_batch
+from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.interface.inferring import Calls, CallSubject, has_mock, own_logprobs, with_temperature
+from rlcli.testing.interface.outputs import (
+    check_form,
+    check_numbers,
+    check_same,
+    check_untouched,
+    frozen_copy,
+    gap,
+    sequences,
+    tensor_of,
+)
+from rlcli.testing.interface.rehearsal import WHOLE, Batches, Make
+from rlcli.testing.tiny_engine import TinyRanks, tiny_model
+
+EDGES = {
+    "one sample": [[(3, 4)]],
+    "one token": [[(1, 1)], [(2, 3)]],
+    "an empty response": [[(3, 0)], [(2, 2), (2, 0)]],
+    "very ragged": [[(1, 1), (2, 60)], [(40, 1)], [(2, 2)] * 5],
+}
+"""(prompt, response) lengths of batches that break what was written with one batch in mind."""
+
+STEPS_OF_A_CRITIC = 12
+
+SHIFTED = "log-prob t of a sequence is that of its token t + 1: [T - N] in all"
+
+
+class InferenceChecks(CallSubject):
+    def test_inference_returns_what_it_declares(self, inferring: Calls) -> None:
+        """inference returns its samples with the declared keys"""
+        check_form(inferring.result, inferring.batch.ids, inferring.interface.writes("inference"), inferring.where)
+
+    def test_inference_reads_what_it_declares(self, inferring: Calls) -> None:
+        """inference needs no key that it does not declare"""
+        declared = inferring.interface.reads("inference")
+        if declared is None:
+            pytest.skip("declares no keys")
+        try:
+            inferring.run(inferring.batch.select(key for key in inferring.batch.keys if key in declared.needed))
+        except (KeyError, ValueError) as error:
+            named = ", ".join(declared.needed)
+            raise Violation(
+                f"inference fails with the keys that READS says it needs ({named}): {type(error).__name__}: {error}",
+                "name in READS all that it reads, or do without it",
+                inferring.where,
+            ) from error
+
+    def test_inference_has_a_row_for_every_token_or_sequence(self, inferring: Calls) -> None:
+        """outputs have the lengths that their keys stand for"""
+        given = inferring.batch.seqlens["packed_input_ids"]
+        for key in inferring.result.keys:
+            found = inferring.result.seqlens[key]
+            for id_, lengths, tokens in zip(inferring.batch.ids, found, given, strict=True):
+                expected = [KNOWN_RULES[key](n) for n in tokens] if key in KNOWN_RULES else lengths
+                if len(lengths) != len(tokens) or lengths != expected:
+                    cause = SHIFTED if "logprobs" in key else "one entry of seqlens for each sequence of each sample"
+                    what = f"{key} of sample {id_} has lengths {lengths} for sequences of {tokens} tokens"
+                    raise Violation(what, cause, inferring.where)
+
+    def test_inference_returns_plain_numbers(self, inferring: Calls) -> None:
+        """outputs are finite float32 without a gradient"""
+        check_numbers(inferring.result, inferring.where)
+
+    @pytest.mark.parametrize(
+        "spec",
+        [MicroBatchSpec(n_mbs=2), MicroBatchSpec(n_mbs=5), MicroBatchSpec(max_tokens_per_mb=25)],
+        ids=["2", "5", "25 tokens"],
+    )
+    def test_inference_is_the_same_for_any_micro_batches(self, inferring: Calls, spec: MicroBatchSpec) -> None:
+        """inference is the same for any micro-batches"""
+        longest = max(map(sum, inferring.batch.seqlens["packed_input_ids"]))
+        if spec.max_tokens_per_mb is not None and spec.max_tokens_per_mb < longest:
+            spec = MicroBatchSpec(max_tokens_per_mb=longest)
+        between = f"between one micro-batch and {spec.n_mbs if spec.n_mbs > 1 else 'as many as the token cap asks'}"
+        cause = "model.module.forward puts the rows of micro-batches back in order; hand mb_spec on to it"
+        check_same(inferring.result, inferring.run(inferring.batch, spec), between, cause, inferring.where)
+
+    def test_inference_does_not_depend_on_the_order(self, inferring: Calls) -> None:
+        """inference does not depend on the order of samples"""
+        turned = inferring.batch.reorder(list(reversed(range(inferring.batch.bs))))
+        cause = "a row belongs to the sample at the same place; undo whatever sorts"
+        output = inferring.run(turned)
+        check_form(output, turned.ids, None, inferring.where)
+        check_same(inferring.result, output, "once the batch is turned round", cause, inferring.where)
+
+    def test_inference_does_not_depend_on_the_other_samples(self, inferring: Calls) -> None:
+        """a sample gets the same alone as in the batch"""
+        for place in range(inferring.batch.bs):
+            alone = inferring.run(inferring.batch.select_indices([place]))
+            cause = "it looks across samples: padding that is counted, a mean over the batch, the row of a neighbour"
+            check_same(inferring.result, alone, "when it is alone in the batch", cause, inferring.where)
+
+    def test_inference_is_the_same_on_2_ranks(self, inferring: Calls) -> None:
+        """inference is the same on 1, 2 and an idle rank"""
+        count = inferring.batch.bs
+        for shares in ([range(count // 2), range(count // 2, count)], [range(count), ()]):
+            ranks = TinyRanks(2)
+
+            def one_rank(rank: int, shares: list[range] = shares, ranks: TinyRanks = ranks) -> str | None:  # type: ignore[assignment]
+                model = inferring.model(ranks=ranks, rank=rank)
+                share = inferring.batch.select_indices(shares[rank])
+                output = inferring.run(share, MicroBatchSpec(n_mbs=2), model, inferring.make())
+                return gap(inferring.result, output)
+
+            for rank, found in enumerate(ranks.run(one_rank)):
+                if found is not None:
+                    what = f"{found} between 1 rank and rank {rank} of 2, which holds {len(shares[rank])} samples"
+                    cause = "compute a sample from itself alone; only training reduces over ranks"
+                    raise Violation(what, cause, inferring.where)
+
+    def test_inference_leaves_its_input_alone(self, inferring: Calls) -> None:
+        """inference does not change its input"""
+        before = frozen_copy(inferring.batch)
+        inferring.run(inferring.batch)
+        check_untouched(inferring.batch, before, inferring.where)
+
+    def test_inference_leaves_the_model_alone(self, inferring: Calls) -> None:
+        """inference changes no weight, gradient or version"""
+        model = inferring.model()
+        before = {name: weight.detach().clone() for name, weight in model.module.model.named_parameters()}
+        inferring.run(inferring.batch, model=model)
+        for name, weight in model.module.model.named_parameters():
+            if weight.grad is not None or not torch.equal(weight, before[name]):
+                what = "a gradient" if weight.grad is not None else "other values"
+                raise Violation(f"{name} has {what} after inference", "inference only computes", inferring.where)
+        if model.version.global_step:
+            raise Violation("the version moved", "only train_step calls model.inc_version()", inferring.where)
+
+    def test_inference_turns_dropout_off(self, inferring: Calls) -> None:
+        """inference turns dropout off"""
+        model = inferring.model()
+        inferring.run(inferring.batch, model=model)
+        if model.module.passes_in_training_mode:
+            cause = "call model.module.eval() first: after a training step the model still drops out"
+            raise Violation("the model runs in training mode", cause, inferring.where)
+
+    def test_inference_is_deterministic(self, inferring: Calls) -> None:
+        """inference is deterministic"""
+        again = inferring.run(inferring.batch, interface=inferring.make())
+        cause = "something is drawn without a seed; take stable_seed(model.seed, id, …)"
+        check_same(inferring.result, again, "between two calls alike", cause, inferring.where, exact=True)
+
+    def test_logprobs_are_those_of_the_model(self, inferring: Calls) -> None:
+        """log-probs equal an independent computation"""
+        keys = [key for key in inferring.result.keys if key.endswith("logprobs")]
+        if not keys:
+            pytest.skip("computes no log-probs")
+        temperature = 0.7
+        interface = with_temperature(inferring.make, inferring.interface, temperature)
+        if interface is None:
+            temperature, interface = 1.0, inferring.interface
+        model, batch = inferring.model(), inferring.batch
+        output = inferring.run(batch, interface=interface, model=model)
+        acting = [~mask[1:] for mask in sequences(batch, "prompt_mask")] if "prompt_mask" in batch.keys else None
+        for key in keys:
+            for place, tokens in enumerate(sequences(batch, "packed_input_ids")):
+                chosen = acting[place] if acting else torch.ones(len(tokens) - 1, dtype=torch.bool)
+                found = sequences(output, key)[place][chosen].double()
+                if not torch.allclose(found, own_logprobs(model.module, tokens, temperature)[chosen], atol=1e-5):
+                    other = own_logprobs(model.module, tokens, 1.0)[chosen]
+                    size = float((found - own_logprobs(model.module, tokens, temperature)[chosen]).abs().max())
+                    cause = SHIFTED
+                    if torch.allclose(found, other, atol=1e-5):
+                        cause = "they are those of temperature 1: set output.temperature before output.logprobs"
+                    what = f"{key} differs by {size:.3g} from the model's at temperature {temperature:g}"
+                    raise Violation(what, cause, inferring.where)
+
+    def test_values_come_in_the_units_of_the_reward(self, make: Make) -> None:
+        """values approach the returns that come, in their units"""
+        interface, reward = make(), 10.0
+        reads, writes = interface.reads("train_step"), interface.writes("inference")
+        if not (reads and writes and "values" in writes.all and "rewards" in reads.needed):
+            pytest.skip("predicts no returns")
+        batch = make_batch(reads.needed)
+        assert batch.data is not None
+        batch.data["rewards"] = torch.full_like(tensor_of(batch, "rewards"), reward)
+        if "packed_ref_logprobs" in batch.keys:
+            batch.data["packed_ref_logprobs"] = tensor_of(batch, "packed_logprobs")
+        model = tiny_model(DigitTokenizer(), lr=0.02)
+        errors = []
+        for _ in range(STEPS_OF_A_CRITIC):
+            output = interface.inference(model, batch, WHOLE)
+            assert output is not None
+            batch.update_(output.select(["values"]))
+            errors.append(float((tensor_of(batch, "values") - reward).abs().mean()))
+            interface.train_step(model, batch, WHOLE)
+        if errors[-1] > 0.9 * errors[0]:
+            what = f"all rewards are {reward:g}; values are {errors[0]:.3g} off at first, {errors[-1]:.3g} at last"
+            cause = "denormalise what the model predicts, if it learns normalised returns"
+            raise Violation(what, cause, place_of(type(interface).inference))
+
+    @pytest.mark.parametrize("edge", EDGES)
+    def test_edge_batches_of_inference(self, inferring: Calls, inference_batches: Batches, edge: str) -> None:
+        """inference of batches at the edge"""
+        batch = inference_batches(EDGES[edge])
+        output = inferring.run(batch)
+        check_form(output, batch.ids, inferring.interface.writes("inference"), inferring.where)
+        check_numbers(output, inferring.where)
+
+    def test_inference_of_no_samples(self, inferring: Calls) -> None:
+        """inference of no samples has the same keys and dtypes"""
+        empty = inferring.run(inferring.batch.select_indices([]))
+        for key in inferring.result.keys:
+            if key not in empty.keys:
+                raise Violation(f"{key} is missing", "a rank may hold no sample at all", inferring.where)
+            now, usual = tensor_of(empty, key), tensor_of(inferring.result, key)
+            if len(now) or now.dtype != usual.dtype:
+                what = f"{key} of no samples has {len(now)} rows of {now.dtype}, else {usual.dtype}"
+                raise Violation(what, "say the dtype of a tensor that may be empty", inferring.where)
+
+    def test_mock_of_inference(self, inferring: Calls) -> None:
+        """mock of inference looks like the real thing"""
+        check_mock(inferring)
+
+
+def check_mock(calls: Calls) -> None:
+    """Raise Violation unless the mock of a call that keeps lengths has the keys, lengths and dtypes of the call."""
+    if not has_mock(calls.interface):
+        pytest.skip("has no mock")
+    where, real, mock = place_of(type(calls.interface).mock), calls.result, calls.mock(calls.batch)
+    check_form(mock, calls.batch.ids, calls.interface.writes(calls.call), where)
+    if set(mock.keys) != set(real.keys):
+        what = f"the mock has {', '.join(sorted(mock.keys))}, the call {', '.join(sorted(real.keys))}"
+        raise Violation(what, "return the same keys", where)
+    for key in real.keys:
+        made, meant = (mock.dtypes[key], mock.trailing_shapes[key]), (real.dtypes[key], real.trailing_shapes[key])
+        if made != meant:
+            raise Violation(f"the mock's {key} is {made[0]} {made[1]}, the call's {meant[0]} {meant[1]}",
+                            "a graph of mocks must fail where the real one does", where)  # fmt: skip
+        if calls.call == "inference" and mock.seqlens[key] != real.seqlens[key]:
+            raise Violation(f"the mock's {key} has other lengths than the call's", "as many rows as the call", where)
+    if set(mock.metadata) != set(real.metadata):
+        what = f"the mock has the metadata {sorted(mock.metadata)}, the call {sorted(real.metadata)}"
+        raise Violation(what, "return the same metadata", where)
+    check_numbers(mock, where)
+    if set(calls.mock(calls.batch.select_indices([])).keys) != set(real.keys):
+        raise Violation("the mock of no samples has other keys", "a rank may hold no sample at all", where)
+    cause = "draw from stable_seed of the sample's id, and from nothing else"
+    check_same(mock, calls.mock(calls.batch), "between two mocks alike", cause, where, exact=True)
+    alone = calls.mock(calls.batch.select_indices([1]))
+    check_same(mock, alone, "when it is mocked alone", cause, where, exact=True)
+
+
+__all__ = ["EDGES", "WHOLE", "InferenceChecks", "check_mock"]

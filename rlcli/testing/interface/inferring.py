@@ -1,0 +1,193 @@
+"""Inference and generation of an interface over tiny models that all start alike."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from rlcli.api.config import MicroBatchSpec, stable_seed
+from rlcli.api.data import SequenceSample
+from rlcli.api.interface import ANSWER_FORMS, ModelInterface
+from rlcli.api.model import Model, ModelOutput
+from rlcli.testing.batches import KEYS, PAIRS, DigitTokenizer, Lengths, make_batch
+from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.interface.rehearsal import WHOLE, Batches, InterfaceSubject, Make, overrides
+from rlcli.testing.interface.texts import ANSWERS, text_batch
+from rlcli.testing.tiny_engine import TinyEngine, TinyLM, TinyRanks
+from rlcli.testing.tokenizer import byte_tokenizer
+
+T = TypeVar("T")
+
+Gold = Callable[[str], str]
+"""A row's answer → the text of a right response to it."""
+
+
+class ModalEngine(TinyEngine):
+    """A `TinyEngine` that is in training mode until it is told otherwise, and counts the passes made in it."""
+
+    def __init__(self, *args: Any, **settings: Any):
+        super().__init__(*args, **settings)
+        self.is_training = True
+        self.passes_in_training_mode = 0
+
+    def train(self, mode: bool = True) -> None:
+        self.is_training = mode
+
+    def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
+        self.passes_in_training_mode += self.is_training
+        return super().forward_micro_batch(micro_batch, then)
+
+    def generate(self, *args: Any, **settings: Any) -> Any:
+        self.passes_in_training_mode += self.is_training
+        return super().generate(*args, **settings)
+
+
+class Calls:
+    """One call of an interface, made again and again under different circumstances."""
+
+    def __init__(self, make: Make, call: str, batch: SequenceSample, tokenizer: Any):
+        self.make = make
+        self.call = call
+        self.batch = batch
+        """The usual one, which no check changes."""
+        self.tokenizer = tokenizer
+
+    @functools.cached_property
+    def interface(self) -> ModelInterface:
+        return self.make()
+
+    @functools.cached_property
+    def result(self) -> SequenceSample:
+        """For `batch`, in one micro-batch."""
+        return self.run(self.batch)
+
+    @property
+    def where(self) -> str:
+        return place_of(getattr(type(self.interface), self.call))
+
+    def model(self, seed: int = 0, ranks: TinyRanks | None = None, rank: int = 0) -> Model:
+        engine = ModalEngine(TinyLM(vocab=len(self.tokenizer)), 0.1, ranks, rank)
+        return Model("tested", engine, self.tokenizer, torch.device("cpu"), seed=seed)
+
+    def run(
+        self,
+        batch: SequenceSample,
+        spec: MicroBatchSpec = WHOLE,
+        model: Model | None = None,
+        interface: ModelInterface | None = None,
+    ) -> SequenceSample:
+        """What the call returns; by default from a model as it was made, and the interface that was used before."""
+        output = getattr(interface or self.interface, self.call)(model or self.model(), batch, spec)
+        if not isinstance(output, SequenceSample):
+            raise Violation(
+                f"{self.call} returns {type(output).__name__}, no SequenceSample",
+                "return SequenceSample.from_default(ids=data.ids, seqlens=…, data=…)",
+                self.where,
+            )
+        return output
+
+    def mock(self, batch: SequenceSample, seed: int = 0) -> SequenceSample:
+        """What the mock of the call returns, of a role without an engine."""
+        model = self.model(seed)
+        model.module = None
+        return self.interface.mock(self.call, model, batch)
+
+
+def has_mock(interface: ModelInterface) -> bool:
+    return overrides(interface, "mock")
+
+
+def own_logprobs(engine: TinyEngine, tokens: torch.Tensor, temperature: float) -> torch.Tensor:
+    """[T - 1] of one sequence: by nothing but the model's two matrices and a loop."""
+    with torch.no_grad():
+        hidden = engine.model(tokens, [len(tokens)])
+        logits = hidden @ engine.model.head.T / temperature
+    chosen = [logits[i].log_softmax(-1)[tokens[i + 1]] for i in range(len(tokens) - 1)]
+    return torch.stack(chosen) if chosen else torch.zeros(0)
+
+
+def with_temperature(make: Make, interface: ModelInterface, temperature: float) -> ModelInterface | None:
+    """The interface with another temperature; None if it takes none."""
+    if hasattr(interface, "temperature"):
+        return make(temperature=temperature)
+    return make(generation={"temperature": temperature}) if hasattr(interface, "generation") else None
+
+
+def accepted_form(interface: ModelInterface, answers: Sequence[str]) -> str | None:
+    """The form in which a reward accepts most gold answers; None if it accepts none in any."""
+    nothing = interface.score_texts([""] * len(answers), answers)
+
+    def accepted(form: str) -> int:
+        scores = interface.score_texts([form.replace("{answer}", answer) for answer in answers], answers)
+        return sum(s is not None and s > (0 if n is None else n) for s, n in zip(scores, nothing, strict=True))
+
+    counts = {form: accepted(form) for form in ANSWER_FORMS}
+    best = max(counts, key=lambda form: counts[form])
+    return best if counts[best] else None
+
+
+class CallSubject(InterfaceSubject):
+    """What inference and generation are tested with; a subclass may override any of it."""
+
+    @pytest.fixture
+    def answers(self) -> Sequence[str]:
+        """What the rows of a reward hold under `answer`, of different value; a reward for others says which."""
+        return ANSWERS
+
+    @pytest.fixture
+    def gold(self, make: Make, answers: Sequence[str]) -> Gold:
+        """A right response to a row with this answer; by default in the common form that is accepted most."""
+        interface = make()
+        form = accepted_form(interface, answers)
+        if form is None:
+            raise Violation(
+                f"score_texts gives a right answer no more than an empty response, in {len(ANSWER_FORMS)} common forms",
+                "mend it; or, if its rows are of another kind, say in your TestContract what they hold by the fixture "
+                "`answers`, and how a right response looks by the fixture `gold`",
+                place_of(type(interface).score_texts),
+            )
+        return lambda answer: form.replace("{answer}", answer)
+
+    @pytest.fixture
+    def tokenizer(self, make: Make) -> Any:
+        """The role's: of digits, or of bytes where texts are scored."""
+        return byte_tokenizer() if overrides(make(), "score_texts") else DigitTokenizer()
+
+    @pytest.fixture
+    def inference_batches(self, make: Make, tokenizer: Any, request: pytest.FixtureRequest) -> Batches:
+        """Makes batches with the keys that inference reads; texts where texts are scored."""
+        interface = make()
+        if overrides(interface, "score_texts"):
+            answers, gold = request.getfixturevalue("answers"), request.getfixturevalue("gold")
+            return lambda lengths=PAIRS, seed=0: _scored_texts(tokenizer, answers, gold, lengths, seed)
+        declared = interface.reads("inference")
+        keys = [key for key in KEYS if key != "packed_prompts"] if declared is None else declared.all
+        return lambda lengths=PAIRS, seed=0: make_batch(keys, lengths, seed, vocabulary=len(tokenizer))
+
+    @pytest.fixture
+    def inferring(self, make: Make, tokenizer: Any, request: pytest.FixtureRequest) -> Calls:
+        """Inference, over and over."""
+        if not overrides(make(), "inference"):
+            pytest.skip("has no inference")
+        batches = request.getfixturevalue("inference_batches")
+        return Calls(make, "inference", batches(), tokenizer)
+
+
+def _scored_texts(tokenizer: Any, answers: Sequence[str], gold: Gold, lengths: Lengths, seed: int) -> SequenceSample:
+    """Right and wrong responses by turns, and some without an answer; what a prompt says is no answer."""
+    rows, wanted, number = [], [], seed
+    for sample, group in enumerate(lengths):
+        own, other = answers[sample % len(answers)], answers[(sample + 1) % len(answers)]
+        choices = (gold(own), gold(other), "", "No idea.")
+        responses = []
+        for _, response_length in group:
+            pick = stable_seed("text", seed, number) % 4 if response_length else 2
+            responses.append(choices[pick])
+            number += 1
+        rows.append((f"Is it {gold(own)} or not?\n", responses))
+        wanted.append(own)
+    return text_batch(tokenizer, rows, wanted)

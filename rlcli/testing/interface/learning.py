@@ -1,0 +1,60 @@
+"""The check that a few steps on a toy problem do what they are for."""
+
+from __future__ import annotations
+
+import torch
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import Model
+from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.interface.rehearsal import InterfaceSubject, Rehearsal, response_actions
+
+STEPS = 12
+
+
+class LearningChecks(InterfaceSubject):
+    def test_it_learns(self, rehearsal: Rehearsal) -> None:
+        """a few steps lower its loss, or raise what is rewarded"""
+        batch, model, interface = rehearsal.batch, rehearsal.model(lr=0.1), rehearsal.make()
+        heads = rehearsal.result.engine.heads
+        before = _policy_gain(model, batch) if heads == {"lm"} else None
+        losses = [interface.train_step(model, batch, MicroBatchSpec())["loss"]]
+        for _ in range(STEPS - 1):
+            losses.append(interface.train_step(model, rehearsal.fit(batch, model, interface), MicroBatchSpec())["loss"])
+        after = _policy_gain(model, batch) if heads == {"lm"} else None
+        if before is not None and after is not None:
+            what, start = before
+            if not after[1] > start:
+                raise Violation(
+                    f"{STEPS} steps take {what} from {start:.4g} to {after[1]:.4g}; it should rise",
+                    "the sign of the loss: it is minimised",
+                    place_of(rehearsal.train_step),
+                )
+        elif not losses[-1] < losses[0]:
+            raise Violation(
+                f"{STEPS} steps on one batch take the loss from {losses[0]:.4g} to {losses[-1]:.4g}",
+                "the sign of the loss, or targets that run away from what is learned",
+                place_of(rehearsal.train_step),
+            )
+
+
+@torch.no_grad()
+def _policy_gain(model: Model, batch: SequenceSample) -> tuple[str, float] | None:
+    """What training should raise: the log-prob of responses, or by how much it is higher where the reward is.
+
+    None where the batch has other keys that may say what is good.
+    """
+    response = response_actions(batch)
+    if response is None or batch.data is None:
+        return None
+    shift = [[length - 1 for length in group] for group in batch.seqlens["packed_input_ids"]]
+    scores = model.module.forward(batch, post_hook=lambda output, _: output.logprobs, output_seqlens=shift)
+    rewards = batch.data.get("rewards")
+    if rewards is None:
+        known = set(batch.keys) == {"packed_input_ids", "prompt_mask"}
+        return ("the mean log-prob of responses", float(scores[response].mean())) if known else None
+    counts = torch.tensor([length - 1 for length in batch.flat_seqlens("packed_input_ids")])
+    better = torch.repeat_interleave(rewards > rewards.float().mean(), counts)
+    gap = scores[response & better].mean() - scores[response & ~better].mean()
+    return "the lead in log-prob of rewarded responses", float(gap)

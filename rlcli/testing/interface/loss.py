@@ -1,0 +1,107 @@
+"""A loss function taken apart: its sums over a batch and over the batch's samples, and the gradient of each token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.testing.interface.rehearsal import Outcome, Rehearsal, response_actions
+from rlcli.testing.interface.watched import HEADS, ForwardPass, TrainCall, WatchedEngine
+from rlcli.testing.tiny_engine import TinyLM
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a loss function and its weight say of one micro-batch."""
+
+    loss: float
+    weight: float
+    stats: dict[str, tuple[float, ...]]
+    """(sum,) or (sum, count)"""
+
+
+@torch.no_grad()
+def sums_of(engine: WatchedEngine, call: TrainCall, batch: SequenceSample) -> Sums:
+    result = engine.forward_micro_batch(batch, lambda output: call.loss_fn(output, batch))
+    loss, stats = result if isinstance(result, tuple) else (result, {})
+    pairs = {name: value if isinstance(value, tuple) else (value,) for name, value in stats.items()}
+    return Sums(
+        float(loss),
+        float(call.loss_weight_fn(batch)),
+        {name: tuple(float(number) for number in pair) for name, pair in pairs.items()},
+    )
+
+
+def in_parts(result: Outcome) -> tuple[TrainCall, Sums, list[Sums]]:
+    """An optimizer step of several samples: of all of them together, and of each alone."""
+    call = max(result.engine.calls, key=lambda call: call.batch.bs)
+    other = WatchedEngine(TinyLM(seed=1))  # far from the model that was trained, so that what clips does clip
+    parts = [sums_of(other, call, sample) for sample in call.batch.unpack()]
+    return call, sums_of(other, call, call.batch), parts
+
+
+def is_sum(whole: float, parts: Iterable[float]) -> bool:
+    total = sum(parts)
+    return abs(whole - total) <= 1e-6 * max(1.0, abs(total))
+
+
+def cause_of_no_sum(whole: Sums, parts: list[Sums]) -> str:
+    """What the numbers look like instead."""
+    weight = sum(part.weight for part in parts)
+    mean_of_tokens = sum(part.loss * part.weight for part in parts) / max(weight, 1.0)
+    mean_of_samples = sum(part.loss for part in parts) / len(parts)
+    advice = "return the sum; the engine divides by the weight, over all micro-batches and ranks"
+    if is_sum(whole.loss, [mean_of_tokens]):
+        return f"it is a mean over tokens: {advice}"
+    if is_sum(whole.loss, [mean_of_samples]):
+        return f"it is a mean over samples: {advice}"
+    return (
+        "the loss of a sample depends on what shares its micro-batch: compute what spans samples on the whole batch, "
+        "before train_batch"
+    )
+
+
+@dataclass(frozen=True)
+class TokenGradients:
+    """One forward pass of a training step, by action."""
+
+    size: torch.Tensor
+    """[T - N]: the size of the gradient that the model's output got at each action."""
+    response: torch.Tensor
+    """[T - N] bool: whether the action chose a token of a response."""
+    lengths: list[int]
+    """N lengths in tokens."""
+
+    def responses(self) -> Iterator[torch.Tensor]:
+        """The sizes at each response of two tokens or more that is trained on at all."""
+        actions = [length - 1 for length in self.lengths]
+        for size, response in zip(self.size.split(actions), self.response.split(actions), strict=True):
+            if int(response.sum()) > 1 and bool(size[response].any()):
+                yield size[response]
+
+
+def token_gradients(rehearsal: Rehearsal, result: Outcome) -> list[TokenGradients]:
+    """Of every forward pass; empty where the batch does not tell prompts from responses."""
+    samples = dict(zip(rehearsal.batch.ids, rehearsal.batch.unpack(), strict=True))
+    found = []
+    for one in result.engine.passes:
+        given = SequenceSample.gather([samples[id_] for id_ in one.ids])
+        response = response_actions(given)
+        if response is None or given.seqlens["packed_input_ids"] != one.lengths:
+            continue
+        found.append(TokenGradients(_by_action(one), response, given.flat_seqlens("packed_input_ids")))
+    return found
+
+
+def _by_action(one: ForwardPass) -> torch.Tensor:
+    lengths = [length for group in one.lengths for length in group]
+    total = torch.zeros(sum(lengths) - len(lengths), dtype=torch.float64)
+    for name in HEADS:
+        gradient = one.gradient(name)
+        if gradient is not None:
+            per_token = len(gradient) != len(total)
+            total += torch.cat([row[:-1] for row in gradient.split(lengths)]) if per_token else gradient
+    return total

@@ -1,0 +1,143 @@
+"""What an interface returns, compared with what it returned elsewhere and with what it declares."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping
+
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import DeclaredKeys
+from rlcli.testing.contract import Violation
+
+TOLERANCE = 1e-5
+"""Numbers that differ by no more, for their size, are the same but for rounding to float32."""
+
+DTYPES: Mapping[str, torch.dtype] = {
+    **dict.fromkeys(("rewards", "values", "packed_logprobs", "packed_ref_logprobs"), torch.float32),
+    "packed_input_ids": torch.int64,
+    "prompt_mask": torch.bool,
+    "solved": torch.bool,
+    "seq_no_eos_mask": torch.bool,
+}
+"""Of the keys that everybody knows; numbers are float32."""
+
+
+def tensor_of(sample: SequenceSample, key: str) -> torch.Tensor:
+    """[rows of all samples, …]; it must be there."""
+    tensor = (sample.data or {}).get(key)
+    assert tensor is not None, f"{key} has no tensor"
+    return tensor
+
+
+def rows(sample: SequenceSample, key: str) -> dict[Hashable, torch.Tensor]:
+    """Id of a sample → its rows of `key`."""
+    pieces = tensor_of(sample, key).split([sum(lengths) for lengths in sample.seqlens[key]])
+    return dict(zip(sample.ids, pieces, strict=True))
+
+
+def sequences(sample: SequenceSample, key: str) -> list[torch.Tensor]:
+    """[N] tensors: the rows of each sequence."""
+    return list(tensor_of(sample, key).split(sample.flat_seqlens(key)))
+
+
+def gap(one: SequenceSample, other: SequenceSample, exact: bool = False) -> str | None:
+    """The number by which two outputs differ most, for the ids of `other`; None if they are the same."""
+    if set(one.keys) != set(other.keys):
+        return f"the keys are {', '.join(sorted(one.keys))} once, {', '.join(sorted(other.keys))} the other time"
+    found: list[tuple[float, str]] = []
+    for key in one.keys:
+        mine, theirs = rows(one, key), rows(other, key)
+        lengths = dict(zip(one.ids, one.seqlens[key], strict=True))
+        for id_, their_lengths in zip(other.ids, other.seqlens[key], strict=True):
+            if lengths[id_] != their_lengths:
+                return f"the lengths of {key} of sample {id_} are {lengths[id_]} once, {their_lengths} the other time"
+            if not theirs[id_].numel():
+                continue
+            a, b = mine[id_].double(), theirs[id_].double()
+            size = float(((a - b).abs() / a.abs().clamp(min=1)).nan_to_num(torch.inf).max())
+            if size > (0.0 if exact else TOLERANCE) and not torch.equal(a, b):
+                found.append((size, f"{key} of sample {id_} differs by {float((a - b).abs().max()):.3g}"))
+    return max(found)[1] if found else None
+
+
+def check_same(
+    one: SequenceSample, other: SequenceSample, between: str, cause: str, where: str, exact: bool = False
+) -> None:
+    """Raise Violation if two outputs differ; `between` says how they were made."""
+    found = gap(one, other, exact)
+    if found is not None:
+        raise Violation(f"{found} {between}", cause, where)
+
+
+def check_form(output: SequenceSample, ids: list[Hashable], keys: DeclaredKeys | None, where: str) -> None:
+    """Raise Violation unless an output has the samples of its input in their order, and the declared keys."""
+    if output.ids != ids:
+        what = "other samples" if set(output.ids) != set(ids) else "the samples in another order"
+        raise Violation(
+            f"it returns {what}: {_few(output.ids)} for {_few(ids)}",
+            "return the ids of `data` as they stand: ids=data.ids",
+            where,
+        )
+    if keys is not None:
+        check_declared(output.keys, keys, where)
+
+
+def check_declared(returned: Collection[str], keys: DeclaredKeys, where: str) -> None:
+    """Raise Violation where the keys that are returned are not those of WRITES."""
+    lacking = [key for key in keys.needed if key not in returned]
+    if lacking:
+        had = ", ".join(sorted(returned)) or "none"
+        raise Violation(f"WRITES names {', '.join(lacking)}, which it does not return (it returns {had})",
+                        "return the key, or take it out of WRITES", where)  # fmt: skip
+    unknown = sorted(set(returned) - set(keys.all))
+    if unknown:
+        raise Violation(f"it returns {', '.join(unknown)}, which WRITES does not name",
+                        "name the key in WRITES: recipes are held to it", where)  # fmt: skip
+
+
+def check_numbers(output: SequenceSample, where: str) -> None:
+    """Raise Violation for a dtype that nobody expects, a number that is not finite, or one that carries a gradient."""
+    for key in output.keys:
+        tensor = tensor_of(output, key)
+        expected = DTYPES.get(key, torch.float32 if tensor.is_floating_point() else tensor.dtype)
+        if tensor.dtype != expected:
+            cause = "end with .float(): other calls compute with it" if expected is torch.float32 else "convert it"
+            raise Violation(f"{key} is {_name(tensor.dtype)}, not {_name(expected)}", cause, where)
+        if tensor.requires_grad:
+            raise Violation(f"{key} carries a gradient, so all that it was made of stays in memory",
+                            "compute it by model.module.forward, or under torch.no_grad()", where)  # fmt: skip
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            bad = int((~tensor.isfinite()).sum())
+            raise Violation(f"{bad} of {tensor.numel()} numbers of {key} are not finite", "log of 0, or 0 / 0", where)
+
+
+def frozen_copy(sample: SequenceSample) -> SequenceSample:
+    """A copy that shares nothing with the batch, to be compared with it later."""
+    copied = sample.meta()
+    copied.data = {key: None if t is None else t.clone() for key, t in (sample.data or {}).items()}
+    return copied
+
+
+def check_untouched(batch: SequenceSample, before: SequenceSample, where: str) -> None:
+    """Raise Violation if a batch is no longer what it was."""
+    cause = "other calls read the same tensors: work on a copy (clone, torch.where), never in place"
+    if batch.ids != before.ids or batch.metadata != before.metadata:
+        raise Violation("it changes the ids or the metadata of its input", cause, where)
+    for key in before.keys | batch.keys:
+        if key not in batch.keys or key not in before.keys:
+            raise Violation(f"it {'adds' if key in batch.keys else 'removes'} {key} in its input", cause, where)
+        now, then = tensor_of(batch, key), tensor_of(before, key)
+        if batch.seqlens[key] != before.seqlens[key] or now.shape != then.shape:
+            raise Violation(f"it changes the lengths of {key} in its input", cause, where)
+        if now.dtype != then.dtype or not torch.equal(now, then):
+            changed = int((now != then).sum()) if now.dtype == then.dtype else now.numel()
+            raise Violation(f"it changes {changed} of {now.numel()} entries of {key} in its input", cause, where)
+
+
+def _few(ids: list[Hashable]) -> str:
+    return ", ".join(map(str, ids[:4])) + (" …" if len(ids) > 4 else "")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,261 @@
+"""Training steps of an interface over the watched tiny engine, and how two of them differ."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pytest
+import torch
+
+from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
+from rlcli.api.data import SequenceSample
+from rlcli.api.interface import ModelInterface
+from rlcli.api.model import Model
+from rlcli.registry import make_interface, signature
+from rlcli.testing.batches import KEYS, PAIRS, DigitTokenizer, Lengths, make_batch
+from rlcli.testing.contract import Contract, place_of
+from rlcli.testing.interface.watched import TrainCall, WatchedEngine
+from rlcli.testing.tiny_engine import TinyLM, TinyRanks
+
+WHOLE = MicroBatchSpec()
+"""One micro-batch."""
+
+
+class Make(Protocol):
+    """A new interface with the contract's arguments, or with some of them changed."""
+
+    def __call__(self, **changes: Any) -> ModelInterface: ...
+
+
+class Batches(Protocol):
+    """A batch with the keys that the interface's training reads, sequences as long as asked."""
+
+    def __call__(self, lengths: Lengths = PAIRS, seed: int = 0) -> SequenceSample: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one training step, or several, left behind."""
+
+    stats: dict[str, float]
+    """Of the last step."""
+    weights: dict[str, torch.Tensor]
+    state: dict[str, Any]
+    """The interface's own, after a journey through JSON."""
+    model: Model
+    interface: ModelInterface
+
+    @property
+    def engine(self) -> WatchedEngine:
+        engine: WatchedEngine = self.model.module
+        return engine
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The number that sets two outcomes apart the most, for its size."""
+
+    name: str
+    """Of the stat, the parameter or the entry of the state."""
+    kind: str
+    """stat, weights or state"""
+    one: float
+    other: float
+
+    @property
+    def size(self) -> float:
+        return abs(self.one - self.other) / max(1.0, abs(self.one))
+
+    def told(self, how_one: str, how_other: str) -> str:
+        """`loss is 0.31 with …, 0.62 with …`"""
+        if self.kind == "weights":
+            return f"{self.name} differs by up to {abs(self.one - self.other):.3g} between {how_one} and {how_other}"
+        return f"{self.name} is {self.one:.6g} {how_one}, {self.other:.6g} {how_other}"
+
+
+def difference(one: Outcome, other: Outcome, tolerance: float = 1e-6) -> Difference | None:
+    """None where both are the same but for rounding: the loss first, then other stats, then weights and state."""
+    for found in (_in_stats(one.stats, other.stats), _in_weights(one, other), _in_state(one.state, other.state)):
+        worst = [entry for entry in found if not entry.size <= tolerance]
+        if worst:
+            return max(worst, key=lambda entry: (entry.name == "loss", entry.size))
+    return None
+
+
+def _in_stats(one: Mapping[str, float], other: Mapping[str, float]) -> list[Difference]:
+    nan = float("nan")
+    names = [*one, *(name for name in other if name not in one)]
+    return [Difference(name, "stat", one.get(name, nan), other.get(name, nan)) for name in names]
+
+
+def _in_weights(one: Outcome, other: Outcome) -> list[Difference]:
+    gaps = {name: (tensor - other.weights[name]).abs().max() for name, tensor in one.weights.items()}
+    return [Difference(f"weight {name}", "weights", 0.0, float(gap)) for name, gap in gaps.items()]
+
+
+def _in_state(one: Any, other: Any, name: str = "state") -> list[Difference]:
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [entry for key in one for entry in _in_state(one[key], other[key], f"{name} {key}")]
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [entry for a, b in zip(one, other, strict=True) for entry in _in_state(a, b, name)]
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return [Difference(name, "state", float(one), float(other))]
+    return [] if one == other else [Difference(name, "state", 0.0, float("nan"))]
+
+
+class Rehearsal:
+    """Trains an interface on tiny models that all start alike."""
+
+    def __init__(self, make: Make, batches: Batches):
+        self.make = make
+        self.batches = batches
+
+    @functools.cached_property
+    def batch(self) -> SequenceSample:
+        """The usual one; `fit`, and never changed by a check."""
+        return self.fit(self.batches())
+
+    @functools.cached_property
+    def result(self) -> Outcome:
+        """One step on `batch` in one micro-batch, which most checks look at."""
+        return self.train(self.batch)
+
+    @property
+    def train_step(self) -> Callable[..., Any]:
+        return type(self.make()).train_step
+
+    def model(self, ranks: TinyRanks | None = None, rank: int = 0, lr: float = 0.01) -> Model:
+        engine = WatchedEngine(TinyLM(), lr, ranks, rank)
+        return Model("tested", engine, DigitTokenizer(), torch.device("cpu"))
+
+    def fit(
+        self, batch: SequenceSample, model: Model | None = None, interface: ModelInterface | None = None
+    ) -> SequenceSample:
+        """The batch as a rollout of the model would have left it: log-probs and values are its own."""
+        return as_sampled(interface or self.make(), model or self.model(), batch)
+
+    def train(self, *batches: SequenceSample, spec: MicroBatchSpec = WHOLE, model: Model | None = None) -> Outcome:
+        """One step on each batch."""
+        model = model or self.model()
+        return _trained(self.make(), model, batches, spec)
+
+    def train_on_ranks(
+        self, batch: SequenceSample, shares: Sequence[Sequence[int]], spec: MicroBatchSpec = WHOLE
+    ) -> list[Outcome]:
+        """One step on a batch of which each rank has a share; what each of them saw."""
+        ranks = TinyRanks(len(shares))
+
+        def one_rank(rank: int) -> Outcome:
+            model = self.model(ranks, rank)
+            return _trained(self.make(), model, [batch.select_indices(shares[rank])], spec)
+
+        return ranks.run(one_rank)
+
+
+def _trained(
+    interface: ModelInterface, model: Model, batches: Sequence[SequenceSample], spec: MicroBatchSpec
+) -> Outcome:
+    stats: dict[str, float] = {}
+    for batch in batches:
+        stats = interface.train_step(model, batch, spec)
+    weights = {name: parameter.detach().clone() for name, parameter in model.module.model.named_parameters()}
+    return Outcome(dict(stats), weights, _own_state(interface), model, interface)
+
+
+def _own_state(interface: ModelInterface) -> dict[str, Any]:
+    """As JSON brings it back; nothing if it is none, which is a check of its own."""
+    try:
+        state: dict[str, Any] = json.loads(json.dumps(interface.state_dict()))
+    except (TypeError, ValueError):
+        return {}
+    return state
+
+
+def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -> SequenceSample:
+    """A copy of the batch in which what a rollout computes with the trained model itself is computed with it.
+
+    What the interface's own inference returns comes from there, log-probs and values otherwise straight from the
+    model. Log-probs of other policies are made to differ a little from its own.
+    """
+    own = batch.select(batch.keys)
+    written = interface.writes("inference")
+    if written is not None and overrides(interface, "inference") and set(written.all) & set(batch.keys):
+        made = interface.inference(model, batch, WHOLE)
+        assert made is not None
+        own.update_(made.select(key for key in made.keys if key in batch.keys))
+    assert own.data is not None
+    shift = [[length - 1 for length in lengths] for lengths in batch.seqlens["packed_input_ids"]]
+    if "packed_logprobs" in batch.keys and not (written and "packed_logprobs" in written.all):
+        scores = model.module.forward(batch, post_hook=lambda output, _: output.logprobs, output_seqlens=shift)
+        own.data["packed_logprobs"] = scores.float()
+    for key in {"packed_ref_logprobs", "proximal_logprobs"} & set(batch.keys):
+        drawn = own.data[key]
+        assert drawn is not None
+        base = own.data["packed_logprobs"] if "packed_logprobs" in batch.keys else drawn
+        assert base is not None
+        own.data[key] = base + 0.2 * (drawn - drawn.mean())
+    return own
+
+
+def overrides(interface: ModelInterface, method: str) -> bool:
+    """Whether the interface has the method itself."""
+    return getattr(type(interface), method) is not getattr(ModelInterface, method)
+
+
+def response_actions(batch: SequenceSample) -> torch.Tensor | None:
+    """[T - N] bool: the actions that chose a token of a response; None where the batch does not tell prompts."""
+    if batch.data is None or "prompt_mask" not in batch.keys:
+        return None
+    mask = batch.data["prompt_mask"]
+    assert mask is not None
+    return torch.cat([~one[1:] for one in mask.split(batch.flat_seqlens("packed_input_ids"))] or [~mask])
+
+
+def place_of_loss(call: TrainCall) -> str:
+    """The line of the loss function."""
+    loss_fn: Any = call.loss_fn
+    while isinstance(loss_fn, functools.partial):
+        loss_fn = loss_fn.func
+    return place_of(loss_fn)
+
+
+class InterfaceSubject(Contract):
+    """The interface under test; all fixtures may be overridden in a subclass."""
+
+    kind = "interface"
+
+    @pytest.fixture
+    def make(self, request: pytest.FixtureRequest) -> Make:
+        """Makes the interface. `args`, if it is a fixture, is asked for here."""
+        args = self.args if isinstance(self.args, Mapping) else request.getfixturevalue("args")
+        required = [argument.name for argument in signature("interfaces", self.name).arguments if argument.required]
+        lacking = [name for name in required if name not in args]
+        if lacking:
+            pytest.skip(f"needs arguments: rlcli test interface {self.name} {'=… '.join(lacking)}=…")
+
+        def made(**changes: Any) -> ModelInterface:
+            return make_interface(ModelInterfaceAbstraction(self.name, {**args, **changes}))
+
+        return made
+
+    @pytest.fixture
+    def batches(self, make: Make) -> Batches:
+        """Makes batches. One that reads keys of its own overrides this."""
+        declared = make().reads("train_step")
+        keys = KEYS if declared is None else declared.needed
+
+        def made(lengths: Lengths = PAIRS, seed: int = 0) -> SequenceSample:
+            return make_batch(keys, lengths, seed)
+
+        return made
+
+    @pytest.fixture
+    def rehearsal(self, make: Make, batches: Batches) -> Rehearsal:
+        """Training steps of the interface on tiny models."""
+        if not overrides(make(), "train_step"):
+            pytest.skip("does not train")
+        return Rehearsal(make, batches)

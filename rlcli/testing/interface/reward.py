@@ -1,0 +1,189 @@
+"""Checks of rewards: right answers earn more than wrong ones, nonsense does no harm, and each row gets its own."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rlcli.api.interface import ModelInterface
+from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.interface.inferring import Calls, CallSubject, Gold
+from rlcli.testing.interface.outputs import tensor_of
+from rlcli.testing.interface.rehearsal import Make, overrides
+from rlcli.testing.ranks import run_on_ranks
+
+NONSENSE = (
+    "", " ", "\n\n\n", "####", "#### ", "\\boxed{", "\\boxed{}", "}{", "\\boxed{" * 300, "####" * 300, "((((((" * 50,
+    "\x00", "\x1b[31m", "\u202e8", "８", "é" * 500, "🙂" * 100, "#### ٣", "#### 1/0", "#### nan", "#### inf", "#### -",
+    "#### 1e999", "#### " + "9" * 5000, "The answer is", "The answer is .", "answer: " * 200, "a" * 20000, "$" * 99,
+    "#### \\frac{1}{0}", "#### None", "#### {answer}", "<think>", "%s %d {0} {}", "'; DROP TABLE rows; --",
+)  # fmt: skip
+"""What models write before they have learned better, and what breaks parsers."""
+
+HARD = "x + 1"
+"""An answer that takes more than a look to be refused."""
+
+ONE_FOR_EACH = "one reward for each response, in their order"
+
+
+class RewardChecks(CallSubject):
+    @pytest.fixture
+    def scorer(self, make: Make) -> ModelInterface:
+        """The reward, if it reads texts."""
+        interface = make()
+        if not overrides(interface, "score_texts"):
+            pytest.skip("does not score texts")
+        return interface
+
+    def test_one_finite_reward_for_each_sequence(self, make: Make, request: pytest.FixtureRequest) -> None:
+        """each response has one finite reward"""
+        declared = make().writes("inference")
+        if declared is None or "rewards" not in declared.all:
+            pytest.skip("gives no rewards")
+        inferring: Calls = request.getfixturevalue("inferring")
+        groups = inferring.batch.seqlens["packed_input_ids"]
+        for key in {"rewards", "solved"} & set(inferring.result.keys):
+            if inferring.result.seqlens[key] != [[1] * len(group) for group in groups]:
+                what = f"{key} has lengths {inferring.result.seqlens[key][:2]} … for groups of {len(groups[0])}"
+                raise Violation(what, ONE_FOR_EACH, inferring.where)
+        rewards = tensor_of(inferring.result, "rewards")
+        if rewards.dim() != 1 or not rewards.isfinite().all():
+            what = f"rewards has the shape {tuple(rewards.shape)}, {int((~rewards.isfinite()).sum())} not finite"
+            raise Violation(what, ONE_FOR_EACH, inferring.where)
+
+    def test_right_answers_earn_more_than_wrong_ones(
+        self, scorer: ModelInterface, answers: Sequence[str], gold: Gold
+    ) -> None:
+        """gold answers are accepted, wrong ones rejected"""
+        where = place_of(type(scorer).score_texts)
+        right = _scores(scorer, [gold(answer) for answer in answers], answers)
+        nothing = _scores(scorer, [""] * len(answers), answers)
+        refused = [a for a, score, none in zip(answers, right, nothing, strict=True) if not _above(score, none)]
+        if refused:
+            accepted = f"{len(answers) - len(refused)}/{len(answers)}"
+            what = f"gold answers accepted {accepted}: not {gold(refused[0])!r} for {refused[0]!r}"
+            raise Violation(what, "compare by value what a response gives as its answer with the row's", where)
+        turned = [[*answers[turn:], *answers[:turn]] for turn in range(1, len(answers))]
+        longer = ["1" + answer if answer[:1].isdigit() else "" for answer in answers]
+        for others in (*turned, longer):
+            wrong = _scores(scorer, [gold(other) for other in others], answers)
+            believed = [n for n, score in enumerate(wrong) if not _above(right[n], score)]
+            if believed:
+                one, other = answers[believed[0]], others[believed[0]]
+                what = f"{len(believed)} of {len(answers)} wrong answers earn as much: {gold(other)!r} for {one!r}"
+                raise Violation(what, "compare with the answer of the same row, and all of it", where)
+
+    def test_nonsense_earns_nothing_and_breaks_nothing(
+        self, scorer: ModelInterface, answers: Sequence[str], gold: Gold
+    ) -> None:
+        """malformed responses are survived, and earn nothing"""
+        answer = answers[0]
+        (right,) = _scores(scorer, [gold(answer)], [answer])
+        where = place_of(type(scorer).score_texts)
+        for text, score in zip(NONSENSE, _scores(scorer, NONSENSE, [answer] * len(NONSENSE)), strict=True):
+            if score is not None and not math.isfinite(score):
+                raise Violation(f"{text[:40]!r} earns {score}", "a reward is a number", where)
+            if score is not None and right is not None and score >= right:
+                raise Violation(f"{text[:40]!r} earns {score:g}, as much as {gold(answer)!r}",
+                                "accept nothing that is not the answer", where)  # fmt: skip
+
+    def test_a_text_is_worth_the_same_anywhere(
+        self, scorer: ModelInterface, answers: Sequence[str], gold: Gold
+    ) -> None:
+        """a text earns the same alone, twice and in any order"""
+        texts = [text for answer in answers for text in (gold(answer), gold(HARD), gold(answers[0]))]
+        rows = [answer for answer in answers for _ in range(3)]
+        usual = _scores(scorer, texts, rows)
+        where = place_of(type(scorer).score_texts)
+        ways = {
+            "turned round": list(reversed(_scores(scorer, texts[::-1], rows[::-1]))),
+            "one by one": [_scores(scorer, [text], [row])[0] for text, row in zip(texts, rows, strict=True)],
+            "the second time": _scores(scorer, texts, rows),
+        }
+        for way, scores in ways.items():
+            changed = [n for n, (one, other) in enumerate(zip(usual, scores, strict=True)) if one != other]
+            if changed:
+                n = changed[0]
+                what = f"{texts[n]!r} for {rows[n]!r} earns {usual[n]}, but {scores[n]} {way}"
+                raise Violation(what, "score each text by itself and its own row's answer", where)
+        if _scores(scorer, [], []):
+            raise Violation("no texts earn something", ONE_FOR_EACH, where)
+
+    def test_a_run_gives_what_score_texts_gives(self, scorer: ModelInterface, inferring: Calls, tokenizer: Any) -> None:
+        """inference gives each row what score_texts gives"""
+        batch = inferring.batch
+        tokens = tensor_of(batch, "packed_input_ids").split(batch.flat_seqlens("packed_input_ids"))
+        masks = tensor_of(batch, "prompt_mask").split(batch.flat_seqlens("prompt_mask"))
+        texts = [
+            tokenizer.decode(ids[~mask].tolist(), skip_special_tokens=True)
+            for ids, mask in zip(tokens, masks, strict=True)
+        ]
+        groups = batch.seqlens["packed_input_ids"]
+        rows = [row for row, group in zip(batch.metadata["answer"], groups, strict=True) for _ in group]
+        scores = _scores(scorer, texts, rows)
+        rewards = tensor_of(inferring.result, "rewards").tolist()
+        wrong = [
+            n
+            for n, score in enumerate(scores)
+            if score is not None and not math.isclose(score, rewards[n], rel_tol=1e-6)
+        ]
+        if wrong:
+            n = wrong[0]
+            what = f"{len(wrong)} of {len(scores)} rewards are not those of score_texts: {rewards[n]:g}, "
+            what += f"not {scores[n]:g}, for {texts[n]!r} where the row says {rows[n]!r}"
+            cause = "score the response alone, without prompt and special tokens, by the answer of its own row"
+            raise Violation(what, cause, inferring.where)
+
+    def test_rewards_are_the_same_elsewhere(
+        self, scorer: ModelInterface, make: Make, answers: Sequence[str], gold: Gold
+    ) -> None:
+        """same from a thread, same from a worker process"""
+        texts = [*(gold(answer) for answer in answers), "No idea."]
+        rows = [*answers, answers[0]]
+        here = _scores(scorer, texts, rows)
+        where = place_of(type(scorer).score_texts)
+        for place, scores in (
+            ("a thread", _in_thread(make(), texts, rows)),
+            ("a worker process", run_on_ranks(1, lambda _: {"scores": _scores(make(), texts, rows)})[0]["scores"]),
+        ):
+            if scores != here:
+                what = f"the rewards are {here} here, {scores} in {place}"
+                raise Violation(
+                    what, "keep no state between calls, and no signals: they work in the main thread only", where
+                )
+
+
+def _scores(interface: ModelInterface, texts: Sequence[str], answers: Sequence[str]) -> list[float | None]:
+    found = list(interface.score_texts(list(texts), list(answers)))
+    if len(found) != len(texts):
+        where = place_of(type(interface).score_texts)
+        raise Violation(f"score_texts returns {len(found)} rewards for {len(texts)} responses", ONE_FOR_EACH, where)
+    return found
+
+
+def _above(score: float | None, base: float | None) -> bool:
+    """Whether a text earns more than another; one that could not be scored earns nothing."""
+    return score is not None and (base is None or score > base)
+
+
+def _in_thread(interface: ModelInterface, texts: Sequence[str], answers: Sequence[str]) -> list[float | None]:
+    """The scores as another thread computes them; raises what it raises."""
+    results: list[list[float | None]] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(_scores(interface, texts, answers))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]

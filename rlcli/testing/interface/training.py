@@ -1,0 +1,340 @@
+"""Checks of one training step: what it reads, what its loss is, what gets a gradient."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.testing.batches import KEYS, make_batch
+from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.interface.loss import TokenGradients, cause_of_no_sum, in_parts, is_sum, token_gradients
+from rlcli.testing.interface.rehearsal import (
+    InterfaceSubject,
+    Outcome,
+    Rehearsal,
+    difference,
+    overrides,
+    place_of_loss,
+    response_actions,
+)
+
+
+class TrainingChecks(InterfaceSubject):
+    def test_reads_what_it_declares(self, rehearsal: Rehearsal) -> None:
+        """training reads the keys that it declares, and no others"""
+        interface, batch = rehearsal.make(), rehearsal.batch
+        declared = interface.reads("train_step")
+        if declared is None:
+            pytest.skip("train_step is not in READS")
+        for key in declared.needed:
+            if key not in ("packed_input_ids",) and _same_without(rehearsal, key):
+                raise Violation(
+                    f"train_step declares {key}, and does the same without it",
+                    "take it out of READS, or read it",
+                    place_of(rehearsal.train_step),
+                )
+        more = [key for key in KEYS if key not in (*declared.all, *batch.keys, "packed_prompts")]
+        for key in more:
+            richer = batch.select(batch.keys)
+            richer.update_(make_batch([key], lengths_of(batch)).select([key]))
+            found = difference(rehearsal.result, rehearsal.train(richer))
+            if found:
+                raise Violation(
+                    found.told("without", f"with the key {key}") + ", which READS does not name",
+                    f'if it is meant, declare it: "{key} if given"',
+                    place_of(rehearsal.train_step),
+                )
+
+    def test_works_with_what_it_declares(self, rehearsal: Rehearsal) -> None:
+        """the keys that it declares are enough"""
+        declared = rehearsal.make().reads("train_step")
+        if declared is None:
+            pytest.skip("train_step is not in READS")
+        few = rehearsal.batch.select(declared.needed)
+        try:
+            rehearsal.train(few)
+        except Exception as error:
+            everything = make_batch([k for k in KEYS if k not in few.keys], lengths_of(few)).select(
+                [k for k in KEYS if k not in (*few.keys, "packed_prompts")]
+            )
+            everything.update_(few)
+            rehearsal.train(everything)  # raises too if it is not for want of a key
+            raise Violation(
+                f"train_step fails on a batch with {', '.join(declared.needed)}: {type(error).__name__}: {error}",
+                "it reads a key that READS does not name",
+                place_of(rehearsal.train_step),
+            ) from error
+
+    def test_the_loss_is_finite(self, rehearsal: Rehearsal) -> None:
+        """stats are finite numbers, the loss among them"""
+        result = rehearsal.result
+        if not result.engine.calls:
+            raise Violation(
+                "train_step never calls model.module.train_batch",
+                "give it the loss function and its weight; it runs the model and the optimizer",
+                place_of(rehearsal.train_step),
+            )
+        for name, value in result.stats.items():
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                raise Violation(f"{name} is {value!r}", "return plain finite floats", place_of(rehearsal.train_step))
+        if "loss" not in result.stats:
+            raise Violation(
+                f"the stats are {', '.join(result.stats) or 'empty'}: there is no loss",
+                "return the stats of train_batch, with your own beside them",
+                place_of(rehearsal.train_step),
+            )
+
+    def test_the_loss_is_a_sum(self, rehearsal: Rehearsal) -> None:
+        """the loss is a sum: its parts add up to it"""
+        call, whole, parts = in_parts(rehearsal.result)
+        losses = [part.loss for part in parts]
+        if not is_sum(whole.loss, losses):
+            raise Violation(
+                f"the loss of {len(parts)} samples is {whole.loss:.6g} together and {sum(losses):.6g} one by one",
+                cause_of_no_sum(whole, parts),
+                place_of_loss(call),
+            )
+
+    def test_the_weight_is_a_sum(self, rehearsal: Rehearsal) -> None:
+        """the loss weight is a sum, and above 0"""
+        call, whole, parts = in_parts(rehearsal.result)
+        weights = [part.weight for part in parts]
+        if not is_sum(whole.weight, weights) or whole.weight <= 0:
+            raise Violation(
+                f"the weight of {len(parts)} samples is {whole.weight:.6g} together and {sum(weights):.6g} one by one",
+                "return a count: how many tokens the loss is a sum over",
+                place_of_loss(call),
+            )
+
+    def test_stats_are_sums(self, rehearsal: Rehearsal) -> None:
+        """the stats of the loss are sums, or pairs (sum, count)"""
+        call, whole, parts = in_parts(rehearsal.result)
+        for name, value in whole.stats.items():
+            columns = list(zip(*(part.stats[name] for part in parts), strict=True))
+            if not all(is_sum(one, column) for one, column in zip(value, columns, strict=True)):
+                total = sum(columns[0])
+                raise Violation(
+                    f"the stat {name} of {len(parts)} samples is {value[0]:.6g} together, {total:.6g} one by one",
+                    "a loss reports sums, which the engine divides by the loss weight, or pairs (sum, count)",
+                    place_of_loss(call),
+                )
+
+    def test_gradient_reaches_every_parameter(self, rehearsal: Rehearsal) -> None:
+        """gradient reaches every parameter that the loss depends on"""
+        result = rehearsal.result
+        engine, call = result.engine, result.engine.calls[0]
+        if not engine.heads:
+            raise Violation(
+                "the loss asks nothing of the model's output",
+                "use output.logprobs, output.values or output.logits",
+                place_of_loss(call),
+            )
+        if engine.steps == 0:
+            raise Violation(
+                f"no optimizer step was taken (update_skipped is {result.stats.get('update_skipped')})",
+                "step_if refused the step, or the loss weight is 0, on a batch sampled from the model itself",
+                place_of(rehearsal.train_step),
+            )
+        heads = {"lm": "head", "value": "value_head"}
+        for name in ["embedding", *(heads[head] for head in sorted(engine.heads))]:
+            if not float(engine.gradient[name].abs().max()) > 0:
+                raise Violation(
+                    f"no gradient reaches the {name.replace('_', ' ')}, on which the loss depends",
+                    "the loss is detached (detach, item, no_grad, numpy) between the output and its return",
+                    place_of_loss(call),
+                )
+
+    def test_frozen_parameters_stay(self, rehearsal: Rehearsal) -> None:
+        """parameters that are frozen get no gradient and stay"""
+        for frozen in ("head", "value_head", "embedding"):
+            model = rehearsal.model()
+            parameter = getattr(model.module.model, frozen)
+            parameter.requires_grad_(False)
+            before = parameter.detach().clone()
+            rehearsal.train(rehearsal.batch, model=model)
+            if parameter.requires_grad or not torch.equal(parameter, before):
+                change = float((parameter.detach() - before).abs().max())
+                raise Violation(
+                    f"the frozen {frozen.replace('_', ' ')} changed by up to {change:.3g}",
+                    "leave requires_grad and the parameters alone: which are trained is the recipe's decision",
+                    place_of(rehearsal.train_step),
+                )
+
+    def test_masked_tokens_get_no_gradient(self, rehearsal: Rehearsal) -> None:
+        """masked and prompt tokens get no gradient"""
+        result = rehearsal.result
+        entries = _gradients(rehearsal, result)
+        wrong = sum(int((entry.size[~entry.response] > 0).sum()) for entry in entries)
+        if wrong:
+            masked = sum(int((~entry.response).sum()) for entry in entries)
+            largest = max(float((entry.size * ~entry.response).max()) for entry in entries)
+            raise Violation(
+                f"{wrong} of {masked} prompt tokens get a gradient, up to {largest:.3g}",
+                "keep the rows of action_mask(prompt_mask, lengths): action t chose token t + 1",
+                place_of_loss(result.engine.calls[0]),
+            )
+
+    def test_every_response_token_is_trained(self, rehearsal: Rehearsal) -> None:
+        """responses are trained on from first token to last"""
+        result = rehearsal.result
+        responses = [sizes for entry in _gradients(rehearsal, result) for sizes in entry.responses()]
+        for end, row in (("first", 0), ("last", -1)):
+            if responses and all(float(sizes[row]) == 0 for sizes in responses):
+                raise Violation(
+                    f"the {end} token of each of {len(responses)} responses gets no gradient, though others do",
+                    "the mask is shifted by one: action t, the row t of log-probs, chose token t + 1",
+                    place_of_loss(result.engine.calls[0]),
+                )
+
+    def test_numbers_on_prompts_are_not_read(self, rehearsal: Rehearsal) -> None:
+        """numbers that stand at prompt positions do not matter"""
+        batch = rehearsal.batch
+        response = response_actions(batch)
+        if response is None:
+            pytest.skip("reads no prompt_mask")
+        for key, other in _with_noise_on_prompts(batch, response):
+            found = difference(rehearsal.result, rehearsal.train(other))
+            if found:
+                raise Violation(
+                    found.told("with one", f"with another {key} at prompt positions"),
+                    "use the mask before any mean, sum or normalisation",
+                    place_of(rehearsal.train_step),
+                )
+
+    def test_its_input_stays_as_it_was(self, rehearsal: Rehearsal) -> None:
+        """its input stays as it was"""
+        batch, kept = rehearsal.batch, _copy(rehearsal.batch)
+        rehearsal.train(batch, batch)  # the second time its state has moved
+        if (batch.ids, batch.seqlens, batch.metadata) != (kept.ids, kept.seqlens, kept.metadata):
+            raise Violation("ids, lengths or metadata of the batch changed", _IN_PLACE, place_of(rehearsal.train_step))
+        for key, before in (kept.data or {}).items():
+            after = (batch.data or {}).get(key)
+            if before is None or after is None or not torch.equal(before, after):
+                rows = "all" if after is None or before is None else int((before != after).sum())
+                raise Violation(f"{rows} entries of {key} changed", _IN_PLACE, place_of(rehearsal.train_step))
+        if set(batch.keys) != set(kept.keys):
+            raise Violation(
+                f"the batch has other keys now: {list(batch.keys)}", _IN_PLACE, place_of(rehearsal.train_step)
+            )
+
+    def test_is_deterministic(self, rehearsal: Rehearsal) -> None:
+        """the same seed gives the same step, whatever was drawn before"""
+        outcomes = []
+        for seed in (1, 2):
+            random.seed(seed)
+            torch.manual_seed(seed)
+            outcomes.append(rehearsal.train(rehearsal.batch, spec=MicroBatchSpec(n_mbs=2)))
+        found = difference(outcomes[0], outcomes[1], tolerance=0.0)
+        if found:
+            raise Violation(
+                found.told("once", "the second time"),
+                "it draws from a global random state; seed a generator with stable_seed(model.seed, …)",
+                place_of(rehearsal.train_step),
+            )
+
+    def test_version_moves_once(self, rehearsal: Rehearsal) -> None:
+        """the version moves once per step, and gives the learning rate"""
+        model = rehearsal.model()
+        model.version.global_step = 3
+        rehearsal.train(rehearsal.batch, model=model)
+        moved = model.version.global_step - 3
+        if moved != 1:
+            raise Violation(
+                f"the version moved by {moved} in one train_step",
+                "call model.inc_version() once, at its end",
+                place_of(rehearsal.train_step),
+            )
+        steps = sorted(set(model.module.scheduled))
+        if steps != [3]:
+            raise Violation(
+                f"train_step number 3 asked for the learning rate of {steps}",
+                "pass version_steps=model.version.global_step to train_batch, and inc_version() after it",
+                place_of(rehearsal.train_step),
+            )
+
+    def test_goes_on_from_its_state(self, rehearsal: Rehearsal) -> None:
+        """state_dict is JSON; going on from it is as if never stopped"""
+        first, second = rehearsal.batch, rehearsal.fit(rehearsal.batches(seed=1))
+        whole = rehearsal.train(first, second)
+        half = rehearsal.train(first)
+        try:
+            state = json.loads(json.dumps(half.interface.state_dict(), allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise Violation(
+                f"state_dict is not JSON: {error}",
+                "return plain numbers, strings, lists and dicts",
+                place_of(type(half.interface).state_dict),
+            ) from error
+        resumed = rehearsal.make()
+        resumed.load_state_dict(state)
+        stats = resumed.train_step(half.model, second, MicroBatchSpec())
+        weights = {name: parameter.detach() for name, parameter in half.engine.model.named_parameters()}
+        after = Outcome(dict(stats), weights, json.loads(json.dumps(resumed.state_dict())), half.model, resumed)
+        found = difference(whole, after, tolerance=0.0)
+        if found:
+            raise Violation(
+                found.told("without a break", "after a restart"),
+                "state_dict leaves out what train_step changes in the interface, or load_state_dict ignores it",
+                place_of(type(resumed).state_dict if overrides(resumed, "state_dict") else rehearsal.train_step),
+            )
+
+
+_IN_PLACE = "work on copies: batch.select(keys), tensor.clone(); other calls of the graph read the same batch"
+
+
+def _gradients(rehearsal: Rehearsal, result: Outcome) -> list[TokenGradients]:
+    found = token_gradients(rehearsal, result)
+    if not found:
+        pytest.skip("reads no prompt_mask")
+    return found
+
+
+def _same_without(rehearsal: Rehearsal, key: str) -> bool:
+    batch = rehearsal.batch
+    try:
+        poorer = rehearsal.train(batch.select(other for other in batch.keys if other != key))
+    except Exception:
+        return False
+    return difference(rehearsal.result, poorer, tolerance=0.0) is None
+
+
+def lengths_of(batch: SequenceSample) -> list[list[tuple[int, int]]]:
+    """(prompt, response) of each sequence; where no mask tells, the first token is the prompt."""
+    masks = (batch.data or {}).get("prompt_mask")
+    flat = batch.flat_seqlens("packed_input_ids")
+    prompts = iter([1] * len(flat) if masks is None else [int(mask.sum()) for mask in masks.split(flat)])
+    return [[(p := next(prompts), length - p) for length in group] for group in batch.seqlens["packed_input_ids"]]
+
+
+def _with_noise_on_prompts(batch: SequenceSample, response: torch.Tensor) -> Iterator[tuple[str, SequenceSample]]:
+    """Copies of the batch in which one key of floats has other numbers at prompt positions."""
+    lengths = batch.flat_seqlens("packed_input_ids")
+    for key, tensor in (batch.data or {}).items():
+        if tensor is None or not tensor.is_floating_point() or key == "rewards":
+            continue
+        if len(tensor) == len(response):
+            off = ~response
+        elif len(tensor) == sum(lengths):
+            off = torch.cat([torch.cat([~r, r.new_zeros(1)]) for r in response.split([n - 1 for n in lengths])])
+        else:
+            continue
+        other = batch.select(batch.keys)
+        assert other.data is not None
+        other.data[key] = torch.where(off, tensor - 1.0, tensor)
+        yield key, other
+
+
+def _copy(batch: SequenceSample) -> SequenceSample:
+    """A batch that shares nothing with this one."""
+    own = batch.select(batch.keys)
+    own.metadata = copy.deepcopy(batch.metadata)
+    own.data = {key: None if tensor is None else tensor.clone() for key, tensor in (batch.data or {}).items()}
+    return own

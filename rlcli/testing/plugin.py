@@ -1,0 +1,302 @@
+"""The pytest plugin behind `rlcli test`: chooses the checks of each component and hears what becomes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import signal
+import threading
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from rlcli.api.component import module_name
+from rlcli.project import PACKAGE, search_path
+from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.failures import failure_of
+from rlcli.testing.results import Check, Examined, Failure, Outcome, Watcher
+from rlcli.testing.subjects import COMPONENTS, KINDS, Subject
+
+
+@dataclass
+class _Case:
+    """One item of pytest: a check with one set of parameters."""
+
+    item: pytest.Item
+    seconds: float = 0.0
+    outcome: Outcome = "ok"
+    failure: Failure | None = None
+    reason: str = ""
+
+    @property
+    def contract(self) -> type[Contract] | None:
+        cls = getattr(self.item, "cls", None)
+        return cls if cls is not None and issubclass(cls, Contract) else None
+
+    @property
+    def check(self) -> str:
+        """The check that it is a case of."""
+        return self.item.nodeid.partition("[")[0]
+
+    @property
+    def parameters(self) -> str:
+        callspec = getattr(self.item, "callspec", None)
+        return callspec.id if callspec is not None else ""
+
+
+@dataclass
+class _Progress:
+    """A component while its checks run."""
+
+    subject: Subject
+    cases: dict[str, _Case] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def variant(self, case: _Case) -> str:
+        """`beta=0.1`, for a component whose tests hold it to the contract with several arguments."""
+        contracts = {one.contract for one in self.cases.values()} - {None}
+        if case.contract is None or len(contracts) < 2:
+            return ""
+        return ", ".join(f"{name}={value}" for name, value in case.contract.args.items()) or "no arguments"
+
+    def tested(self) -> Examined:
+        return Examined(self.subject, tuple(self.checks), self.seconds)
+
+
+class ChecksPlugin:
+    """Hears of every check; knows which component it belongs to by the file that it stands in."""
+
+    def __init__(
+        self, suites: Mapping[Path, Subject], values: Mapping[Subject, Any], watcher: Watcher, check_seconds: float
+    ):
+        """`suites`: file with a component's contract → the component; `values`: what the command line gives each."""
+        self._suites = suites
+        self._values = values
+        self._watcher = watcher
+        self._check_seconds = check_seconds
+        self._homes = dict(suites)
+        for subject in suites.values():
+            if (own := subject.own_tests) is not None:
+                self._homes[own] = subject
+        self._progress = {subject: _Progress(subject) for subject in suites.values()}
+        self._open: list[_Case] = []
+        """Cases of the check that runs now."""
+        self._current: _Progress | None = None
+        self._since = time.monotonic()
+        """When the current component's time began: with the first one's, loading what they all need."""
+        self.was_interrupted = False
+        self.internal_error: BaseException | None = None
+
+    def tested(self) -> list[Examined]:
+        return [progress.tested() for progress in self._progress.values()]
+
+    # -- which checks there are ----------------------------------------------------------------------------
+
+    def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+        subject = self._suites.get(module_path)
+        if subject is None:
+            return None
+        module: pytest.Module = pytest.Module.from_parent(
+            parent, path=module_path, nodeid=f"{subject.kind}/{subject.name}"
+        )
+        return module
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """A contract in a component's own file stands in for the one that everybody gets."""
+        of = {item: subject for item in items if (subject := self._homes.get(item.path)) is not None}
+        specified = {subject for item, subject in of.items() if self._is_contract(item, subject, own=True)}
+        dropped = [
+            item
+            for item in items
+            if item not in of
+            or (item.path in self._suites and of[item] in specified)
+            or (self._is_contract(item, of[item], own=True) and not _is_asked_for(item, of[item]))
+        ]
+        if dropped:
+            config.hook.pytest_deselected(items=dropped)
+        kept = [item for item in items if item not in dropped]
+        order = list(self._progress)
+        items[:] = sorted(kept, key=lambda item: order.index(of[item]))
+        for contract in {item.cls for item in items if self._is_contract(item, of[item])}:  # type: ignore[attr-defined]
+            self._give_values(contract)
+
+    def _is_contract(self, item: pytest.Item, subject: Subject, own: bool = False) -> bool:
+        cls = getattr(item, "cls", None)
+        if cls is None or not issubclass(cls, Contract) or (own and item.path in self._suites):
+            return False
+        return module_name(cls.name) == module_name(subject.name)
+
+    def _give_values(self, contract: type[Contract]) -> None:
+        for subject, values in self._values.items():
+            kind = KINDS[subject.kind].part_of or subject.kind
+            if values and contract.kind == kind and module_name(contract.name) == module_name(subject.name):
+                if subject.kind == "recipe":
+                    contract.overrides = (*contract.overrides, *values)  # type: ignore[attr-defined]
+                else:
+                    contract.args = {**contract.args, **values}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        for item in session.items:
+            self._progress[self._homes[item.path]].cases[item.nodeid] = _Case(item)
+
+    def pytest_exception_interact(
+        self, node: pytest.Item | pytest.Collector, call: pytest.CallInfo[Any], report: pytest.CollectReport
+    ) -> None:
+        """A test file that cannot be read is a failed check of its component."""
+        subject = self._homes.get(node.path)
+        if isinstance(node, pytest.Item) or subject is None or call.excinfo is None:
+            return
+        error = call.excinfo.value.__cause__ or call.excinfo.value
+        failure = failure_of(pytest.ExceptionInfo.from_exception(error), [node.path], str(report.longrepr))
+        words = "its tests can be imported" if node.path not in self._suites else "its contract can be imported"
+        self._progress[subject].checks.append(Check(words, "FAIL", node.nodeid, 0.0, failure))
+
+    # -- what becomes of them ------------------------------------------------------------------------------
+
+    def pytest_runtest_logstart(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
+        progress, case = self._find(nodeid)
+        if self._open and self._open[0].check != case.check:
+            self._close_check()
+        if self._current is not progress:
+            self._close_component()
+            self._current = progress
+            names = {one.check for one in progress.cases.values()}
+            self._watcher.component(progress.subject, len(names) + len(progress.checks))
+            for check in progress.checks:
+                self._watcher.end(check)
+        if not self._open:
+            self._watcher.begin(words_of(case.item))
+        self._open.append(case)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        _, case = self._find(item.nodeid)
+        case.seconds += report.duration
+        if report.failed and case.failure is None:
+            case.outcome = "FAIL"
+            case.failure = self._failure(item, call, report)
+        elif report.skipped and case.outcome == "ok":
+            case.outcome = "skip"
+            case.reason = getattr(report, "wasxfail", "") or _reason(report)
+        return report
+
+    def _failure(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> Failure:
+        if call.excinfo is None:  # a test that was expected to fail did not
+            return Failure(str(report.longrepr))
+        subject = self._homes[item.path]
+        components = [Path(folder) for kind in COMPONENTS.values() for folder in search_path(kind)]
+        files = [subject.file, subject.file.parent, *components, item.path, PACKAGE]
+        return failure_of(call.excinfo, [file for file in files if file not in self._suites], report.longreprtext)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+        with _time_limit(self._check_seconds):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        with _time_limit(self._check_seconds):
+            return (yield)
+
+    def pytest_sessionfinish(self) -> None:
+        if self._open:
+            self._close_check()
+        self._close_component()
+        for progress in self._progress.values():
+            if progress.checks and not progress.cases:  # all that it has is a file that cannot be read
+                self._watcher.component(progress.subject, len(progress.checks))
+                for check in progress.checks:
+                    self._watcher.end(check)
+                self._watcher.done(progress.tested())
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        self.was_interrupted = excinfo.errisinstance(KeyboardInterrupt)
+
+    def pytest_internalerror(self, excrepr: object, excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
+        """Ours to raise: the watcher may be unable to print, and pytest would write about it."""
+        self.internal_error = excinfo.value
+        return True
+
+    def _find(self, nodeid: str) -> tuple[_Progress, _Case]:
+        return next((one, one.cases[nodeid]) for one in self._progress.values() if nodeid in one.cases)
+
+    def _close_check(self) -> None:
+        assert self._current is not None
+        check = _check_of(self._open, self._current.variant(self._open[0]))
+        self._open = []
+        self._current.checks.append(check)
+        self._watcher.end(check)
+
+    def _close_component(self) -> None:
+        if self._current is not None:
+            now = time.monotonic()
+            self._current.seconds, self._since = now - self._since, now
+            self._watcher.done(self._current.tested())
+            self._current = None
+
+
+def _is_asked_for(item: pytest.Item, subject: Subject) -> bool:
+    """Whether a check of a whole contract is one of the part that a subject is held to."""
+    kind = KINDS[subject.kind]
+    part = getattr(importlib.import_module(kind.module), kind.contract)
+    return not kind.part_of or hasattr(part, getattr(item, "originalname", item.name))
+
+
+def _check_of(cases: Sequence[_Case], variant: str) -> Check:
+    """What the cases of one check come to."""
+    failed = [case for case in cases if case.outcome == "FAIL"]
+    outcome: Outcome = "FAIL" if failed else "skip" if all(case.outcome == "skip" for case in cases) else "ok"
+    return Check(
+        words=words_of(cases[0].item),
+        outcome=outcome,
+        test=cases[0].check,
+        seconds=sum(case.seconds for case in cases),
+        failure=failed[0].failure if failed else None,
+        failed_cases=tuple(case.parameters for case in failed if case.parameters),
+        cases=len(cases),
+        reason=cases[0].reason if outcome == "skip" else "",
+        variant=variant,
+    )
+
+
+def words_of(item: pytest.Item) -> str:
+    """A check in words: the first line of its docstring, else its name."""
+    function = getattr(item, "function", None)
+    doc = (getattr(function, "__doc__", None) or "").strip()
+    if doc:
+        return str(doc.splitlines()[0].rstrip("."))
+    return str(getattr(item, "originalname", item.name)).removeprefix("test_").replace("_", " ")
+
+
+def _reason(report: pytest.TestReport) -> str:
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """A check that neither ends nor fails is interrupted where it stands."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Violation(f"not done after {seconds:g} s", "something waits, or loops, for ever")
+
+    began, before = time.monotonic(), signal.signal(signal.SIGALRM, stop)
+    others, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, max(others - (time.monotonic() - began), 0.001) if others else 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,207 @@
+"""Ranks for tests: real gloo processes, forked from the present one, so that they cost a fraction of a second.
+
+A fork has all that its parent has (torch is loaded, closures need no pickling); what it returns travels as JSON.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import itertools
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from rlcli.testing.contract import Violation
+
+Work = Callable[[int], dict[str, Any]]
+Frame = tuple[str, int, str]
+"""File, line, function."""
+
+_GRACE = 10.0
+"""Seconds that ranks have to say where they stand, once their time is over."""
+
+
+class RankError(RuntimeError):
+    """A rank failed: the message ends with the traceback that it had there.
+
+    `rank` is the one that failed first, `error` its last line (`ValueError: …`), `frames` the (file, line, function) of
+    its traceback, outermost first.
+    """
+
+    def __init__(self, rank: int, error: str, trace: str, frames: list[Frame]):
+        super().__init__(f"rank {rank}: {error}\n\n{trace}")
+        self.rank = rank
+        self.error = error
+        self.frames = frames
+
+
+class RankTimeout(TimeoutError):
+    """Ranks did not finish in time. `stacks` has where each of them stood: (file, line, function), innermost first."""
+
+    def __init__(self, size: int, timeout: float, stacks: dict[int, list[Frame]]):
+        told = [
+            f"rank {rank} stood at\n" + "\n".join(f"  {file}:{line} in {function}" for file, line, function in frames)
+            for rank, frames in stacks.items()
+        ]
+        super().__init__("\n".join([f"{len(stacks)} of {size} ranks did not finish within {timeout:g} s", *told]))
+        self.stacks = stacks
+
+
+def run_on_ranks(size: int, work: Work, timeout: float = 60) -> list[dict[str, Any]]:
+    """What `work(rank)` returns on each of `size` ranks of a gloo process group, by rank.
+
+    The results must be JSON; floats come back exactly. The children compute with one thread, on the CPU.
+
+    Raises `Violation` if a rank did; `RankError` for any other exception of a rank, the first if there are several;
+    `RankTimeout`, with the place where each unfinished rank stood, after `timeout` seconds. No child survives.
+    """
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        ranks = [_Rank(number, size, Path(folder)) for number in range(size)]
+        children = {rank: _fork(rank, work, timeout) for rank in ranks}
+        try:
+            _wait(children, time.monotonic() + timeout + _GRACE)
+        finally:
+            for child in children.values():
+                _kill(child)
+        reports = [rank.report() for rank in ranks]
+        _raise_first_error(ranks, reports, timeout)
+        return [report["result"] for report in reports if report is not None]
+
+
+def mesh_of_ranks(**degrees: int) -> DeviceMesh | None:
+    """The mesh that a role has on these ranks, such as `mesh_of_ranks(dp=2)`; None where there is one rank only."""
+    if not dist.is_initialized():
+        return None
+    return init_device_mesh("cpu", tuple(degrees.values()), mesh_dim_names=tuple(degrees))
+
+
+@dataclass(frozen=True)
+class _Rank:
+    number: int
+    size: int
+    folder: Path
+
+    @property
+    def answer(self) -> Path:
+        return self.folder / f"{self.number}.json"
+
+    @property
+    def stack(self) -> Path:
+        """Where the rank stood when its time was over."""
+        return self.folder / f"{self.number}.stack"
+
+    def stood_at(self) -> list[Frame]:
+        """Innermost first, as far out as the work goes."""
+        dumped = self.stack.read_text() if self.stack.exists() else ""
+        found = re.findall(r'File "(.+)", line (\d+) in (.+)', dumped)
+        frames = [(file, int(line), function) for file, line, function in found]
+        return list(itertools.takewhile(lambda frame: frame[0] != __file__, frames))
+
+    def report(self) -> dict[str, Any] | None:
+        """What the rank left behind; None if it did not finish."""
+        if not self.answer.exists():
+            return None
+        told: dict[str, Any] = json.loads(self.answer.read_text())
+        return told
+
+    def tell(self, **report: Any) -> None:
+        """Whole or not at all: the parent may look at any time."""
+        partial = self.answer.with_suffix(".partial")
+        partial.write_text(json.dumps(report | {"at": time.monotonic()}))
+        partial.replace(self.answer)
+
+
+def _fork(rank: _Rank, work: Work, timeout: float) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        _be(rank, work, timeout)
+    return child
+
+
+def _be(rank: _Rank, work: Work, timeout: float) -> NoReturn:
+    """The life of a child. It leaves by `os._exit`: what its parent wants done at the end is not its business."""
+    code = 1
+    try:
+        with rank.stack.open("w") as stack:
+            faulthandler.dump_traceback_later(timeout, exit=True, file=stack)
+            rank.tell(result=_work_in_group(rank, work, timeout))
+            code = 0
+            with suppress(Exception):
+                gc.collect()  # what holds the process group goes before it does
+                dist.barrier()
+                dist.destroy_process_group()
+    except Violation as broken:
+        rank.tell(violation=[broken.found, broken.cause, broken.where])
+    except BaseException as error:
+        frames = [(frame.filename, frame.lineno, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+        last_line = traceback.format_exception_only(error)[-1].strip()
+        rank.tell(error=last_line, trace="".join(traceback.format_exception(error)), frames=frames)
+    finally:
+        os._exit(code)
+
+
+def _work_in_group(rank: _Rank, work: Work, timeout: float) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{rank.folder / 'store'}",
+        rank=rank.number,
+        world_size=rank.size,
+        timeout=timedelta(seconds=timeout + _GRACE),  # so that every rank tells where it stands, none of a lost peer
+    )
+    return work(rank.number)
+
+
+def _wait(children: dict[_Rank, int], deadline: float) -> None:
+    """Until all children are gone, or one of them has failed: the others then wait for it in vain."""
+    running = dict(children)
+    while running and time.monotonic() < deadline:
+        for rank, child in list(running.items()):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                del running[rank], children[rank]
+                if status != 0:
+                    return
+        time.sleep(0.002)
+
+
+def _kill(child: int) -> None:
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _raise_first_error(ranks: list[_Rank], reports: list[dict[str, Any] | None], timeout: float) -> None:
+    """The first error in time is the cause; the others are its echo."""
+    failed = [(report["at"], rank, report) for rank, report in zip(ranks, reports, strict=True)
+              if report is not None and "result" not in report]  # fmt: skip
+    if failed:
+        _, rank, report = min(failed, key=lambda entry: entry[0])
+        if "violation" in report:
+            raise Violation(*report["violation"])
+        raise RankError(rank.number, report["error"], report["trace"], [tuple(frame) for frame in report["frames"]])
+    unfinished = [rank for rank, report in zip(ranks, reports, strict=True) if report is None]
+    stacks = {rank.number: rank.stood_at() for rank in unfinished}
+    if any(stacks.values()):
+        raise RankTimeout(len(ranks), timeout, stacks)
+    if unfinished:
+        raise RankError(unfinished[0].number, "died without a word (out of memory, or a crash in native code)", "", [])

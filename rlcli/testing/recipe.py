@@ -1,0 +1,147 @@
+"""What every recipe keeps to: it holds, it plans, it says nothing in vain, and its graph runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from rlcli.errors import RecipeError
+from rlcli.observe.metrics import read_metrics
+from rlcli.project import is_built_in
+from rlcli.recipe.layers import shown
+from rlcli.recipe.minimal import superfluous
+from rlcli.recipe.resolve import Resolved, load_recipe
+from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.smoke import STEPS, SmokeRun, run_two_steps, write_rows
+from rlcli.topology.report import make_plan
+
+LEFT_TO_THE_USER = re.compile(r"datasets\.([\w.-]+)\.args\.path is required")
+"""What a recipe may lack: where the data are. Rows that the dataset shows as examples stand in."""
+
+
+class RecipeContract(Contract):
+    """Checks of a recipe, by name or file."""
+
+    kind = "recipe"
+    overrides: ClassVar[Sequence[str]] = ()
+    """`key.path=value`: what a user must say, such as where the data are."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def resolved(cls, tmp_path_factory: pytest.TempPathFactory) -> Resolved:
+        """The recipe, with rows of ours where it leaves them to the user."""
+        try:
+            return _resolved(cls.name, cls.overrides, tmp_path_factory.mktemp("rows"))
+        except RecipeError:
+            pytest.skip("it does not hold")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def attempt(cls, resolved: Resolved, tmp_path_factory: pytest.TempPathFactory) -> SmokeRun | Exception:
+        """Two steps of the recipe, made small; or why they failed."""
+        try:
+            return run_two_steps(resolved, tmp_path_factory.mktemp("smoke"))
+        except Exception as error:
+            return error
+
+    @pytest.fixture
+    def smoke(self, attempt: SmokeRun | Exception) -> SmokeRun:
+        """The two steps, if they ran."""
+        if isinstance(attempt, Exception):
+            pytest.skip("it does not run")
+        return attempt
+
+    def test_validates(self, tmp_path: Path) -> None:
+        """every key and value holds"""
+        try:
+            _resolved(self.name, self.overrides, tmp_path)
+        except RecipeError as error:
+            first, rest = error.problems[0], len(error.problems) - 1
+            more = f", and {rest} more problem{'s'[: rest > 1]}" if rest else ""
+            raise Violation(first.what + more, first.hint or "", first.where or "") from error
+
+    def test_plans(self, resolved: Resolved) -> None:
+        """its roles fit on its devices; its warm starts are sound"""
+        plan = make_plan(resolved)
+        unused = set(resolved.recipe.models) - {role for rank in range(plan.topology.world_size)
+                                               for role in plan.topology.roles_on(rank)}  # fmt: skip
+        if unused:
+            raise Violation(f"no rank holds {', '.join(sorted(unused))}", where=_where(resolved, "models"))
+
+    def test_is_minimal(self, resolved: Resolved) -> None:
+        """it says nothing that its parents or the defaults say"""
+        own = next(layer for layer in resolved.layers if layer.path == resolved.path)
+        found = superfluous(resolved, own)
+        if found:
+            keys = ", ".join(f"{one.key} (line {one.mark.line})" for one in found)
+            raise Violation(f"without {keys} it is the same", "leave it out", found[0].mark.file_and_line)
+
+    def test_opening_lines(self, resolved: Resolved) -> None:
+        """it opens with what it does and what it needs"""
+        if not is_built_in(resolved.path):
+            pytest.skip("your own recipe opens as you like")
+        does, needs, *_ = [*resolved.path.read_text(encoding="utf-8").splitlines(), "", ""]
+        if not (does.startswith("# ") and does.rstrip().endswith(".") and needs.startswith("# Needs: ")):
+            cause = "begin the file with `# What it does.` and `# Needs: what it takes`"
+            raise Violation(f"it opens with {does!r} and {needs!r}", cause, f"{shown(resolved.path)}:1")
+
+    def test_two_steps_run(self, attempt: SmokeRun | Exception) -> None:
+        """two steps run, with tiny models and a few rows"""
+        if isinstance(attempt, Exception):
+            raise attempt
+        if attempt.finished.exit_code or attempt.finished.steps_done != STEPS:
+            raise Violation(f"it ended after step {attempt.finished.steps_done} of {STEPS}")
+
+    def test_numbers_are_finite(self, smoke: SmokeRun) -> None:
+        """losses, gradients and rewards are finite"""
+        records = read_metrics(smoke.finished.outcome.run_dir / "metrics.jsonl")
+        wrong = {name for record in records for name, value in record.items() if _is_not_finite(value)}
+        if wrong:
+            raise Violation(
+                f"not finite: {', '.join(sorted(wrong))}", "rlcli check RECIPE looks at its rows and rewards"
+            )
+        for role in smoke.recipe.trained_roles:
+            if not any(record.get(f"{role}/grad_norm") for record in records):
+                raise Violation(f"no gradient reaches {role}", "nothing that it trains on depends on its weights")
+
+    def test_models_are_saved(self, smoke: SmokeRun) -> None:
+        """what it trains is saved as transformers reads it"""
+        if not smoke.recipe.saved_roles:
+            pytest.skip("saves no model")
+        for role, folder in smoke.finished.outcome.models.items():
+            config = folder / "config.json"
+            if not config.is_file() or "model_type" not in json.loads(config.read_text()):
+                raise Violation(f"{role} has no config.json with its model_type", "the interface's save() writes it")
+            if not list(folder.glob("*.safetensors")):
+                raise Violation(f"{role} has no weights", "the interface's save() writes model.safetensors")
+
+
+def _resolved(name: str, overrides: Sequence[str], folder: Path) -> Resolved:
+    try:
+        return load_recipe(name, overrides)
+    except RecipeError as error:
+        lacks = [LEFT_TO_THE_USER.fullmatch(problem.what) for problem in error.problems]
+        if not all(lacks):
+            raise
+    files = {match[1]: folder / f"{match[1]}.jsonl" for match in lacks if match}
+    for file in files.values():
+        file.touch()
+    given = [f"datasets.{dataset}.args.path={file}" for dataset, file in files.items()]
+    resolved = load_recipe(name, [*overrides, *given])
+    for dataset, file in files.items():
+        write_rows(resolved.recipe.datasets[dataset], file)
+    return resolved
+
+
+def _where(resolved: Resolved, key: str) -> str:
+    return resolved.origin(key).file_and_line
+
+
+def _is_not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

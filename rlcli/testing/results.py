@@ -1,0 +1,111 @@
+"""What came of the checks of a component."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from rlcli.errors import RlcliError
+from rlcli.testing.subjects import Subject
+
+Outcome = Literal["ok", "FAIL", "skip"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a check failed, as far as it can be told."""
+
+    found: str
+    """What was seen, with its number."""
+    cause: str = ""
+    where: str = ""
+    """`file:line`, seen from the working directory."""
+    traceback: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of a component, over all cases (parameters) that it was run with."""
+
+    words: str
+    outcome: Outcome
+    test: str
+    """As pytest names it."""
+    seconds: float
+    failure: Failure | None = None
+    """Of the first case that failed."""
+    failed_cases: tuple[str, ...] = ()
+    """Names of the cases that failed; empty for a check without parameters."""
+    cases: int = 1
+    reason: str = ""
+    """Why it was skipped."""
+    variant: str = ""
+    """The arguments that the component had, where its tests hold it to the contract with several."""
+
+    def as_json(self) -> dict[str, Any]:
+        failure = self.failure or Failure("")
+        return {
+            "check": self.words,
+            "variant": self.variant or None,
+            "outcome": {"ok": "passed", "FAIL": "failed", "skip": "skipped"}[self.outcome],
+            "found": failure.found or None,
+            "cause": failure.cause or None,
+            "where": failure.where or None,
+            "cases": self.cases,
+            "failed_cases": list(self.failed_cases),
+            "reason": self.reason or None,
+            "seconds": round(self.seconds, 3),
+            "test": self.test,
+        }
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A component after its checks."""
+
+    subject: Subject
+    checks: tuple[Check, ...] = ()
+    seconds: float = 0.0
+    broken: RlcliError | None = None
+    """Why its file could not be loaded."""
+
+    def count(self, outcome: Outcome) -> int:
+        return sum(check.outcome == outcome for check in self.checks)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.subject.kind,
+            "name": self.subject.name,
+            "file": str(self.subject.file),
+            "ok": self.broken is None and not self.count("FAIL"),
+            "passed": self.count("ok"),
+            "failed": self.count("FAIL"),
+            "skipped": self.count("skip"),
+            "seconds": round(self.seconds, 3),
+            "broken": None if self.broken is None else str(self.broken),
+            "checks": [check.as_json() for check in self.checks],
+        }
+
+
+def exit_code(tested: Sequence[Examined]) -> int:
+    """1 if a check failed, else that of a file that could not be loaded, else 0."""
+    if any(one.count("FAIL") for one in tested):
+        return 1
+    return next((one.broken.exit_code for one in tested if one.broken is not None), 0)
+
+
+class Watcher(Protocol):
+    """Is told what happens while checks run."""
+
+    def component(self, subject: Subject, checks: int) -> None:
+        """The checks of a component begin; there are so many."""
+
+    def begin(self, words: str) -> None:
+        """A check begins."""
+
+    def end(self, check: Check) -> None:
+        """A check is done."""
+
+    def done(self, tested: Examined) -> None:
+        """A component is done, or could not be loaded."""

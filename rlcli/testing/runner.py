@@ -1,0 +1,141 @@
+"""Runs contract suites by pytest, in this process, for any component: it needs no test file and no configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcli.errors import ResourceError, RlcliError, UsageError
+from rlcli.project import current_project
+from rlcli.recipe.merge import merge
+from rlcli.recipe.overrides import parse_overrides
+from rlcli.recipe.problems import Problems
+from rlcli.recipe.tree import COMMAND_LINE, Mapping, Mark, Node, plain
+from rlcli.testing.plugin import ChecksPlugin
+from rlcli.testing.results import Examined, Watcher
+from rlcli.testing.subjects import KINDS, Subject
+
+CHECK_SECONDS = 120.0
+"""After which a check counts as hanging."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `rlcli test` hands on to pytest."""
+
+    keyword: str = ""
+    exit_first: bool = False
+    junit: Path | None = None
+    check_seconds: float = CHECK_SECONDS
+
+
+def run_checks(subjects: Sequence[Subject], watcher: Watcher, options: Options | None = None) -> list[Examined]:
+    """Run the contract of each subject and its own tests. Raises UsageError where no check answers to the keyword, and
+    ProjectError where the only subject cannot be loaded."""
+    options = options or Options()
+    if options.junit is not None:
+        _check_writable(options.junit)
+    sound, broken = _loaded(subjects)
+    for one in broken:
+        watcher.done(one)
+    if not sound:
+        return broken
+    with tempfile.TemporaryDirectory(prefix="rlcli-test-") as folder:
+        suites = {_suite(subject, number, Path(folder)): subject for number, subject in enumerate(sound)}
+        checks = ChecksPlugin(suites, {subject: _values(subject) for subject in sound}, watcher, options.check_seconds)
+        own = sorted({str(path) for subject in sound if (path := subject.own_tests) is not None})
+        with _undisturbed(has_own_tests=bool(own)):
+            code = pytest.main([*_arguments(Path(folder), options), *map(str, suites), *own], plugins=[checks])
+    if code == pytest.ExitCode.INTERRUPTED and checks.was_interrupted:
+        raise KeyboardInterrupt
+    if code == pytest.ExitCode.USAGE_ERROR:
+        raise UsageError(f"-k {options.keyword!r} cannot be understood", hint="for example: -k 'masked or finite'")
+    if code == pytest.ExitCode.NO_TESTS_COLLECTED and options.keyword:
+        raise UsageError(f"no check answers to -k {options.keyword!r}", hint="a word of a check's name in the report")
+    if checks.internal_error is not None:
+        raise checks.internal_error
+    return [*broken, *checks.tested()]
+
+
+def _check_writable(file: Path) -> None:
+    """Raises ResourceError, before the checks and not after them."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a"):
+            pass
+    except OSError as error:
+        raise ResourceError(f"cannot write {file}: {error.strerror}") from error
+
+
+def _loaded(subjects: Sequence[Subject]) -> tuple[list[Subject], list[Examined]]:
+    sound, broken = [], []
+    for subject in subjects:
+        try:
+            subject.load()
+            sound.append(subject)
+        except RlcliError as error:
+            if len(subjects) == 1:
+                raise
+            broken.append(Examined(subject, broken=error))
+    return sound, broken
+
+
+def _suite(subject: Subject, number: int, folder: Path) -> Path:
+    """A file for pytest with the contract of one component."""
+    kind = KINDS[subject.kind]
+    path = folder / f"suite_{number}_{subject.kind}.py"
+    path.write_text(
+        f"from {kind.module} import {kind.contract}\n\n\n"
+        f"class TestContract({kind.contract}):\n"
+        f"    name = {subject.name!r}\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+def _values(subject: Subject) -> Any:
+    """What the command line gives: a recipe's overrides as they stand, a component's arguments as values."""
+    if subject.kind == "recipe":
+        return subject.given
+    problems = Problems()
+    tree: Node = Mapping({}, Mark(COMMAND_LINE, 1, 1))
+    for one in parse_overrides(subject.given, problems):
+        tree = merge(tree, one, problems)
+    problems.raise_if_any()
+    return plain(tree)
+
+
+def _arguments(folder: Path, options: Options) -> list[str]:
+    """Nothing that the user's project says about pytest applies, and nothing is left behind in it."""
+    configuration = folder / "pytest.ini"
+    configuration.write_text("[pytest]\naddopts =\nconsole_output_style = classic\n")
+    root = current_project() or Path.cwd()
+    words = ["-c", str(configuration), f"--rootdir={root}", f"--confcutdir={root}", f"--basetemp={folder / 'tmp'}"]
+    words += ["--continue-on-collection-errors", "--import-mode=importlib"]
+    words += ["-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:randomly"]
+    words += ["-k", options.keyword] if options.keyword else []
+    words += ["--maxfail=1"] if options.exit_first else []
+    words += [f"--junitxml={options.junit.absolute()}", "-o", "junit_suite_name=rlcli"] if options.junit else []
+    return words
+
+
+@contextlib.contextmanager
+def _undisturbed(has_own_tests: bool) -> Iterator[None]:
+    """The environment without what it says about pytest; plugins are there for the tests of the user's own."""
+    names = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "PYTEST_CURRENT_TEST")
+    before = {name: os.environ.pop(name) for name in names if name in os.environ}
+    if not has_own_tests:
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    try:
+        yield
+    finally:
+        for name in names:
+            os.environ.pop(name, None)
+        os.environ.update(before)

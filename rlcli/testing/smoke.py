@@ -1,0 +1,167 @@
+"""A recipe made small: the same graph, interfaces and backends, on the CPU, with tiny models and a few rows."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcli import registry
+from rlcli.errors import RlcliError
+from rlcli.launch.run import Finished, run_recipe
+from rlcli.observe.display import PlainDisplay
+from rlcli.recipe.resolve import Resolved, load_recipe
+from rlcli.recipe.role_sources import tokenizer_source
+from rlcli.recipe.schema import Component, Recipe
+from rlcli.recipe.warm_start import warm_starts
+from rlcli.recipe.write import to_yaml
+from rlcli.topology import plan_topology
+from rlcli.topology.configs import cached_folder
+
+STEPS = 2
+NEW_TOKENS = 8
+ROWS = 16
+"""At least so many of each dataset."""
+BYTES_PER_TOKEN = 8
+"""Tokens of a byte tokenizer for one of the real one, at most."""
+
+TINY_MODEL = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 1 << 20,
+    "tie_word_embeddings": True,
+}
+
+
+@dataclass(frozen=True)
+class SmokeRun:
+    """What two steps have left behind."""
+
+    finished: Finished
+    recipe: Recipe
+    """The small one."""
+    replaced: tuple[str, ...]
+    """What could not be had here, in words."""
+
+
+def run_two_steps(resolved: Resolved, folder: Path) -> SmokeRun:
+    """Train the recipe, made small, for two steps in `folder`. Raises what the run raises."""
+    small, replaced = make_small(resolved, folder)
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        finished = run_recipe(small, folder / "run", PlainDisplay(nowhere, quiet=True))
+    return SmokeRun(finished, small.recipe, replaced)
+
+
+def make_small(resolved: Resolved, folder: Path) -> tuple[Resolved, tuple[str, ...]]:
+    """The small recipe, written to `folder`, and what had to be replaced because it is not on this machine."""
+    told = resolved.to_json()
+    prompts = max(2, *plan_topology(resolved.recipe).batch.minibatches.values())
+    tokenizers = _Tokenizers(folder)
+    for name, role in told["models"].items():
+        if role["path"] is not None or role["scratch"] is not None:
+            role |= {"path": None, "scratch": TINY_MODEL}
+            role["tokenizer"] = tokenizers.local(*_source(resolved, name))
+        elif role["tokenizer"] is not None:
+            role["tokenizer"] = tokenizers.local(resolved, role["tokenizer"])
+        role |= {"backend": _runnable(role["backend"]), "mesh": {}, "devices": None}
+    for dataset in told["datasets"].values():
+        _cut_rows(dataset, max(ROWS, STEPS * prompts), has_byte_tokens=bool(tokenizers.replaced))
+    for section in ("generation", "graph", "train"):
+        _shorten(told[section])
+    few = min(told["train"]["microbatches"], 2)
+    told["train"] |= {"steps": STEPS, "epochs": None, "prompts_per_step": prompts, "microbatches": few}
+    told["train"]["eval"] |= {"every_steps": None, "at_start": False}
+    told |= {"cluster": {"device": "cpu"}, "launch": {"type": "inline"}}
+    told["checkpoint"] |= dict.fromkeys(("every_steps", "every_epochs", "every_seconds")) | {"at_end": False}
+    told["checkpoint"] |= {"keep_best": 0}
+    told["log"] |= {"dir": str(folder / "runs"), "tensorboard": False, "plot": False}
+    file = folder / f"{resolved.recipe.name}.yaml"
+    file.write_text(to_yaml(told), encoding="utf-8")
+    return load_recipe(file), tuple(tokenizers.replaced)
+
+
+def _source(resolved: Resolved, role: str) -> tuple[Resolved, str]:
+    """The recipe that a role's tokenizer comes from, the end of its warm starts, and how that recipe names it."""
+    source = tokenizer_source(resolved.recipe, role)
+    if not source.startswith("recipe:"):
+        return resolved, source
+    start = next(start for start in warm_starts(resolved) if resolved.recipe.models[start.role].path == source)
+    return _source(start.source, start.source_role)
+
+
+def _runnable(backend: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The backend, or the usual one in place of one that cannot be loaded here."""
+    if backend is None:
+        return None
+    try:
+        registry.load("backends", backend["type"])
+    except RlcliError:
+        return None
+    return backend
+
+
+def _cut_rows(dataset: dict[str, Any], rows: int, has_byte_tokens: bool) -> None:
+    """A few rows, where the dataset can be told; longer ones where a token is a byte."""
+    takes = {argument.name: argument.default for argument in registry.signature("datasets", dataset["type"]).arguments}
+    args = dataset["args"]
+    for name in ("max_rows", "problems"):
+        if name in takes:
+            args[name] = min(rows, args.get(name) or rows)
+    if has_byte_tokens and "max_length" in takes:
+        args["max_length"] = BYTES_PER_TOKEN * int(args.get("max_length") or takes["max_length"])
+
+
+def _shorten(section: Any) -> None:
+    """Responses of a few tokens, wherever a section says how long they may become."""
+    if isinstance(section, list):
+        for item in section:
+            _shorten(item)
+    if isinstance(section, dict):
+        for name in ("max_new_tokens", "min_new_tokens"):
+            if isinstance(section.get(name), int):
+                section[name] = min(section[name], NEW_TOKENS)
+        for inner in section.values():
+            _shorten(inner)
+
+
+class _Tokenizers:
+    """Tokenizers that are on this machine; for any other one whose tokens are bytes."""
+
+    def __init__(self, folder: Path):
+        self._bytes = folder / "tokenizer"
+        self.replaced: list[str] = []
+
+    def local(self, resolved: Resolved, source: str) -> str:
+        """A source that can be read here."""
+        if source.startswith("builtin:") or Path(source).expanduser().is_dir():
+            return source
+        cached = cached_folder(source)
+        if cached is not None and (cached / "tokenizer_config.json").is_file():
+            return str(cached)
+        if source not in self.replaced:
+            self.replaced.append(source)
+        if not self._bytes.exists():
+            from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
+
+            as_transformers(byte_tokenizer(chat=True)).save_pretrained(self._bytes)
+        return str(self._bytes)
+
+
+def write_rows(component: Component, file: Path) -> None:
+    """Rows as the dataset's class shows them, with the fields named as the recipe says."""
+    described = registry.signature("datasets", component.type)
+    names = {
+        argument.default: component.args.get(argument.name, argument.default)
+        for argument in described.arguments
+        if argument.name.endswith("_key")
+    }
+    examples = described.constants.get("EXAMPLES") or ()
+    rows = [{names.get(key, key): value for key, value in row.items()} for row in examples]
+    lines = (json.dumps(rows[number % len(rows)]) + "\n" for number in range(ROWS if rows else 0))
+    file.write_text("".join(lines), encoding="utf-8")

@@ -1,0 +1,164 @@
+"""What can be tested: every component and recipe by kind and name, its file, its contract and its own tests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlcli import registry
+from rlcli.api.component import module_name
+from rlcli.errors import RecipeError, RlcliError, UnknownComponent, UsageError
+from rlcli.project import PACKAGE, current_project, is_project, search_path
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of thing with a contract."""
+
+    module: str
+    """Where its contract class is."""
+    contract: str
+    runs_on: str
+    """What its checks compute with, for the report."""
+    part_of: str = ""
+    """The kind whose contract holds these checks too."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "interface": Kind("rlcli.testing.interface", "InterfaceContract", "CPU, tiny model"),
+    "backend": Kind("rlcli.testing.backend", "BackendContract", "CPU, tiny model"),
+    "dataset": Kind("rlcli.testing.dataset", "DatasetContract", "CPU, tiny tokenizer"),
+    "family": Kind("rlcli.testing.family", "FamilyContract", "CPU, tiny model"),
+    "recipe": Kind("rlcli.testing.recipe", "RecipeContract", "CPU, tiny models, two steps"),
+    "reward": Kind("rlcli.testing.interface.reward", "RewardChecks", "CPU, no model", part_of="interface"),
+}
+ALL = "all"
+
+COMPONENTS = {"interface": "interfaces", "backend": "backends", "dataset": "datasets", "reward": "interfaces"}
+"""Kind → what the registry calls it."""
+FOLDERS = {**COMPONENTS, "family": "families", "recipe": "recipes"}
+"""Kind → the folder of its files, and of its tests below `tests/`."""
+FAMILIES = PACKAGE / "checkpoint" / "families"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One component or recipe to be tested."""
+
+    kind: str
+    name: str
+    file: Path
+    given: tuple[str, ...] = ()
+    """`key=value` from the command line: arguments of a component, overrides of a recipe."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {self.name}"
+
+    @property
+    def own_tests(self) -> Path | None:
+        """Its own test file, in the user's project or in this checkout."""
+        homes = [current_project(), PACKAGE.parent if is_project(PACKAGE.parent) else None]
+        stem = re.sub(r"\W", "_", self.file.stem if self.kind == "recipe" else module_name(self.name))
+        files = (home / "tests" / FOLDERS[self.kind] / f"test_{stem}.py" for home in homes if home is not None)
+        return next((file for file in files if file.is_file()), None)
+
+    def load(self) -> None:
+        """Import its file, so that one that is broken is told at once. Raises ProjectError."""
+        if self.kind in COMPONENTS:
+            registry.load(COMPONENTS[self.kind], self.name)
+        elif self.kind == "family":
+            from rlcli.checkpoint.families import family_of
+
+            family_of(self.name)
+
+
+def subjects(kind: str, name: str | None = None, given: Sequence[str] = ()) -> list[Subject]:
+    """One of a kind; without a name all of it. Raises UsageError and what else the name's look-up raises."""
+    if kind not in (*KINDS, ALL):
+        raise _no_kind(kind)
+    if name is None:
+        if given:
+            what = f"{given[0]} is meant for one component; {kind} names {'all' if kind == ALL else 'several'}"
+            raise UsageError(what, hint="name the one that it is for: rlcli test KIND NAME KEY=VALUE")
+        kinds = [one for one in KINDS if not KINDS[one].part_of] if kind == ALL else [kind]
+        return [Subject(one, *found) for one in kinds for found in names(one).items()]
+    if kind == ALL:
+        raise UsageError(f"all takes no name, but {name!r} follows it", hint=f"rlcli test KIND {name}")
+    return [replace(_one(kind, name), given=tuple(given))]
+
+
+def _one(kind: str, name: str) -> Subject:
+    if kind in COMPONENTS:
+        path = registry.path_of(COMPONENTS[kind], name)
+        if kind == "reward" and not _scores_texts(name):
+            raise UsageError(f"{name} has no score_texts", hint=f"rlcli test interface {name} tests all that it has")
+        return Subject(kind, name, path)
+    if kind == "recipe":
+        return _recipe(name)
+    known = names(kind)
+    if name not in known:
+        import difflib
+
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        guess = f"; did you mean {close[0]!r}?" if close else ""
+        raise UnknownComponent(f"no family is named {name!r}{guess}", hint=f"the families are {', '.join(known)}")
+    return Subject(kind, name, known[name])
+
+
+def _recipe(name: str) -> Subject:
+    from rlcli.recipe.layers import find_recipe
+    from rlcli.recipe.problems import Problems
+
+    problems = Problems()
+    path = find_recipe(name, problems)
+    if path is None:
+        raise RecipeError(problems.found)
+    return Subject("recipe", name, path)
+
+
+def names(kind: str) -> dict[str, Path]:
+    """Every name of a kind, with its file."""
+    if kind == "reward":
+        return {name: path for name, path in names("interface").items() if _scores_texts(name)}
+    if kind in COMPONENTS:
+        return registry.names(COMPONENTS[kind])
+    if kind == "recipe":
+        from rlcli.recipe.layers import whole_recipe_names
+
+        return whole_recipe_names()
+    folders = [FAMILIES, *map(Path, search_path("families"))]
+    files = (file for folder in folders for file in sorted(folder.glob("[a-z]*.py")))
+    return {_model_type(file): file for file in files}
+
+
+def _scores_texts(name: str) -> bool:
+    try:
+        return "score_texts" in registry.signature("interfaces", name).methods
+    except RlcliError:
+        return False
+
+
+def _model_type(file: Path) -> str:
+    """What a family's file registers; its stem, where that cannot be told without importing it."""
+    text = file.read_text(encoding="utf-8", errors="replace")
+    found = re.findall(r"^@?register_hf_family\(\s*[\"']([^\"']+)[\"']", text, flags=re.MULTILINE)
+    return next((name for name in found if module_name(name) == file.stem), file.stem)
+
+
+def _no_kind(word: str) -> UsageError:
+    """What was meant by a word that is no kind: one in the plural, or the name of a component."""
+    import difflib
+
+    one = next((kind for kind, folder in FOLDERS.items() if folder == word), None)
+    homes = [kind for kind in KINDS if word in names(kind) or module_name(word) in names(kind)]
+    close = difflib.get_close_matches(word, [*KINDS, ALL], n=1, cutoff=0.6)
+    if one is not None:
+        hint = f"rlcli test {one}"
+    elif homes:
+        hint = f"it is {'an' if homes[0][0] in 'aeiou' else 'a'} {homes[0]}: rlcli test {homes[0]} {word}"
+    else:
+        hint = f"did you mean {close[0]}?" if close else f"the kinds are {', '.join(KINDS)}, or all"
+    return UsageError(f"{word!r} is no kind of component", hint=hint)

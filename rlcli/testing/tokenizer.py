@@ -1,0 +1,42 @@
+"""A tokenizer for tests: every byte of a text is a token, so that any text goes in and comes out again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlcli.checkpoint.light_tokenizer import LightTokenizer
+
+SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
+ROLES = ("<system>", "<user>", "<assistant>")
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""It writes the begin token itself, as most do: whoever adds special tokens once more has two."""
+
+
+def byte_tokenizer(*, chat: bool = False, around: str = "<bos> $A") -> LightTokenizer:
+    """One token per byte and special token. `around`: what is put around a text, as `TemplateProcessing` says it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+    special = [*SPECIAL_TOKENS.values(), *ROLES]
+    vocabulary = {token: id_ for id_, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(special)
+    named = [(token, vocabulary[token]) for token in special if token in around]
+    backend.post_processor = processors.TemplateProcessing(single=around, special_tokens=named)
+    return LightTokenizer(backend, SPECIAL_TOKENS, CHAT_TEMPLATE if chat else None, ROLES)
+
+
+def as_transformers(tokenizer: LightTokenizer) -> Any:
+    """The same as a tokenizer of transformers, for datasets that ask more of one."""
+    from transformers import PreTrainedTokenizerFast
+
+    full = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend, clean_up_tokenization_spaces=False, **tokenizer.special_tokens_map
+    )
+    full.chat_template = tokenizer.chat_template
+    return full

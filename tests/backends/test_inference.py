@@ -1,0 +1,47 @@
+"""inference: the contract, over more families, and what its engine refuses or leaves behind when the disk is full."""
+
+import resource
+
+import pytest
+
+from rlcli.checkpoint.disk import failures_told
+from rlcli.errors import ModelError, ResourceError
+from rlcli.testing.backend import BackendContract
+from rlcli.testing.backend.base import batch, train
+from rlcli.testing.backend.generation import generate
+
+
+class TestContract(BackendContract):
+    name = "inference"
+    families = ("llama", "gpt2", "qwen3", "mistral")
+
+
+def test_it_does_not_train():
+    with pytest.raises(ModelError, match="cannot train"):
+        train(TestContract().engine(), 0)
+
+
+def test_a_value_head_has_no_log_probs():
+    with pytest.raises(ModelError, match="language-model head"):
+        TestContract().engine(head="value").forward(batch(), post_hook=lambda output, _: output.logprobs)
+
+
+def test_too_long_for_the_model_is_said_before_generating():
+    with pytest.raises(ModelError, match="128 positions"):
+        generate(TestContract().engine(), max_new_tokens=200)
+
+
+def test_a_folder_that_does_not_fit_on_the_disk_leaves_the_old_one_and_nothing_else(tmp_path):
+    engine = TestContract().engine()
+    engine.save_to_hf(None, str(tmp_path / "actor"))
+    before = (tmp_path / "actor" / "model.safetensors").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(ResourceError) as caught, failures_told(tmp_path):
+            engine.save_to_hf(None, str(tmp_path / "actor"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.code == "F28"
+    assert [path.name for path in tmp_path.iterdir()] == ["actor"]
+    assert (tmp_path / "actor" / "model.safetensors").read_bytes() == before

@@ -1,0 +1,50 @@
+"""The first moments of a command, and its last: Ctrl-C ends it quietly, and garbage is collected where it matters."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def python(*words, path=(), cwd):
+    search = ":".join(map(str, [*path, REPOSITORY]))
+    return subprocess.run(
+        [sys.executable, *words], env={"PYTHONPATH": search}, cwd=cwd, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("library", ["typer", "pydantic", "yaml"])
+def test_ctrl_c_while_libraries_are_loaded_ends_quietly(tmp_path, library):
+    (tmp_path / f"{library}.py").write_text("raise KeyboardInterrupt\n")
+    done = python("-m", "rlcli", "validate", "ppo_math", path=[tmp_path], cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
+
+
+def test_ctrl_c_while_a_class_is_made_ends_quietly(tmp_path):
+    maker = (
+        "class A:\n    def __set_name__(self, owner, name):\n        raise KeyboardInterrupt\nclass B:\n    a = A()\n"
+    )
+    (tmp_path / "yaml.py").write_text(maker)
+    done = python("-m", "rlcli", "validate", "ppo_math", path=[tmp_path], cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "collects"),
+    [(["ls", "--help"], False), (["__complete", "zsh", "train", ""], False), (["train", "--help"], True)],
+)
+def test_verbs_that_last_collect_garbage(tmp_path, arguments, collects):
+    script = f"""
+import gc, sys
+from rlcli.__main__ import main
+sys.argv = ["rlcli", *{arguments!r}]
+try:
+    main()
+except SystemExit:
+    print(gc.isenabled(), file=sys.stderr)
+"""
+    assert python("-c", script, cwd=tmp_path).stderr.strip() == str(collects)

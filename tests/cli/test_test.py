@@ -1,0 +1,149 @@
+"""`rlcli test`: how its report reads, its JSON, its exit codes, and that its page loads nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcli.cli.checks import CheckPrinter
+from rlcli.errors import ProjectError
+from rlcli.testing.results import Check, Examined, Failure
+from rlcli.testing.subjects import Subject
+
+SUBJECT = Subject("interface", "custom", Path("interfaces/custom.py"))
+MEAN = Failure(
+    "loss differs by 0.031 between 1 and 3 micro-batches",
+    "the loss is a mean of the micro-batch; return a sum, the engine divides by the weight of all of them",
+    "interfaces/custom.py:48",
+    "the traceback",
+)
+CRASH = Failure("ZeroDivisionError: division by zero", where="interfaces/custom.py:9")
+
+
+def check(words, outcome="ok", **more):
+    return Check(words, outcome, f"interface/custom::TestContract::test_{len(words)}", 0.5, **more)
+
+
+CHECKS = (
+    check("registers under its name, read without importing it"),
+    check("the same for any number of micro-batches", "FAIL", failure=MEAN, cases=3, failed_cases=("2", "3")),
+    check("equal rewards", "FAIL", failure=CRASH),
+    check("a rank without samples", "FAIL", failure=CRASH),
+    check("respects the limits of generation", "skip", reason="does not generate"),
+    check("counts the tokens that it generates", "skip", reason="does not generate"),
+    check("gives a number for each text", "skip", reason="does not score texts"),
+    check("a name of a test of the user's own that is so long that it does not fit into one line of a narrow page"),
+)
+TESTED = Examined(SUBJECT, CHECKS, 9.2)
+
+
+def report(traceback=False, tested=TESTED):
+    printer = CheckPrinter(traceback)
+    with printer:
+        if tested.broken is None:
+            printer.component(tested.subject, len(tested.checks))
+        for one in tested.checks:
+            printer.begin(one.words)
+            printer.end(one)
+        printer.done(tested)
+
+
+def test_a_report_reads_well_at_80_columns(capsys, monkeypatch, pages):
+    monkeypatch.setenv("COLUMNS", "80")
+    report()
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert max(map(len, captured.out.splitlines())) <= 80
+    assert captured.out == pages
+
+
+def test_a_traceback_is_shown_where_it_is_asked_for(capsys):
+    report()
+    assert "the traceback" not in capsys.readouterr().out
+    report(traceback=True)
+    assert capsys.readouterr().out.count("the traceback") == 1
+
+
+def test_colours_where_they_are_wanted_and_no_control_character_ever(capsys, monkeypatch):
+    evil = Examined(SUBJECT, (check("a \x1b]0;title\x07 b", "FAIL", failure=Failure("\x1b[2J", "\x07")),), 1.0)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    report(tested=evil)
+    out = capsys.readouterr().out
+    assert "\x1b[1;31m" in out
+    assert "\x1b]" not in out
+    assert "\x1b[2J" not in out
+    assert "\x07" not in out
+
+
+def test_a_component_among_others_that_cannot_be_loaded_is_told(capsys):
+    report(tested=Examined(SUBJECT, broken=ProjectError("the file cannot be imported", where="interfaces/custom.py:3")))
+    out = capsys.readouterr().out
+    assert "interface custom cannot be loaded" in out
+    assert "interfaces/custom.py:3" in out
+
+
+def test_what_is_going_on_shows_on_a_terminal_and_is_taken_back(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    report()
+    err = capsys.readouterr().err
+    assert "loading" in err
+    assert "interface custom 2/8 the same for any number of micro-batches" in err
+    assert err.endswith("\r\x1b[2K")
+
+
+def test_json_is_one_object_with_every_check(rlcli):
+    code, out, err = rlcli("test", "recipe", "sft_math", "-k", "validates or minimal", "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert (told["ok"], told["exit_code"]) == (True, 0)
+    (component,) = told["components"]
+    assert (component["kind"], component["name"], component["passed"]) == ("recipe", "sft_math", 2)
+    assert [one["check"] for one in component["checks"]] == [
+        "every key and value holds", "it says nothing that its parents or the defaults say"
+    ]  # fmt: skip
+    assert {one["outcome"] for one in component["checks"]} == {"passed"}
+
+
+def test_a_failed_check_is_exit_code_1_and_a_wrong_word_2(rlcli):
+    code, out, err = rlcli("test", "recipe", "sft_math", "train.steps=none", "-k", "validates")
+    assert (code, err) == (1, "")
+    assert "FAIL  every key and value holds" in out
+    code, out, err = rlcli("test", "recipe", "sft_maht", "--json")
+    assert code == 2
+    assert json.loads(out)["problems"][0]["hint"] == "did you mean sft_math?"
+    assert "error[R51]" in err
+
+
+def test_several_are_summed_up_in_the_end(rlcli):
+    code, out, err = rlcli("test", "recipe", "-k", "validates")
+    assert code == 0
+    assert out.count("every key and value holds") == 4
+    assert err.startswith("4 of 4 components keep their contract: 4 passed in ")
+
+
+def test_a_junit_file_that_cannot_be_written_is_told_before_anything_runs(rlcli, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, out, err = rlcli("test", "recipe", "sft_math", "--junit", "file/report.xml")
+    assert (code, out) == (6, "")
+    assert "file/report.xml" in err
+
+
+@pytest.mark.parametrize("words", [["test", "--help"], ["test", "interface", "nonesuch"]], ids=" ".join)
+def test_its_page_and_its_mistakes_load_neither_torch_nor_pytest(words):
+    code = f"""
+import sys
+from rlcli.cli.main import main
+try:
+    main({words!r})
+except SystemExit:
+    pass
+print([name for name in ("torch", "pytest", "transformers", "numpy") if name in sys.modules], file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"

@@ -1,0 +1,228 @@
+"""The policy's training is PPO as written in its papers; `InterfaceContract` has what holds for any interface."""
+
+import math
+
+import pytest
+import torch
+
+from rlcli.api.config import GenerationHyperparameters
+from rlcli.api.model import MicroBatchSpec
+from rlcli.api.partition import flat2d
+from rlcli.errors import UsageError
+from rlcli.interfaces._best_of import keep_best
+from rlcli.interfaces._rollout import prepare
+from rlcli.interfaces.ppo_actor import PPOActorInterface
+from rlcli.ops.reduce import identity
+from rlcli.testing.batches import make_batch
+from rlcli.testing.interface import InterfaceContract
+from rlcli.testing.tiny_engine import TinyLM, TinyOutput, tiny_model
+
+SPEC = MicroBatchSpec()
+LIMITLESS = {"early_stop_imp_ratio": None}
+
+
+class TestContract(InterfaceContract):
+    name = "ppo_actor"
+    args = {"minibatches": 2, "ppo_epochs": 2, "adaptive_kl_ctl": True, "adaptive_kl_horizon": 100.0}
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.module.model.parameters()])
+
+
+def loss_by_hand(args, sequences, model):
+    """Summed over tokens: clipped, with dual clip and an entropy bonus; and the tokens that it is divided by."""
+    loss, count = torch.zeros((), dtype=torch.float64), 0
+    for one in sequences:
+        output = TinyOutput(model, one["tokens"], [len(one["tokens"])])
+        output.temperature = args.generation.temperature
+        scores = output.logits.log_softmax(-1)
+        for t, trains in enumerate(one["trained"]):
+            if not trains:
+                continue
+            advantage = one["advantages"][t]
+            ratio = (scores[t, one["tokens"][t + 1]] - one["old"][t]).exp()
+            inside = ratio.clamp(1 - args.eps_clip, 1 + args.eps_clip)
+            objective = torch.minimum(ratio * advantage, inside * advantage)
+            if args.c_clip is not None and advantage < 0:
+                objective = torch.maximum(objective, torch.tensor(args.c_clip * advantage, dtype=torch.float64))
+            entropy = -(scores[t].exp() * scores[t]).sum()
+            loss = loss - one["weights"][t] * objective - args.entropy_coef * entropy
+            count += 1
+    return loss, count
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"adv_norm": False, "gae_lambda": 0.9, "discount": 0.95},
+        {"adv_norm": False, "kl_estimator": "k2", "kl_ctl": 0.7},
+        {"adv_norm": False, "kl_estimator": "k3", "kl_ctl": 0.7, "bootstrap_no_eos": False},
+        {"eps_clip": 0.05},
+        {"c_clip": 1.2, "eps_clip": 0.1},
+        {"adv_norm": False, "mask_no_eos_with_zero": True, "disable_value": True},
+        {"mask_too_long": True},
+        {"adv_norm": False, "reward_output_scaling": 3.0, "reward_output_bias": 0.5, "max_reward_clip": 1.0},
+        {"adv_norm": False, "use_dense_reward": True, "reward_output_scaling": 0.5},
+        {"adv_norm": False, "use_dense_reward": True, "reward_delta": False, "max_reward_clip": 0.8},
+        {"use_decoupled_loss": True},
+        {"use_decoupled_loss": True, "behav_imp_weight_cap": 1.1},
+        {"recompute_logprob": True},
+        {"group_adv_norm": True, "generation": {"responses_per_prompt": 2}},
+        {"entropy_coef": 0.3},
+        {"generation": {"temperature": 0.7}},
+    ],
+    ids=lambda settings: ",".join(settings) or "defaults",
+)
+def test_gradient_is_that_of_the_formula(rollout, sampled_by, by_hand, settings):
+    """gradient and loss are those of PPO written out by hand"""
+    model = tiny_model()
+    data = sampled_by(model, rollout, spread=0.3)
+    args = PPOActorInterface(minibatches=1, **LIMITLESS, **settings)
+    sequences = by_hand(args, data, args.kl_ctl)
+    stats = args.train_step(model, data, SPEC)
+    twin = TinyLM()
+    loss, count = loss_by_hand(args, sequences, twin)
+    (loss / count).backward()
+    assert stats["loss_weight"] == count
+    assert stats["loss"] == pytest.approx(float(loss.detach()) / count, rel=1e-5, abs=1e-6)
+    for name in ("embedding", "head"):
+        torch.testing.assert_close(model.module.gradient[name], getattr(twin, name).grad, atol=1e-6, rtol=1e-4)
+    kl = [value for one in sequences for value, counts in zip(one["kl"], one["response"], strict=True) if counts]
+    assert stats["kl"] == pytest.approx(sum(kl) / len(kl), rel=1e-4, abs=1e-6)
+
+
+def test_a_token_beyond_the_clip_gets_no_gradient(rollout, sampled_by):
+    """beyond the clip nothing pulls further"""
+    model = tiny_model()
+    data = sampled_by(model, rollout)
+    data.data["packed_logprobs"] -= 1.0  # every ratio is e, far above 1.2
+    data.data["rewards"].fill_(1.0)
+    settings = {"kl_ctl": 0.0, "disable_value": True, "adv_norm": False}
+    stats = PPOActorInterface(minibatches=1, **settings, **LIMITLESS).train_step(model, data, SPEC)
+    assert stats["grad_norm"] == 0
+    assert stats["clip_fraction"] == 1
+    data.data["rewards"].fill_(-1.0)  # away from what was bad there is always a way
+    stats = PPOActorInterface(minibatches=1, **settings, **LIMITLESS).train_step(model, data, SPEC)
+    assert stats["grad_norm"] > 0.1
+
+
+def test_a_higher_reward_raises_the_likelihood_of_that_response(rollout, sampled_by):
+    """more reward for one response makes it more likely"""
+    changes = []
+    for reward in (0.0, 5.0):
+        model = tiny_model(lr=0.01)
+        data = sampled_by(model, rollout)
+        data.data["rewards"].fill_(0.0)
+        data.data["rewards"][3] = reward
+        before = data.data["packed_logprobs"].split(data.flat_seqlens("packed_logprobs"))[3].sum()
+        PPOActorInterface(minibatches=1, kl_ctl=0.0, disable_value=True, **LIMITLESS).train_step(model, data, SPEC)
+        after = sampled_by(model, data).data["packed_logprobs"].split(data.flat_seqlens("packed_logprobs"))[3].sum()
+        changes.append(float(after - before))
+    assert changes[1] > changes[0] + 0.01
+
+
+def test_a_policy_that_equals_its_reference_pays_no_penalty(rollout, sampled_by):
+    """equal to the reference, nothing is paid"""
+    data = sampled_by(tiny_model(), rollout)
+    free, bound = tiny_model(), tiny_model()
+    for model, kl_ctl in ((free, 0.0), (bound, 10.0)):
+        PPOActorInterface(minibatches=1, kl_ctl=kl_ctl).train_step(model, data, SPEC)
+    torch.testing.assert_close(weights(free), weights(bound))
+
+
+@pytest.mark.parametrize(
+    "limit", [{"early_stop_imp_ratio": 0.5}, {"early_stop_imp_ratio": None, "early_stop_kl": -10.0}]
+)
+def test_early_stop_skips_the_step_whole(rollout, sampled_by, limit):
+    """an early stop leaves weights and schedule alone"""
+    model = tiny_model()
+    before = weights(model)
+    stats = PPOActorInterface(minibatches=2, **limit).train_step(model, sampled_by(model, rollout), SPEC)
+    assert torch.equal(weights(model), before)
+    assert model.module.steps == 0
+    assert model.module.scheduled == [], "the schedule stays too"
+    assert stats["update_skipped"] == 2
+    assert stats["importance_ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert model.version.global_step == 1
+
+
+def test_temperature_divides_the_logits_in_training_as_in_sampling(rollout):
+    """with the temperature's own log-probs every ratio is 1"""
+    model = tiny_model()
+    actor = PPOActorInterface(generation=GenerationHyperparameters(temperature=0.7), minibatches=1)
+    rollout.update_(actor.inference(model, rollout, SPEC))
+    assert actor.train_step(model, rollout, SPEC)["importance_ratio"] == pytest.approx(1.0, abs=1e-6)
+    cold = PPOActorInterface(minibatches=1, **LIMITLESS)
+    assert cold.train_step(tiny_model(), rollout, SPEC)["importance_ratio"] != pytest.approx(1.0, abs=1e-2)
+
+
+def test_epochs_and_minibatches_deal_every_response(rollout, sampled_by):
+    """every response is dealt once per epoch, anew in each"""
+    model, dealt = tiny_model(), []
+    original = model.module.train_batch
+    model.module.train_batch = lambda part, *a, **k: (dealt.append(list(part.ids)), original(part, *a, **k))[1]
+    PPOActorInterface(minibatches=4, ppo_epochs=2, **LIMITLESS).train_step(model, sampled_by(model, rollout), SPEC)
+    first, second = dealt[:4], dealt[4:]
+    assert sorted(flat2d(first)) == sorted(flat2d(second)) == sorted(rollout.ids)
+    assert [len(part) for part in dealt] == [2] * 8
+    assert first != second
+    dealt.clear()
+    PPOActorInterface(minibatches=4, **LIMITLESS).train_step(model, rollout, SPEC)
+    assert dealt != first, "the version seeds the deal"
+
+
+def test_adaptive_kl_is_fed_with_the_true_kl(rollout):
+    """the KL coefficient follows the KL per response"""
+    responses = rollout.data["seq_no_eos_mask"].numel()
+    for gap, direction in ((5.0, 1), (0.0, -1)):
+        rollout.data["packed_ref_logprobs"] = rollout.data["packed_logprobs"] - gap
+        actor = PPOActorInterface(adaptive_kl_ctl=True, adaptive_kl_target=1.0, adaptive_kl_horizon=1000, **LIMITLESS)
+        stats = actor.train_step(tiny_model(), rollout, SPEC)
+        assert stats["kl"] == pytest.approx(gap, abs=1e-5)
+        assert stats["kl_coef"] == 0.1, "the coefficient that was in force"
+        assert actor.controller.coef == pytest.approx(0.1 * (1 + direction * 0.2 * responses / 1000))
+
+
+def test_best_of_k_keeps_the_highest_rewards_the_shorter_first(rollout):
+    """best of k keeps the highest rewards, of equals the shorter"""
+    rollout.data["rewards"] = torch.tensor([0.0, 1.0] + [1.0, 1.0] + [2.0, 1.0] * 6)
+    best = keep_best(rollout, 1)
+    lengths = rollout.seqlens["packed_input_ids"]
+    picked = [1, 0 if lengths[1][0] <= lengths[1][1] else 1, *[0] * 6]
+    assert best.seqlens["packed_input_ids"] == [[lengths[i][p]] for i, p in enumerate(picked)]
+    assert best.data["rewards"].tolist() == [1.0, 1.0] + [2.0] * 6
+    assert best.data["packed_logprobs"].numel() == best.data["packed_input_ids"].numel() - 8
+    trained = prepare(PPOActorInterface(generation_size=2), rollout, 0.1, identity)
+    assert trained.data["rewards"].numel() == 8
+
+
+def test_without_reference_or_critic(rollout):
+    """no reference is needed without KL, no critic if disabled"""
+    few = rollout.select(set(rollout.keys) - {"values", "packed_ref_logprobs"})
+    stats = PPOActorInterface(kl_ctl=0.0, disable_value=True).train_step(tiny_model(), few, SPEC)
+    assert stats["kl"] == 0
+    with pytest.raises(UsageError, match="packed_ref_logprobs"):
+        PPOActorInterface(disable_value=True).train_step(tiny_model(), few, SPEC)
+    with pytest.raises(UsageError, match="disable_value"):
+        PPOActorInterface(kl_ctl=0.0).train_step(tiny_model(), few, SPEC)
+
+
+def test_batch_statistics(rollout):
+    """stats of the batch are what their names say"""
+    stats = PPOActorInterface(**LIMITLESS).train_step(tiny_model(), rollout, SPEC)
+    assert stats["reward"] == pytest.approx(float(rollout.data["rewards"].mean()))
+    assert stats["solved"] == stats["reward"]
+    assert stats["response_length"] == pytest.approx(float((~rollout.data["prompt_mask"]).sum()) / 16)
+    assert stats["no_eos_fraction"] == pytest.approx(float(rollout.data["seq_no_eos_mask"].float().mean()))
+    assert stats["lr"] == 0.1
+    assert math.isfinite(stats["grad_norm"])
+    assert stats["loss_weight"] == float((~rollout.data["prompt_mask"]).sum())
+
+
+def test_best_of_k_samples_k(tokenizer):
+    prompts = make_batch(["packed_prompts"], [[(3, 1)], [(1, 1)], [(2, 1)]])
+    interface = PPOActorInterface(generation=GenerationHyperparameters(max_new_tokens=6), generation_size=3)
+    out = interface.generate(tiny_model(tokenizer), prompts, SPEC)
+    assert [len(lengths) for lengths in out.seqlens["packed_input_ids"]] == [3, 3, 3]

@@ -1,0 +1,121 @@
+"""The critic learns the returns of PPO as written out; `InterfaceContract` has what holds for any interface."""
+
+import statistics
+
+import pytest
+import torch
+
+from rlcli.api.model import MicroBatchSpec
+from rlcli.interfaces.ppo_critic import PPOCriticInterface
+from rlcli.testing.interface import InterfaceContract
+from rlcli.testing.tiny_engine import TinyLM, TinyOutput, tiny_model
+
+SPEC = MicroBatchSpec()
+
+
+class TestContract(InterfaceContract):
+    name = "ppo_critic"
+    args = {"minibatches": 2, "ppo_epochs": 2, "adaptive_kl_ctl": True, "adaptive_kl_horizon": 100.0}
+
+
+def raw_values(model, batch):
+    lengths = batch.flat_seqlens("packed_input_ids")
+    return TinyOutput(model.module.model, batch.data["packed_input_ids"], lengths).values.detach().float()
+
+
+def moments(sequences):
+    """(mean, standard deviation) of the returns that are trained on; never below 0.1."""
+    kept = [r for one in sequences for r, trains in zip(one["returns"], one["trained"], strict=True) if trains]
+    return statistics.fmean(kept), (max(statistics.pvariance(kept), 0.01) + 1e-5) ** 0.5
+
+
+def loss_by_hand(args, sequences, model, old_values, mean, std):
+    loss, count, start = torch.zeros((), dtype=torch.float64), 0, 0
+    for one in sequences:
+        new = TinyOutput(model, one["tokens"], [len(one["tokens"])]).values
+        for t, trains in enumerate(one["trained"]):
+            if trains:
+                old = old_values[start + t]
+                target = min(max((one["returns"][t] - mean) / std, -5.0), 5.0) if args.value_norm else one["returns"][t]
+                near = old + (new[t] - old).clamp(-args.value_eps_clip, args.value_eps_clip)
+                loss = loss + torch.maximum(_error(args, new[t] - target), _error(args, near - target))
+                count += 1
+        start += len(one["tokens"])
+    return loss, count
+
+
+def _error(args, gap):
+    half_square = gap**2 / 2
+    return half_square if args.value_loss == "mse" or gap.abs() < 10 else 10 * (gap.abs() - 5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"value_norm": False, "value_eps_clip": 0.1},
+        {"value_norm": False, "value_loss": "huber", "reward_output_scaling": 20.0},
+        {"gae_lambda": 0.8, "discount": 0.9, "kl_estimator": "k3"},
+        {"mask_too_long": True, "bootstrap_no_eos": False},
+        {"use_dense_reward": True, "value_norm_type": "ma"},
+    ],
+    ids=lambda settings: ",".join(settings) or "defaults",
+)
+def test_gradient_is_that_of_the_formula(rollout, sampled_by, by_hand, settings):
+    """gradient and loss are those of PPO written out by hand"""
+    model, args = tiny_model(), PPOCriticInterface(minibatches=1, **settings)
+    sampled_by(model, rollout, spread=0.3)
+    generator = torch.Generator().manual_seed(3)
+    old = raw_values(model, rollout) + 0.4 * torch.randn(len(rollout.data["values"]), generator=generator)
+    rollout.data["values"] = old  # in units of the reward, which are the model's until statistics move
+    sequences = by_hand(args, rollout, args.kl_ctl)
+    stats = args.train_step(model, rollout, SPEC)
+    twin = TinyLM()
+    loss, count = loss_by_hand(args, sequences, twin, old.double().tolist(), *moments(sequences))
+    (loss / count).backward()
+    assert stats["loss_weight"] == count
+    assert stats["loss"] == pytest.approx(float(loss.detach()) / count, rel=1e-5)
+    for name in ("embedding", "value_head"):
+        torch.testing.assert_close(model.module.gradient[name], getattr(twin, name).grad, atol=1e-6, rtol=1e-4)
+    assert not model.module.gradient["head"].any()
+
+
+def test_values_go_out_in_the_units_of_the_reward(rollout, by_hand):
+    """values go out in units of the reward, scaled as learned"""
+    model, critic = tiny_model(), PPOCriticInterface(minibatches=1, value_norm_beta=0.5)
+    torch.testing.assert_close(critic.inference(model, rollout, SPEC).data["values"], raw_values(model, rollout))
+    means, squares = [], []
+    for reward in (4.0, 15.0):
+        rollout.data["rewards"] = rollout.data["rewards"] * 0 + reward + torch.arange(16) / 4
+        mean, std = moments(by_hand(critic, rollout, 0.1))
+        means.append(mean)
+        squares.append(std**2 - 1e-5 + mean**2)
+        critic.train_step(model, rollout, SPEC)
+    # Weights of an exponential average that starts at zero, by 1/2 per step: a quarter and a half, of three quarters.
+    mean, square = (means[0] + 2 * means[1]) / 3, (squares[0] + 2 * squares[1]) / 3
+    expected = raw_values(model, rollout) * (square - mean**2 + 1e-5) ** 0.5 + mean
+    torch.testing.assert_close(critic.inference(model, rollout, SPEC).data["values"], expected, atol=1e-3, rtol=1e-4)
+
+
+def test_old_values_are_normalised_before_the_statistics_move(rollout):
+    """trained once on its own predictions nothing is clipped"""
+    model = tiny_model()
+    critic = PPOCriticInterface(minibatches=1, value_eps_clip=1e-3)
+    critic.normalizer.update(torch.tensor([5.0, 9.0]))
+    rollout.update_(critic.inference(model, rollout, SPEC))
+    assert critic.train_step(model, rollout, SPEC)["value_clip_fraction"] == 0
+
+
+def test_explained_variance(rollout, by_hand):
+    """explained variance is 1 for a perfect critic, else less"""
+    settings = {"minibatches": 1, "kl_ctl": 0.0, "bootstrap_no_eos": False}
+    rollout.data["values"] = torch.repeat_interleave(
+        rollout.data["rewards"], torch.tensor(rollout.flat_seqlens("packed_input_ids"))
+    )
+    assert PPOCriticInterface(**settings).train_step(tiny_model(), rollout, SPEC)["explained_variance"] == 1
+    rollout.data["values"].fill_(3.0)
+    stats = PPOCriticInterface(**settings).train_step(tiny_model(), rollout, SPEC)
+    assert stats["explained_variance"] == pytest.approx(0.0, abs=1e-6)
+    assert stats["value"] == pytest.approx(3.0)
+    sequences = by_hand(PPOCriticInterface(**settings), rollout, 0.0)
+    assert stats["return"] == pytest.approx(moments(sequences)[0])

@@ -1,0 +1,300 @@
+"""How many planted bugs `rlcli test` finds: `python tests/mutants/kill_rate.py [--kind K] [--only N] [--json]`.
+
+Each mutant is a small change of a good component, listed in a YAML file beside this one. It is made in a copy of the
+repository without its tests, so that only the contract suites can find it. A mutant counts as killed when a check
+fails; one that cannot even be imported is no mutant. Every suite is first run on the unchanged copy, where it must
+pass. In the YAML, text of several lines stands under `|2-`, so that its own indentation counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+COPIED = ("rlcli", "interfaces", "backends", "datasets", "recipes", "pyproject.toml")
+LOADED_ONCE = ("torch", "torch.distributed", "transformers", "transformers.models.llama.modeling_llama",
+               "transformers.models.auto.modeling_auto", "safetensors.torch", "tokenizers", "pytest", "pydantic",
+               "rich.console", "rich.text", "typer", "yaml", "jinja2", "numpy")  # fmt: skip
+"""Shared by all mutants, since each runs in a fork of this process; rlcli itself must not be among them."""
+AT_ONCE = 2
+SECONDS = 240
+CHECK_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted bug."""
+
+    kind: str
+    """interfaces, backends, datasets, families or recipes: which suite is to find it."""
+    bug: str
+    test: str
+    """What follows `rlcli test`."""
+    file: str
+    old: str
+    new: str
+    survives: str = ""
+    """Why no test can see it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mutant: `killed`, `survived`, or `invalid`, which says that it is no mutant."""
+
+    mutant: Mutant
+    verdict: str
+    by: str
+    """The checks that found it, or what went wrong."""
+    seconds: float
+
+
+def mutants(kind: str | None = None) -> list[Mutant]:
+    """Those of the YAML files: `interfaces.yaml` and `interfaces_training.yaml` are both of the kind interfaces."""
+    found = []
+    for path in sorted(HERE.glob("*.yaml")):
+        of = path.stem.partition("_")[0]
+        if kind is None or of == kind:
+            found += [Mutant(kind=of, **entry) for entry in yaml.safe_load(path.read_text(encoding="utf-8")) or ()]
+    return found
+
+
+def copy_repository(folder: Path) -> Path:
+    """The repository without its tests and caches."""
+    folder.mkdir(parents=True)
+    for name in COPIED:
+        origin = ROOT / name
+        if origin.is_dir():
+            shutil.copytree(origin, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(origin, folder / name)
+    return folder
+
+
+def plant(mutant: Mutant, copy: Path) -> None:
+    """Make the change. Raises ValueError unless the old text stands there exactly once."""
+    file = copy / mutant.file
+    text = file.read_text(encoding="utf-8")
+    if text.count(mutant.old) != 1:
+        raise ValueError(
+            f"{mutant.file} holds the old text {text.count(mutant.old)} times: {mutant.old.strip()[:60]!r}"
+        )
+    if mutant.old == mutant.new:
+        raise ValueError("it changes nothing")
+    file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+
+
+def spread(found: Sequence[Mutant], each: int) -> list[Mutant]:
+    """So many of each kind, from all over its list."""
+    chosen = []
+    for kind in dict.fromkeys(one.kind for one in found):
+        of = [one for one in found if one.kind == kind and not one.survives]
+        chosen += [of[number * len(of) // each] for number in range(min(each, len(of)))]
+    return chosen
+
+
+# -- in a fork -------------------------------------------------------------------------------------------
+
+
+def _run_suite(test: str, copy: Path, out: Path) -> None:
+    """`rlcli test` in the copy, in this process, which ends with it."""
+    os.setpgid(0, 0)
+    with out.open("w") as file, Path(f"{out}.err").open("w") as errors:
+        os.dup2(file.fileno(), 1)
+        os.dup2(errors.fileno(), 2)
+    os.chdir(copy)
+    os.environ["RLCLI_PROJECT"] = str(copy)
+    os.environ["PYTHONPATH"] = str(copy)
+    sys.dont_write_bytecode = True
+    sys.path[:] = [str(copy), *(entry for entry in sys.path if Path(entry or ".").resolve() not in (ROOT, HERE))]
+    code = 70
+    try:
+        from rlcli.cli.main import main
+
+        main(["test", *shlex.split(test), "--json", "--timeout", str(CHECK_SECONDS)])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+@dataclass
+class _Running:
+    mutant: Mutant
+    pid: int
+    out: Path
+    began: float
+    copy: Path
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+
+def _start(mutant: Mutant, folder: Path) -> _Running:
+    copy = folder / "copy"
+    copy_repository(copy)
+    if mutant.file:
+        plant(mutant, copy)
+    out = folder / "out.json"
+    pid = os.fork()
+    if pid == 0:
+        _run_suite(mutant.test, copy, out)
+    return _Running(mutant, pid, out, time.monotonic(), copy)
+
+
+def _finished(running: _Running) -> Outcome | None:
+    pid, status = os.waitpid(running.pid, os.WNOHANG)
+    if pid:
+        return _judged(running, os.waitstatus_to_exitcode(status))
+    if running.seconds < SECONDS:
+        return None
+    _kill(running)
+    return Outcome(running.mutant, "killed", f"not done after {SECONDS} s", running.seconds)
+
+
+def _kill(running: _Running) -> None:
+    """The process and those that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(running.pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(running.pid, 0)
+
+
+@contextlib.contextmanager
+def _ended(running: list[_Running]) -> Iterator[None]:
+    """Nothing outlives the hunt, however it ends."""
+    try:
+        yield
+    finally:
+        for one in running:
+            _kill(one)
+
+
+def _judged(running: _Running, code: int) -> Outcome:
+    """From the suite's JSON: which checks failed."""
+    told = Path(f"{running.out}.err").read_text(errors="replace").strip()
+    try:
+        result = json.loads(running.out.read_text())
+        failed = [
+            check["check"] for one in result["components"] for check in one["checks"] if check["outcome"] == "failed"
+        ]
+    except (ValueError, KeyError):
+        last = told.splitlines()[-1] if told else "no output"
+        return Outcome(running.mutant, "invalid", f"exit code {code}: {last}", running.seconds)
+    if code == 0:
+        return Outcome(running.mutant, "survived", "", running.seconds)
+    if code == 1 and failed:
+        return Outcome(running.mutant, "killed", "; ".join(failed), running.seconds)
+    return Outcome(running.mutant, "invalid", f"exit code {code}: {told[-300:]}", running.seconds)
+
+
+# -- all of them -----------------------------------------------------------------------------------------
+
+
+def hunt(chosen: Iterable[Mutant], at_once: int = AT_ONCE) -> Iterator[Outcome]:
+    """Run the suite of each mutant, some at a time, and tell each outcome as it comes."""
+    for name in LOADED_ONCE:
+        importlib.import_module(name)
+    if "rlcli" in sys.modules:
+        raise RuntimeError("rlcli is loaded already, so its copies cannot be")
+    waiting: list[Mutant] = list(chosen)
+    running: list[_Running] = []
+    number = 0
+    with tempfile.TemporaryDirectory(prefix="rlcli-mutants-") as home, _ended(running):
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                mutant, number = waiting.pop(0), number + 1
+                try:
+                    running.append(_start(mutant, Path(home, str(number))))
+                except (ValueError, OSError) as error:
+                    yield Outcome(mutant, "invalid", str(error), 0.0)
+            time.sleep(0.05)
+            for one in list(running):
+                outcome = _finished(one)
+                if outcome is not None:
+                    running.remove(one)
+                    shutil.rmtree(one.out.parent, ignore_errors=True)
+                    yield outcome
+
+
+def unchanged(chosen: Iterable[Mutant]) -> list[Mutant]:
+    """One mutant without a change for each suite that is used: a false alarm would count as a kill."""
+    return [Mutant("none", "nothing changed", test, "", "", "") for test in dict.fromkeys(one.test for one in chosen)]
+
+
+def _line(outcome: Outcome) -> str:
+    mutant = outcome.mutant
+    first, *rest = re.split("; ", outcome.by)
+    by = first + (f" (+{len(rest)})" if rest else "") if outcome.verdict == "killed" else outcome.by or mutant.survives
+    return f"{outcome.verdict:<9}{mutant.kind:<11}{mutant.bug[:44]:<46}{outcome.seconds:5.1f} s  {by}"
+
+
+def _as_json(outcome: Outcome) -> dict[str, object]:
+    mutant = outcome.mutant
+    told = {"kind": mutant.kind, "bug": mutant.bug, "test": mutant.test, "survives": mutant.survives or None}
+    return {**told, "verdict": outcome.verdict, "by": outcome.by, "seconds": round(outcome.seconds, 1)}
+
+
+def _rates(outcomes: Sequence[Outcome]) -> list[str]:
+    lines = []
+    for kind in [*dict.fromkeys(one.mutant.kind for one in outcomes), "all"]:
+        of = [one for one in outcomes if kind in (one.mutant.kind, "all") and one.verdict != "invalid"]
+        killed = sum(one.verdict == "killed" for one in of)
+        lines.append(f"{kind:<11}{killed:3} of {len(of):3} killed" + (f"  {killed / len(of):.0%}" if of else ""))
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kind", help="interfaces, backends, datasets, families or recipes")
+    parser.add_argument("--only", type=int, action="append", metavar="N", help="the Nth of those, from 1; repeatable")
+    parser.add_argument("--each", type=int, metavar="N", help="N of every kind, spread over its list")
+    parser.add_argument("--no-baseline", action="store_true", help="do not run the unchanged components first")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, metavar="N")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    chosen = mutants(options.kind)
+    if options.only:
+        chosen = [chosen[number - 1] for number in options.only]
+    if options.each:
+        chosen = spread(chosen, options.each)
+    alarms, outcomes = [], []
+    for outcome in hunt([] if options.no_baseline else unchanged(chosen), options.at_once):
+        if outcome.verdict != "survived":
+            alarms.append(outcome)
+        print(f"{'sound' if outcome.verdict == 'survived' else 'FALSE ALARM':<20}{outcome.mutant.test:<46}"
+              f"{outcome.seconds:5.1f} s  {outcome.by}", file=sys.stderr, flush=True)  # fmt: skip
+    for outcome in hunt(chosen, options.at_once):
+        outcomes.append(outcome)
+        print(_line(outcome), file=sys.stderr if options.json else sys.stdout, flush=True)
+    if options.json:
+        print(json.dumps([_as_json(one) for one in outcomes], indent=2))
+    else:
+        print("\n" + "\n".join(_rates(outcomes)))
+    missed = [one for one in outcomes if one.verdict != "killed" and not one.mutant.survives]
+    return 1 if alarms or missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""The planted bugs can be planted, and `rlcli test` finds them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+KINDS = ("interface", "backend", "dataset", "family", "recipe")
+
+
+def _kill_rate():
+    spec = importlib.util.spec_from_file_location("kill_rate", HERE / "kill_rate.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+kill_rate = _kill_rate()
+MUTANTS = kill_rate.mutants()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.kind}-{mutant.bug.replace(' ', '-')}"[:70])
+def test_a_mutant_can_be_planted(mutant):
+    text = (ROOT / mutant.file).read_text(encoding="utf-8")
+    assert text.count(mutant.old) == 1
+    assert mutant.new != mutant.old
+    assert mutant.test.split()[0] in KINDS
+    if mutant.file.endswith(".py"):
+        compile(text.replace(mutant.old, mutant.new), mutant.file, "exec")
+
+
+def test_no_bug_is_planted_twice():
+    assert not [
+        bug for bug, times in Counter((one.test, one.file, one.old, one.new) for one in MUTANTS).items() if times > 1
+    ]
+
+
+def test_one_mutant_of_each_kind_is_killed():
+    """All of them: `python tests/mutants/kill_rate.py`."""
+    command = [sys.executable, str(HERE / "kill_rate.py"), "--each", "1", "--no-baseline", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=115, cwd=ROOT)
+    outcomes = json.loads(done.stdout)
+    assert {one["kind"] for one in outcomes} == {one.kind for one in MUTANTS}
+    assert [one for one in outcomes if one["verdict"] != "killed"] == []
+    assert done.returncode == 0
+
+
+def test_a_change_that_breaks_nothing_survives_and_one_that_cannot_be_imported_is_none(tmp_path):
+    """What the command says of suites that find nothing, and of no mutants at all."""
+    code = f"""
+import importlib.util, json, sys
+spec = importlib.util.spec_from_file_location("kill_rate", {str(HERE / "kill_rate.py")!r})
+kill_rate = sys.modules["kill_rate"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(kill_rate)
+kill_rate.LOADED_ONCE = ("pytest",)
+def mutant(test, file, old, new):
+    return kill_rate.Mutant(test.split()[0], "x", test, file, old, new)
+steps, lr = "  steps: 1300", "lr: 3e-3"
+chosen = [
+    mutant("recipe sft_math -k validates", "recipes/sft_math.yaml", steps, "  steps: 1301"),
+    mutant("recipe sft_math -k validates", "recipes/sft_math.yaml", steps, "  stepps: 1300"),
+    mutant("interface reference -k none", "interfaces/reference.py", "import annotations", "import nonesuch"),
+    mutant("recipe sft_math -k validates", "recipes/sft_math.yaml", "not there", ""),
+]
+found = {{one.mutant.new: one.verdict for one in kill_rate.hunt(chosen)}}
+print(json.dumps(found))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found == {
+        "  steps: 1301": "survived",
+        "  stepps: 1300": "killed",
+        "import nonesuch": "invalid",
+        "": "invalid",
+    }

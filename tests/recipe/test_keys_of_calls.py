@@ -1,0 +1,162 @@
+"""A call's inputs and outputs against what the class of its interface declares that it reads and writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlcli import registry
+from rlcli.api.declared_keys import DeclaredKeys, declared_keys
+from rlcli.errors import RecipeError
+from rlcli.recipe.resolve import load_recipe
+
+ROLLOUT = "packed_input_ids, prompt_mask, packed_logprobs, seq_no_eos_mask"
+
+
+def problems(text: str, folder: Path, *overrides: str) -> list[tuple[str | None, str, str | None]]:
+    (folder / "bad.yaml").write_text(f"extends: ppo_math\n{text}")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("bad.yaml", overrides)
+    assert {problem.code for problem in caught.value.problems} == {"R71"}
+    return [(problem.where, problem.what, problem.hint) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what", "hint"),
+    [
+        (
+            "graph: {reward_inf: {inputs: [packed_input_ids]}}",
+            "2:30",
+            "graph.reward_inf lacks the input prompt_mask, which inference of math_reward reads",
+            "add it to its inputs (actor_gen makes it)",
+        ),
+        (
+            f"graph: {{critic_train: {{inputs: [{ROLLOUT}, rewards, values]}}}}",
+            "2:32",
+            "graph.critic_train lacks the input packed_ref_logprobs, which train_step of ppo_critic reads",
+            "add it to its inputs (ref_inf makes it), or change kl_ctl",
+        ),
+        (
+            "graph: {critic_train: {inputs: [rewards]}}",
+            "2:32",
+            "graph.critic_train lacks the input packed_input_ids, prompt_mask, packed_logprobs, seq_no_eos_mask, "
+            "packed_ref_logprobs, values, which train_step of ppo_critic reads",
+            "add all to its inputs",
+        ),
+        (
+            "graph: {critic_inf: {outputs: [value]}}",
+            "2:32",
+            "graph.critic_inf lists the output value, which inference of ppo_critic does not write",
+            "did you mean values?",
+        ),
+        (
+            "graph: {critic_inf: {outputs: [values, entropy]}}",
+            "2:40",
+            "graph.critic_inf lists the output entropy, which inference of ppo_critic does not write",
+            "it writes values",
+        ),
+        (
+            "graph: {actor_train: {outputs: [loss]}}",
+            "2:33",
+            "graph.actor_train lists the output loss, which train_step of ppo_actor does not write",
+            "train_step returns numbers for the log",
+        ),
+        (
+            "train: {eval: {graph: {eval_reward: {inputs: [packed_input_ids]}}}}",
+            "2:46",
+            "train.eval.graph.eval_reward lacks the input prompt_mask, which inference of math_reward reads",
+            "add it to its inputs (eval_gen makes it)",
+        ),
+        (
+            "graph: {reward_inf: {input_key_remap: {prompt_mask: mask}}}",
+            None,
+            "graph.reward_inf lacks the input prompt_mask, which inference of math_reward reads",
+            "its input_key_remap renames prompt_mask to mask",
+        ),
+    ],
+)
+def test_one_problem_and_what_to_do(folder: Path, text: str, where: str | None, what: str, hint: str):
+    (found,) = problems(text, folder)
+    assert found[1:] == (what, hint)
+    assert where is None or found[0] == f"bad.yaml:{where}"
+
+
+def test_a_slip_in_an_input_is_one_problem(folder: Path):
+    found = problems("graph: {reward_inf: {inputs: [packed_input_ids, prompt_msk]}}", folder)
+    assert found == [
+        (
+            "bad.yaml:2:49",
+            "reward_inf reads prompt_msk, which no call produces and the dataset does not bring",
+            "did you mean prompt_mask?",
+        )
+    ]
+
+
+def test_an_argument_decides_what_is_read(folder: Path):
+    (found,) = problems("ppo: {recompute_logprob: true}", folder)  # actor and critic share one list of inputs
+    assert "lacks the input proximal_logprobs" in found[1]
+    assert found[2] == "add it to its inputs, or change recompute_logprob"
+    without = f"graph.critic_train.inputs=[{ROLLOUT}, rewards, values]"
+    load_recipe("ppo_math", ["ppo.kl_ctl=0.0", without])
+    load_recipe("ppo_math", ["ppo.disable_value=true", without.replace(", values", ", packed_ref_logprobs")])
+
+
+def test_renamed_keys_are_compared_by_the_interfaces_names(folder: Path):
+    text = f"""\
+graph:
+  critic_inf: {{output_key_remap: {{values: old_values}}}}
+  actor_train:
+    inputs: &all [{ROLLOUT}, packed_ref_logprobs, rewards, old_values]
+    input_key_remap: &new {{old_values: values}}
+  critic_train: {{inputs: *all, input_key_remap: *new}}
+"""
+    (folder / "good.yaml").write_text(f"extends: ppo_math\n{text}")
+    load_recipe("good.yaml")
+
+
+SILENT = """
+from dataclasses import dataclass
+from rlcli.api import model as model_api
+
+@dataclass
+class Silent(model_api.ModelInterface):
+    {declaration}
+    def inference(self, model, data, mb_spec):
+        return data
+
+model_api.register_interface("silent", Silent)
+"""
+
+
+@pytest.mark.parametrize(
+    "declaration", ["", 'READS = {"train_step": ("x",)}', "READS = WRITES = make()", 'READS = {"inference": ("a if",)}']
+)
+def test_an_interface_that_declares_nothing_is_believed(folder: Path, declaration: str):
+    (folder / "pyproject.toml").write_text("[tool.rlcli]\n")
+    (folder / "interfaces").mkdir()
+    (folder / "interfaces" / "silent.py").write_text(SILENT.format(declaration=declaration))
+    text = "graph: {reward_inf: {interface: {_replace_: true, type: silent}, inputs: [packed_input_ids]}}\n"
+    (folder / "good.yaml").write_text(f"extends: ppo_math\n{text}")
+    load_recipe("good.yaml")
+
+
+def test_entries():
+    arguments = {"kl": 0.1, "off": 0, "text": "response", "none": None}
+    entries = ["a", "b if kl", "c if off", "d unless none", "e if text=full", "e if text=response", "f if given"]
+    keys = declared_keys([*entries, "g unless unknown", "b if given"], arguments.__getitem__)
+    assert keys == DeclaredKeys(("a", "b", "d", "e"), ("c", "f", "g"), {"b": "kl", "d": "none", "e": "text"})
+    for entry in ("", "a b", "a if", "a if x y", "a when x"):
+        with pytest.raises(ValueError, match="is no key"):
+            declared_keys([entry], arguments.__getitem__)
+
+
+def test_a_class_has_the_declarations_of_its_bases():
+    """Alike for who reads the source and for who has the class."""
+    for name in ("ppo_actor", "ppo_critic"):
+        read = registry.signature("interfaces", name).constants["READS"]
+        interface = registry.load("interfaces", name)()
+        assert set(read) >= {"train_step", "inference"}
+        for call, entries in read.items():
+            assert interface.reads(call) == declared_keys(entries, lambda key, of=interface: getattr(of, key))
+    assert interface.writes("train_step") is None

@@ -1,0 +1,55 @@
+"""The master's side of a checkpoint: the room that it needs, and a state that can be written down."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from rlcli.checkpoint.commit import folder_name
+from rlcli.errors import NumericError, ResourceError
+from rlcli.recipe.schema import Checkpoint
+from rlcli.runtime.checkpoints import Checkpoints, RunState
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def make(tmp_path):
+    """The checkpoints of a run on one rank whose answers are given."""
+
+    def made(settings, answer=None):
+        recipe, topology = SimpleNamespace(checkpoint=settings), SimpleNamespace(placements=[], world_size=1)
+        requests = SimpleNamespace(ask_all=lambda op, args: {0: answer})
+        return Checkpoints(
+            tmp_path,
+            SimpleNamespace(run_id="run"),
+            recipe,
+            topology,
+            requests,
+            SimpleNamespace(phase=lambda text: None),
+        )
+
+    return made
+
+
+def test_room_is_needed_for_what_is_not_there_yet(make, tmp_path, monkeypatch):
+    free = [250 * MIB]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
+    checkpoints = make(Checkpoint(keep_last=2))
+    with pytest.raises(ResourceError, match="storing 3 checkpoints needs 300 MiB, 250 MiB are free"):
+        checkpoints.check_room(100 * MIB)
+    for step in (2, 4, 6):
+        (tmp_path / folder_name(step)).mkdir()
+    free[0] = 100 * MIB
+    checkpoints.check_room(100 * MIB)
+    free[0] = 99 * MIB
+    with pytest.raises(ResourceError, match="a checkpoint needs 100 MiB, 99 MiB are free") as caught:
+        checkpoints.check_room(100 * MIB)
+    assert caught.value.code == "F28"
+
+
+def test_a_state_that_is_not_finite_is_no_bug_of_ours(make):
+    checkpoints = make(Checkpoint(), {"versions": {}, "interfaces": {"train": {"kl_ctl": float("nan")}}})
+    with pytest.raises(NumericError, match="the state of step 3 holds a number that is not finite") as caught:
+        checkpoints.take(RunState(step=3, samples=24, datasets={}), {})
+    assert (caught.value.code, caught.value.exit_code) == ("F35", 9)

@@ -1,0 +1,47 @@
+import pytest
+import torch
+
+from rlcli.testing.batches import END, KEYS, PAIRS, DigitTokenizer, make_batch
+
+
+def test_a_key_has_the_same_values_whatever_else_there_is():
+    everything = make_batch(KEYS)
+    assert set(everything.keys) == set(KEYS)
+    for key in KEYS:
+        assert torch.equal(make_batch([key]).data[key], everything.data[key])
+    assert not torch.equal(make_batch(["rewards"], seed=1).data["rewards"], everything.data["rewards"])
+
+
+def test_prompts_masks_and_ends_agree():
+    batch = make_batch(KEYS)
+    lengths = batch.flat_seqlens("packed_input_ids")
+    prompts = batch.data["packed_prompts"].split(batch.flat_seqlens("packed_prompts"))
+    pieces = zip(
+        batch.data["packed_input_ids"].split(lengths),
+        batch.data["prompt_mask"].split(lengths),
+        batch.data["seq_no_eos_mask"].tolist(),
+        [(i, pair) for i, group in enumerate(PAIRS) for pair in group],
+        strict=True,
+    )
+    for tokens, mask, no_eos, (sample, (prompt, response)) in pieces:
+        assert torch.equal(tokens[mask], prompts[sample])
+        assert (int(mask.sum()), len(tokens)) == (prompt, prompt + response)
+        assert no_eos == (int(tokens[-1]) != END)
+    assert 0 < int(batch.data["seq_no_eos_mask"].sum()) < len(lengths)
+    assert torch.equal(batch.data["solved"], batch.data["rewards"] > 0)
+
+
+def test_shapes_at_the_edge():
+    batch = make_batch(KEYS, [[(1, 0)], [(3, 0), (3, 2)]])
+    assert batch.seqlens["packed_logprobs"] == [[0], [2, 4]]
+    assert batch.data["seq_no_eos_mask"].tolist()[:2] == [True, True], "an empty response has not ended"
+    assert make_batch(KEYS, []).bs == 0
+
+
+def test_an_unknown_key_is_its_authors_business():
+    with pytest.raises(ValueError, match=r"'my_mask'.*known are packed_prompts"):
+        make_batch(["my_mask"])
+
+
+def test_digits_there_and_back():
+    assert DigitTokenizer().decode([*DigitTokenizer().encode("a 407"), END], skip_special_tokens=True) == "407"

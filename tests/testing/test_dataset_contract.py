@@ -1,0 +1,318 @@
+"""The contract of datasets: a small dataset that is right passes, and each thing that is wrong with it is named."""
+
+import itertools
+import json
+import re
+
+import pytest
+
+from rlcli.errors import DataError
+from rlcli.testing.contract import Violation
+from rlcli.testing.dataset import DatasetContract
+from rlcli.testing.dataset_checks.samples import HABITS
+from rlcli.testing.dataset_checks.trial import Trial, rows_in
+from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
+
+SOUND = '''\
+"""Prompts and answers from a file of JSON lines."""
+
+import json
+import random
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rlcli.api.data import DatasetUtility, Preview, SequenceSample, register_dataset
+from rlcli.errors import DataError
+
+
+@register_dataset("NAME")
+@dataclass
+class Tiny:
+    KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
+    EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"prompt": "What is 2+2?", "answer": "4"},
+        {"prompt": "A colour?", "answer": "grün"},
+        {"prompt": "And another, please?", "answer": "blue"},
+    )
+
+    util: DatasetUtility
+    path: str
+    """A file of JSON lines."""
+    max_length: int = 100
+    """Longest row, in tokens."""
+
+    def __post_init__(self):
+        self.rows = []
+        with open(self.path, "rb") as file:
+            for line, text in enumerate(file, start=1):
+                if text.strip():
+                    self.rows.append(self.read(text, f"{self.path}:{line}"))
+
+    def read(self, text, where):
+        try:
+            row = json.loads(text)
+            texts = row["prompt"], row["answer"]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise DataError(f"no row: {error}", where=where) from error
+        if not all(isinstance(text, str) and text for text in texts):
+            raise DataError("prompt and answer must be texts", where=where)
+        tokens = self.encode(*texts)
+        if len(tokens[0]) + len(tokens[1]) > self.max_length:
+            raise DataError("too long", where=where)
+        return str(row.get("id", where.rpartition("/")[2])), tokens, texts, where
+
+    def encode(self, prompt, answer):
+        tokenizer = self.util.tokenizer
+        if tokenizer.chat_template:
+            message = [{"role": "user", "content": prompt}]
+            text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+            before = tokenizer(text, add_special_tokens=False).input_ids
+        else:
+            before = [tokenizer.bos_token_id, *tokenizer(prompt, add_special_tokens=False).input_ids]
+        return before, [*tokenizer(answer, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        import torch
+
+        id_, (prompt, answer), *_ = self.rows[index]
+        return SequenceSample.from_default(
+            ids=[id_],
+            seqlens=[len(prompt) + len(answer)],
+            data={
+                "packed_input_ids": torch.tensor([*prompt, *answer]),
+                "prompt_mask": torch.tensor([True] * len(prompt) + [False] * len(answer)),
+            },
+        )
+
+    def preview(self, index):
+        id_, (prompt, answer), (question, words), where = self.rows[index]
+        return Preview.answered(prompt, [answer], id=id_, where=where, prompt=question, answers=[words])
+'''
+NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def make_trial(tmp_path, monkeypatch):
+    """The dataset with some of its text changed, in a project of its own."""
+    project = tmp_path / "project"
+    (project / "datasets").mkdir(parents=True)
+    (project / "pyproject.toml").write_text("[tool.rlcli]\n")
+    monkeypatch.setenv("RLCLI_PROJECT", str(project))
+
+    def make(*changes, args=None, rows=()):
+        name, text = f"tiny_{next(NUMBERS)}", SOUND
+        for old, new in changes:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        (project / "datasets" / f"{name}.py").write_text(text.replace("NAME", name))
+        return Trial(name, args or {}, tmp_path, byte_tokenizer(), rows)
+
+    return make
+
+
+class TestSound(DatasetContract):
+    """No false alarm on a dataset that uses nothing of ours but the contract itself."""
+
+    @pytest.fixture
+    def trial(self, make_trial):
+        return make_trial()
+
+
+def violation(trial, check, *parameters):
+    """What a check says of the dataset."""
+    with pytest.raises(Violation) as caught:
+        getattr(DatasetContract(), check)(trial, *parameters)
+    return caught.value
+
+
+ROW = "id_, (prompt, answer), *_ = self.rows[index]"
+ADDED = 'self.rows.append(self.read(text, f"{self.path}:{line}"))\n'
+TENSOR = "torch.tensor([*prompt, *answer])"
+
+
+def afterwards(statement):
+    """A change: do this once all rows are read."""
+    return ADDED, f"{ADDED}        {statement}\n"
+
+
+WRONG = {
+    "undocumented": (
+        ('    """Longest row, in tokens."""\n', ""), "test_registration", "max_length", "put a string under it",
+    ),
+    "undeclared keys": (
+        ("    KEYS: ClassVar", "    KINDS: ClassVar"), "test_registration", "does not say what its samples hold",
+        "KEYS",
+    ),
+    "other keys": (
+        ('"prompt_mask")', '"mask")'), "test_samples_are_valid", "row 0: it holds packed_input_ids, prompt_mask", "",
+    ),
+    "token ids as int32": (
+        (TENSOR, f"{TENSOR}.int()"), "test_samples_are_valid", "packed_input_ids is of torch.int32", "",
+    ),
+    "unknown tokens": (
+        (TENSOR, "torch.tensor([999, *prompt[1:], *answer])"), "test_samples_are_valid", "tokens from .* to 999", "",
+    ),
+    "an empty mask": (
+        ("[False] * len(answer)", "[True] * len(answer)"), "test_masks", "row 0: 0 of 15 tokens are trained",
+        "prompt_mask",
+    ),
+    "two rows of one id": (('"/")[2])', '"/")[0])'), "test_ids", "3 of 3 rows have the id", "file and line"),
+    "ids by the seed": (
+        ('return str(row', "return str(self.util.seed) + str(row"), "test_ids", "ids change with the run's seed",
+        "from the rows",
+    ),
+    "an unseeded shuffle": (
+        afterwards("random.shuffle(self.rows)"), "test_determinism", r"built twice with one seed, row \d",
+        "stable_seed",
+    ),
+    "a global seed": (
+        afterwards("random.seed(self.util.seed)"), "test_determinism", "of the whole process, those of random",
+        "stable_seed",
+    ),
+    "hash()": (
+        ('where.rpartition("/")[2]', "hash(where.rpartition('/')[2])"), "test_elsewhere",
+        "row 0 is .* in a process with PYTHONHASHSEED=", "stable_seed",
+    ),
+    "state": (
+        (ROW, f"self.rows.append(self.rows.pop(0)); {ROW}"), "test_any_order", "the second time, row 0: its id",
+        "resumed",
+    ),
+    "no end": (
+        (ROW, ROW.replace("[index]", "[index % len(self.rows)]")), "test_rows_end", "there is a row 3", "IndexError",
+    ),
+    "a shared tensor": (
+        (TENSOR, f"self.__dict__.setdefault(str(index), {TENSOR})"), "test_no_shared_state",
+        "after samples were changed, row 0: packed_input_ids", "copy",
+    ),
+    "its neighbours": (
+        (ROW, f"{ROW}; answer = self.rows[0][1][1]"), "test_neighbours", "in reverse order, row 'own-2'", "row alone",
+    ),
+    "overlapping shards": (
+        afterwards("self.rows = self.rows[self.util.dp_rank :]"), "test_ranks", "0 on none, 2 on several", "world_size",
+    ),
+    "lost rows": (
+        afterwards("n = self.util.world_size; self.rows = self.rows[self.util.dp_rank : len(self.rows) // n * n : n]"),
+        "test_ranks", "of 3 rows on 2 ranks 1 on none, 0 on several", "world_size",
+    ),
+    "a digest of ids": (
+        ("    def __len__",
+        "    def digest(self):\n        return str([row[0] for row in self.rows])\n\n    def __len__"),
+        "test_digest", "with other words in row 0 the digest is the same", "every row's id",
+    ),
+    "a line that is not told": (
+        ("where=where) from error", ") from error"), "test_malformed_rows",
+        r"a row that is cut off, in line 3, ends in no row: .*, without rows.jsonl:3", "where=",
+    ),
+    "a crash": (
+        ("TypeError, KeyError, ", ""), "test_odd_fields", "without 'prompt', in line 3, ends in KeyError", "DataError",
+    ),
+    "rows passed over": (
+        ('raise DataError(f"no row: {error}", where=where) from error', 'texts, row = ("?", "!"), {}'),
+        "test_malformed_rows", "a row that is cut off is taken as if it were good", "where=",
+    ),
+    "one too many": (
+        ("> self.max_length", "> self.max_length + 1"), "test_overlong_refused",
+        r"a row has \d+ tokens, max_length is", "EOS",
+    ),
+    "another preview": (("[answer], id=id_", "[answer[1:]], id=id_"), "test_preview", "row 0: sequences is",
+    "one truth"),
+    "another line": (
+        ("where=where, prompt", "where=where + '0', prompt"), "test_places", "own-0, is said to stand at .*:10",
+        "from 1",
+    ),
+}  # fmt: skip
+PARAMETERS = {"test_ranks": (2,)}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_found_and_explained(make_trial, what):
+    change, check, found, cause = WRONG[what]
+    trial = make_trial(change)
+    told = violation(trial, check, *PARAMETERS.get(check, ()))
+    assert re.search(found, told.found), told.found
+    assert cause in told.cause
+    file, _, line = told.where.rpartition(":")
+    assert file.endswith(f"datasets/{trial.name}.py")
+    assert 1 <= int(line) <= SOUND.count("\n")
+
+
+CHAT, CLOSING, PLAIN = sorted(HABITS)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "habit", "found"),
+    [
+        ("[tokenizer.bos_token_id, *", "[*", PLAIN, "does not begin with BOS"),
+        ("tokenizer(text, add_special_tokens=False)", "tokenizer(text)", CHAT, "BOS is token 1 of .* and the first"),
+        ("tokenizer(answer, add_special_tokens=False)", "tokenizer(answer)", CLOSING, "BOS is token 13"),
+        (", tokenizer.eos_token_id]", "]", PLAIN, "the answer ends with token"),
+        (", tokenizer.eos_token_id]", ", *[tokenizer.eos_token_id] * 2]", PLAIN,
+        "EOS is token .*, before the answer's end"),
+    ],
+)  # fmt: skip
+def test_special_tokens_that_are_wrong(make_trial, old, new, habit, found):
+    told = violation(make_trial((old, new)), "test_special_tokens", habit)
+    assert re.search(f"row 0, with a .*{found}", told.found), told.found
+    assert told.cause
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("prompt=question", "prompt='?!'", "the prompt is '.!', the tokens before the answer say 'What is"),
+        ("answers=[words]", "answers=['?!']", "the answer is '.!', the tokens that are trained on say '4'"),
+    ],
+)
+def test_texts_that_are_not_in_the_tokens(make_trial, old, new, found):
+    assert re.search(found, violation(make_trial((old, new)), "test_texts_come_back", False).found)
+
+
+def test_a_dataset_without_a_preview_gets_a_tokenizer_of_transformers(make_trial):
+    trial = make_trial(("    def preview", "    def glance"))
+    assert type(trial.make().util.tokenizer).__module__.startswith("transformers")
+    DatasetContract().test_special_tokens(trial, CHAT)
+    DatasetContract().test_texts_come_back(trial, False)
+
+
+def test_a_dataset_that_reads_a_file_must_show_a_row(make_trial):
+    with pytest.raises(Violation, match="no row to put into one") as caught:
+        make_trial(("    EXAMPLES: ClassVar", "    LIKE: ClassVar"))
+    assert "EXAMPLES" in caught.value.cause
+    rows = [{"prompt": "a", "answer": "b"}]
+    assert make_trial(("    EXAMPLES: ClassVar", "    LIKE: ClassVar"), rows=rows).rows == rows
+
+
+def test_the_rows_of_a_given_file_are_tested(make_trial, tmp_path):
+    file = tmp_path / "given.jsonl"
+    file.write_text('{"prompt": "a", "answer": "b"}\n\n{"prompt": "c"}\n{"prompt": "d", "answer": "e"}\n')
+    trial = make_trial(args={"path": str(file)})
+    assert [row["prompt"] for row in trial.rows] == ["a", "d"]
+    with pytest.raises(DataError) as caught:
+        DatasetContract().test_own_file(trial)
+    assert caught.value.where == f"{file}:3"
+
+
+def test_rows_of_files(tmp_path):
+    lines, listed, other = (tmp_path / name for name in ("a.jsonl", "b.json", "c.csv"))
+    lines.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(100)) + "broken\n[1]\n")
+    listed.write_text(json.dumps([{"n": 1}, 2]))
+    other.write_bytes(b"\xff\xfe")
+    assert [row["n"] for row in rows_in(lines)[:3]] == [0, 3, 6]
+    assert len(rows_in(lines)) == 32
+    assert (rows_in(listed), rows_in(other), rows_in(tmp_path / "none")) == ([{"n": 1}], [], [])
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_tokenizer_of_tests_is_that_of_transformers(chat):
+    light = byte_tokenizer(chat=chat)
+    full = as_transformers(light)
+    text = "Ünï\n<bos> 72😀"
+    assert light(text).input_ids == full(text).input_ids
+    assert light.decode(light(text, add_special_tokens=False).input_ids) == text
+    assert (light.bos_token_id, light.eos_token_id, len(light)) == (full.bos_token_id, full.eos_token_id, len(full))
+    if chat:
+        words = {"conversation": [{"role": "user", "content": "hi"}], "tokenize": False, "add_generation_prompt": True}
+        assert light.apply_chat_template(**words) == full.apply_chat_template(**words) == "<bos><user>hi<assistant>"

@@ -1,0 +1,387 @@
+"""Interfaces with one mistake each: the check for it says what it saw, and what that mostly comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pytest
+import torch
+
+from rlcli.api.config import MicroBatchSpec, stable_seed
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import ModelInterface
+from rlcli.interfaces.ppo_actor import PPOActorInterface
+from rlcli.interfaces.ppo_critic import PPOCriticInterface
+from rlcli.testing.batches import DigitTokenizer, make_batch
+from rlcli.testing.contract import Violation
+from rlcli.testing.interface.generation import PROMPTS, GenerationChecks, Sampling
+from rlcli.testing.interface.inference import InferenceChecks
+from rlcli.testing.interface.inferring import Calls
+from rlcli.testing.interface.reward import RewardChecks
+
+
+@dataclass
+class Good(ModelInterface):
+    """Log-probs, as they should be; each of the others gets one thing wrong."""
+
+    READS: ClassVar = {"inference": ("packed_input_ids", "prompt_mask")}
+    WRITES: ClassVar = {"inference": ("packed_logprobs",)}
+    temperature: float = 1.0
+
+    def inference(self, model, data, mb_spec):
+        model.module.eval()
+        lengths = [[n - 1 for n in group] for group in data.seqlens["packed_input_ids"]]
+        scores = model.module.forward(data, mb_spec, post_hook=self.scores, output_seqlens=lengths).float()
+        return self.packed(data, lengths, scores)
+
+    def scores(self, output, batch):
+        output.temperature = self.temperature
+        return output.logprobs
+
+    def packed(self, data, lengths, scores):
+        return SequenceSample.from_default(
+            ids=data.ids, seqlens={"packed_logprobs": lengths}, data={"packed_logprobs": scores}
+        )
+
+
+class OtherKey(Good):
+    WRITES: ClassVar = {"inference": ("packed_ref_logprobs",)}
+
+
+class SecretKey(Good):
+    READS: ClassVar = {"inference": ("packed_input_ids",)}
+
+    def inference(self, model, data, mb_spec):
+        assert data.data["prompt_mask"] is not None
+        return super().inference(model, data, mb_spec)
+
+
+class TurnedRound(Good):
+    def packed(self, data, lengths, scores):
+        return super().packed(data.reorder(list(range(data.bs))[::-1]), lengths, scores)
+
+
+class OnePerToken(Good):
+    def packed(self, data, lengths, scores):
+        return super().packed(data, [[sum(group)] for group in lengths], scores)
+
+
+class Doubled(Good):
+    def packed(self, data, lengths, scores):
+        return super().packed(data, lengths, scores.double())
+
+
+class Infinite(Good):
+    def packed(self, data, lengths, scores):
+        return super().packed(data, lengths, scores / torch.zeros(()))
+
+
+class WithGradient(Good):
+    def packed(self, data, lengths, scores):
+        return super().packed(data, lengths, scores.requires_grad_())
+
+
+class Centred(Good):
+    def packed(self, data, lengths, scores):
+        return super().packed(data, lengths, scores - scores.mean())
+
+
+class CentredInMicroBatches(Good):
+    def scores(self, output, batch):
+        found = super().scores(output, batch)
+        return found - found.mean()
+
+
+class ByPlace(Good):
+    """One number too many moves every sample but the first."""
+
+    def packed(self, data, lengths, scores):
+        return super().packed(data, lengths, scores + torch.arange(len(scores)) / 10)
+
+
+class InPlace(Good):
+    def inference(self, model, data, mb_spec):
+        data.data["prompt_mask"].logical_not_()
+        return super().inference(model, data, mb_spec)
+
+
+class Trains(Good):
+    def inference(self, model, data, mb_spec):
+        model.inc_version()
+        return super().inference(model, data, mb_spec)
+
+
+class DropsOut(Good):
+    def inference(self, model, data, mb_spec):
+        output = super().inference(model, data, mb_spec)
+        model.module.train()
+        model.module.forward(data, mb_spec)
+        return output
+
+
+class Noisy(Good):
+    def packed(self, data, lengths, scores):
+        return super().packed(data, lengths, scores + 1e-4 * torch.rand(()))
+
+
+class Cold(Good):
+    def scores(self, output, batch):
+        return output.logprobs
+
+
+class Shifted(Good):
+    def scores(self, output, batch):
+        return super().scores(output, batch).roll(1)
+
+
+class NoEmptyBatch(Good):
+    def packed(self, data, lengths, scores):
+        return super().packed(data, lengths, scores if data.bs else torch.zeros(0, dtype=torch.int64))
+
+
+class MockOfTokens(Good):
+    def mock(self, interface_type, model, data):
+        lengths = data.seqlens["packed_input_ids"]
+        return self.packed(data, lengths, torch.zeros(sum(map(sum, lengths))))
+
+
+class RandomMock(Good):
+    def mock(self, interface_type, model, data):
+        lengths = [[n - 1 for n in group] for group in data.seqlens["packed_input_ids"]]
+        return self.packed(data, lengths, torch.rand(sum(map(sum, lengths))))
+
+
+def inferring(cls):
+    return Calls(cls, "inference", make_batch(["packed_input_ids", "prompt_mask"]), DigitTokenizer())
+
+
+PLAIN = "test_inference_returns_plain_numbers"
+INFERENCE = [
+    (OtherKey, "test_inference_returns_what_it_declares", "WRITES names packed_ref_logprobs", "take it out of WRITES"),
+    (SecretKey, "test_inference_reads_what_it_declares", "KeyError: 'prompt_mask'", "name in READS"),
+    (TurnedRound, "test_inference_returns_what_it_declares", "the samples in another order: s7, s6", "ids=data.ids"),
+    (OnePerToken, "test_inference_has_a_row_for_every_token_or_sequence", "has lengths [6] for", "[T - N]"),
+    (Doubled, PLAIN, "packed_logprobs is float64, not float32", ".float()"),
+    (Infinite, PLAIN, "are not finite", "0 / 0"),
+    (WithGradient, PLAIN, "carries a gradient", "no_grad"),
+    (Centred, "test_inference_does_not_depend_on_the_other_samples", "when it is alone", "looks across samples"),
+    (Centred, "test_inference_is_the_same_on_2_ranks", "between 1 rank and rank 0 of 2, which holds 4", "from itself"),
+    (ByPlace, "test_inference_does_not_depend_on_the_order", "once the batch is turned round", "whatever sorts"),
+    (InPlace, "test_inference_leaves_its_input_alone", "entries of prompt_mask in its input", "never in place"),
+    (Trains, "test_inference_leaves_the_model_alone", "the version moved", "only train_step"),
+    (DropsOut, "test_inference_turns_dropout_off", "in training mode", "model.module.eval()"),
+    (Noisy, "test_inference_is_deterministic", "between two calls alike", "stable_seed"),
+    (Cold, "test_logprobs_are_those_of_the_model", "at temperature 0.7", "those of temperature 1"),
+    (Shifted, "test_logprobs_are_those_of_the_model", "at temperature 0.7", "of its token t + 1"),
+    (NoEmptyBatch, "test_inference_of_no_samples", "of no samples has 0 rows of torch.int64", "dtype"),
+    (MockOfTokens, "test_mock_of_inference", "other lengths than the call's", "as many rows"),
+    (RandomMock, "test_mock_of_inference", "between two mocks alike", "sample's id"),
+]
+
+
+@pytest.mark.parametrize(("cls", "check", "found", "cause"), INFERENCE, ids=lambda one: getattr(one, "__name__", None))
+def test_a_mistake_of_inference_is_found(cls, check, found, cause):
+    with pytest.raises(Violation) as caught:
+        getattr(InferenceChecks(), check)(inferring(cls))
+    assert found in caught.value.found
+    assert cause in caught.value.cause
+    assert caught.value.where.partition(":")[0] == __file__
+
+
+def test_micro_batches_must_not_show():
+    with pytest.raises(Violation, match="between one micro-batch and 2"):
+        InferenceChecks().test_inference_is_the_same_for_any_micro_batches(
+            inferring(CentredInMicroBatches), MicroBatchSpec(n_mbs=2)
+        )
+
+
+@pytest.mark.parametrize("check", sorted({check for _, check, *_ in INFERENCE if "mock" not in check}))
+def test_a_good_one_passes(check):
+    getattr(InferenceChecks(), check)(inferring(Good))
+
+
+class InUnitsOfItsOwn(PPOCriticInterface):
+    def inference(self, model, data, mb_spec):
+        values = model.module.forward(data, mb_spec, post_hook=lambda output, _: output.values).float()
+        lengths = data.seqlens["packed_input_ids"]
+        return SequenceSample.from_default(ids=data.ids, seqlens={"values": lengths}, data={"values": values})
+
+
+def test_values_in_units_of_their_own_are_found():
+    check = InferenceChecks().test_values_come_in_the_units_of_the_reward
+    check(PPOCriticInterface)
+    check(lambda: PPOCriticInterface(value_norm=False))
+    with pytest.raises(Violation, match=r"all rewards are 10; values are .* off at first"):
+        check(InUnitsOfItsOwn)
+
+
+# -- generation ------------------------------------------------------------------------------------------
+
+
+class Sampler(PPOActorInterface):
+    """Changes what it sampled, as `change` says."""
+
+    def generate(self, model, data, mb_spec):
+        output = super().generate(model, data, mb_spec)
+        self.change(output.data, output)
+        return output
+
+    def change(self, tensors, output):
+        pass
+
+
+class WrongMask(Sampler):
+    def change(self, tensors, output):
+        tensors["prompt_mask"] = ~tensors["prompt_mask"]
+
+
+class WrongEnds(Sampler):
+    def change(self, tensors, output):
+        tensors["seq_no_eos_mask"] = ~tensors["seq_no_eos_mask"]
+
+
+class WrongPrompt(Sampler):
+    def change(self, tensors, output):
+        tensors["packed_input_ids"] = tensors["packed_input_ids"].flip(0)
+
+
+class WrongScores(Sampler):
+    def change(self, tensors, output):
+        tensors["packed_logprobs"] = tensors["packed_logprobs"] * 0.7
+
+
+class Endless(Sampler):
+    def _sampling(self, model, data):
+        self.generation = dataclasses.replace(self.generation, max_new_tokens=9)
+        return super()._sampling(model, data)
+
+
+class NeverGreedy(Sampler):
+    def _sampling(self, model, data):
+        self.generation = dataclasses.replace(self.generation, greedy=False)
+        return super()._sampling(model, data)
+
+
+class OneSeed(Sampler):
+    def _sampling(self, model, data):
+        settings, seeds = super()._sampling(model, data)
+        return settings, [seeds[0]] * len(seeds)
+
+
+class ByPlaceInTheBatch(Sampler):
+    def _sampling(self, model, data):
+        settings, seeds = super()._sampling(model, data)
+        return settings, [stable_seed(model.seed, place, model.version.global_step) for place in range(len(seeds))]
+
+
+GENERATION = [
+    (WrongMask, "test_groups_are_in_the_order_of_the_prompts", (), "prompt_mask marks", "and on no other"),
+    (WrongPrompt, "test_groups_are_in_the_order_of_the_prompts", (), "its prompt is", "n // group"),
+    (WrongEnds, "test_responses_keep_their_limits", (6,), "seq_no_eos_mask is", "was cut off"),
+    (Endless, "test_responses_keep_their_limits", (6,), "tokens with max_new_tokens 6", "count the response alone"),
+    (WrongScores, "test_sampled_logprobs_are_those_of_the_model", (0.7,), "at temperature 0.7", "of token t + 1"),
+    (NeverGreedy, "test_greedy_takes_the_likeliest_token", (), "greedy answers", "as they are"),
+    (OneSeed, "test_responses_of_a_group_differ", (), "all 2 responses to a prompt are alike", "in the seed"),
+    (
+        ByPlaceInTheBatch,
+        "test_responses_do_not_depend_on_the_batch",
+        (),
+        "when its prompt is alone",
+        "not by its place",
+    ),
+]
+
+
+def sampling(cls):
+    return Sampling(cls, make_batch(["packed_prompts"], PROMPTS), DigitTokenizer())
+
+
+@pytest.mark.parametrize(
+    ("cls", "check", "more", "found", "cause"), GENERATION, ids=lambda one: getattr(one, "__name__", None)
+)
+def test_a_mistake_of_generation_is_found(cls, check, more, found, cause):
+    getattr(GenerationChecks(), check)(sampling(PPOActorInterface), *more)
+    with pytest.raises(Violation) as caught:
+        getattr(GenerationChecks(), check)(sampling(cls), *more)
+    assert found in caught.value.found
+    assert cause in caught.value.cause
+
+
+# -- rewards ---------------------------------------------------------------------------------------------
+
+ANSWERS = ("7", "12", "3/4")
+
+
+@dataclass
+class Compares(ModelInterface):
+    calls: int = field(init=False, default=0)
+
+    def score_texts(self, responses, answers):
+        return [self.score(response, answer) for response, answer in zip(responses, answers, strict=True)]
+
+    def score(self, response, answer):
+        return float(response == answer)
+
+
+class BelievesAll(Compares):
+    def score(self, response, answer):
+        return float(bool(response))
+
+
+class Contains(Compares):
+    def score(self, response, answer):
+        return float(answer in response)
+
+
+class Breaks(Compares):
+    def score(self, response, answer):
+        return 1.0 / len(response) if response != answer else 2.0
+
+
+class Remembers(Compares):
+    def score(self, response, answer):
+        self.calls += 1
+        return super().score(response, answer) + self.calls / 1000
+
+
+class Forgets(Compares):
+    def score_texts(self, responses, answers):
+        return super().score_texts(sorted(set(responses)), answers[: len(set(responses))])
+
+
+def same(answer):
+    return answer
+
+
+def test_a_good_reward_passes(recwarn):
+    checks, scorer = RewardChecks(), Compares()
+    checks.test_right_answers_earn_more_than_wrong_ones(scorer, ANSWERS, same)
+    checks.test_nonsense_earns_nothing_and_breaks_nothing(scorer, ANSWERS, same)
+    checks.test_a_text_is_worth_the_same_anywhere(scorer, ANSWERS, same)
+    checks.test_rewards_are_the_same_elsewhere(scorer, Compares, ANSWERS, same)
+
+
+@pytest.mark.parametrize(
+    ("cls", "check", "error", "found"),
+    [
+        (BelievesAll, "test_right_answers_earn_more_than_wrong_ones", Violation, "3 of 3 wrong answers earn as much"),
+        (Contains, "test_right_answers_earn_more_than_wrong_ones", Violation, "'17' for '7'"),
+        (BelievesAll, "test_nonsense_earns_nothing_and_breaks_nothing", Violation, "earns 1, as much as '7'"),
+        (Breaks, "test_nonsense_earns_nothing_and_breaks_nothing", ZeroDivisionError, "division by zero"),
+        (Remembers, "test_a_text_is_worth_the_same_anywhere", Violation, "'7' for '7' earns 1.0"),
+        (Forgets, "test_a_text_is_worth_the_same_anywhere", Violation, "4 rewards for 9 responses"),
+    ],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+def test_a_mistake_of_a_reward_is_found(cls, check, error, found):
+    with pytest.raises(error, match=found):
+        getattr(RewardChecks(), check)(cls(), ANSWERS, same)
+
+
+def test_a_reward_with_state_is_found_in_a_thread():
+    scorer = Remembers()
+    scorer.score("", "")
+    with pytest.raises(Violation, match="in a thread"):
+        RewardChecks().test_rewards_are_the_same_elsewhere(scorer, Remembers, ANSWERS, same)

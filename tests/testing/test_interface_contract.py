@@ -1,0 +1,328 @@
+"""Interfaces that are wrong in one place: the contract tells the place, the number and the likely cause."""
+
+import contextlib
+import inspect
+import random
+
+import pytest
+import torch
+
+from rlcli.api.model import ModelInterface
+from rlcli.ops.rewards import action_mask
+from rlcli.testing.batches import make_batch
+from rlcli.testing.contract import Violation
+from rlcli.testing.interface import InterfaceContract
+from rlcli.testing.interface.edges import EdgeChecks
+from rlcli.testing.interface.invariance import InvarianceChecks
+from rlcli.testing.interface.learning import LearningChecks
+from rlcli.testing.interface.rehearsal import Rehearsal
+from rlcli.testing.interface.training import TrainingChecks, lengths_of
+
+
+class Sound(ModelInterface):
+    """Likelihood of the answers; each wrong interface below changes one of its parts."""
+
+    READS = {"train_step": ("packed_input_ids", "prompt_mask"), "evaluate": ("packed_input_ids", "prompt_mask")}
+
+    def __init__(self):
+        self.seen = 0
+
+    def train_step(self, model, data, mb_spec):
+        stats = model.module.train_batch(
+            data, self.loss, self.weight, mb_spec=mb_spec, version_steps=model.version.global_step
+        )
+        model.inc_version()
+        return stats
+
+    def mask(self, batch):
+        return action_mask(batch.data["prompt_mask"], batch.flat_seqlens("packed_input_ids"))
+
+    def weight(self, batch):
+        return self.mask(batch).sum()
+
+    def loss(self, output, batch):
+        return -output.logprobs[self.mask(batch)].sum()
+
+    def save(self, model, save_dir):
+        model.module.save_to_hf(tokenizer=None, save_dir=save_dir)
+
+
+class MeanOfTokens(Sound):
+    def loss(self, output, batch):
+        return -output.logprobs[self.mask(batch)].mean()
+
+
+class MeanOfSamples(Sound):
+    def loss(self, output, batch):
+        return super().loss(output, batch) / batch.bs
+
+
+class NormalisedInTheLoss(Sound):
+    def loss(self, output, batch):
+        scores = output.logprobs[self.mask(batch)]
+        return ((scores - scores.mean()) * torch.arange(len(scores))).sum()
+
+
+class StatIsAMean(Sound):
+    def loss(self, output, batch):
+        return super().loss(output, batch), {"confidence": output.logprobs.detach().exp().mean()}
+
+
+class WeighsWhatItIsGiven(Sound):
+    def weight(self, batch):
+        return 7.0
+
+
+class CountsPrompts(Sound):
+    def weight(self, batch):
+        return len(batch.data["prompt_mask"])
+
+
+class TrainsPrompts(Sound):
+    def loss(self, output, batch):
+        return -output.logprobs.sum()
+
+
+class TrainsAndCountsPrompts(TrainsPrompts, CountsPrompts):
+    pass
+
+
+class ShiftedByOne(Sound):
+    def mask(self, batch):
+        mask = super().mask(batch)
+        return mask & mask.roll(1)
+
+
+class Detached(Sound):
+    def loss(self, output, batch):
+        return super().loss(output, batch).detach() + 0 * output.logprobs.sum()
+
+
+class AsksNothing(Sound):
+    def loss(self, output, batch):
+        return torch.zeros((), requires_grad=True) * 1.0
+
+
+class Unfreezes(Sound):
+    def train_step(self, model, data, mb_spec):
+        for parameter in model.module.model.parameters():
+            parameter.requires_grad_(True)
+        return super().train_step(model, data, mb_spec)
+
+
+class Refuses(Sound):
+    def train_step(self, model, data, mb_spec):
+        stats = model.module.train_batch(data, self.loss, self.weight, step_if=lambda stats: False)
+        model.inc_version()
+        return stats
+
+
+class ReportsNaN(Sound):
+    def train_step(self, model, data, mb_spec):
+        return {**super().train_step(model, data, mb_spec), "kl": float("nan")}
+
+
+class NeverTrains(Sound):
+    def train_step(self, model, data, mb_spec):
+        model.inc_version()
+        return {"loss": 1.0}
+
+
+class ReadsMore(Sound):
+    READS = {"train_step": ("packed_input_ids", "prompt_mask")}
+
+    def train_step(self, model, data, mb_spec):
+        return {**super().train_step(model, data, mb_spec), "reward": float(data.data["rewards"].mean())}
+
+
+class ReadsMoreIfThere(Sound):
+    def train_step(self, model, data, mb_spec):
+        stats = super().train_step(model, data, mb_spec)
+        return {**stats, "solved": float(data.data["solved"].float().mean())} if "solved" in data.keys else stats
+
+
+class DeclaresMore(Sound):
+    READS = {"train_step": ("packed_input_ids", "prompt_mask", "rewards")}
+
+
+class ChangesItsInput(Sound):
+    def train_step(self, model, data, mb_spec):
+        data.data["prompt_mask"] |= data.data["packed_input_ids"] == 1
+        return super().train_step(model, data, mb_spec)
+
+
+class Shuffles(Sound):
+    def train_step(self, model, data, mb_spec):
+        order = random.sample(range(data.bs), data.bs)
+        return {**super().train_step(model, data, mb_spec), "first": float(order[0])}
+
+
+class CountsTwice(Sound):
+    def train_step(self, model, data, mb_spec):
+        model.inc_version()
+        return super().train_step(model, data, mb_spec)
+
+
+class LearnsAtRateZero(Sound):
+    def train_step(self, model, data, mb_spec):
+        model.version.global_step += 1
+        return model.module.train_batch(data, self.loss, self.weight, mb_spec=mb_spec)
+
+
+class Forgets(Sound):
+    def train_step(self, model, data, mb_spec):
+        self.seen += 1
+        return {**super().train_step(model, data, mb_spec), "seen": float(self.seen)}
+
+
+class KeepsATensor(Sound):
+    def state_dict(self):
+        return {"seen": torch.zeros(1)}
+
+
+class PerMicroBatch(Sound):
+    def train_step(self, model, data, mb_spec):
+        return {**super().train_step(model, data, mb_spec), "micro_batches": float(model.module.micro_batches)}
+
+
+class PairsByPlace(Sound):
+    def loss(self, output, batch):
+        return super().loss(output, batch) * (1 + (batch.ids[0] == "s0"))
+
+
+class PerRank(Sound):
+    def train_step(self, model, data, mb_spec):
+        return {**super().train_step(model, data, mb_spec), "samples": float(data.bs)}
+
+
+class DoesTheOpposite(Sound):
+    def loss(self, output, batch):
+        return -super().loss(output, batch)
+
+
+class DividesByNothing(Sound):
+    def train_step(self, model, data, mb_spec):
+        return {**super().train_step(model, data, mb_spec), "spread": float(torch.zeros(1) / (data.bs - 1))}
+
+
+class EvaluatesUnweighted(Sound):
+    def evaluate(self, model, eval_dataloader):
+        losses = [model.module.eval_batch(batch, self.loss, self.weight)["loss"] for batch in eval_dataloader]
+        return {"loss": sum(losses) / len(losses)}
+
+
+def rehearsal_of(cls):
+    return Rehearsal(
+        lambda **changes: cls(), lambda lengths=None, seed=0: make_batch(
+            cls.READS["train_step"], *([lengths] if lengths else []), seed=seed
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "check", "found", "cause"),
+    [
+        (MeanOfTokens, "the_loss_is_a_sum", r"loss of 8 samples is [\d.]+ together and [\d.]+ one by", "over tokens"),
+        (MeanOfSamples, "the_loss_is_a_sum", "one by one", "over samples"),
+        (MeanOfTokens, "micro_batches_change_nothing", "in 2 of them", "mean of the micro-batch; return a sum"),
+        (NormalisedInTheLoss, "the_loss_is_a_sum", "one by one", "depends on what shares its micro-batch"),
+        (StatIsAMean, "stats_are_sums", "the stat confidence", "sums"),
+        (WeighsWhatItIsGiven, "the_weight_is_a_sum", "7 together and 56 one by one", "how many tokens"),
+        (CountsPrompts, "all_masked", "loss weight 10", "that the mask keeps"),
+        (CountsPrompts, "padding_changes_nothing", "with masked padding", "padding is counted"),
+        (TrainsPrompts, "masked_tokens_get_no_gradient", r"\d+ of \d+ prompt tokens get a", "action_mask"),
+        (ShiftedByOne, "every_response_token_is_trained", "the first token of each of", "shifted by one"),
+        (Detached, "gradient_reaches_every_parameter", "no gradient reaches the embedding", "detached"),
+        (AsksNothing, "gradient_reaches_every_parameter", "asks nothing of the model", "output.logprobs"),
+        (Refuses, "gradient_reaches_every_parameter", r"update_skipped is 1\.0", "step_if"),
+        (Unfreezes, "frozen_parameters_stay", "frozen head changed by up to", "requires_grad"),
+        (ReportsNaN, "the_loss_is_finite", "kl is nan", "finite"),
+        (NeverTrains, "the_loss_is_finite", "never calls model.module.train_batch", "loss function"),
+        (ReadsMore, "works_with_what_it_declares", "KeyError: 'rewards'", "READS does not name"),
+        (ReadsMoreIfThere, "reads_what_it_declares", "solved is nan without, .* with the key solved", "if given"),
+        (DeclaresMore, "reads_what_it_declares", "declares rewards, and does the same without", "READS"),
+        (ChangesItsInput, "its_input_stays_as_it_was", "entries of prompt_mask changed", "copies"),
+        (Shuffles, "is_deterministic", "first is", "global random state"),
+        (CountsTwice, "version_moves_once", "moved by 2 in one train_step", "once"),
+        (LearnsAtRateZero, "version_moves_once", r"learning rate of \[0\]", "version_steps"),
+        (Forgets, "goes_on_from_its_state", "seen is 2 without a break, 1 after a restart", "leaves out"),
+        (KeepsATensor, "goes_on_from_its_state", "state_dict is not JSON", "plain numbers"),
+        (PerMicroBatch, "micro_batches_change_nothing", "micro_batches is 1 in one", "over a part of the batch"),
+        (PairsByPlace, "order_changes_nothing", "in one order", "rather than by sample"),
+        (PairsByPlace, "packing_changes_nothing", "with each sample in a micro-batch of its own", "neighbour"),
+        (PerRank, "ranks_change_nothing", "8 on one rank, 5 on 2 that have 5 samples and 3 samples", "one rank's share"),
+        (DoesTheOpposite, "it_learns", "log-prob of responses from .* it should rise", "sign"),
+        (DividesByNothing, "one_sample", "a batch of one sample: spread becomes nan", "clamp"),
+        (TrainsAndCountsPrompts, "empty_response", "the weights still move", "that the mask keeps"),
+        (EvaluatesUnweighted, "evaluation_weighs_batches_by_their_tokens", "over the same in two", "weigh"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else None,
+)  # fmt: skip
+def test_what_is_wrong_is_told(wrong, check, found, cause):
+    method = getattr(InterfaceContract(), f"test_{check}")
+    given = {"make": wrong} if "evaluation" in check else {}
+    with pytest.raises(Violation) as told:
+        method(rehearsal=rehearsal_of(wrong), **given)
+    told.match(found)
+    assert cause in told.value.cause
+    assert str(told.value.where).startswith(__file__)
+
+
+@pytest.mark.parametrize("checks", [TrainingChecks, InvarianceChecks, EdgeChecks, LearningChecks])
+def test_what_is_right_passes(checks):
+    rehearsal = rehearsal_of(Sound)
+    for name, method in vars(checks).items():
+        if name.startswith("test_") and "make" not in inspect.signature(method).parameters:
+            with contextlib.suppress(pytest.skip.Exception):
+                method(checks(), rehearsal)
+
+
+HEADER = """
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from rlcli.api.interface import ModelInterface, register_interface
+"""
+CLASS = "@dataclass\nclass X(ModelInterface):\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "check", "found"),
+    [
+        (f'{CLASS}    "Does."\n    n: int = 1\n', "says_what_it_does", "argument n has no docstring"),
+        (f"{CLASS}    pass\n", "says_what_it_does", "X has no docstring"),
+        (f'{CLASS}    "Does."\n    n: Any = 1\n    "N."\n', "arguments_are_typed", "the type Any: any mistake"),
+        (f'{CLASS}    "Does."\n    n: int = 0.5\n    "N."\n', "arguments_are_typed", r"default of argument n, 0\.5,"),
+        (f'{CLASS}    "Does."\n', "declares_the_keys_of_its_calls", "X has none of train_step"),
+        (
+            f'{CLASS}    "Does."\n    def inference(self, model, data, mb_spec):\n        return data.data["values"]\n',
+            "declares_the_keys_of_its_calls",
+            "inference is not in READS",
+        ),
+        (
+            f'{CLASS}    "Does."\n    READS: ClassVar = {{"inference": ("values",)}}\n'
+            "    def inference(self, model, data, mb_spec):\n        return data\n",
+            "declares_the_keys_of_its_calls",
+            "inference is not in WRITES",
+        ),
+    ],
+)  # fmt: skip
+def test_what_an_interface_leaves_unsaid(tmp_path, monkeypatch, source, check, found):
+    from rlcli.api.config import ModelInterfaceAbstraction
+    from rlcli.registry import make_interface
+
+    name = f"unsaid_{abs(hash(source))}"
+    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
+    (tmp_path / "interfaces").mkdir()
+    file = tmp_path / "interfaces" / f"{name}.py"
+    file.write_text(f'{HEADER}\n\n{source}\n\nregister_interface("{name}", X)\n')
+    monkeypatch.setenv("RLCLI_PROJECT", str(tmp_path))
+    contract = type("TestContract", (InterfaceContract,), {"name": name})()
+    make = (lambda: make_interface(ModelInterfaceAbstraction(name)),) if "declares" in check else ()
+    with pytest.raises(Violation, match=found) as told:
+        getattr(contract, f"test_{check}")(*make)
+    assert told.value.where.startswith(f"{file}:")
+
+
+def test_lengths_are_read_back_from_a_batch():
+    pairs = [[(2, 3), (2, 1)], [(1, 0)]]
+    assert lengths_of(make_batch(["packed_input_ids", "prompt_mask"], pairs)) == pairs

@@ -1,0 +1,94 @@
+"""`run_on_ranks`: results by rank, exact numbers, and what is told of ranks that fail, hang or die."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rlcli.testing.contract import Violation
+from rlcli.testing.ranks import RankError, RankTimeout, mesh_of_ranks, run_on_ranks
+
+
+def test_ranks_compute_together_and_floats_come_back_exactly():
+    third = torch.tensor([1.0, 2.0], dtype=torch.float64) / 3
+
+    def work(rank):
+        total = third * (rank + 1)
+        dist.all_reduce(total)
+        mesh = mesh_of_ranks(dp=2)
+        return {"rank": rank, "size": mesh["dp"].size(), "total": total.tolist(), "threads": torch.get_num_threads()}
+
+    assert run_on_ranks(2, work) == [
+        {"rank": rank, "size": 2, "total": (third + 2 * third).tolist(), "threads": 1} for rank in range(2)
+    ]
+    assert not dist.is_initialized()
+
+
+def test_one_rank_has_gradients():
+    weight = torch.ones(3, requires_grad=True)
+    (weight * 2).sum().backward()  # the parent has used autograd, too
+
+    def work(rank):
+        weight.grad = None
+        (weight * 3).sum().backward()
+        return {"gradient": weight.grad.tolist()}
+
+    assert run_on_ranks(1, work) == [{"gradient": [3.0] * 3}]
+    assert weight.grad.tolist() == [2.0] * 3
+
+
+def test_the_error_of_a_rank_is_told_with_its_traceback_though_others_wait_for_it():
+    def work(rank):
+        if rank == 1:
+            raise ValueError("no such token")
+        dist.barrier()
+        return {}
+
+    began = time.monotonic()
+    with pytest.raises(RankError, match=r"rank 1: ValueError: no such token\n[^$]*in work") as caught:
+        run_on_ranks(2, work)
+    assert time.monotonic() - began < 30
+    assert caught.value.rank == 1
+    assert caught.value.frames[-1][0] == __file__
+    assert caught.value.frames[-1][2] == "work"
+
+
+def test_a_violation_stays_one():
+    def work(rank):
+        raise Violation("loss differs by 0.5", "divide once", "here.py:3")
+
+    with pytest.raises(Violation) as caught:
+        run_on_ranks(2, work)
+    assert (caught.value.found, caught.value.cause, caught.value.where) == (
+        "loss differs by 0.5", "divide once", "here.py:3",
+    )  # fmt: skip
+
+
+def test_a_rank_that_hangs_is_ended_and_its_place_is_told(tmp_path):
+    def work(rank):
+        (tmp_path / str(rank)).write_text(str(os.getpid()))
+        if rank == 0:
+            dist.barrier()
+        else:
+            time.sleep(60)
+        return {}
+
+    with pytest.raises(RankTimeout, match=r"2 of 2 ranks did not finish within 1 s\nrank 0 stood at\n") as caught:
+        run_on_ranks(2, work, timeout=1)
+    assert {(frames[-1][0], frames[-1][2]) for frames in caught.value.stacks.values()} == {(__file__, "work")}
+    for rank in range(2):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / str(rank)).read_text()), 0)
+
+
+def test_a_rank_that_dies_is_told():
+    with pytest.raises(RankError, match="rank 0: died without a word"):
+        run_on_ranks(1, lambda rank: os.kill(os.getpid(), signal.SIGKILL) or {})
+
+
+def test_what_is_no_json_is_an_error_of_the_rank():
+    with pytest.raises(RankError, match="TypeError"):
+        run_on_ranks(1, lambda rank: {"tensor": torch.ones(1)})

@@ -1,0 +1,94 @@
+"""The recipe contract: shipped recipes keep it, models, rows and machines of theirs or not; broken ones do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlcli.recipe.resolve import load_recipe
+from rlcli.testing.results import exit_code
+from rlcli.testing.runner import run_checks
+from rlcli.testing.smoke import make_small
+from rlcli.testing.subjects import subjects
+
+
+class Silent:
+    def component(self, subject, checks): ...
+    def begin(self, words): ...
+    def end(self, check): ...
+    def done(self, tested): ...
+
+
+@pytest.fixture
+def examine(tmp_path, monkeypatch):
+    """Write a recipe and hold it to its contract: words of a check → its outcome, and the failures."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RLCLI_PROJECT", raising=False)
+
+    def examined(text, *overrides):
+        (tmp_path / "mine.yaml").write_text(text)
+        (tested,) = run_checks(subjects("recipe", "mine.yaml", overrides), Silent())
+        failures = [check.failure for check in tested.checks if check.failure is not None]
+        return {check.words: check.outcome for check in tested.checks}, failures
+
+    return examined
+
+
+def test_every_shipped_recipe_keeps_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))  # no tokenizer is on this machine
+    tested = run_checks(subjects("recipe"), Silent())
+    assert {one.subject.name for one in tested} >= {"sft_math", "ppo_math", "sft_gsm8k", "ppo_gsm8k"}
+    assert [check for one in tested for check in one.checks if check.outcome != "ok"] == []
+    assert exit_code(tested) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_that_does_not_hold_says_so_once(examine):
+    outcomes, (failure,) = examine("extends: sft_math\ntrain:\n  stepps: 5\n")
+    assert "unknown key" in failure.found
+    assert failure.where == "mine.yaml:3:3"
+    assert set(outcomes.values()) == {"FAIL", "skip"}
+
+
+def test_what_it_says_in_vain_is_named_with_its_line(examine):
+    outcomes, (failure,) = examine("extends: sft_math\ntrain:\n  steps: 1300\n")
+    assert outcomes["it says nothing that its parents or the defaults say"] == "FAIL"
+    assert (failure.found, failure.where) == ("without train (line 2) it is the same", "mine.yaml:2")
+
+
+def test_a_warm_start_from_a_role_that_is_not_there(examine):
+    outcomes, failures = examine("extends: ppo_math\nmodels:\n  actor:\n    path: recipe:sft_math#critic\n")
+    assert outcomes["its roles fit on its devices; its warm starts are sound"] == "FAIL"
+    assert "sft_math saves no role 'critic'" in failures[0].found
+    assert failures[0].where == "mine.yaml:4:11"
+
+
+def test_a_graph_that_breaks_when_it_runs(examine):
+    text = (
+        "extends: sft_math\nmodels:\n  actor:\n    backend:\n      args:\n        lr: 1e38\n        warmup_steps: 0\n"
+    )
+    outcomes, failures = examine(text)
+    assert "FAIL" in (
+        outcomes["two steps run, with tiny models and a few rows"],
+        outcomes["losses, gradients and rewards are finite"],
+    )
+    assert failures
+
+
+def test_a_large_recipe_is_made_small(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "rows.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\n' * 99)
+    large = load_recipe("ppo_gsm8k", ["datasets.train.args.path=rows.jsonl", "ppo.minibatches=8"], ["gpu8"])
+    assert large.recipe.cluster.devices_per_node == 8
+    small, replaced = make_small(large, tmp_path)
+    recipe = small.recipe
+    assert replaced == ("Qwen/Qwen2.5-0.5B-Instruct",)
+    assert (recipe.cluster.devices_per_node, recipe.cluster.device, recipe.launch.type) == (1, "cpu", "inline")
+    assert recipe.models["actor"].scratch["hidden_size"] == 32
+    assert recipe.models["critic"].init == "actor"
+    assert (recipe.train.steps, recipe.train.prompts_per_step) == (2, 8)
+    assert recipe.datasets["train"].args["max_rows"] == 16
+    assert recipe.graph["actor_train"].interface.args["generation"]["max_new_tokens"] == 8
+    same = {name: (call.model, call.call, call.inputs) for name, call in large.recipe.graph.items()}
+    assert {name: (call.model, call.call, call.inputs) for name, call in recipe.graph.items()} == same

@@ -1,0 +1,361 @@
+"""`run_checks` on a toy contract: what it says of checks that pass, fail, crash, hang and are skipped."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from rlcli.errors import ProjectError, UnknownComponent, UsageError
+from rlcli.testing import subjects as of_subjects
+from rlcli.testing.results import exit_code
+from rlcli.testing.runner import Options, run_checks
+from rlcli.testing.subjects import Kind, Subject, subjects
+
+CONTRACT = '''
+import time
+import pytest
+from rlcli import registry
+from rlcli.api.config import ModelInterfaceAbstraction
+from rlcli.testing.contract import Contract, Violation, place_of
+
+
+class ToyContract(Contract):
+    kind = "interface"
+
+    @pytest.fixture
+    def made(self):
+        return registry.make_interface(ModelInterfaceAbstraction(self.name, dict(self.args)))
+
+    def test_sound(self, made):
+        """it can be made"""
+
+    def test_factor(self, made):
+        """its factor is 1"""
+        if made.factor != 1:
+            raise Violation(f"its factor is {made.factor}", "leave it alone", place_of(type(made)))
+
+    def test_crash(self, made):
+        """it divides by its factor"""
+        made.divided()
+
+    @pytest.mark.parametrize("n", [1, 2, 3])
+    def test_cases(self, made, n):
+        """its limit is kept"""
+        assert n <= made.limit
+
+    def test_haste(self, made):
+        """it answers at once"""
+        time.sleep(made.seconds)
+
+    def test_other(self):
+        """nothing"""
+        pytest.skip("has no other")
+'''
+
+COMPONENT = '''
+from dataclasses import dataclass
+
+from rlcli.api.interface import ModelInterface, register_interface
+
+
+@dataclass
+class Toy(ModelInterface):
+    """A toy."""
+
+    factor: int = 1
+    limit: int = 3
+    seconds: float = 0.0
+
+    def divided(self):
+        return 1 / self.factor
+
+
+register_interface("toy-checked", Toy)
+'''
+
+
+class Diary:
+    """A watcher that writes down what it is told."""
+
+    def __init__(self):
+        self.begun, self.ended, self.components = [], [], []
+
+    def component(self, subject, checks):
+        self.components.append((subject.name, checks))
+
+    def begin(self, words):
+        self.begun.append(words)
+
+    def end(self, check):
+        self.ended.append(check)
+
+    def done(self, tested):
+        self.components.append("done")
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project with one interface, and a contract for interfaces that is a toy."""
+    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n[tool.pytest.ini_options]\naddopts = '--nonsense'\n")
+    (tmp_path / "interfaces").mkdir()
+    (tmp_path / "interfaces" / "toy_checked.py").write_text(COMPONENT)
+    (tmp_path / "toy_contract_for_tests.py").write_text(CONTRACT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RLCLI_PROJECT", raising=False)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--more-nonsense")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(
+        of_subjects, "KINDS", {**of_subjects.KINDS, "interface": Kind("toy_contract_for_tests", "ToyContract", "paper")}
+    )
+    monkeypatch.setattr("rlcli.testing.runner.KINDS", of_subjects.KINDS)
+    _forget()
+    yield tmp_path
+    _forget()
+
+
+def _forget():
+    """Each project has a component of the same name."""
+    from rlcli.api.component import registered
+
+    registered("interfaces").pop("toy-checked", None)
+    for name in ("toy_contract_for_tests", "rlcli.interfaces.toy_checked", "tests.interfaces.test_toy_checked"):
+        sys.modules.pop(name, None)
+
+
+def own_tests(project, text):
+    file = project / "tests" / "interfaces" / "test_toy_checked.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(textwrap.dedent(text))
+    return file
+
+
+def run(*given, name="toy-checked", diary=None, **options):
+    return run_checks(subjects("interface", name, given), diary or Diary(), Options(**options))
+
+
+def outcomes(tested):
+    return {check.words: check.outcome for check in tested.checks}
+
+
+def failure(tested, words):
+    return next(check.failure for check in tested.checks if check.words == words)
+
+
+def test_a_good_component_passes_and_is_told_of_in_words(project):
+    diary = Diary()
+    (tested,) = run(diary=diary)
+    assert outcomes(tested) == {
+        "it can be made": "ok", "its factor is 1": "ok", "it divides by its factor": "ok", "its limit is kept": "ok",
+        "it answers at once": "ok", "nothing": "skip",
+    }  # fmt: skip
+    assert exit_code([tested]) == 0
+    assert diary.components == [("toy-checked", 6), "done"]
+    assert diary.begun == [check.words for check in diary.ended] == list(outcomes(tested))
+    assert diary.ended[-1].reason == "has no other"
+    assert [check.cases for check in tested.checks] == [1, 1, 1, 3, 1, 1]
+
+
+def test_a_violation_tells_number_cause_and_line(project):
+    (tested,) = run("factor=2")
+    assert exit_code([tested]) == 1
+    found = failure(tested, "its factor is 1")
+    assert (found.found, found.cause, found.where) == (
+        "its factor is 2", "leave it alone", "interfaces/toy_checked.py:7"
+    )  # fmt: skip
+
+
+def test_a_crash_is_told_with_the_line_of_the_component(project):
+    (tested,) = run("factor=0")
+    found = failure(tested, "it divides by its factor")
+    assert found.found == "ZeroDivisionError: division by zero"
+    assert found.where == "interfaces/toy_checked.py:16"
+    assert "made.divided()" in found.traceback
+
+
+def test_cases_of_a_check_are_one_check(project):
+    (tested,) = run("limit=1")
+    (check,) = [check for check in tested.checks if check.outcome == "FAIL"]
+    assert (check.words, check.cases, check.failed_cases) == ("its limit is kept", 3, ("2", "3"))
+    assert check.failure.found == "assert n <= made.limit"
+
+
+def test_a_check_that_hangs_is_interrupted(project):
+    (tested,) = run("seconds=60.0", check_seconds=0.2)
+    assert outcomes(tested)["it answers at once"] == "FAIL"
+    assert failure(tested, "it answers at once").found == "not done after 0.2 s"
+    assert outcomes(tested)["its factor is 1"] == "ok"
+
+
+def test_a_keyword_and_the_first_failure_choose(project):
+    (tested,) = run("factor=0", keyword="factor or crash")
+    assert list(outcomes(tested)) == ["its factor is 1", "it divides by its factor"]
+    (tested,) = run("factor=0", exit_first=True)
+    assert list(outcomes(tested)) == ["it can be made", "its factor is 1"]
+    for keyword, what in (("nonesuch", "no check answers"), ("(", "cannot be understood")):
+        with pytest.raises(UsageError, match=what):
+            run(keyword=keyword)
+
+
+def test_own_tests_run_along(project):
+    own_tests(
+        project,
+        """
+        def test_it_is_a_toy():
+            pass
+
+        def test_sums(tmp_path):
+            assert 1 + 1 == 3
+        """,
+    )
+    (tested,) = run()
+    assert list(outcomes(tested))[-2:] == ["it is a toy", "sums"]
+    found = failure(tested, "sums")
+    assert found.found == "assert (1 + 1) == 3"
+    assert found.where == "tests/interfaces/test_toy_checked.py:6"
+
+
+def test_a_contract_in_its_own_file_takes_the_place_of_the_general_one(project):
+    own_tests(
+        project,
+        """
+        from toy_contract_for_tests import ToyContract
+
+        class TestContract(ToyContract):
+            name = "toy-checked"
+            args = {"limit": 2}
+        """,
+    )
+    (tested,) = run()
+    assert len(tested.checks) == 6
+    (failed,) = [check for check in tested.checks if check.outcome == "FAIL"]
+    assert failed.failed_cases == ("3",)
+    (tested,) = run("limit=4")
+    assert exit_code([tested]) == 0
+
+
+def test_contracts_with_several_arguments_are_told_apart(project):
+    own_tests(
+        project,
+        """
+        from toy_contract_for_tests import ToyContract
+
+        class TestContract(ToyContract):
+            name = "toy-checked"
+
+        class TestLimited(ToyContract):
+            name = "toy-checked"
+            args = {"limit": 2}
+
+        def test_own():
+            pass
+        """,
+    )
+    (tested,) = run(keyword="cases or own")
+    assert [(check.words, check.variant, check.outcome) for check in tested.checks] == [
+        ("its limit is kept", "no arguments", "ok"), ("its limit is kept", "limit=2", "FAIL"), ("own", "", "ok")
+    ]  # fmt: skip
+
+
+def test_a_reward_is_held_to_its_part_of_the_contract(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (reward,) = subjects("reward", "math_reward")
+    assert reward.file.name == "math_reward.py"
+    assert [subject.name for subject in subjects("reward")] == ["math_reward"]
+    (tested,) = run_checks([reward], Diary(), Options(keyword="texts"))
+    assert tested.count("ok")
+    assert not tested.count("FAIL")
+    assert not [check for check in tested.checks if "train" in check.words]
+    with pytest.raises(UsageError, match="no score_texts"):
+        subjects("reward", "sft")
+
+
+def test_own_tests_that_cannot_be_read_are_a_failure_and_the_contract_runs(project):
+    own_tests(project, "import nonesuch\n")
+    (tested,) = run()
+    found = failure(tested, "its tests can be imported")
+    assert "No module named 'nonesuch'" in found.found
+    assert found.where == "tests/interfaces/test_toy_checked.py:1"
+    assert outcomes(tested)["it can be made"] == "ok"
+    assert exit_code([tested]) == 1
+
+
+def test_a_watcher_that_can_print_no_more_ends_it_in_silence(project, capfd):
+    class Closed(Diary):
+        def end(self, check):
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        run(diary=Closed())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nothing_is_left_behind(project):
+    run("factor=0")
+    assert not [path for path in project.rglob("*") if "pytest" in path.name and path.name != "pyproject.toml"]
+    assert os.environ["PYTEST_ADDOPTS"] == "--more-nonsense"
+    assert "PYTEST_CURRENT_TEST" in os.environ
+
+
+def test_junit_has_every_check(project):
+    run("factor=0", junit=Path("report.xml"))
+    (suite,) = ElementTree.parse(project / "report.xml").getroot()
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures"), suite.get("skipped")) == (
+        "rlcli",
+        "8",
+        "2",
+        "1",
+    )
+    assert {case.get("classname") for case in suite} == {"interface.toy-checked.TestContract"}
+
+
+def test_one_broken_file_is_an_error_and_among_others_a_result(project):
+    (project / "interfaces" / "toy_checked_broken.py").write_text("import nonesuch\n")
+    with pytest.raises(ProjectError, match="nonesuch") as caught:
+        run(name="toy-checked-broken")
+    assert caught.value.where.endswith("toy_checked_broken.py:1")
+    both = [
+        Subject("interface", name, project / f"interfaces/{name}.py") for name in ("toy_checked_broken", "toy_checked")
+    ]
+    diary = Diary()
+    broken, sound = run_checks(both, diary)
+    assert broken.broken is not None
+    assert not broken.checks
+    assert exit_code([sound]) == 0
+    assert exit_code([broken, sound]) == 2
+    assert diary.components == ["done", ("toy_checked", 6), "done"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "error", "says"),
+    [
+        ("interface", "toy-chekced", UnknownComponent, "did you mean 'toy_checked'"),
+        ("family", "lama", UnknownComponent, "did you mean 'llama'"),
+        ("recipe", "ppo_mat", UsageError, "ppo_math"),
+        ("interfaces", "sft", UsageError, "rlcli test interface"),
+        ("toy-checked", None, UsageError, "rlcli test interface toy-checked"),
+        ("datset", "x", UsageError, "did you mean dataset"),
+        ("all", "sft", UsageError, "takes no name"),
+    ],
+)
+def test_what_is_not_there_is_told_with_what_was_meant(project, kind, name, error, says):
+    with pytest.raises(error) as caught:
+        subjects(kind, name)
+    assert says in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_every_component_and_recipe_can_be_named(project):
+    every = subjects("all")
+    assert {subject.kind for subject in every} == set(of_subjects.KINDS) - {"reward"}
+    assert ("family", "qwen3_moe") in {(subject.kind, subject.name) for subject in every}
+    assert {subject.file.is_file() for subject in every} == {True}
+    assert [subject.name for subject in subjects("interface")] == sorted(
+        {s.name for s in every if s.kind == "interface"}
+    )
+    with pytest.raises(UsageError, match="names several"):
+        subjects("interface", None, ["factor=1"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -14,6 +15,9 @@ from rlcli.api.model_folder import model_folder
 from rlcli.errors import ModelError
 from rlcli.interfaces._mock import uniform
 from rlcli.interfaces._text import full_texts, response_texts
+
+_LOADING = threading.Lock()
+"""transformers changes its own classes while it loads: two threads at once may leave them changed for good."""
 
 
 @dataclass(kw_only=True)
@@ -82,9 +86,10 @@ class HFRewardInterface(ModelInterface):
         folder = model_folder(self.path, weights=True)
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-            classifier = AutoModelForSequenceClassification.from_pretrained(
-                folder, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
-            )
+            with _LOADING:
+                classifier = AutoModelForSequenceClassification.from_pretrained(
+                    folder, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+                )
         except (OSError, ValueError, ImportError) as problem:
             raise ModelError(f"cannot load the reward classifier {self.path}: {problem}") from problem
         if self.tokenizer.pad_token_id is None:

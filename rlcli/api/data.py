@@ -41,7 +41,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class DatasetUtility:
-    """What every dataset is built with, beside the recipe's `args`."""
+    """What every dataset is built with, beside the recipe's `args`: its first field, `util`.
+
+    `len(dataset)` counts rows, `dataset[row]` is a batch of one sample. What its class says in literals is read without
+    importing it: KEYS, what every sample holds; EXAMPLES, rows as its file may hold them, on which `rlcli test dataset`
+    tries it; LONGEST, the tokens of its longest row, if no argument sets them.
+
+    A run builds every dataset as rank 0 of 1 and deals the rows out itself.
+    """
 
     seed: int
     dp_rank: int

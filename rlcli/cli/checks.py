@@ -59,8 +59,7 @@ class SilentPrinter:
     def _live(self, text: str) -> None:
         """A line that the next one takes the place of."""
         if self._is_live:
-            width = shutil.get_terminal_size((80, 24)).columns
-            self._write(f"\r\x1b[2K\x1b[2m{one_line(text)[: width - 1]}\x1b[0m")
+            self._write(f"\r\x1b[2K\x1b[2m{one_line(text)[: _width() - 1]}\x1b[0m")
 
     def _clear(self) -> None:
         if self._is_live:
@@ -107,7 +106,7 @@ class CheckPrinter(SilentPrinter):
             self._variant = check.variant
             print_styled((f"  with {check.variant}" if check.variant else "  its own tests", "dim"))
         is_known = check.failure is not None and check.failure == self._last
-        _print_line(check.outcome, check.words + _cases(check) + (" (as above)" if is_known else ""))
+        _print_line(check.outcome, check.words + _cases(check) + (" (as above)" if is_known else ""), check.note)
         if check.failure is not None and not is_known:
             self._last = check.failure
             for text in (check.failure.found, check.failure.cause, check.failure.where):
@@ -156,12 +155,18 @@ def _cases(check: Check) -> str:
     return f" ({len(check.failed_cases)} of {check.cases}: {shown})"
 
 
-def _print_line(level: str, words: str) -> None:
+def _print_line(level: str, words: str, note: str = "") -> None:
+    """`  ok    the same on 1 and 2 ranks   max diff 3e-7`; a note that does not fit stands below."""
+    said = STYLES[level] if level == "skip" else ""
     first, *rest = _wrapped(one_line(words), MARGIN)
-    style = STYLES[level]
-    print_styled((f"  {level:<{MARGIN - 2}}", style), (first, style if level == "skip" else ""))
+    beside = f"   {one_line(note)}" if note and not rest else ""
+    if MARGIN + len(first) + len(beside) > _width():
+        beside = ""
+    print_styled((f"  {level:<{MARGIN - 2}}", STYLES[level]), (first, said), (beside, "dim"))
     for line in rest:
-        print_styled((" " * MARGIN + line, style if level == "skip" else ""))
+        print_styled((" " * MARGIN + line, said))
+    if note and not beside:
+        _print_below(note)
 
 
 def _print_below(text: str) -> None:
@@ -172,5 +177,9 @@ def _print_below(text: str) -> None:
 
 
 def _wrapped(text: str, margin: int) -> list[str]:
-    width = max(shutil.get_terminal_size((80, 24)).columns - margin, 40)
+    width = max(_width() - margin, 40)
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False) or [""]
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((80, 24)).columns

@@ -49,8 +49,7 @@ class Progress:
         results = {key.removeprefix("eval/"): value for key, value in numbers.items()}
         results.pop("step", None)
         self.evaluations.append((step, results))
-        if not self.done:
-            # what came before the first step says nothing about the pace
+        if step == 0:  # what came before the first step says nothing about the pace
             self._ticks[0] = (self._clock(), 0)
         return results
 

@@ -32,6 +32,7 @@ class _Case:
     outcome: Outcome = "ok"
     failure: Failure | None = None
     reason: str = ""
+    note: str = ""
 
     @property
     def contract(self) -> type[Contract] | None:
@@ -182,6 +183,7 @@ class ChecksPlugin:
         report = yield
         _, case = self._find(item.nodeid)
         case.seconds += report.duration
+        case.note = next((str(value) for name, value in report.user_properties if name == "note"), "")
         if report.failed and case.failure is None:
             case.outcome = "FAIL"
             case.failure = self._failure(item, call, report)
@@ -265,6 +267,7 @@ def _check_of(cases: Sequence[_Case], variant: str) -> Check:
         failed_cases=tuple(case.parameters for case in failed if case.parameters),
         cases=len(cases),
         reason=cases[0].reason if outcome == "skip" else "",
+        note=next((case.note for case in cases if case.note), ""),
         variant=variant,
     )
 

@@ -51,6 +51,10 @@ class RankError(RuntimeError):
         self.frames = frames
 
 
+class RankDeath(RankError):
+    """A rank ended without an exception: killed, or by a crash in native code. The message ends with its last words."""
+
+
 class RankTimeout(TimeoutError):
     """Ranks did not finish in time. `stacks` has where each of them stood: (file, line, function), innermost first."""
 
@@ -106,6 +110,11 @@ class _Rank:
         """Where the rank stood when its time was over."""
         return self.folder / f"{self.number}.stack"
 
+    @property
+    def errors(self) -> Path:
+        """What the rank wrote to stderr."""
+        return self.folder / f"{self.number}.err"
+
     def stood_at(self) -> list[Frame]:
         """Innermost first, as far out as the work goes."""
         dumped = self.stack.read_text() if self.stack.exists() else ""
@@ -140,7 +149,9 @@ def _be(rank: _Rank, work: Work, timeout: float) -> NoReturn:
     """The life of a child. It leaves by `os._exit`: what its parent wants done at the end is not its business."""
     code = 1
     try:
-        with rank.stack.open("w") as stack:
+        with rank.stack.open("w") as stack, rank.errors.open("w") as errors:
+            os.dup2(errors.fileno(), 2)
+            faulthandler.enable(errors)
             faulthandler.dump_traceback_later(timeout, exit=True, file=stack)
             rank.tell(result=_work_in_group(rank, work, timeout))
             code = 0
@@ -190,6 +201,16 @@ def _kill(child: int) -> None:
         os.waitpid(child, 0)
 
 
+def _death(ranks: list[_Rank]) -> RankDeath:
+    """Of the first that has last words: a collective that does not fit those of other ranks ends in native code."""
+    words = {rank: rank.errors.read_text(errors="replace").strip() for rank in ranks if rank.errors.exists()}
+    rank = next((rank for rank in ranks if words.get(rank)), ranks[0])
+    said = next((line.strip() for line in words.get(rank, "").splitlines() if "what():" in line), "")
+    return RankDeath(
+        rank.number, f"died {said.removeprefix('what():').strip() or 'without a word'}", words.get(rank, ""), []
+    )
+
+
 def _raise_first_error(ranks: list[_Rank], reports: list[dict[str, Any] | None], timeout: float) -> None:
     """The first error in time is the cause; the others are its echo."""
     failed = [(report["at"], rank, report) for rank, report in zip(ranks, reports, strict=True)
@@ -204,4 +225,4 @@ def _raise_first_error(ranks: list[_Rank], reports: list[dict[str, Any] | None],
     if any(stacks.values()):
         raise RankTimeout(len(ranks), timeout, stacks)
     if unfinished:
-        raise RankError(unfinished[0].number, "died without a word (out of memory, or a crash in native code)", "", [])
+        raise _death(unfinished)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -91,12 +91,14 @@ class RecipeContract(Contract):
             cause = "begin the file with `# What it does.` and `# Needs: what it takes`"
             raise Violation(f"it opens with {does!r} and {needs!r}", cause, f"{shown(resolved.path)}:1")
 
-    def test_two_steps_run(self, attempt: SmokeRun | Exception) -> None:
+    def test_two_steps_run(self, attempt: SmokeRun | Exception, record_property: Callable[[str, object], None]) -> None:
         """two steps run, with tiny models and a few rows"""
         if isinstance(attempt, Exception):
             raise attempt
         if attempt.finished.exit_code or attempt.finished.steps_done != STEPS:
             raise Violation(f"it ended after step {attempt.finished.steps_done} of {STEPS}")
+        if attempt.replaced:
+            record_property("note", f"not on this machine, so with bytes as tokens: {', '.join(attempt.replaced)}")
 
     def test_numbers_are_finite(self, smoke: SmokeRun) -> None:
         """losses, gradients and rewards are finite"""

@@ -40,6 +40,8 @@ class Check:
     cases: int = 1
     reason: str = ""
     """Why it was skipped."""
+    note: str = ""
+    """What the check wants said when it passes, such as a largest difference: `record_property("note", …)`."""
     variant: str = ""
     """The arguments that the component had, where its tests hold it to the contract with several."""
 
@@ -55,6 +57,7 @@ class Check:
             "cases": self.cases,
             "failed_cases": list(self.failed_cases),
             "reason": self.reason or None,
+            "note": self.note or None,
             "seconds": round(self.seconds, 3),
             "test": self.test,
         }

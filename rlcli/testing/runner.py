@@ -129,8 +129,10 @@ def _arguments(folder: Path, options: Options) -> list[str]:
 @contextlib.contextmanager
 def _undisturbed(has_own_tests: bool) -> Iterator[None]:
     """The environment without what it says about pytest; plugins are there for the tests of the user's own."""
-    names = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "PYTEST_CURRENT_TEST")
+    pytest_names = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "PYTEST_CURRENT_TEST")
+    names = (*pytest_names, "CUDA_VISIBLE_DEVICES")
     before = {name: os.environ.pop(name) for name in names if name in os.environ}
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # all runs on the CPU, and a process that has seen GPUs cannot be forked
     if not has_own_tests:
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     try:

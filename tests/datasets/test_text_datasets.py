@@ -1,23 +1,16 @@
-"""The datasets that read files, with tokenizers of a few dozen characters made on the spot."""
+"""The datasets that read files, beyond their contract: what each says, cuts, draws and refuses."""
 
 import json
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
 from rlcli.api.config import DatasetAbstraction
-from rlcli.api.data import DatasetUtility, SequenceSample
+from rlcli.api.data import DatasetUtility
 from rlcli.errors import DataError, ModelError, UsageError
-from rlcli.registry import load, make_dataset, signature
+from rlcli.registry import load, make_dataset
+from rlcli.testing.tokenizer import byte_tokenizer
 
-SPECIAL = ["<pad>", "<s>", "</s>", "<user>", "<bot>", "<sys>"]
-TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}"
-    "{{ '<sys>' if m['role'] == 'system' else '<user>' }}{{ m['content'] }}"
-    "{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
-)
 ROWS = {
     "prompt_answer": {"prompt": "hi", "answer": "you"},
     "prompt_only": {"prompt": "hi"},
@@ -26,27 +19,7 @@ ROWS = {
 }
 
 
-def make_tokenizer(chat=False, single="<s> $A"):
-    """One token per character, `<s>` in front; a chat template that writes `<s>` itself."""
-    letters = [*SPECIAL, *sorted(map(chr, range(10, 127)))]
-    characters = Tokenizer(models.WordLevel({c: i for i, c in enumerate(letters)}, unk_token="<pad>"))
-    characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    characters.decoder = decoders.Fuse()
-    characters.post_processor = processors.TemplateProcessing(
-        single=single, special_tokens=[(name, letters.index(name)) for name in ("<s>", "</s>")]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=characters,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        additional_special_tokens=SPECIAL[3:],
-    )
-    tokenizer.chat_template = TEMPLATE if chat else None
-    return tokenizer
-
-
-PLAIN, CHAT = make_tokenizer(), make_tokenizer(chat=True)
+PLAIN, CHAT = byte_tokenizer(), byte_tokenizer(chat=True)
 
 
 @pytest.fixture
@@ -63,44 +36,10 @@ def build(tmp_path):
 
 
 def texts(sample, key="packed_prompts", tokenizer=PLAIN):
-    return [tokenizer.decode(tokens) for tokens in sample.data[key].split(sample.flat_seqlens(key))]
+    return [tokenizer.decode(tokens.tolist()) for tokens in sample.data[key].split(sample.flat_seqlens(key))]
 
 
 # -- all of them ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_samples_of_every_dataset_are_well_formed(build, name):
-    data = build(name, [ROWS[name]] * 4)
-    samples = [data[i] for i in range(len(data))]
-    assert [sample.ids for sample in samples] == [["rows:1"], ["rows:2"], ["rows:3"], ["rows:4"]]
-    for sample in samples:
-        assert sample.bs == 1
-        assert sample.keys == set(data.keys) == set(type(data).KEYS)
-        assert all(tensor.device.type == "cpu" for tensor in sample.data.values())
-        assert max(sample.flat_seqlens(data.keys[0])) <= data.max_length
-    assert SequenceSample.gather(samples).bs == 4
-    with pytest.raises(IndexError):
-        data[4]
-    assert len(list(data)) == 4
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_every_argument_is_documented(name):
-    arguments = {argument.name: argument for argument in signature("datasets", name).arguments}
-    assert arguments.keys() >= {"path", "max_length", "overlong", "bad_rows", "max_bad_rows", "max_rows"}
-    for argument in arguments.values():
-        assert argument.doc, argument.name
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_a_row_without_its_last_field_is_named(build, name):
-    *_, last = ROWS[name]
-    broken = {key: value for key, value in ROWS[name].items() if key != last} | {"other": "x"}
-    with pytest.raises(DataError, match=rf"rows\.jsonl:2: there is no field '{last}'") as caught:
-        build(name, [ROWS[name], broken])
-    assert caught.value.code == "F31"
-    assert len(build(name, [ROWS[name], broken], bad_rows="skip")) == 1
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -126,10 +65,10 @@ def test_a_chat_template_is_used_if_there_is_one(build, name):
     key = load("datasets", name).KEYS[0]
     rows = [ROWS[name]]
     with_template = texts(build(name, rows, CHAT)[0], key)[0]
-    assert with_template.startswith("<s><user>")
-    assert "<bot>" in with_template
+    assert with_template.startswith("<bos><user>")
+    assert "<assistant>" in with_template
     assert texts(build(name, rows, CHAT, chat=False)[0], key)[0].count("<user>") == 0
-    assert texts(build(name, rows, PLAIN)[0], key)[0].startswith("<s>")
+    assert texts(build(name, rows, PLAIN)[0], key)[0].startswith("<bos>")
     with pytest.raises(ModelError, match="no chat template") as caught:
         build(name, rows, PLAIN, chat=True)
     assert (caught.value.code, caught.value.exit_code) == ("F32", 5)
@@ -147,29 +86,29 @@ def test_misspelt_arguments_and_choices_are_refused(build, name):
 
 def test_prompt_only_writes_special_tokens_once(build):
     rows = [{"prompt": "hi"}]
-    assert texts(build("prompt_only", rows)[0]) == ["<s>hi"]
-    assert texts(build("prompt_only", [{"prompt": "<s>hi"}])[0]) == ["<s>hi"]
-    assert texts(build("prompt_only", rows, CHAT)[0]) == ["<s><user>hi<bot>"]
-    assert texts(build("prompt_only", rows, CHAT, system="be")[0]) == ["<s><sys>be<user>hi<bot>"]
-    assert texts(build("prompt_only", rows, system="be")[0]) == ["<s>be\n\nhi"]
-    closing = make_tokenizer(single="<s> $A </s>")
-    assert texts(build("prompt_only", rows, closing)[0]) == ["<s>hi"]
+    assert texts(build("prompt_only", rows)[0]) == ["<bos>hi"]
+    assert texts(build("prompt_only", [{"prompt": "<bos>hi"}])[0]) == ["<bos>hi"]
+    assert texts(build("prompt_only", rows, CHAT)[0]) == ["<bos><user>hi<assistant>"]
+    assert texts(build("prompt_only", rows, CHAT, system="be")[0]) == ["<bos><system>be<user>hi<assistant>"]
+    assert texts(build("prompt_only", rows, system="be")[0]) == ["<bos>be\n\nhi"]
+    closing = byte_tokenizer(around="<bos> $A <eos>")
+    assert texts(build("prompt_only", rows, closing)[0]) == ["<bos>hi"]
 
 
 def test_prompt_only_truncates_at_the_side_it_is_told(build):
     rows = [{"prompt": "abcdef"}, {"prompt": "ab"}]
     left = build("prompt_only", rows, max_length=4, overlong="truncate_left")
     right = build("prompt_only", rows, max_length=4, overlong="truncate_right")
-    assert [texts(left[i])[0] for i in range(2)] == ["cdef", "<s>ab"]
-    assert [texts(right[i])[0] for i in range(2)] == ["<s>abc", "<s>ab"]
+    assert [texts(left[i])[0] for i in range(2)] == ["cdef", "<bos>ab"]
+    assert [texts(right[i])[0] for i in range(2)] == ["<bos>abc", "<bos>ab"]
 
 
 def test_prompt_answer_marks_the_prompt_and_ends_the_answer(build):
     sample = build("prompt_answer", [ROWS["prompt_answer"]], CHAT)[0]
     tokens, mask = sample.data["packed_input_ids"], sample.data["prompt_mask"]
     assert (tokens.dtype, mask.dtype) == (torch.int64, torch.bool)
-    assert CHAT.decode(tokens[mask]) == "<s><user>hi<bot>"
-    assert CHAT.decode(tokens[~mask]) == "you</s>"
+    assert CHAT.decode(tokens[mask].tolist()) == "<bos><user>hi<assistant>"
+    assert CHAT.decode(tokens[~mask].tolist()) == "you<eos>"
     assert mask.tolist() == sorted(mask.tolist(), reverse=True)
 
 
@@ -179,10 +118,10 @@ def test_prompt_answer_keeps_what_it_promises_when_it_truncates(build):
     def parts(overlong):
         sample = build("prompt_answer", rows, max_length=9, overlong=overlong)[0]
         tokens, mask = sample.data["packed_input_ids"], sample.data["prompt_mask"]
-        return PLAIN.decode(tokens[mask]), PLAIN.decode(tokens[~mask])
+        return PLAIN.decode(tokens[mask].tolist()), PLAIN.decode(tokens[~mask].tolist())
 
-    assert parts("truncate_left") == ("bcdef", "xyz</s>")
-    assert parts("truncate_right") == ("<s>abcdef", "xy")
+    assert parts("truncate_left") == ("bcdef", "xyz<eos>")
+    assert parts("truncate_right") == ("<bos>abcdef", "xy")
     with pytest.raises(DataError, match="a prompt of 7 tokens leaves no room") as caught:
         build("prompt_answer", rows, max_length=7, overlong="truncate_right")
     assert caught.value.code == "F30"
@@ -191,15 +130,16 @@ def test_prompt_answer_keeps_what_it_promises_when_it_truncates(build):
 
 
 def test_an_answer_cannot_end_without_an_end_token(build):
-    endless = make_tokenizer()
-    endless.eos_token = None
+    endless = byte_tokenizer()
+    del endless.special_tokens_map["eos_token"]
     with pytest.raises(ModelError, match="no end-of-sequence token"):
         build("prompt_answer", [ROWS["prompt_answer"]], endless)
 
 
 def test_pairs_are_interleaved_with_the_prompt_in_front(build):
     sample = build("paired", [ROWS["paired"]])[0]
-    assert texts(sample, "packed_input_ids") == ["<s>hiyes</s>", "<s>hino</s>", "<s>hiso</s>", "<s>hinot</s>"]
+    answers = ("yes", "no", "so", "not")
+    assert texts(sample, "packed_input_ids") == [f"<bos>hi{answer}<eos>" for answer in answers]
     assert sample.seqlens == {"packed_input_ids": [[7, 6, 6, 7]], "prompt_lens": [[1]]}
     assert sample.data["prompt_lens"].tolist() == [3]
 
@@ -209,7 +149,9 @@ def test_many_pairs_are_drawn_by_the_seed_and_the_row(build):
 
     def drawn(seed):
         data = build("paired", rows, seed=seed, max_pairs_per_prompt=3)
-        return [[text[4] for text in texts(data[i], "packed_input_ids")] for i in range(len(data))]
+        return [
+            [text.removeprefix("<bos>p")[0] for text in texts(data[i], "packed_input_ids")] for i in range(len(data))
+        ]
 
     assert drawn(1) == drawn(1) != drawn(2)
     assert len({tuple(row) for row in drawn(1)}) > 1
@@ -230,10 +172,10 @@ def test_pairs_must_be_pairs(build):
 
 def test_pairs_share_one_prompt_after_truncation(build):
     sample = build("paired", [ROWS["paired"]], max_length=6, overlong="truncate_left")[0]
-    assert texts(sample, "packed_input_ids") == ["hiyes</s>", "hino</s>", "hiso</s>", "hinot</s>"]
+    assert texts(sample, "packed_input_ids") == ["hiyes<eos>", "hino<eos>", "hiso<eos>", "hinot<eos>"]
     assert sample.data["prompt_lens"].tolist() == [2]
     sample = build("paired", [ROWS["paired"]], max_length=6, overlong="truncate_right")[0]
-    assert texts(sample, "packed_input_ids") == ["<s>hiyes", "<s>hino</s>", "<s>hiso</s>", "<s>hinot"]
+    assert texts(sample, "packed_input_ids") == ["<bos>hiyes", "<bos>hino<eos>", "<bos>hiso<eos>", "<bos>hinot"]
 
 
 @pytest.mark.parametrize(
@@ -266,21 +208,21 @@ def test_the_question_stands_in_the_template_as_it_is(build):
     rows = [{"problem": "{x}^{2}?", "solution": "4"}]
     keys = {"question_key": "problem", "answer_key": "solution"}
     template = "Q: {question}\n{steps}"
-    assert texts(build("math_prompts", rows, template=template, **keys)[0]) == ["<s>Q: {x}^{2}?\n{steps}"]
-    assert texts(build("math_prompts", rows, CHAT, **keys)[0]) == ["<s><user>{x}^{2}?<bot>"]
+    assert texts(build("math_prompts", rows, template=template, **keys)[0]) == ["<bos>Q: {x}^{2}?\n{steps}"]
+    assert texts(build("math_prompts", rows, CHAT, **keys)[0]) == ["<bos><user>{x}^{2}?<assistant>"]
     with pytest.raises(UsageError, match=r"must contain \{question\}"):
         build("math_prompts", rows, template="Q: {}", **keys)
 
 
 def test_a_template_that_refuses_a_system_prompt_says_so(build):
-    strict = make_tokenizer(chat=True)
+    strict = byte_tokenizer(chat=True)
     strict.chat_template = "{{ raise_exception('no system role') if messages[0]['role'] == 'system' }}"
     with pytest.raises(ModelError, match="chat template fails: no system role"):
         build("math_prompts", [ROWS["math_prompts"]], strict, system="be brief")
 
 
 def test_a_template_that_writes_todays_date_makes_the_same_data_every_day(build):
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + TEMPLATE
+    tokenizer = byte_tokenizer(chat=True)
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + tokenizer.chat_template
     dataset = build("prompt_only", [ROWS["prompt_only"]], tokenizer)
-    assert tokenizer.decode(dataset[0].data["packed_prompts"]).startswith("26 Jul 2024")
+    assert texts(dataset[0])[0].startswith("26 Jul 2024")

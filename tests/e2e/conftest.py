@@ -45,7 +45,7 @@ class Run:
         return json.loads((self.folder / "status.json").read_text())
 
 
-def rlcli(*arguments, cwd=None, timeout=100, **environment):
+def rlcli(*arguments, cwd=None, timeout=300, **environment):
     """Run the command to its end."""
     home = str(Path(__file__).resolve().parents[2])
     variables = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": home, "COLUMNS": "80"}

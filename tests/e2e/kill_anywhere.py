@@ -85,9 +85,9 @@ def kill_and_resume(settings: tuple[str, ...], folder: Path, seconds: float, dra
         os.kill(pid, signal.SIGKILL)
         finish(pid)
         moments.append(moment)
-        if (folder / "recipe.digest").exists():
+        if (folder / "recipe.resolved.yaml").exists():
             arguments = ["resume", str(folder)]
-        else:  # killed before there was a run: nothing but an empty folder
+        else:  # killed before there was a run to go on with
             folder = folder.with_name(f"{folder.name}-again")
             arguments = ["train", *settings, "--run-dir", str(folder)]
     code = finish(start(*arguments))

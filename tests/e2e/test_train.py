@@ -6,6 +6,8 @@ import pytest
 
 from rlcli.errors import escape_control
 
+pytestmark = pytest.mark.timeout(420)  # some are several runs
+
 RUN_FILES = {
     "README.md", "curve.png", "environment.json", "metrics.jsonl", "models", "origins.json", "recipe",
     "recipe.resolved.yaml", "samples.jsonl", "status.json", "tensorboard",

@@ -43,7 +43,7 @@ train:
       eval_fit: {model: critic, call: evaluate, interface: toy, inputs: [packed_prompts],
                  max_tokens_per_microbatch: 9}
 cluster: {device: cpu}
-launch: {type: inline, startup_deadline: 60, step_deadline: 60}
+launch: {type: inline, startup_deadline: 300, step_deadline: 60}
 log: {tensorboard: false, plot: false, samples_per_step: 2}
 """
 

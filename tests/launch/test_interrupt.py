@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(420)
+
 HOME = str(Path(__file__).parents[2])
 
 
@@ -24,7 +26,7 @@ def training(project):
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": HOME},
         )  # fmt: skip
         started.append(process)
-        metrics, deadline = project / "run/metrics.jsonl", time.monotonic() + 60
+        metrics, deadline = project / "run/metrics.jsonl", time.monotonic() + 200
         while not (metrics.exists() and len(metrics.read_text().splitlines()) > 3):
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
@@ -41,7 +43,7 @@ def training(project):
 def test_once_saves_and_stops_and_says_so(training, project, options):
     process = training(*options)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
     assert process.returncode == 130
     assert "Ctrl-C (SIGINT): stopping after this step and saving; once more stops now" in err
     assert "to go on: rlcli resume run\n" in err
@@ -57,7 +59,7 @@ def test_twice_stops_now_and_says_so(training, project):
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
     os.kill(process.pid, signal.SIGCONT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
     assert process.returncode in (128 + signal.SIGTERM, 128 + signal.SIGINT)
     assert "once more stops now" in err
     assert "stopped at once by SIG" in err
@@ -69,7 +71,7 @@ def test_twice_stops_now_and_says_so(training, project):
 def test_with_json_stdout_is_one_document(training):
     process = training("--json")
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=200)
     document = json.loads(out)
     assert (document["ok"], document["exit_code"]) == (False, 130)
     assert document["steps"] >= 3

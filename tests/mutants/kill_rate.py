@@ -1,7 +1,8 @@
 """How many planted bugs `rlcli test` finds: `python tests/mutants/kill_rate.py [--kind K] [--only N] [--json]`.
 
 Each mutant is a small change of a good component, listed in a YAML file beside this one. It is made in a copy of the
-repository without its tests, so that only the contract suites can find it. A mutant counts as killed when a check
+repository, of whose tests only those of single components come along, as `rlcli test` runs them along; `--bare` leaves
+them out too, so that only the contract suites can find it. A mutant counts as killed when a check
 fails; one that cannot even be imported is no mutant. Every suite is first run on the unchanged copy, where it must
 pass. In the YAML, text of several lines stands under `|2-`, so that its own indentation counts.
 """
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -29,6 +30,7 @@ import yaml
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 COPIED = ("rlcli", "interfaces", "backends", "datasets", "recipes", "pyproject.toml")
+OWN_TESTS = tuple(f"tests/{kind}" for kind in ("interfaces", "backends", "datasets", "families", "recipes"))
 LOADED_ONCE = ("torch", "torch.distributed", "transformers", "transformers.models.llama.modeling_llama",
                "transformers.models.auto.modeling_auto", "safetensors.torch", "tokenizers", "pytest", "pydantic",
                "rich.console", "rich.text", "typer", "yaml", "jinja2", "numpy")  # fmt: skip
@@ -75,10 +77,10 @@ def mutants(kind: str | None = None) -> list[Mutant]:
     return found
 
 
-def copy_repository(folder: Path) -> Path:
-    """The repository without its tests and caches."""
+def copy_repository(folder: Path, bare: bool = False) -> Path:
+    """The repository without its caches, and with the tests of single components only; `bare`: without these too."""
     folder.mkdir(parents=True)
-    for name in COPIED:
+    for name in (*COPIED, *(name for name in OWN_TESTS if not bare and (ROOT / name).is_dir())):
         origin = ROOT / name
         if origin.is_dir():
             shutil.copytree(origin, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -151,9 +153,9 @@ class _Running:
         return time.monotonic() - self.began
 
 
-def _start(mutant: Mutant, folder: Path) -> _Running:
+def _start(mutant: Mutant, folder: Path, bare: bool) -> _Running:
     copy = folder / "copy"
-    copy_repository(copy)
+    copy_repository(copy, bare)
     if mutant.file:
         plant(mutant, copy)
     out = folder / "out.json"
@@ -212,7 +214,7 @@ def _judged(running: _Running, code: int) -> Outcome:
 # -- all of them -----------------------------------------------------------------------------------------
 
 
-def hunt(chosen: Iterable[Mutant], at_once: int = AT_ONCE) -> Iterator[Outcome]:
+def hunt(chosen: Iterable[Mutant], at_once: int = AT_ONCE, bare: bool = False) -> Iterator[Outcome]:
     """Run the suite of each mutant, some at a time, and tell each outcome as it comes."""
     for name in LOADED_ONCE:
         importlib.import_module(name)
@@ -226,7 +228,7 @@ def hunt(chosen: Iterable[Mutant], at_once: int = AT_ONCE) -> Iterator[Outcome]:
             while waiting and len(running) < at_once:
                 mutant, number = waiting.pop(0), number + 1
                 try:
-                    running.append(_start(mutant, Path(home, str(number))))
+                    running.append(_start(mutant, Path(home, str(number)), bare))
                 except (ValueError, OSError) as error:
                     yield Outcome(mutant, "invalid", str(error), 0.0)
             time.sleep(0.05)
@@ -270,8 +272,10 @@ def main() -> int:
     parser.add_argument("--kind", help="interfaces, backends, datasets, families or recipes")
     parser.add_argument("--only", type=int, action="append", metavar="N", help="the Nth of those, from 1; repeatable")
     parser.add_argument("--each", type=int, metavar="N", help="N of every kind, spread over its list")
+    parser.add_argument("--first", action="store_true", help="end a suite with the first check that fails")
     parser.add_argument("--no-baseline", action="store_true", help="do not run the unchanged components first")
     parser.add_argument("--at-once", type=int, default=AT_ONCE, metavar="N")
+    parser.add_argument("--bare", action="store_true", help="without the tests of single components")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     chosen = mutants(options.kind)
@@ -279,13 +283,15 @@ def main() -> int:
         chosen = [chosen[number - 1] for number in options.only]
     if options.each:
         chosen = spread(chosen, options.each)
+    if options.first:
+        chosen = [replace(one, test=f"{one.test} --exit-first") for one in chosen]
     alarms, outcomes = [], []
-    for outcome in hunt([] if options.no_baseline else unchanged(chosen), options.at_once):
+    for outcome in hunt([] if options.no_baseline else unchanged(chosen), options.at_once, options.bare):
         if outcome.verdict != "survived":
             alarms.append(outcome)
         print(f"{'sound' if outcome.verdict == 'survived' else 'FALSE ALARM':<20}{outcome.mutant.test:<46}"
               f"{outcome.seconds:5.1f} s  {outcome.by}", file=sys.stderr, flush=True)  # fmt: skip
-    for outcome in hunt(chosen, options.at_once):
+    for outcome in hunt(chosen, options.at_once, options.bare):
         outcomes.append(outcome)
         print(_line(outcome), file=sys.stderr if options.json else sys.stdout, flush=True)
     if options.json:

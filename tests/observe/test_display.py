@@ -77,6 +77,16 @@ def test_off_a_terminal_lines_are_printed_a_few_per_run(clock):
     assert "\x1b" not in stream.getvalue()
 
 
+def test_the_pace_of_a_run_that_goes_on_is_that_of_its_own_steps(clock):
+    display, stream = plain(clock)
+    display.start("ppo_math", "runs/ppo_math/1", 80)
+    clock.now += 10
+    display.evaluation(41, {"eval/accuracy": 0.25})
+    display.step(rl_record(41))
+    assert "  10.0 s/step  " in stream.getvalue()
+    assert stream.getvalue().endswith("eta 6:30\n")
+
+
 def test_slow_steps_each_get_their_line_and_fast_ones_do_not_flood(clock):
     for seconds, expected in ((31.0, 100), (0.001, 2)):
         display, stream = plain(clock)

@@ -116,9 +116,9 @@ def make_trial(tmp_path, monkeypatch):
 class TestSound(DatasetContract):
     """No false alarm on a dataset that uses nothing of ours but the contract itself."""
 
-    @pytest.fixture
-    def trial(self, make_trial):
-        return make_trial()
+    @pytest.fixture(autouse=True)
+    def made(self, make_trial):
+        self.name = make_trial().name
 
 
 def violation(trial, check, *parameters):
@@ -140,10 +140,10 @@ def afterwards(statement):
 
 WRONG = {
     "undocumented": (
-        ('    """Longest row, in tokens."""\n', ""), "test_registration", "max_length", "put a string under it",
+        ('    """Longest row, in tokens."""\n', ""), "test_registers", "max_length", "put a string under it",
     ),
     "undeclared keys": (
-        ("    KEYS: ClassVar", "    KINDS: ClassVar"), "test_registration", "does not say what its samples hold",
+        ("    KEYS: ClassVar", "    KINDS: ClassVar"), "test_registers", "does not say what its samples hold",
         "KEYS",
     ),
     "other keys": (

@@ -14,6 +14,7 @@ from rlcli.testing.contract import Violation
 from rlcli.testing.interface import InterfaceContract
 from rlcli.testing.interface.edges import EdgeChecks
 from rlcli.testing.interface.invariance import InvarianceChecks
+from rlcli.testing.interface.laws import LawChecks
 from rlcli.testing.interface.learning import LearningChecks
 from rlcli.testing.interface.rehearsal import Rehearsal
 from rlcli.testing.interface.training import TrainingChecks, lengths_of
@@ -205,6 +206,39 @@ class DividesByNothing(Sound):
         return {**super().train_step(model, data, mb_spec), "spread": float(torch.zeros(1) / (data.bs - 1))}
 
 
+class Reinforced(Sound):
+    """A policy gradient with a KL penalty; the right one."""
+
+    READS = {"train_step": ("packed_input_ids", "prompt_mask", "packed_logprobs", "packed_ref_logprobs", "rewards")}
+
+    def advantages(self, batch):
+        """[N]"""
+        counts = [length - 1 for length in batch.flat_seqlens("packed_input_ids")]
+        kl = (batch.data["packed_logprobs"] - batch.data["packed_ref_logprobs"]) * self.mask(batch)
+        return batch.data["rewards"] - self.kl_weight * torch.stack([one.sum() for one in kl.split(counts)])
+
+    kl_weight = 0.1
+
+    def loss(self, output, batch):
+        counts = torch.tensor([length - 1 for length in batch.flat_seqlens("packed_input_ids")])
+        advantages = torch.repeat_interleave(self.advantages(batch), counts)
+        return -(output.logprobs * advantages)[self.mask(batch)].sum()
+
+
+class RewardsTheNeighbour(Reinforced):
+    def advantages(self, batch):
+        return super().advantages(batch).roll(1)
+
+
+class PaysForDistance(Reinforced):
+    kl_weight = -0.1
+
+
+class PunishesReward(Reinforced):
+    def advantages(self, batch):
+        return super().advantages(batch) - 2 * batch.data["rewards"]
+
+
 class EvaluatesUnweighted(Sound):
     def evaluate(self, model, eval_dataloader):
         losses = [model.module.eval_batch(batch, self.loss, self.weight)["loss"] for batch in eval_dataloader]
@@ -249,9 +283,12 @@ def rehearsal_of(cls):
         (KeepsATensor, "goes_on_from_its_state", "state_dict is not JSON", "plain numbers"),
         (PerMicroBatch, "micro_batches_change_nothing", "micro_batches is 1 in one", "over a part of the batch"),
         (PairsByPlace, "order_changes_nothing", "in one order", "rather than by sample"),
-        (PairsByPlace, "packing_changes_nothing", "with each sample in a micro-batch of its own", "neighbour"),
-        (PerRank, "ranks_change_nothing", "8 on one rank, 5 on 2 that have 5 samples and 3 samples", "one rank's share"),
+        (PairsByPlace, "packing_changes_nothing", "with each sample in a micro-batch of its own", "that is no sum"),
+        (PerRank, "ranks_change_nothing", "8 on one rank, 5 on 2 that have 5 samples", "one rank's share"),
         (DoesTheOpposite, "it_learns", "log-prob of responses from .* it should rise", "sign"),
+        (RewardsTheNeighbour, "a_reward_raises_its_own_response", "raises response i . 1 by", "paired by place"),
+        (PunishesReward, "a_reward_raises_its_own_response", "a higher reward lowers its own response", "a sign"),
+        (PaysForDistance, "a_reference_pulls_towards_itself", "lowers its own response", "the sign of the KL"),
         (DividesByNothing, "one_sample", "a batch of one sample: spread becomes nan", "clamp"),
         (TrainsAndCountsPrompts, "empty_response", "the weights still move", "that the mask keeps"),
         (EvaluatesUnweighted, "evaluation_weighs_batches_by_their_tokens", "over the same in two", "weigh"),
@@ -268,9 +305,10 @@ def test_what_is_wrong_is_told(wrong, check, found, cause):
     assert str(told.value.where).startswith(__file__)
 
 
-@pytest.mark.parametrize("checks", [TrainingChecks, InvarianceChecks, EdgeChecks, LearningChecks])
-def test_what_is_right_passes(checks):
-    rehearsal = rehearsal_of(Sound)
+@pytest.mark.parametrize("right", [Sound, Reinforced])
+@pytest.mark.parametrize("checks", [TrainingChecks, InvarianceChecks, EdgeChecks, LearningChecks, LawChecks])
+def test_what_is_right_passes(right, checks):
+    rehearsal = rehearsal_of(right)
     for name, method in vars(checks).items():
         if name.startswith("test_") and "make" not in inspect.signature(method).parameters:
             with contextlib.suppress(pytest.skip.Exception):
@@ -304,6 +342,11 @@ CLASS = "@dataclass\nclass X(ModelInterface):\n"
             "declares_the_keys_of_its_calls",
             "inference is not in WRITES",
         ),
+        (
+            f'{CLASS}    "Does."\n    def train_step(self, model, data, mb_spec):\n        return {{}}\n',
+            "its_training_can_be_tried",
+            "nobody knows what 'my_mask' holds",
+        ),
     ],
 )  # fmt: skip
 def test_what_an_interface_leaves_unsaid(tmp_path, monkeypatch, source, check, found):
@@ -317,9 +360,13 @@ def test_what_an_interface_leaves_unsaid(tmp_path, monkeypatch, source, check, f
     file.write_text(f'{HEADER}\n\n{source}\n\nregister_interface("{name}", X)\n')
     monkeypatch.setenv("RLCLI_PROJECT", str(tmp_path))
     contract = type("TestContract", (InterfaceContract,), {"name": name})()
-    make = (lambda: make_interface(ModelInterfaceAbstraction(name)),) if "declares" in check else ()
+    given = {
+        "make": lambda: make_interface(ModelInterfaceAbstraction(name)),
+        "batches": lambda: make_batch(["my_mask"]),
+    }
+    method = getattr(contract, f"test_{check}")
     with pytest.raises(Violation, match=found) as told:
-        getattr(contract, f"test_{check}")(*make)
+        method(**{key: value for key, value in given.items() if key in inspect.signature(method).parameters})
     assert told.value.where.startswith(f"{file}:")
 
 

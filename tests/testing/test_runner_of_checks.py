@@ -31,8 +31,9 @@ class ToyContract(Contract):
     def made(self):
         return registry.make_interface(ModelInterfaceAbstraction(self.name, dict(self.args)))
 
-    def test_sound(self, made):
+    def test_sound(self, made, record_property):
         """it can be made"""
+        record_property("note", f"of {type(made).__name__}")
 
     def test_factor(self, made):
         """its factor is 1"""
@@ -157,6 +158,7 @@ def test_a_good_component_passes_and_is_told_of_in_words(project):
     assert diary.components == [("toy-checked", 6), "done"]
     assert diary.begun == [check.words for check in diary.ended] == list(outcomes(tested))
     assert diary.ended[-1].reason == "has no other"
+    assert diary.ended[0].note == "of Toy"
     assert [check.cases for check in tested.checks] == [1, 1, 1, 3, 1, 1]
 
 

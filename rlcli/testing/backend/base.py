@@ -62,10 +62,13 @@ class BackendChecks(Contract):
         module = lm if lm is not None else tiny_model(family or self.families[0], head=head, seed=seed)
         model = Model("actor", module, tokenizer or TinyTokenizer(), torch.device(device), device_mesh=mesh)
         spec = FinetuneSpec(total_train_steps=TOTAL_STEPS, dataset_size=100, train_batch_size=10)
-        made = self.backend(**({"dtype": "float32"} | wanted)).initialize(model, spec).module
+        backend = self.backend(**({"dtype": "float32"} | wanted))
+        made = backend.initialize(model, spec).module
         if made is None:
             pytest.skip("makes no engine")
-        assert isinstance(made, PipelinableEngine)
+        if not isinstance(made, PipelinableEngine):
+            cause = "put a PipelinableEngine there, or None"
+            raise Violation(f"model.module is a {type(made).__name__}", cause, place(backend, "_initialize"))
         return made
 
     def trained_engine(self, family: str | None = None, **wanted: Any) -> PipelinableEngine:

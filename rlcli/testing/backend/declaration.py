@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from rlcli.api.model import Model
+from rlcli.api.model import Model, PipelinableEngine
+from rlcli.errors import RlcliError
 from rlcli.registry import signature
 from rlcli.testing.backend.base import BackendChecks, place
 from rlcli.testing.contract import Violation, place_of
@@ -47,8 +48,6 @@ class DeclarationChecks(BackendChecks):
 
     def test_a_role_without_weights_is_left_or_refused(self) -> None:
         """a role without weights gets no engine, or an error of ours"""
-        from rlcli.errors import RlcliError
-
         model = Model("reward", None, None, torch.device("cpu"))
         backend = self.backend()
         try:
@@ -59,6 +58,6 @@ class DeclarationChecks(BackendChecks):
             what = f"{type(error).__name__} for a role without weights: {error}"
             cause = "raise ModelError with a hint: use backend: null for such a role"
             raise Violation(what, cause, place(backend, "_initialize")) from error
-        if made is not None and not hasattr(made, "train_batch"):
-            raise Violation(f"model.module is a {type(made).__name__}", "put an engine there, or None",
-                            place(backend, "_initialize"))  # fmt: skip
+        if made is not None and not isinstance(made, PipelinableEngine):
+            what = f"model.module is a {type(made).__name__} for a role without weights"
+            raise Violation(what, "put an engine there, or None", place(backend, "_initialize"))

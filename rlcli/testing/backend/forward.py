@@ -16,7 +16,11 @@ from rlcli.testing.tiny_models import tiny_model
 LEAK = "keep packed sequences apart: attention and positions begin anew with each"
 ORDER = "put the micro-batches' rows back in the order of the input"
 
-CUTS = (MicroBatchSpec(n_mbs=3), MicroBatchSpec(max_tokens_per_mb=12), MicroBatchSpec(n_mbs=100))
+CUTS = {
+    "in 3 micro-batches": MicroBatchSpec(n_mbs=3),
+    "in micro-batches of 12 tokens": MicroBatchSpec(max_tokens_per_mb=12),
+    "in as many micro-batches as samples": MicroBatchSpec(n_mbs=100),
+}
 
 
 class ForwardChecks(BackendChecks):
@@ -73,9 +77,9 @@ class ForwardChecks(BackendChecks):
         """outputs are the same, in order, for any micro-batches"""
         engine, sample = self.engine(), batch()
         whole = scores(engine, sample, "log-probs")
-        for cut in CUTS:
+        for how, cut in CUTS.items():
             where = place(engine, "forward", "forward_micro_batch")
-            require_close(f"log-probs under {cut}", scores(engine, sample, "log-probs", cut=cut), whole,
+            require_close(f"log-probs {how}", scores(engine, sample, "log-probs", cut=cut), whole,
                           self.tolerance, ORDER, where)  # fmt: skip
 
     def test_the_token_cap_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
@@ -35,12 +37,13 @@ from rlcli.testing.ranks import mesh_of_ranks
 from rlcli.testing.tiny_models import tiny_model
 
 ALONE = "one rank"
+EXPORT = "export"
 OWN, OF_ONE, OF_TWO = "their own checkpoint", "the checkpoint of one rank", "the checkpoint of two ranks, on one,"
 WHOLE = len(LENGTHS)
-CUTS = (4, 5, WHOLE, 4)
+SHARES = (4, 5, WHOLE, 4)
 """Sequences of the first of two ranks at each step: the other has fewer; then some that weigh nothing; then none."""
 SCOPES = ("global", "global", "global", "dp")
-LATER = len(CUTS)
+LATER = len(SHARES)
 """The step after the checkpoint."""
 
 Told = dict[str, Any]
@@ -57,19 +60,26 @@ class Life:
 
     def live(self) -> Told:
         """Forward passes, training, a spoiled step, an export, answers, a checkpoint, and how it goes on."""
+        others = held_bytes()
         engine = self._engine()
-        told: Told = {"forward": self._forward(engine)}
+        told: Told = {"forward": self._forward(engine), "answers": {}}
+        self._answer(engine)  # with weights that are soon old
         if self.checks.trains():
             told["steps"] = [self._train(engine, step) for step in range(LATER)]
             before = self.checks.weights(engine)
             save_file(before, str(self.home / f"weights-{self.rank}.safetensors"))
             skipped = self._train(engine, 0, spoiled=True)["update_skipped"]
             told["spoiled"] = [skipped, weights_apart(self.checks.weights(engine), before)]
-        engine.save_to_hf(None, str(self.home / "export"))
-        if offers(engine, "generate"):
-            told["answers"] = self._answers(engine, self.home)
+            del before
+        engine.save_to_hf(None, str(self.home / EXPORT))
+        told["answers"]["after training"] = self._answers(engine, self.home / EXPORT)
+        if offers(engine, "offload"):
+            engine.offload()
+            if offers(engine, "state"):
+                told["held"] = (held_bytes() - others) / state_bytes(engine)
+            told["answers"]["after offload"] = self._answers(engine, self.home / EXPORT)
         if offers(engine, "take_parameters"):
-            told["taken"] = self._taken(engine)
+            told |= self._mixture(engine, told["answers"])
         if self.checks.trains() and offers(engine, "state"):
             told |= self._checkpoint(engine)
         return told
@@ -77,10 +87,9 @@ class Life:
     def go_on(self, other: Life, mesh: Any = None) -> Told:
         """Load the checkpoint of `other`, answer, train a step: how far that is from what `other` did."""
         engine = self._engine(mesh, seed=1)
-        if offers(engine, "generate"):
-            generate(engine, self._prompts(), greedy=True)
+        self._answer(engine)
         restore(engine, other.home)
-        answers = self._answers(engine, other.home) if offers(engine, "generate") else []
+        answers = self._answers(engine, other.home / EXPORT)
         self._train(engine, LATER)
         return {"apart": weights_apart(self.checks.weights(engine), load_file(other.later)), "answers": answers}
 
@@ -107,7 +116,7 @@ class Life:
         return sample.select_indices(range(cut) if self.rank == 0 else range(cut, sample.bs))
 
     def _train(self, engine: PipelinableEngine, step: int, spoiled: bool = False) -> dict[str, float]:
-        cut, scope = (CUTS[step], SCOPES[step]) if step < LATER else (3, "global")
+        cut, scope = (SHARES[step], SCOPES[step]) if step < LATER else (3, "global")
 
         def loss(output: Any, sample: SequenceSample) -> Any:
             summed, stats = answer_loss(output, sample)
@@ -127,23 +136,31 @@ class Life:
                     worst = max(worst, distance(found, scores_of(plain, share)[0]))
         return worst
 
+    def _answer(self, engine: PipelinableEngine) -> list[list[int]]:
+        """Greedy answers to this rank's prompts; none if the engine does not generate."""
+        if not offers(engine, "generate"):
+            return []
+        return [tokens.tolist() for tokens in generate(engine, self._prompts(), greedy=True).tokens]
+
+    def _answers(self, engine: PipelinableEngine, folder: Path) -> list[list[list[int]]]:
+        """The engine's answers, and those of transformers with the weights in a folder."""
+        if not offers(engine, "generate"):
+            return [[], []]
+        return [self._answer(engine), greedy_answers(loaded(folder), self._prompts(), NEW_TOKENS)]
+
     def _prompts(self) -> SequenceSample:
         return self._share(prompts(), len(PROMPTS) - 1)
 
-    def _answers(self, engine: PipelinableEngine, home: Path) -> list[list[list[int]]]:
-        """Greedy answers to this rank's prompts, and those of transformers with the weights exported to `home`."""
-        if offers(engine, "offload"):
-            engine.offload()
-        found = [tokens.tolist() for tokens in generate(engine, self._prompts(), greedy=True).tokens]
-        return [found, greedy_answers(loaded(home / "export"), self._prompts(), NEW_TOKENS)]
-
-    def _taken(self, engine: PipelinableEngine) -> float:
-        """How far the weights are from the mixture that they should be, after they were taken from `engine`."""
+    def _mixture(self, engine: PipelinableEngine, answers: Told) -> Told:
+        """Another engine takes its parameters: how far its weights then are from the mixture that they should be."""
         other = self._engine(seed=1)
+        self._answer(other)
         before, theirs = self.checks.weights(other), self.checks.weights(engine)
         other.take_parameters(engine, 0.25)
+        other.save_to_hf(None, str(self.home / "mixture"))
+        answers["after take_parameters"] = self._answers(other, self.home / "mixture")
         mixed = {name: 0.25 * theirs[name] + 0.75 * weight for name, weight in before.items()}
-        return weights_apart(self.checks.weights(other), mixed)
+        return {"taken": weights_apart(self.checks.weights(other), mixed)}
 
     def _checkpoint(self, engine: PipelinableEngine) -> Told:
         """Save, train on, and see whether others arrive at the same."""
@@ -157,6 +174,22 @@ class Life:
         dist.barrier()  # all have written
         mesh = mesh_of_ranks(**self.layout)
         return {OWN: self.go_on(self, mesh), OF_ONE: self.go_on(Life(self.checks, {}, self.folder), mesh)}
+
+
+def held_bytes() -> int:
+    """Of all tensors of this process, those that share memory counted once."""
+    gc.collect()
+    alive = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    storages = (tensor.untyped_storage() for tensor in alive if not isinstance(tensor, DTensor))
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def state_bytes(engine: PipelinableEngine) -> int:
+    """Of this rank's part of weights and optimizer."""
+    state = engine.state()
+    tensors = (*state.weights.values(), *state.optimizer.values())
+    parts = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    return sum(part.numel() * part.element_size() for part in parts)
 
 
 def layout_name(layout: Mapping[str, int]) -> str:

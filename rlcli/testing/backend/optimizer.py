@@ -72,9 +72,8 @@ class OptimizerChecks(BackendChecks):
                 kept = 1 - 0.1 * decay if weight.dim() > 1 else 1.0
                 if not torch.allclose(weight, kept * before[name], rtol=1e-4, atol=1e-7):
                     found = float((weight * before[name]).sum() / before[name].square().sum().clamp(min=1e-12))
-                    what = (
-                        f"{name} {list(weight.shape)} of {family} was scaled by {found:.4g} where there is no gradient"
-                    )
+                    shape = list(weight.shape)
+                    what = f"{name} {shape} of {family} was scaled by {found:.4g} where there is no gradient"
                     cause = "decay weight by lr · weight_decay in matrices; put biases and norms in a group with none"
                     raise Violation(f"{what}; it should be by {kept:.4g}", cause, place(engine, "__init__"))
 
@@ -133,11 +132,9 @@ class OptimizerChecks(BackendChecks):
         engine.train_batch(batch(), answer_loss, answer_weight)
         for name, weight in self.weights(engine).items():
             if torch.equal(weight, before[name]) == ("mlp" in name):
-                state = (
-                    "was not trained, though it is not frozen" if "mlp" in name else "was trained, though it is frozen"
-                )
+                what = f"{name} was not trained" if "mlp" in name else f"{name} was trained, though it is frozen"
                 cause = "give the optimizer the parameters that require gradients, at the time it is made"
-                raise Violation(f"{name} {state}", cause, place(engine, "__init__"))
+                raise Violation(what, cause, place(engine, "__init__"))
 
 
 def _flat_loss(output: ModelOutput, sample: SequenceSample) -> torch.Tensor:

@@ -57,10 +57,10 @@ class AdamW:
 class PlainTraining:
     """A training loop over an unmodified model."""
 
-    def __init__(self, lm: nn.Module, settings: AdamW, optimizer: torch.optim.Optimizer | None = None):
+    def __init__(self, lm: nn.Module, settings: AdamW):
         self.lm = lm.double()
         self.settings = settings
-        self.optimizer = optimizer or settings.optimizer(self.lm)
+        self.optimizer = settings.optimizer(self.lm)
 
     def step(self, shares: Sequence[SequenceSample], loss: Loss, rate: float) -> dict[str, float]:
         """One step at `rate` times the learning rate. The mean over `shares` of each one's mean over its tokens."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from rlcli.testing.backend.base import (
@@ -18,10 +19,10 @@ from rlcli.testing.backend.base import (
     place,
     weights_apart,
 )
-from rlcli.testing.backend.life import ALONE, CUTS, OF_ONE, OF_TWO, OWN, SCOPES, WHOLE, Life, Told, layout_name
+from rlcli.testing.backend.life import ALONE, OF_ONE, OF_TWO, OWN, SCOPES, SHARES, WHOLE, Life, Told, layout_name
 from rlcli.testing.backend.plain import PlainTraining, plain_answer_loss
 from rlcli.testing.contract import Violation
-from rlcli.testing.ranks import Frame, RankTimeout, run_on_ranks
+from rlcli.testing.ranks import Frame, RankDeath, RankTimeout, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
 
 
@@ -37,6 +38,8 @@ class Lives:
         return load_file(self.folder / layout / f"weights-{rank}.safetensors")
 
 
+LAYOUTS = ("dp", "tp", "pp", "cp")
+"""Dimensions along which two ranks can lie."""
 LOADED = (OWN, OF_ONE, OF_TWO)
 
 
@@ -50,6 +53,8 @@ class RanksChecks(BackendChecks):
     @classmethod
     def lives(cls, tmp_path_factory: pytest.TempPathFactory) -> Lives:
         """Lived once for all checks of ranks."""
+        if torch.cuda.is_available():
+            pytest.skip("a process that sees GPUs cannot be forked; CUDA_VISIBLE_DEVICES= hides them")
         return cls().live(tmp_path_factory.mktemp("ranks"))
 
     def live(self, folder: Path) -> Lives:
@@ -59,7 +64,8 @@ class RanksChecks(BackendChecks):
         try:
             alone = Life(self, {}, folder)
             lives.told[ALONE] = [alone.live()]
-            for name in getattr(type(self.backend()), "DIMENSIONS", ("dp",)):
+            declared = getattr(type(self.backend()), "DIMENSIONS", ("dp",))
+            for name in (name for name in LAYOUTS if name in declared):
                 ranks = [Life(self, {name: 2}, folder, rank) for rank in range(2)]
                 told = run_on_ranks(2, lambda rank, ranks=ranks: ranks[rank].live(), self.rank_seconds)  # type: ignore[misc]
                 if OF_ONE in told[0]:
@@ -78,11 +84,14 @@ class RanksChecks(BackendChecks):
 
     def test_ranks_get_through(self, lives: Lives) -> None:
         """2 ranks get through; none waits for another in vain"""
+        cause = "every rank takes part in every collective; one without a micro-batch runs idle_micro_batch"
+        where = place(self.engine(), "idle_micro_batch", "forward_micro_batch")
         if isinstance(lives.error, RankTimeout):
             stood = [f"rank {rank} in {_own_place(frames)}" for rank, frames in lives.error.stacks.items()]
             what = f"2 ranks did not get through within {self.rank_seconds:g} s: {', '.join(stood)}"
-            cause = "every rank takes part in every collective; one without a micro-batch runs idle_micro_batch"
-            raise Violation(what, cause, place(self.engine(), "idle_micro_batch", "forward_micro_batch"))
+            raise Violation(what, cause, where)
+        if isinstance(lives.error, RankDeath):
+            raise Violation(f"of 2 ranks, rank {lives.error.rank} {lives.error.error}", cause, where)
         if lives.error is not None:
             raise lives.error
 
@@ -99,7 +108,9 @@ class RanksChecks(BackendChecks):
             for step, rate in enumerate(self.rates()):
                 shares = [batch(step)]
                 if SCOPES[step] == "dp" and layout == layout_name({"dp": 2}):
-                    shares = [batch(step).select_indices(range(*cut)) for cut in ((CUTS[step],), (CUTS[step], WHOLE))]
+                    shares = [
+                        batch(step).select_indices(range(*cut)) for cut in ((SHARES[step],), (SHARES[step], WHOLE))
+                    ]
                 wanted = plain.step(shares, plain_answer_loss, rate)["grad_norm"]
                 found = life["steps"][step]["grad_norm"]
                 if found != pytest.approx(wanted, rel=self.tolerance):
@@ -107,7 +118,7 @@ class RanksChecks(BackendChecks):
                     raise Violation(f"{what} (scope {SCOPES[step]})", _cause_of_norm(found / wanted), where)
             apart = weights_apart(lives.weights(layout), plain.weights())
             if apart > self.tolerance:
-                what = f"weights are off by {apart:.2g} after {len(CUTS)} steps on {layout}"
+                what = f"weights are off by {apart:.2g} after {len(SHARES)} steps on {layout}"
                 raise Violation(what, "apply one update to all parts", where)
 
     def test_ranks_report_alike(self, lives: Lives, told: dict[str, list[Told]]) -> None:
@@ -120,7 +131,7 @@ class RanksChecks(BackendChecks):
                     for name in wanted if SCOPES[step] == "global" else ("loss", "lr", "loss_weight"):
                         found = life["steps"][step].get(name)
                         if found != pytest.approx(wanted[name], rel=1e-3, abs=1e-6):
-                            what = f"{name} is {found} on rank {rank} of {layout} at step {step}"
+                            what = f"{name} is {found} on {_who(layout, rank)} at step {step}"
                             cause = "reduce it over the data-parallel ranks, with all_reduce"
                             raise Violation(f"{what}, {wanted[name]:.6g} on one rank", cause,
                                             place(engine, "all_reduce", "train_batch"))  # fmt: skip
@@ -136,7 +147,7 @@ class RanksChecks(BackendChecks):
             for rank, life in enumerate(ranks):
                 skipped, apart = life["spoiled"]
                 if skipped != 1.0 or apart > 0:
-                    what = f"rank {rank} of {layout}: update_skipped {skipped:g}, weights changed by {apart:.2g}"
+                    what = f"{_who(layout, rank)}: update_skipped {skipped:g}, weights changed by {apart:.2g}"
                     raise Violation(what, "decide by the norm over all ranks, before anything is applied", where)
 
     def test_ranks_generate_with_the_weights_of_now(self, told: dict[str, list[Told]]) -> None:
@@ -147,13 +158,22 @@ class RanksChecks(BackendChecks):
         for layout, ranks in told.items():
             for rank, life in enumerate(ranks):
                 loaded = {f"after loading {which}": life[which]["answers"] for which in LOADED if which in life}
-                for when, (found, wanted) in ({"after training": life["answers"]} | loaded).items():
+                for when, (found, wanted) in (life["answers"] | loaded).items():
                     if found != wanted:
-                        what = (
-                            f"greedy answers of rank {rank} of {layout} {when} are {found}; transformers' are {wanted}"
-                        )
+                        what = f"greedy answers of {_who(layout, rank)} {when} are {found}; transformers' are {wanted}"
                         cause = "all ranks use the weights of now; whole copies are made anew when they have changed"
                         raise Violation(what, cause, place(engine, "generator", "generate"))
+
+    def test_offloading_gives_memory_back(self, told: dict[str, list[Told]]) -> None:
+        """offloaded, a rank holds its part of the state, no more"""
+        engine = self.engine()
+        for layout, ranks in told.items():
+            for rank, life in enumerate(ranks):
+                if "held" not in life:
+                    pytest.skip("does not offload, or cannot be checkpointed")
+                if life["held"] > 1.4:
+                    what = f"{_who(layout, rank)} holds {life['held']:.2f} times its part of the state after offload"
+                    raise Violation(what, "drop whole copies, gradients and caches", place(engine, "offload"))
 
     def test_ranks_take_parameters(self, told: dict[str, list[Told]]) -> None:
         """2 ranks: take_parameters mixes weights by eta"""
@@ -183,9 +203,11 @@ class RanksChecks(BackendChecks):
             pytest.skip("does not train" if not self.trains() else "cannot be checkpointed")
         for (layout, rank), apart in found.items():
             if apart > (self.tolerance if limit is None else limit):
-                raise Violation(
-                    f"{what} are off by {apart:.2g} on rank {rank} of {layout}", cause, place(engine, method)
-                )
+                raise Violation(f"{what} are off by {apart:.2g} on {_who(layout, rank)}", cause, place(engine, method))
+
+
+def _who(layout: str, rank: int) -> str:
+    return layout if layout == ALONE else f"rank {rank} of {layout}"
 
 
 def _own_place(frames: list[Frame]) -> str:

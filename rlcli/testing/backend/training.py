@@ -52,16 +52,16 @@ class TrainingChecks(BackendChecks):
         whole = self.trained_engine(**SETTINGS)
         stats = whole.train_batch(batch(), answer_loss, answer_weight)
         weights = self.weights(whole)
-        for cut in CUTS:
+        for how, cut in CUTS.items():
             engine = self.trained_engine(**SETTINGS)
             found = engine.train_batch(batch(), answer_loss, answer_weight, mb_spec=cut)
             for name, value in stats.items():
                 if found[name] != pytest.approx(value, rel=self.tolerance, abs=1e-9):
-                    what = f"{name} is {found[name]:.6g} under {cut}, {value:.6g} in one piece"
+                    what = f"{name} is {found[name]:.6g} {how}, {value:.6g} in one piece"
                     raise Violation(what, _cause_of_ratio(found[name] / value if value else 0.0), _training(engine))
             apart = weights_apart(self.weights(engine), weights)
             if apart > self.tolerance:
-                what = f"weights are off by {apart:.2g} after a step under {cut}"
+                what = f"weights are off by {apart:.2g} after a step {how}"
                 raise Violation(what, "sum the gradients of all micro-batches of a step", _training(engine))
 
     def test_evaluation_reports_the_loss_of_training(self) -> None:

@@ -1,7 +1,8 @@
-"""The same dataset in other processes, under other hash seeds, which run beside the checks of this one."""
+"""The same dataset in other processes, under other hash seeds."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -32,18 +33,16 @@ def answers(trial: Trial) -> Iterator[tuple[str, dict[str, Any]]]:
         "chat_template": trial.tokenizer.chat_template,
     }
     order = json.dumps({"name": trial.name, "args": trial.args_for(), "tokenizer": words})
-    processes = {seed: _start(seed, order) for seed in HASH_SEEDS if seed != os.environ.get("PYTHONHASHSEED")}
-    try:
-        for seed, process in processes.items():
+    seeds = [seed for seed in HASH_SEEDS if seed != os.environ.get("PYTHONHASHSEED")]
+    with contextlib.ExitStack() as ended:
+        processes = [ended.enter_context(_start(seed, order)) for seed in seeds]
+        for process in processes:
+            ended.callback(process.kill)
+        for seed, process in zip(seeds, processes, strict=True):
             out, err = process.communicate(timeout=PATIENCE)
             if process.returncode:
                 raise RuntimeError(f"the dataset cannot be read in another process:\n{err[-2000:]}")
             yield seed, json.loads(out.splitlines()[-1])
-    finally:
-        for process in processes.values():
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
 
 
 def told(dataset: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ HABITS: dict[str, dict[str, Any]] = {
 class SampleChecks(Contract):
     """What is in a sample."""
 
-    def test_registration(self, trial: Trial) -> None:
+    def test_registers(self, trial: Trial) -> None:
         """registers under its name, arguments explained"""
         for argument in trial.signature.arguments:
             if not argument.doc:

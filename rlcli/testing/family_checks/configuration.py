@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ SENSELESS: tuple[tuple[str, Any], ...] = (
 class ConfigurationChecks(Contract):
     """The configuration as theirs and as ours."""
 
-    def test_registration(self, family: HFFamily, examples: Sequence[Example]) -> None:
+    def test_registers(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """is found by its model_type; prefix fits the names"""
         config = family.config_from_hf(examples[0].hf)
         if config.family != self.name:
@@ -119,8 +120,9 @@ class ConfigurationChecks(Contract):
                 if gap <= TOLERANCE:
                     continue
                 cure = _cure(config, ours, tokens, expected)
+            what = f"logits differ by {gap:.2g}" if math.isfinite(gap) else "no logits come of them"
             raise Violation(
-                f"{example.about}: logits differ by {gap:.2g}" + (f"; with {cure} they would be equal" if cure else ""),
+                f"{example.about}: {what}" + (f"; with {cure} they would be equal" if cure else ""),
                 "a field of ModelConfig does not say what config.json says, or a link takes a wrong parameter",
                 place_in(family, "config_from_hf"),
             )

@@ -16,6 +16,7 @@ from torch import nn
 from rlcli.api.family import HFFamily
 from rlcli.checkpoint.families import family_of
 from rlcli.errors import ModelError
+from rlcli.testing.contract import Violation, place_of
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 24, "num_hidden_layers": 3,
@@ -63,13 +64,18 @@ class Example:
 
 @lru_cache(maxsize=16)
 def made_examples(model_type: str) -> tuple[Example, ...]:
-    """Of a family whose `architecture` transformers has; none of any other."""
+    """Of a family whose `architecture` transformers has; Violation for any other."""
     import transformers
 
     family = family_of(model_type)
-    lm = getattr(transformers, getattr(family, "architecture", ""), None)
-    if family is None or lm is None:
-        return ()
+    assert family is not None
+    lm = getattr(transformers, family.architecture, None)
+    if lm is None:
+        raise Violation(
+            f"transformers has no {family.architecture}, so there is no model to test it on",
+            "name an architecture of transformers, or give the test a method `make_examples` with weights of yours",
+            place_of(type(family)),
+        )
     with_values = getattr(transformers, _with_value_head(family.architecture), None)
     made = [_made(family, model_type, lm, *variant) for variant in _variants(lm.config_class)]
     if with_values is not None:

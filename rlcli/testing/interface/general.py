@@ -6,13 +6,14 @@ import ast
 import inspect
 from collections.abc import Iterator
 
+import pytest
 from pydantic import ValidationError
 
 from rlcli.api.component import module_name
 from rlcli.api.interface import ModelInterface
 from rlcli.registry import COMPUTED, Argument, load, signature
 from rlcli.testing.contract import Violation, place_of
-from rlcli.testing.interface.rehearsal import InterfaceSubject, Make
+from rlcli.testing.interface.rehearsal import Batches, InterfaceSubject, Make
 
 CALLS = ("train_step", "inference", "generate", "evaluate")
 """The methods that a graph calls."""
@@ -97,6 +98,21 @@ class GeneralChecks(InterfaceSubject):
                     f'WRITES: ClassVar[Declaration] = {{"{call}": ("a_key",)}}',
                     place_of(getattr(type(interface), call)),
                 )
+
+    def test_its_training_can_be_tried(self, make: Make, batches: Batches) -> None:
+        """a batch can be made with the keys that training reads"""
+        step = type(make()).train_step
+        if step is ModelInterface.train_step:
+            pytest.skip("does not train")
+        try:
+            batches()
+        except ValueError as error:
+            file = f"tests/interfaces/test_{module_name(self.name)}.py"
+            raise Violation(
+                f"no batch can be made for train_step: {error}",
+                f"give TestContract in {file} a fixture `batches`, whose value is a function (lengths, seed) -> batch",
+                place_of(step),
+            ) from error
 
 
 def _all(arguments: tuple[Argument, ...]) -> Iterator[Argument]:

@@ -8,9 +8,13 @@ import torch
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.interface.loss import cause_unless_no_sum
 from rlcli.testing.interface.rehearsal import Difference, InterfaceSubject, Make, Rehearsal, difference, overrides
 
-_SPANS = "something is computed over a part of the batch (a mean, a count, a normalisation); compute it over the whole"
+_SPANS = (
+    "something is computed over a part of the batch (a mean, a count, a normalisation); compute it over the whole, "
+    "before train_batch, and return sums from the loss"
+)
 
 
 class InvarianceChecks(InterfaceSubject):
@@ -26,7 +30,7 @@ class InvarianceChecks(InterfaceSubject):
                 n_mbs = cut.engine.micro_batches / max(1, whole.engine.micro_batches)
                 raise Violation(
                     found.told("in one micro-batch", f"in {n_mbs:.3g} of them"),
-                    _cause_of_cut(found, n_mbs),
+                    _cause_of_cut(found, n_mbs) or cause_unless_no_sum(whole, _SPANS),
                     place_of(rehearsal.train_step),
                 )
 
@@ -37,7 +41,9 @@ class InvarianceChecks(InterfaceSubject):
         if found:
             raise Violation(
                 found.told("packed", "with each sample in a micro-batch of its own"),
-                "rows of one sequence are mistaken for those of its neighbour; split by flat_seqlens",
+                cause_unless_no_sum(
+                    rehearsal.result, "rows of one sequence are mistaken for its neighbour's; split by flat_seqlens"
+                ),
                 place_of(rehearsal.train_step),
             )
 
@@ -90,7 +96,7 @@ class InvarianceChecks(InterfaceSubject):
                 if found:
                     raise Violation(
                         found.told("on one rank", f"on {len(shares)} that have {' and '.join(map(_samples, shares))}"),
-                        _cause_of_ranks(found),
+                        cause_unless_no_sum(alone, _cause_of_ranks(found)),
                         place_of(rehearsal.train_step),
                     )
 
@@ -107,7 +113,7 @@ class InvarianceChecks(InterfaceSubject):
             if not abs(cut[name] - value) <= 1e-6 * max(1.0, abs(value)):
                 raise Violation(
                     f"{name} is {value:.6g} over one batch, {cut[name]:.6g} over the same in two",
-                    "weigh each batch's numbers by its tokens",
+                    cause_unless_no_sum(rehearsal.result, "weigh each batch's numbers by its tokens"),
                     where,
                 )
         trained = any(not torch.equal(before[n], p) for n, p in model.module.model.named_parameters())
@@ -119,7 +125,7 @@ def _cause_of_cut(found: Difference, n_mbs: float) -> str:
     ratio = found.other / found.one if found.one else 0.0
     if found.name == "loss" and abs(ratio - n_mbs) < 0.35 * n_mbs:
         return "the loss is a mean of the micro-batch; return a sum, the engine divides"
-    return _SPANS + " before train_batch, and return sums from the loss"
+    return ""
 
 
 def _cause_of_ranks(found: Difference) -> str:

@@ -27,8 +27,8 @@ class LawChecks(InterfaceSubject):
         assert rewards is not None
         _holds(
             rehearsal,
-            batch,
-            [_with(batch, "rewards", rewards + one) for one in torch.eye(len(rewards))],
+            _with(batch, "rewards", torch.zeros_like(rewards)),
+            [_with(batch, "rewards", one.to(rewards)) for one in torch.eye(len(rewards))],
             "a higher reward",
             "scores, advantages and sequences are paired by place: check what was rolled, sorted, masked or expanded",
         )

@@ -64,6 +64,14 @@ def cause_of_no_sum(whole: Sums, parts: list[Sums]) -> str:
     )
 
 
+def cause_unless_no_sum(result: Outcome, cause: str) -> str:
+    """What a dependence on the cut comes from: first of all from a loss that is no sum, which is told elsewhere."""
+    _, whole, parts = in_parts(result)
+    if is_sum(whole.loss, [part.loss for part in parts]) and is_sum(whole.weight, [part.weight for part in parts]):
+        return cause
+    return "it follows from a loss, or a loss weight, that is no sum; see there"
+
+
 @dataclass(frozen=True)
 class TokenGradients:
     """One forward pass of a training step, by action."""

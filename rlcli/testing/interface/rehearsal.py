@@ -244,12 +244,14 @@ class InterfaceSubject(Contract):
 
     @pytest.fixture
     def batches(self, make: Make) -> Batches:
-        """Makes batches. One that reads keys of its own overrides this."""
-        declared = make().reads("train_step")
+        """Makes batches. One that reads keys of its own overrides this; groups are as large as NEEDS_GROUP asks."""
+        interface = make()
+        declared = interface.reads("train_step")
         keys = KEYS if declared is None else declared.needed
+        size = getattr(interface, "NEEDS_GROUP", 1)
 
         def made(lengths: Lengths = PAIRS, seed: int = 0) -> SequenceSample:
-            return make_batch(keys, lengths, seed)
+            return make_batch(keys, [list(group) * -(-size // len(group)) for group in lengths], seed)
 
         return made
 
@@ -258,4 +260,8 @@ class InterfaceSubject(Contract):
         """Training steps of the interface on tiny models."""
         if not overrides(make(), "train_step"):
             pytest.skip("does not train")
+        try:
+            batches()
+        except ValueError as error:
+            pytest.skip(f"no batch: {error}")
         return Rehearsal(make, batches)

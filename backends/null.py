@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rlcli.api.model import Model, ModelBackend, register_backend
 
@@ -12,8 +11,6 @@ from rlcli.api.model import Model, ModelBackend, register_backend
 @dataclass(frozen=True, kw_only=True)
 class Null(ModelBackend):
     """Leaves the role without weights; `model.module` stays None."""
-
-    TRAINS: ClassVar[bool] = False
 
     def _initialize(self, model: Model) -> Model:
         model.module = None

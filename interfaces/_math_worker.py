@@ -21,7 +21,8 @@ PR_SET_PDEATHSIG = 1
 
 
 def isolate(parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for asks_to_stop in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # the run, to end its step
+        signal.signal(asks_to_stop, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -102,4 +102,5 @@ def test_what_others_put_into_a_folder_for_all_is_no_project_by_itself(tmp_path,
         return
     with pytest.raises(ProjectError, match="pyproject"):
         project.find_project(shared / "mine")
-    assert project.use_project(shared) == shared
+    monkeypatch.setenv("RLCLI_PROJECT", str(shared))
+    assert project.current_project() == shared

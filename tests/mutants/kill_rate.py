@@ -58,7 +58,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant: `killed`, `survived`, or `invalid`, which says that it is no mutant."""
+    """What became of a mutant: `killed`, `survived`, `timed out`, or `invalid`, which says that it is no mutant."""
 
     mutant: Mutant
     verdict: str
@@ -172,7 +172,7 @@ def _finished(running: _Running) -> Outcome | None:
     if running.seconds < SECONDS:
         return None
     _kill(running)
-    return Outcome(running.mutant, "killed", f"not done after {SECONDS} s", running.seconds)
+    return Outcome(running.mutant, "timed out", f"not done after {SECONDS} s", running.seconds)
 
 
 def _kill(running: _Running) -> None:
@@ -249,7 +249,7 @@ def _line(outcome: Outcome) -> str:
     mutant = outcome.mutant
     first, *rest = re.split("; ", outcome.by)
     by = first + (f" (+{len(rest)})" if rest else "") if outcome.verdict == "killed" else outcome.by or mutant.survives
-    return f"{outcome.verdict:<9}{mutant.kind:<11}{mutant.bug[:44]:<46}{outcome.seconds:5.1f} s  {by}"
+    return f"{outcome.verdict:<10}{mutant.kind:<11}{mutant.bug[:44]:<46}{outcome.seconds:5.1f} s  {by}"
 
 
 def _as_json(outcome: Outcome) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -26,6 +26,9 @@ NONSENSE = (
 
 HARD = "x + 1"
 """An answer that takes more than a look to be refused."""
+
+Note = Callable[[str, object], None]
+"""pytest's `record_property`: what a check says when it passes."""
 
 ONE_FOR_EACH = "one reward for each response, in their order"
 
@@ -56,7 +59,7 @@ class RewardChecks(CallSubject):
             raise Violation(what, ONE_FOR_EACH, inferring.where)
 
     def test_right_answers_earn_more_than_wrong_ones(
-        self, scorer: ModelInterface, answers: Sequence[str], gold: Gold
+        self, scorer: ModelInterface, answers: Sequence[str], gold: Gold, record_property: Note
     ) -> None:
         """gold answers are accepted, wrong ones rejected"""
         where = place_of(type(scorer).score_texts)
@@ -76,9 +79,10 @@ class RewardChecks(CallSubject):
                 one, other = answers[believed[0]], others[believed[0]]
                 what = f"{len(believed)} of {len(answers)} wrong answers earn as much: {gold(other)!r} for {one!r}"
                 raise Violation(what, "compare with the answer of the same row, and all of it", where)
+        record_property("note", f"{len(answers)}/{len(answers)} and {(len(turned) + 1) * len(answers)} wrong ones")
 
     def test_nonsense_earns_nothing_and_breaks_nothing(
-        self, scorer: ModelInterface, answers: Sequence[str], gold: Gold
+        self, scorer: ModelInterface, answers: Sequence[str], gold: Gold, record_property: Note
     ) -> None:
         """malformed responses are survived, and earn nothing"""
         answer = answers[0]
@@ -90,6 +94,7 @@ class RewardChecks(CallSubject):
             if score is not None and right is not None and score >= right:
                 raise Violation(f"{text[:40]!r} earns {score:g}, as much as {gold(answer)!r}",
                                 "accept nothing that is not the answer", where)  # fmt: skip
+        record_property("note", f"{len(NONSENSE)}/{len(NONSENSE)}")
 
     def test_a_text_is_worth_the_same_anywhere(
         self, scorer: ModelInterface, answers: Sequence[str], gold: Gold

@@ -183,14 +183,17 @@ def _work_in_group(rank: _Rank, work: Work, timeout: float) -> dict[str, Any]:
 
 
 def _wait(children: dict[_Rank, int], deadline: float) -> None:
-    """Until all children are gone, or one of them has failed: the others then wait for it in vain."""
+    """Until all children are gone, or one of them has failed: the others then wait for it in vain.
+
+    One whose time was over is no such failure: that of the others is over too, and they tell where they stand.
+    """
     running = dict(children)
     while running and time.monotonic() < deadline:
         for rank, child in list(running.items()):
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
                 del running[rank], children[rank]
-                if status != 0:
+                if status != 0 and not rank.stood_at():
                     return
         time.sleep(0.002)
 

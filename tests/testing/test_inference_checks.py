@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import ClassVar
 
 import pytest
@@ -355,10 +356,11 @@ def same(answer):
     return answer
 
 
-def test_a_good_reward_passes(recwarn):
-    checks, scorer = RewardChecks(), Compares()
-    checks.test_right_answers_earn_more_than_wrong_ones(scorer, ANSWERS, same)
-    checks.test_nonsense_earns_nothing_and_breaks_nothing(scorer, ANSWERS, same)
+def test_a_good_reward_passes():
+    checks, scorer, notes = RewardChecks(), Compares(), {}
+    checks.test_right_answers_earn_more_than_wrong_ones(scorer, ANSWERS, same, notes.__setitem__)
+    assert notes["note"] == "3/3 and 9 wrong ones"
+    checks.test_nonsense_earns_nothing_and_breaks_nothing(scorer, ANSWERS, same, notes.__setitem__)
     checks.test_a_text_is_worth_the_same_anywhere(scorer, ANSWERS, same)
     checks.test_rewards_are_the_same_elsewhere(scorer, Compares, ANSWERS, same)
 
@@ -376,8 +378,10 @@ def test_a_good_reward_passes(recwarn):
     ids=lambda one: getattr(one, "__name__", None),
 )
 def test_a_mistake_of_a_reward_is_found(cls, check, error, found):
+    method = getattr(RewardChecks(), check)
+    notes = [{}.__setitem__] if "record_property" in signature(method).parameters else []
     with pytest.raises(error, match=found):
-        getattr(RewardChecks(), check)(cls(), ANSWERS, same)
+        method(cls(), ANSWERS, same, *notes)
 
 
 def test_a_reward_with_state_is_found_in_a_thread():

@@ -83,7 +83,7 @@ def arguments_model(name: str, arguments: Sequence[Argument]) -> type[BaseModel]
 def validated(kind: str, name: str, args: Mapping[str, Any]) -> BaseModel:
     """The arguments of a component, checked and coerced; every mistake in them is told at once."""
     try:
-        return signature(kind, name).model().model_validate(dict(args))
+        return signature(kind, name).model(only=args).model_validate(dict(args))
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors(include_url=False)]
         raise UsageError(f"{kind.removesuffix('s')} {name}: {'; '.join(lines)}", code="R42") from error

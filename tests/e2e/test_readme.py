@@ -26,7 +26,8 @@ def commands():
 RLCLI = [words[1:] for words in commands() if words[0] == "rlcli"]
 ABOUT_A_RUN = [words for words in RLCLI if "runs/ppo_math/<time>" in words]
 TRAINING = [words for words in RLCLI if words[0] == "train"]
-LOOKING = [words for words in RLCLI if words not in ABOUT_A_RUN and words not in TRAINING]
+OWN = [words for words in RLCLI if words[0] in ("new", "test") and words[-1].startswith("my-")]
+LOOKING = [words for words in RLCLI if words not in ABOUT_A_RUN and words not in TRAINING and words not in OWN]
 
 
 def test_make_targets_exist():
@@ -42,6 +43,16 @@ def test_a_command_that_looks(words, command, questions):
     done = command(*words[: words.index(">") if ">" in words else None], cwd=questions)
     assert done.returncode == 0, done.stderr
     assert (done.stdout + done.stderr).strip()
+
+
+def test_components_of_ones_own(command, tmp_path):
+    """In the README's order: a project, and in it components that pass their tests."""
+    project, *inside = OWN
+    assert command(*project, cwd=tmp_path).returncode == 0
+    for words in inside:
+        done = command(*words, cwd=tmp_path / project[-1])
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+    assert inside[-1][0] == "test"
 
 
 def test_what_is_said_of_a_run(command, tmp_path, tiny_ppo):

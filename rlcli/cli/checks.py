@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 STYLES = {"ok": "green", "FAIL": "bold red", "skip": "dim"}
 COUNTED: dict[Outcome, str] = {"ok": "passed", "FAIL": "failed", "skip": "skipped"}
+NOT_TRIED = "not tried: "
+"""How the reason of a check begins that was skipped though it concerns the component: something failed before it."""
 MARGIN = 8
 """Columns before the words of a check."""
 
@@ -122,8 +124,8 @@ class CheckPrinter(SilentPrinter):
             _print_below(str(tested.broken))
             print_styled()
             return
-        if self._skipped:
-            _print_line("skip", _skipped(self._skipped))
+        for line in _skipped(self._skipped):
+            _print_line("skip", line)
         print_styled((summary([tested]), "bold red" if tested.count("FAIL") else "bold green"))
 
     def total(self, tested: Sequence[Examined]) -> None:
@@ -140,11 +142,14 @@ def summary(tested: Sequence[Examined]) -> str:
     return f"{words} in {sum(one.seconds for one in tested):.1f} s"
 
 
-def _skipped(reasons: Mapping[str, int]) -> str:
-    """`17 that do not concern it: has no inference (16); does not evaluate (1)`."""
-    number = sum(reasons.values())
-    counted = [f"{reason} ({of})" if len(reasons) > 1 else reason for reason, of in reasons.items()]
-    return f"{number} that do{'es' if number == 1 else ''} not concern it: {'; '.join(counted)}"
+def _skipped(reasons: Mapping[str, int]) -> Iterator[str]:
+    """`17 that do not concern it: has no inference (16); does not evaluate (1)`, and apart those that might."""
+    blocked = {reason.removeprefix(NOT_TRIED): of for reason, of in reasons.items() if reason.startswith(NOT_TRIED)}
+    others = {reason: of for reason, of in reasons.items() if not reason.startswith(NOT_TRIED)}
+    for counted, words in ((others, "that do{} not concern it"), (blocked, "that could not be tried")):
+        if number := sum(counted.values()):
+            each = [f"{reason} ({of})" if len(counted) > 1 else reason for reason, of in counted.items()]
+            yield f"{number} {words.format('es' if number == 1 else '')}: {'; '.join(each)}"
 
 
 def _cases(check: Check) -> str:

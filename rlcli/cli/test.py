@@ -24,7 +24,7 @@ def test(
     ] = "",
     exit_first: Annotated[bool, typer.Option("--exit-first", "-x", help="Stop at the first failure.")] = False,
     check_seconds: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="Longest time that one check may take.")
+        float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Longest time of one check.")
     ] = 120.0,
     traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of each failure.")] = False,
     junit: Annotated[

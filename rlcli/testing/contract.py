@@ -31,6 +31,14 @@ class Violation(AssertionError):
         self.where = where
 
 
+class FailedElsewhere(RuntimeError):
+    """An exception of another process, with the traceback that it had there; `what` is all that a report says of it."""
+
+    def __init__(self, what: str, trace: str):
+        super().__init__(f"{what}\n\n{trace}")
+        self.what = what
+
+
 class Contract:
     """Checks of one kind of component. Subclasses give the component's `name` and, where it needs some, `args`."""
 

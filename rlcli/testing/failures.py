@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from traceback import extract_tb
 from typing import TYPE_CHECKING
 
 from rlcli.errors import RlcliError
 from rlcli.recipe.layers import shown
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import FailedElsewhere, Violation
 from rlcli.testing.results import Failure
 
 if TYPE_CHECKING:
@@ -27,19 +28,27 @@ def failure_of(caught: pytest.ExceptionInfo[BaseException], files: Sequence[Path
         found, cause, where = error.found, error.cause, error.where
     elif isinstance(error, RlcliError):
         cause, where = error.hint or "", error.where or ""
-    frames = [(Path(entry.path), entry.lineno + 1) for entry in caught.traceback]
-    where = where or _innermost([*frames, *_frames_told(str(error))], files)
+    where = where or _innermost([*_frames(error), *_frames_told(str(error))], files)
     return Failure(found, cause, _short(where), traceback)
 
 
 def _said(error: BaseException) -> str:
     """What an exception says; empty for a bare assertion."""
-    if isinstance(error, RlcliError):
+    if isinstance(error, RlcliError | FailedElsewhere):
         return error.what
     lines = str(error).strip().splitlines()
     text = "\n".join([*lines[:MOST_LINES], *(["…"] if len(lines) > MOST_LINES else [])])
     is_plain = isinstance(error, AssertionError) or type(error).__module__.startswith(("_pytest", "pytest"))
     return text if is_plain else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def _frames(error: BaseException | None) -> list[tuple[Path, int]]:
+    """The frames of an exception and of those that it came from, the deepest last."""
+    found: list[tuple[Path, int]] = []
+    while error is not None:
+        found += [(Path(frame.filename), frame.lineno or 0) for frame in extract_tb(error.__traceback__)]
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return found
 
 
 def _frames_told(text: str) -> list[tuple[Path, int]]:

@@ -110,9 +110,13 @@ class ChecksPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """A contract in a component's own file stands in for the one that everybody gets."""
+        """A contract in a component's own file stands in for the one that everybody gets; a part of it does not."""
         of = {item: subject for item in items if (subject := self._homes.get(item.path)) is not None}
-        specified = {subject for item, subject in of.items() if self._is_contract(item, subject, own=True)}
+        specified = {
+            subject
+            for item, subject in of.items()
+            if self._is_contract(item, subject, own=True) and issubclass(item.cls, _contract_of(subject))  # type: ignore[attr-defined]
+        }
         dropped = [
             item
             for item in items
@@ -132,7 +136,8 @@ class ChecksPlugin:
         cls = getattr(item, "cls", None)
         if cls is None or not issubclass(cls, Contract) or (own and item.path in self._suites):
             return False
-        return module_name(cls.name) == module_name(subject.name)
+        kind = KINDS[subject.kind].part_of or subject.kind
+        return getattr(cls, "kind", kind) == kind and module_name(cls.name) == module_name(subject.name)
 
     def _give_values(self, contract: type[Contract]) -> None:
         for subject, values in self._values.items():
@@ -249,9 +254,14 @@ class ChecksPlugin:
 
 def _is_asked_for(item: pytest.Item, subject: Subject) -> bool:
     """Whether a check of a whole contract is one of the part that a subject is held to."""
+    name = getattr(item, "originalname", item.name)
+    return not KINDS[subject.kind].part_of or hasattr(_contract_of(subject), name)
+
+
+def _contract_of(subject: Subject) -> type[Contract]:
     kind = KINDS[subject.kind]
-    part = getattr(importlib.import_module(kind.module), kind.contract)
-    return not kind.part_of or hasattr(part, getattr(item, "originalname", item.name))
+    contract: type[Contract] = getattr(importlib.import_module(kind.module), kind.contract)
+    return contract
 
 
 def _check_of(cases: Sequence[_Case], variant: str) -> Check:

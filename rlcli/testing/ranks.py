@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import FailedElsewhere, Violation
 
 Work = Callable[[int], dict[str, Any]]
 Frame = tuple[str, int, str]
@@ -37,7 +37,7 @@ _GRACE = 10.0
 """Seconds that ranks have to say where they stand, once their time is over."""
 
 
-class RankError(RuntimeError):
+class RankError(FailedElsewhere):
     """A rank failed: the message ends with the traceback that it had there.
 
     `rank` is the one that failed first, `error` its last line (`ValueError: …`), `frames` the (file, line, function) of
@@ -45,7 +45,7 @@ class RankError(RuntimeError):
     """
 
     def __init__(self, rank: int, error: str, trace: str, frames: list[Frame]):
-        super().__init__(f"rank {rank}: {error}\n\n{trace}")
+        super().__init__(f"rank {rank}: {error}", trace)
         self.rank = rank
         self.error = error
         self.frames = frames

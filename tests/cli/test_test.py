@@ -38,6 +38,7 @@ CHECKS = (
     check("respects the limits of generation", "skip", reason="does not generate"),
     check("counts the tokens that it generates", "skip", reason="does not generate"),
     check("gives a number for each text", "skip", reason="does not score texts"),
+    check("the same on two processes", "skip", reason="not tried: the ranks did not get through"),
     check("a name of a test of the user's own that is so long that it does not fit into one line of a narrow page"),
 )
 TESTED = Examined(SUBJECT, CHECKS, 9.2)
@@ -95,7 +96,7 @@ def test_what_is_going_on_shows_on_a_terminal_and_is_taken_back(capsys, monkeypa
     report()
     err = capsys.readouterr().err
     assert "loading" in err
-    assert "interface custom 4/10 the same for any number of micro-batches" in err
+    assert "interface custom 4/11 the same for any number of micro-batches" in err
     assert err.endswith("\r\x1b[2K")
 
 

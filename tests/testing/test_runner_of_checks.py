@@ -56,6 +56,13 @@ class ToyContract(Contract):
     def test_other(self):
         """nothing"""
         pytest.skip("has no other")
+
+
+class ToyPart(Contract):
+    kind = "interface"
+
+    def test_part(self):
+        """a part"""
 '''
 
 COMPONENT = '''
@@ -71,6 +78,10 @@ class Toy(ModelInterface):
     factor: int = 1
     limit: int = 3
     seconds: float = 0.0
+
+    def __post_init__(self):
+        if self.limit < 0:
+            raise ValueError(f"limit is {self.limit}")
 
     def divided(self):
         return 1 / self.factor
@@ -113,7 +124,8 @@ def project(tmp_path, monkeypatch):
     monkeypatch.setattr(
         of_subjects, "KINDS", {**of_subjects.KINDS, "interface": Kind("toy_contract_for_tests", "ToyContract", "paper")}
     )
-    monkeypatch.setattr("rlcli.testing.runner.KINDS", of_subjects.KINDS)
+    for module in ("runner", "plugin"):
+        monkeypatch.setattr(f"rlcli.testing.{module}.KINDS", of_subjects.KINDS)
     _forget()
     yield tmp_path
     _forget()
@@ -175,8 +187,16 @@ def test_a_crash_is_told_with_the_line_of_the_component(project):
     (tested,) = run("factor=0")
     found = failure(tested, "it divides by its factor")
     assert found.found == "ZeroDivisionError: division by zero"
-    assert found.where == "interfaces/toy_checked.py:16"
+    assert found.where == "interfaces/toy_checked.py:20"
     assert "made.divided()" in found.traceback
+
+
+def test_a_fault_in_the_constructor_is_told_with_its_line(project):
+    (tested,) = run("limit=-1")
+    found = next(check.failure for check in tested.checks if check.failure is not None)
+    assert "limit is -1" in found.found
+    line = next(n for n, text in enumerate(COMPONENT.splitlines(), start=1) if "limit is" in text)
+    assert found.where == f"interfaces/toy_checked.py:{line}"
 
 
 def test_cases_of_a_check_are_one_check(project):
@@ -238,6 +258,21 @@ def test_a_contract_in_its_own_file_takes_the_place_of_the_general_one(project):
     assert failed.failed_cases == ("3",)
     (tested,) = run("limit=4")
     assert exit_code([tested]) == 0
+
+
+def test_a_part_of_the_contract_in_its_own_file_takes_no_place(project):
+    own_tests(
+        project,
+        """
+        from toy_contract_for_tests import ToyPart
+
+        class TestPart(ToyPart):
+            name = "toy-checked"
+        """,
+    )
+    (tested,) = run()
+    assert len(tested.checks) == 7
+    assert {check.words for check in tested.checks} >= {"it can be made", "its limit is kept"}
 
 
 def test_contracts_with_several_arguments_are_told_apart(project):

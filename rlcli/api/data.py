@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from rlcli.api.component import register_dataset
 from rlcli.api.config import DatasetAbstraction, MicroBatchSpec
+from rlcli.api.dataset import DatasetUtility
 from rlcli.api.lengths import Lengths, infer_lengths, read_lengths, rows_of
 from rlcli.api.partition import SequenceSplitSpec, ffd_allocate, flat2d, min_abs_diff_partition
 from rlcli.api.preview import Preview, Survey
@@ -25,7 +26,6 @@ from rlcli.errors import DataError
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedTokenizerBase
 
 __all__ = [
     "DatasetAbstraction",
@@ -37,27 +37,6 @@ __all__ = [
     "Survey",
     "register_dataset",
 ]
-
-
-@dataclass(frozen=True)
-class DatasetUtility:
-    """What every dataset is built with, beside the recipe's `args`: its first field, `util`.
-
-    `len(dataset)` counts rows, `dataset[row]` is a batch of one sample. What its class says in literals is read without
-    importing it: KEYS, what every sample holds; EXAMPLES, rows as its file may hold them, on which `rlcli test dataset`
-    tries it; LONGEST, the tokens of its longest row, if no argument sets them.
-
-    A run builds every dataset as rank 0 of 1 and deals the rows out itself.
-    """
-
-    seed: int
-    dp_rank: int
-    world_size: int
-    tokenizer: PreTrainedTokenizerBase
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.dp_rank < self.world_size:
-            raise ValueError(f"dp_rank is {self.dp_rank}; it must lie between 0 and {self.world_size - 1}")
 
 
 @dataclass(kw_only=True, eq=False)

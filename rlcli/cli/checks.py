@@ -55,6 +55,11 @@ class SilentPrinter:
     def done(self, tested: Examined) -> None:
         self._clear()
 
+    def interrupted(self, words: str) -> None:
+        self._clear()
+        during = f" during: {words}" if words else ""
+        print_talk(f"interrupted{during}; {self._done} of {self._checks} checks of {self._title} were done")
+
     def total(self, tested: Sequence[Examined]) -> None:
         """After the last component."""
 
@@ -85,13 +90,15 @@ class CheckPrinter(SilentPrinter):
         self._variant = ""
         self._last: Failure | None = None
         """Printed last: a component that breaks at once does so in every check."""
+        self._repeated = 0
+        """Checks since then that failed alike."""
 
     def component(self, subject: Subject, checks: int) -> None:
         from rlcli.recipe.layers import shown
         from rlcli.testing.subjects import KINDS
 
         super().component(subject, checks)
-        self._skipped, self._last, self._variant = {}, None, ""
+        self._skipped, self._last, self._variant, self._repeated = {}, None, "", 0
         self._clear()
         number = f"{checks} check{'' if checks == 1 else 's'}"
         file = shown(subject.file)
@@ -107,9 +114,12 @@ class CheckPrinter(SilentPrinter):
         if check.variant != self._variant:
             self._variant = check.variant
             print_styled((f"  with {check.variant}" if check.variant else "  its own tests", "dim"))
-        is_known = check.failure is not None and check.failure == self._last
-        _print_line(check.outcome, check.words + _cases(check) + (" (as above)" if is_known else ""), check.note)
-        if check.failure is not None and not is_known:
+        if check.failure is not None and self._last is not None and _is_alike(check.failure, self._last):
+            self._repeated += 1
+            return
+        self._say_repeated()
+        _print_line(check.outcome, check.words + _cases(check), check.note)
+        if check.failure is not None:
             self._last = check.failure
             for text in (check.failure.found, check.failure.cause, check.failure.where):
                 _print_below(text)
@@ -124,14 +134,27 @@ class CheckPrinter(SilentPrinter):
             _print_below(str(tested.broken))
             print_styled()
             return
+        self._say_repeated()
         for line in _skipped(self._skipped):
             _print_line("skip", line)
         print_styled((summary([tested]), "bold red" if tested.count("FAIL") else "bold green"))
+
+    def _say_repeated(self) -> None:
+        if self._repeated:
+            more = "1 more check fails" if self._repeated == 1 else f"{self._repeated} more checks fail"
+            _print_line("FAIL", f"{more} for this reason")
+        self._repeated = 0
 
     def total(self, tested: Sequence[Examined]) -> None:
         if len(tested) > 1:
             sound = sum(one.broken is None and not one.count("FAIL") for one in tested)
             print_talk(f"{sound} of {len(tested)} components keep their contract: {summary(tested)}")
+
+
+def _is_alike(one: Failure, other: Failure) -> bool:
+    """The same failure, or the same exception at the same line: what it says may hold the sizes of a batch."""
+    crashed = one.cause == other.cause == "" and one.found.partition(":")[0] == other.found.partition(":")[0]
+    return one == other or (crashed and one.where == other.where != "")
 
 
 def summary(tested: Sequence[Examined]) -> str:

@@ -19,9 +19,7 @@ def test(
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Arguments of the component, overrides of the recipe."),
     ] = None,
-    keyword: Annotated[
-        str, typer.Option("-k", metavar="WORDS", help="Only checks with these words in their name.")
-    ] = "",
+    keyword: Annotated[str, typer.Option("-k", metavar="WORDS", help="Only checks that have these words.")] = "",
     exit_first: Annotated[bool, typer.Option("--exit-first", "-x", help="Stop at the first failure.")] = False,
     check_seconds: Annotated[
         float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Longest time of one check.")

@@ -31,6 +31,10 @@ class Violation(AssertionError):
         self.where = where
 
 
+class TimeIsUp(BaseException):
+    """A check takes too long. No Exception, so that no `except Exception` on the way goes on as if nothing were."""
+
+
 class FailedElsewhere(RuntimeError):
     """An exception of another process, with the traceback that it had there; `what` is all that a report says of it."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rlcli.errors import RlcliError
 from rlcli.recipe.layers import shown
-from rlcli.testing.contract import FailedElsewhere, Violation
+from rlcli.testing.contract import FailedElsewhere, TimeIsUp, Violation
 from rlcli.testing.results import Failure
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ def failure_of(caught: pytest.ExceptionInfo[BaseException], files: Sequence[Path
     found, cause, where = _said(error) or str(caught.traceback[-1].statement).strip(), "", ""
     if isinstance(error, Violation):
         found, cause, where = error.found, error.cause, error.where
+    elif isinstance(error, TimeIsUp):
+        found, cause = str(error), "something waits, or loops, for ever"
     elif isinstance(error, RlcliError):
         cause, where = error.hint or "", error.where or ""
     where = where or _innermost([*_frames(error), *_frames_told(str(error))], files)

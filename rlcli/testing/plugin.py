@@ -17,7 +17,8 @@ import pytest
 
 from rlcli.api.component import module_name
 from rlcli.project import PACKAGE, search_path
-from rlcli.testing.contract import Contract, Violation
+from rlcli.recipe.layers import shown
+from rlcli.testing.contract import Contract, TimeIsUp
 from rlcli.testing.failures import failure_of
 from rlcli.testing.results import Check, Examined, Failure, Outcome, Watcher
 from rlcli.testing.subjects import COMPONENTS, KINDS, Subject
@@ -74,12 +75,19 @@ class ChecksPlugin:
     """Hears of every check; knows which component it belongs to by the file that it stands in."""
 
     def __init__(
-        self, suites: Mapping[Path, Subject], values: Mapping[Subject, Any], watcher: Watcher, check_seconds: float
+        self,
+        suites: Mapping[Path, Subject],
+        values: Mapping[Subject, Any],
+        watcher: Watcher,
+        keyword: str,
+        check_seconds: float,
     ):
-        """`suites`: file with a component's contract → the component; `values`: what the command line gives each."""
+        """`suites`: file with a component's contract → the component; `values`: what the command line gives each;
+        `keyword`: words of the checks that are wanted, empty for all."""
         self._suites = suites
         self._values = values
         self._watcher = watcher
+        self._keyword = keyword
         self._check_seconds = check_seconds
         self._homes = dict(suites)
         for subject in suites.values():
@@ -100,16 +108,22 @@ class ChecksPlugin:
     # -- which checks there are ----------------------------------------------------------------------------
 
     def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+        """With an id that no other has: pytest gives all files outside its root the same one."""
         subject = self._suites.get(module_path)
-        if subject is None:
-            return None
-        module: pytest.Module = pytest.Module.from_parent(
-            parent, path=module_path, nodeid=f"{subject.kind}/{subject.name}"
-        )
+        nodeid = shown(module_path) if subject is None else f"{subject.kind}/{subject.name}"
+        module: pytest.Module = pytest.Module.from_parent(parent, path=module_path, nodeid=nodeid)
         return module
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> Generator[None, None, None]:
+        self._choose(config, items)
+        yield
+        order = list(self._progress)  # pytest has brought together what shares a fixture, across components
+        items.sort(key=lambda item: order.index(self._homes[item.path]))
+
+    def _choose(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """A contract in a component's own file stands in for the one that everybody gets; a part of it does not."""
         of = {item: subject for item in items if (subject := self._homes.get(item.path)) is not None}
         specified = {
@@ -123,12 +137,11 @@ class ChecksPlugin:
             if item not in of
             or (item.path in self._suites and of[item] in specified)
             or (self._is_contract(item, of[item], own=True) and not _is_asked_for(item, of[item]))
+            or not answers(item, self._keyword)
         ]
         if dropped:
             config.hook.pytest_deselected(items=dropped)
-        kept = [item for item in items if item not in dropped]
-        order = list(self._progress)
-        items[:] = sorted(kept, key=lambda item: order.index(of[item]))
+        items[:] = [item for item in items if item not in dropped]
         for contract in {item.cls for item in items if self._is_contract(item, of[item])}:  # type: ignore[attr-defined]
             self._give_values(contract)
 
@@ -216,6 +229,9 @@ class ChecksPlugin:
             return (yield)
 
     def pytest_sessionfinish(self) -> None:
+        if self.was_interrupted:
+            self._watcher.interrupted(words_of(self._open[0].item) if self._open else "")
+            return
         if self._open:
             self._close_check()
         self._close_component()
@@ -282,6 +298,12 @@ def _check_of(cases: Sequence[_Case], variant: str) -> Check:
     )
 
 
+def answers(item: pytest.Item, keyword: str) -> bool:
+    """Whether a check has these words, in the report or in its name; `or` between them allows for others."""
+    text = f"{words_of(item)} {item.name}".casefold()
+    return any(all(word in text for word in words.split()) for words in keyword.casefold().split(" or "))
+
+
 def words_of(item: pytest.Item) -> str:
     """A check in words: the first line of its docstring, else its name."""
     function = getattr(item, "function", None)
@@ -304,10 +326,10 @@ def _time_limit(seconds: float) -> Iterator[None]:
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Violation(f"not done after {seconds:g} s", "something waits, or loops, for ever")
+        raise TimeIsUp(f"not done after {seconds:g} s")
 
     began, before = time.monotonic(), signal.signal(signal.SIGALRM, stop)
-    others, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    others, _ = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again and again, should it be caught on the way
     try:
         yield
     finally:

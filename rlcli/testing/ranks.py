@@ -23,6 +23,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -86,6 +87,12 @@ def run_on_ranks(size: int, work: Work, timeout: float = 60) -> list[dict[str, A
         reports = [rank.report() for rank in ranks]
         _raise_first_error(ranks, reports, timeout)
         return [report["result"] for report in reports if report is not None]
+
+
+def skip_without_forks() -> None:
+    """Skip the check where autograd would not run in a fork: torch refuses it in those of a process that sees CUDA."""
+    if torch.cuda.is_available():
+        pytest.skip("not tried: a process that sees GPUs cannot be forked; CUDA_VISIBLE_DEVICES= hides them")
 
 
 def mesh_of_ranks(**degrees: int) -> DeviceMesh | None:

@@ -112,3 +112,6 @@ class Watcher(Protocol):
 
     def done(self, tested: Examined) -> None:
         """A component is done, or could not be loaded."""
+
+    def interrupted(self, words: str) -> None:
+        """Ctrl-C, during a check of these words; no more is told after it."""

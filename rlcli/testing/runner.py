@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rlcli import registry
 from rlcli.errors import ResourceError, RlcliError, UsageError
 from rlcli.project import current_project
 from rlcli.recipe.merge import merge
@@ -20,7 +22,7 @@ from rlcli.recipe.problems import Problems
 from rlcli.recipe.tree import COMMAND_LINE, Mapping, Mark, Node, plain
 from rlcli.testing.plugin import ChecksPlugin
 from rlcli.testing.results import Examined, Watcher
-from rlcli.testing.subjects import KINDS, Subject
+from rlcli.testing.subjects import COMPONENTS, KINDS, Subject
 
 CHECK_SECONDS = 120.0
 """After which a check counts as hanging."""
@@ -28,9 +30,10 @@ CHECK_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Options:
-    """What `rlcli test` hands on to pytest."""
+    """Which checks are run, and how."""
 
     keyword: str = ""
+    """Words that a check must have; ` or ` between alternatives."""
     exit_first: bool = False
     junit: Path | None = None
     check_seconds: float = CHECK_SECONDS
@@ -49,16 +52,18 @@ def run_checks(subjects: Sequence[Subject], watcher: Watcher, options: Options |
         return broken
     with tempfile.TemporaryDirectory(prefix="rlcli-test-") as folder:
         suites = {_suite(subject, number, Path(folder)): subject for number, subject in enumerate(sound)}
-        checks = ChecksPlugin(suites, {subject: _values(subject) for subject in sound}, watcher, options.check_seconds)
+        values = {subject: _values(subject) for subject in sound}
+        checks = ChecksPlugin(suites, values, watcher, options.keyword, options.check_seconds)
         own = sorted({str(path) for subject in sound if (path := subject.own_tests) is not None})
         with _undisturbed(has_own_tests=bool(own)):
             code = pytest.main([*_arguments(Path(folder), options), *map(str, suites), *own], plugins=[checks])
     if code == pytest.ExitCode.INTERRUPTED and checks.was_interrupted:
         raise KeyboardInterrupt
-    if code == pytest.ExitCode.USAGE_ERROR:
-        raise UsageError(f"-k {options.keyword!r} cannot be understood", hint="for example: -k 'masked or finite'")
     if code == pytest.ExitCode.NO_TESTS_COLLECTED and options.keyword:
-        raise UsageError(f"no check answers to -k {options.keyword!r}", hint="a word of a check's name in the report")
+        raise UsageError(
+            f"no check answers to -k {options.keyword!r}",
+            hint="words of its line in the report, such as -k 'masked tokens'",
+        )
     if checks.internal_error is not None:
         raise checks.internal_error
     return [*broken, *checks.tested()]
@@ -109,7 +114,27 @@ def _values(subject: Subject) -> Any:
     for one in parse_overrides(subject.given, problems):
         tree = merge(tree, one, problems)
     problems.raise_if_any()
-    return plain(tree)
+    values = plain(tree)
+    if subject.kind in COMPONENTS:
+        _check_arguments(subject, values)
+    return values
+
+
+def _check_arguments(subject: Subject, values: Any) -> None:
+    """Raises UsageError for an argument that the component does not have, or of another type."""
+    from rlcli.registry.arguments import validated
+
+    folder = COMPONENTS[subject.kind]
+    arguments = registry.signature(folder, subject.name).arguments
+    known = [argument.name for argument in arguments]
+    for name in values:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            guess = f"; did you mean {close[0]!r}?" if close else ""
+            hint = f"rlcli show {subject.name} lists what it can be told"
+            raise UsageError(f"{subject.title} has no argument {name!r}{guess}", where=COMMAND_LINE, hint=hint)
+    if all(argument.name in values for argument in arguments if argument.required):
+        validated(folder, subject.name, values)
 
 
 def _arguments(folder: Path, options: Options) -> list[str]:
@@ -120,7 +145,6 @@ def _arguments(folder: Path, options: Options) -> list[str]:
     words = ["-c", str(configuration), f"--rootdir={root}", f"--confcutdir={root}", f"--basetemp={folder / 'tmp'}"]
     words += ["--continue-on-collection-errors", "--import-mode=importlib"]
     words += ["-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:randomly"]
-    words += ["-k", options.keyword] if options.keyword else []
     words += ["--maxfail=1"] if options.exit_first else []
     words += [f"--junitxml={options.junit.absolute()}", "-o", "junit_suite_name=rlcli"] if options.junit else []
     return words

@@ -4,12 +4,10 @@ import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
 
-from rlcli.api.data import DatasetUtility, MicroBatchSpec, SequenceSample, SequenceSplitSpec
-from rlcli.errors import DataError
+from rlcli.api.data import SequenceSample
 
 
 def batch(ids=("a", "b", "c"), lengths=((3,), (2, 4), (1,)), **changes):
@@ -40,52 +38,6 @@ def test_traits_and_keys_are_inferred_from_the_data():
     assert (sample.bs, sample.flat_seqlens("values")) == (3, [3, 2, 4, 1])
     assert sample.cu_seqlens("values").tolist() == [0, 3, 5, 9, 10]
     assert sample.cu_seqlens("values").dtype == torch.int32
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        [3, 2],
-        (3, 2),
-        [[3], [2]],
-        [(3,), np.int64(2)],
-        torch.tensor([3, 2]),
-        np.array([3, 2], dtype=np.int32),
-        [torch.tensor([3]), np.array([2])],
-        [torch.tensor(3), torch.tensor(2)],
-        torch.tensor([[3], [2]]),
-    ],
-    ids=str,
-)
-def test_lengths_are_read_in_many_forms_and_kept_as_lists_of_ints(written):
-    sample = SequenceSample(ids=["a", "b"], seqlens={"x": written}, data={"x": torch.zeros(5)})
-    assert sample.seqlens == {"x": [[3], [2]]}
-    assert all(type(length) is int for length in sample.flat_seqlens("x"))
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        [True],
-        ["3"],
-        "3",
-        [3.0],
-        [-1],
-        [None],
-        [[[3]]],
-        3,
-        torch.tensor([True]),
-        torch.tensor([3.0]),
-        np.array([True]),
-        np.array(["3"]),
-        [torch.tensor(True)],
-        [np.bool_(True)],
-    ],
-    ids=repr,
-)
-def test_what_is_no_length_is_refused_and_not_converted(written):
-    with pytest.raises(ValueError, match="seqlens of 'x'"):
-        SequenceSample(ids=["a"], seqlens={"x": written}, data={"x": torch.zeros(3)})
 
 
 @pytest.mark.parametrize(
@@ -335,132 +287,6 @@ def test_a_description_shares_nothing_with_its_parent():
     assert parent.dtypes.keys() == parent.trailing_shapes.keys() == {"packed_input_ids", "values"}
 
 
-# -- splitting -----------------------------------------------------------------------------------------------
-
-
-def test_split_into_contiguous_balanced_parts():
-    sample = batch(ids="abcde", lengths=[(1,), (2,), (3,), (4,), (5,)])
-    assert [part.ids for part in sample.split(2)] == [["a", "b", "c"], ["d", "e"]]
-    assert sample.get_split_spec(2) == SequenceSplitSpec(sizes=[3, 2])
-    assert [part.bs for part in sample.split(2, key="values", min_size=2)] == [3, 2]
-    assert [part.bs for part in sample.split_with_spec(SequenceSplitSpec(sizes=[4, 1]))] == [4, 1]
-
-
-def test_splits_that_are_not_possible_are_refused():
-    sample = batch()
-    with pytest.raises(ValueError, match="3 items into 4 parts"):
-        sample.split(4)
-    with pytest.raises(ValueError, match="at least 2"):
-        sample.split(2, min_size=2)
-    with pytest.raises(ValueError, match="no key 'nothing'"):
-        sample.split(2, key="nothing")
-    with pytest.raises(ValueError, match="do not cover"):
-        sample.split_with_spec(SequenceSplitSpec(sizes=[2]))
-
-
-def test_micro_batches_hold_their_cap():
-    sample = batch(ids="abcde", lengths=[(7,), (5,), (2, 1), (3,), (2,)])
-    parts, groups = sample.split_to_micro_batches(MicroBatchSpec(max_tokens_per_mb=10))
-    assert groups == [[0, 3], [1, 2, 4]]
-    assert [part.ids for part in parts] == [["a", "d"], ["b", "c", "e"]]
-    _, three = sample.split_to_micro_batches(MicroBatchSpec(n_mbs=3, max_tokens_per_mb=10))
-    assert len(three) == 3
-    _, clamped = sample.split_to_micro_batches(MicroBatchSpec(n_mbs=9))
-    assert len(clamped) == 5
-
-
-def test_a_sample_above_the_cap_is_named():
-    with pytest.raises(DataError, match=r"error\[F30\].*sample b has 6 tokens.*: 5"):
-        batch().split_to_micro_batches(MicroBatchSpec(max_tokens_per_mb=5))
-
-
-def test_tokens_are_counted_by_the_longest_key_if_the_asked_one_is_missing():
-    sample = batch().select(["values"])
-    assert sample.split_to_micro_batches(MicroBatchSpec(max_tokens_per_mb=6))[1] == [[0, 2], [1]]
-
-
-def test_an_empty_batch_has_no_micro_batches():
-    assert batch().select_indices([]).split_to_micro_batches(MicroBatchSpec(n_mbs=2)) == ([], [])
-
-
-@pytest.mark.parametrize("indices", [[0, 0], [3], [-1]])
-def test_indices_that_name_no_sample_once_are_refused(indices):
-    with pytest.raises(ValueError, match="sample indices"):
-        batch().select_indices(indices)
-
-
-def test_reorder_takes_permutations_only():
-    assert batch().reorder([2, 0, 1]).ids == ["c", "a", "b"]
-    for wrong in ([0, 1], [0, 1, 1], [0, 1, 3]):
-        with pytest.raises(ValueError, match="no permutation"):
-            batch().reorder(wrong)
-
-
-def test_reorder_output_refuses_what_does_not_fit():
-    with pytest.raises(ValueError, match="inverse"):
-        SequenceSample.reorder_output(torch.zeros(3), [[1], [2]], [1, 0], [0, 1])
-    with pytest.raises(ValueError, match="has 4 rows"):
-        SequenceSample.reorder_output(torch.zeros(4), [[1], [2]], [1, 0], [1, 0])
-
-
-# -- from_default --------------------------------------------------------------------------------------------
-
-
-def test_known_keys_get_their_lengths_by_name():
-    sample = SequenceSample.from_default(
-        ids=["a", "b"],
-        seqlens=[[2, 1], 3],
-        data={
-            "packed_input_ids": torch.arange(6),
-            "prompt_mask": torch.zeros(6, dtype=torch.bool),
-            "packed_logprobs": torch.zeros(3),
-            "packed_ref_logprobs": torch.zeros(3),
-            "values": torch.zeros(6),
-            "rewards": torch.zeros(3),
-            "solved": torch.zeros(3, dtype=torch.bool),
-            "seq_no_eos_mask": torch.zeros(3, dtype=torch.bool),
-        },
-        metadata={"answer": ["1", "2"]},
-    )
-    assert sample.seqlens["packed_input_ids"] == [[2, 1], [3]]
-    assert sample.seqlens["packed_logprobs"] == [[1, 0], [2]]
-    assert sample.seqlens["rewards"] == [[1, 1], [1]]
-
-
-def test_other_keys_get_theirs_by_their_rows():
-    def lengths(rows, tokens):
-        return SequenceSample.from_default(ids=["a", "b"], seqlens=tokens, data={"mine": torch.zeros(rows, 3)}).seqlens[
-            "mine"
-        ]
-
-    assert lengths(7, [3, 4]) == [[3], [4]]
-    assert lengths(5, [3, 4]) == [[2], [3]]
-    assert lengths(2, [3, 4]) == [[1], [1]]
-    assert lengths(2, [1, 1]) == [[1], [1]]
-    with pytest.raises(ValueError, match="'mine' has 2 rows, which fits more than one reading"):
-        lengths(2, [1, 3])
-    with pytest.raises(ValueError, match="'mine' has 6 rows, which should have 7 or 5 or 2"):
-        lengths(6, [3, 4])
-
-
-def test_a_known_key_with_other_rows_is_refused():
-    with pytest.raises(ValueError, match="'packed_logprobs' has 3 rows, which should have 2"):
-        SequenceSample.from_default(ids=["a"], seqlens=[3], data={"packed_logprobs": torch.zeros(3)})
-    with pytest.raises(ValueError, match="without its tensor"):
-        SequenceSample.from_default(ids=["a"], seqlens=[3], data={"mine": None})
-
-
-def test_explicit_lengths_of_every_key_are_taken_as_they_are():
-    sample = SequenceSample.from_default(
-        ids=["a"],
-        seqlens={"values": [2], "mine": [[1, 2]]},
-        data={"values": torch.ones(2), "mine": torch.ones(3)},
-    )
-    assert sample.seqlens == {"mine": [[1, 2]], "values": [[2]]}
-    with pytest.raises(ValueError, match="data and keys differ"):
-        SequenceSample.from_default(ids=["a"], seqlens={"values": [2]}, data={"mine": torch.ones(2)})
-
-
 # -- other forms ---------------------------------------------------------------------------------------------
 
 
@@ -499,9 +325,3 @@ def test_foreign_json_is_checked(field, value):
 def test_ids_that_json_cannot_hold_are_refused():
     with pytest.raises(ValueError, match="neither strings nor ints"):
         SequenceSample(ids=[("a", 1)], seqlens={"x": [1]}, data={"x": torch.ones(1)}).as_json()
-
-
-def test_a_dataset_utility_knows_its_place():
-    assert DatasetUtility(1, 0, 2, None).world_size == 2
-    with pytest.raises(ValueError, match="dp_rank is 2"):
-        DatasetUtility(1, 2, 2, None)

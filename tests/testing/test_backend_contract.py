@@ -3,15 +3,18 @@
 import copy
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from rlcli.api.model import ModelBackend, PipelinableEngine
 from rlcli.registry import load
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.contract import Violation
+from rlcli.testing.tiny_models import tiny_model
 
 FSDP = load("backends", "fsdp")
 ENGINE = sys.modules[FSDP.__module__].FSDPEngine
@@ -87,6 +90,36 @@ class Averaged(ENGINE):
         super().backward(loss / self.dp_size)
 
 
+class Plain(ENGINE):
+    """Has no more than it must: no checkpoints, and one rank writes the export, for which the others do not wait."""
+
+    state = PipelinableEngine.state
+
+    def save_to_hf(self, tokenizer, save_dir):
+        weights = self.full_state_dict()
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            self.lm.save_pretrained(save_dir, state_dict=weights)
+
+
+class Silent(Plain):
+    def save_to_hf(self, tokenizer, save_dir):
+        """Writes nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoEps(ModelBackend):
+    """Its AdamW has torch's own eps, which nobody can set."""
+
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+
+    def _initialize(self, model):
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        model.module = Plain(model, FSDP(**settings, beta2=0.999, eps=1e-8, dtype="float32"))
+        return model
+
+
 def contract(engine):
     @dataclass(frozen=True, kw_only=True)
     class Wrong(FSDP):
@@ -149,3 +182,39 @@ def test_ranks_that_average_their_gradients_are_told(tmp_path):
     subject.test_ranks_get_through(lives)
     with pytest.raises(Violation, match=r"at step 0 on dp 2, .* in a plain loop .*\ngradients are averaged"):
         subject.test_ranks_train_like_a_plain_loop(lives, lives.told)
+
+
+def test_an_engine_without_state_and_eps_passes(tmp_path):
+    """Of key biases, as gpt2 has them, rounding noise is all the gradient there is: no difference is an alarm."""
+
+    class Subject(BackendContract):
+        name = "fsdp"
+        families = ("gpt2",)
+
+        def backend(self, **wanted):
+            return NoEps(**{field.name: wanted[field.name] for field in fields(NoEps) if field.name in wanted})
+
+    subject = Subject()
+    subject.test_steps_equal_a_plain_loop()
+    subject.test_micro_batches_change_nothing()
+    lives = subject.live(tmp_path)
+    subject.test_ranks_get_through(lives)
+    subject.test_ranks_train_like_a_plain_loop(lives, lives.told)
+    subject.test_ranks_report_alike(lives, lives.told)
+
+
+def test_an_export_without_weights_is_told():
+    with pytest.raises(Violation, match="wrote no safetensors") as caught:
+        contract(Silent).test_the_model_is_taken_as_it_is()
+    assert "test_backend_contract.py" in caught.value.where
+
+
+def test_certain_entries_are_those_with_a_gradient():
+    """All of them under an eps that is felt."""
+    subject = contract(ENGINE)
+    assert subject.certain() is None
+    subject.backend = lambda **_: NoEps()
+    certain = subject.certain(tiny_model("gpt2"))["transformer.h.0.attn.c_attn.bias"]
+    query, key, value = (float(part.float().mean()) for part in certain.chunk(3))
+    assert (key, value) == (0, 1)
+    assert query > 0.9

@@ -1,8 +1,10 @@
 """The contract of datasets: a small dataset that is right passes, and each thing that is wrong with it is named."""
 
+import inspect
 import itertools
 import json
 import re
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,6 +13,8 @@ from rlcli.testing.contract import Violation
 from rlcli.testing.dataset import DatasetContract
 from rlcli.testing.dataset_checks.samples import HABITS
 from rlcli.testing.dataset_checks.trial import Trial, rows_in
+from rlcli.testing.runner import run_checks
+from rlcli.testing.subjects import Subject
 from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
 
 SOUND = '''\
@@ -191,11 +195,11 @@ WRONG = {
         (ROW, f"{ROW}; answer = self.rows[0][1][1]"), "test_neighbours", "in reverse order, row 'own-2'", "row alone",
     ),
     "overlapping shards": (
-        afterwards("self.rows = self.rows[self.util.dp_rank :]"), "test_ranks", "0 on none, 2 on several", "world_size",
+        afterwards("self.rows = self.rows[self.util.dp_rank :]"), "test_ranks", "0 on none, 4 on several", "world_size",
     ),
     "lost rows": (
         afterwards("n = self.util.world_size; self.rows = self.rows[self.util.dp_rank : len(self.rows) // n * n : n]"),
-        "test_ranks", "of 3 rows on 2 ranks 1 on none, 0 on several", "world_size",
+        "test_ranks", "of 5 rows on 2 ranks 1 on none, 0 on several", "world_size",
     ),
     "a digest of ids": (
         ("    def __len__",
@@ -251,12 +255,63 @@ CHAT, CLOSING, PLAIN = sorted(HABITS)
         (", tokenizer.eos_token_id]", "]", PLAIN, "the answer ends with token"),
         (", tokenizer.eos_token_id]", ", *[tokenizer.eos_token_id] * 2]", PLAIN,
         "EOS is token .*, before the answer's end"),
+        ("tokenizer(prompt, add_special_tokens=False).input_ids]",
+        "tokenizer(prompt, add_special_tokens=False).input_ids, tokenizer.eos_token_id]", PLAIN,
+        r"EOS is token 13 of 16, before the answer$"),
     ],
 )  # fmt: skip
 def test_special_tokens_that_are_wrong(make_trial, old, new, habit, found):
     told = violation(make_trial((old, new)), "test_special_tokens", habit)
     assert re.search(f"row 0, with a .*{found}", told.found), told.found
     assert told.cause
+
+
+BEGIN = "before = [tokenizer.bos_token_id, *"
+UNUSUAL = {
+    "a chat trained on its last answer": [(BEGIN, "before = [tokenizer.bos_token_id, 9, tokenizer.eos_token_id, *")],
+    "raw text": [
+        (BEGIN, "before = [*"),
+        (', "prompt_mask")', ",)"),
+        ('                "prompt_mask": torch.tensor([True] * len(prompt) + [False] * len(answer)),\n', ""),
+    ],
+}
+
+
+@pytest.mark.parametrize("what", UNUSUAL)
+def test_special_tokens_that_are_unusual(make_trial, what):
+    DatasetContract().test_special_tokens(make_trial(*UNUSUAL[what]), PLAIN)
+
+
+SHARDS = "self.rows = self.rows[self.util.dp_rank : {end} : self.util.world_size]; "
+NO_ROWS = "self.rows or self.refuse('no rows', f'{self.path}:1')"
+RAISE = "        raise DataError(what, where=where)\n"
+REFUSE = "    def encode", f"    def refuse(self, what, where):\n{RAISE}\n    def encode"
+
+
+def test_two_rows_suffice_for_three_ranks(make_trial):
+    rows = [{"prompt": "a", "answer": "b"}, {"prompt": "c", "answer": "d"}]
+    own_shards = make_trial(REFUSE, afterwards(SHARDS.format(end="") + NO_ROWS), rows=rows)
+    DatasetContract().test_ranks(own_shards, 3)
+    lost = SHARDS.format(end="-(len(self.rows) % self.util.world_size) or None")
+    rows_lost = make_trial(REFUSE, afterwards(lost + NO_ROWS), rows=rows)
+    assert "of 7 rows on 3 ranks 1 on none" in violation(rows_lost, "test_ranks", 3).found
+
+
+def test_a_refusal_is_placed_in_the_dataset(make_trial):
+    """Not in the file that the tests wrote for it, which is gone then."""
+    trial = make_trial(REFUSE, afterwards("self.refuse('no such rows', f'{self.path}:1')"))
+    with pytest.raises(Violation, match="no such rows") as caught:
+        trial.demand()
+    before, _, _ = inspect.getsource(inspect.getmodule(trial.cls)).partition(RAISE)
+    assert caught.value.where.endswith(f"{trial.name}.py:{before.count(chr(10)) + 1}")
+
+
+def test_a_stream_is_told_so_first_and_tried_no_further(make_trial):
+    trial = make_trial(("    def __len__", "    def count"), ("    def __getitem__", "    def item"))
+    first, *others = run_checks([Subject("dataset", trial.name, trial.file)], Mock())[0].checks
+    assert (first.words, first.failure.found) == ("it can be built of its rows", "Tiny has no len() and no []")
+    assert "into a list" in first.failure.cause
+    assert {check.reason for check in others} == {"not tried: it cannot be built"}
 
 
 @pytest.mark.parametrize(

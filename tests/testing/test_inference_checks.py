@@ -20,6 +20,7 @@ from rlcli.testing.contract import Violation
 from rlcli.testing.interface.generation import PROMPTS, GenerationChecks, Sampling
 from rlcli.testing.interface.inference import InferenceChecks
 from rlcli.testing.interface.inferring import Calls
+from rlcli.testing.interface.rehearsal import usual_batches
 from rlcli.testing.interface.reward import RewardChecks
 
 
@@ -212,10 +213,10 @@ class InUnitsOfItsOwn(PPOCriticInterface):
 
 def test_values_in_units_of_their_own_are_found():
     check = InferenceChecks().test_values_come_in_the_units_of_the_reward
-    check(PPOCriticInterface)
-    check(lambda: PPOCriticInterface(value_norm=False))
+    check(PPOCriticInterface, usual_batches(PPOCriticInterface()))
+    check(lambda: PPOCriticInterface(value_norm=False), usual_batches(PPOCriticInterface(value_norm=False)))
     with pytest.raises(Violation, match=r"all rewards are 10; values are .* off at first"):
-        check(InUnitsOfItsOwn)
+        check(InUnitsOfItsOwn, usual_batches(InUnitsOfItsOwn()))
 
 
 # -- generation ------------------------------------------------------------------------------------------

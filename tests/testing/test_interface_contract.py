@@ -10,13 +10,13 @@ import torch
 from rlcli.api.model import ModelInterface
 from rlcli.ops.rewards import action_mask
 from rlcli.testing.batches import make_batch
-from rlcli.testing.contract import Violation
+from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface import InterfaceContract
 from rlcli.testing.interface.edges import EdgeChecks
 from rlcli.testing.interface.invariance import InvarianceChecks
 from rlcli.testing.interface.laws import LawChecks
 from rlcli.testing.interface.learning import LearningChecks
-from rlcli.testing.interface.rehearsal import Rehearsal
+from rlcli.testing.interface.rehearsal import Rehearsal, usual_batches
 from rlcli.testing.interface.training import TrainingChecks, lengths_of
 
 
@@ -29,11 +29,15 @@ class Sound(ModelInterface):
         self.seen = 0
 
     def train_step(self, model, data, mb_spec):
+        self.set_mode(model.module)
         stats = model.module.train_batch(
             data, self.loss, self.weight, mb_spec=mb_spec, version_steps=model.version.global_step
         )
         model.inc_version()
         return stats
+
+    def set_mode(self, engine):
+        engine.train()
 
     def mask(self, batch):
         return action_mask(batch.data["prompt_mask"], batch.flat_seqlens("packed_input_ids"))
@@ -45,7 +49,12 @@ class Sound(ModelInterface):
         return -output.logprobs[self.mask(batch)].sum()
 
     def save(self, model, save_dir):
-        model.module.save_to_hf(tokenizer=None, save_dir=save_dir)
+        model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
+
+
+class KeepsTheMode(Sound):
+    def set_mode(self, engine):
+        pass
 
 
 class MeanOfTokens(Sound):
@@ -246,11 +255,7 @@ class EvaluatesUnweighted(Sound):
 
 
 def rehearsal_of(cls):
-    return Rehearsal(
-        lambda **changes: cls(), lambda lengths=None, seed=0: make_batch(
-            cls.READS["train_step"], *([lengths] if lengths else []), seed=seed
-        )
-    )  # fmt: skip
+    return Rehearsal(lambda **changes: cls(), usual_batches(cls()))
 
 
 @pytest.mark.parametrize(
@@ -264,6 +269,7 @@ def rehearsal_of(cls):
         (WeighsWhatItIsGiven, "the_weight_is_a_sum", "7 together and 56 one by one", "how many tokens"),
         (CountsPrompts, "all_masked", "loss weight 10", "that the mask keeps"),
         (CountsPrompts, "padding_changes_nothing", "with masked padding", "padding is counted"),
+        (KeepsTheMode, "sets_the_mode_of_the_model", "without dropout after inference", "model.module.train()"),
         (TrainsPrompts, "masked_tokens_get_no_gradient", r"\d+ of \d+ prompt tokens get a", "action_mask"),
         (ShiftedByOne, "every_response_token_is_trained", "the first token of each of", "shifted by one"),
         (Detached, "gradient_reaches_every_parameter", "no gradient reaches the embedding", "detached"),
@@ -313,6 +319,21 @@ def test_what_is_right_passes(right, checks):
         if name.startswith("test_") and "make" not in inspect.signature(method).parameters:
             with contextlib.suppress(pytest.skip.Exception):
                 method(checks(), rehearsal)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "check", "guilty"),
+    [
+        (CountsPrompts, "all_masked", CountsPrompts.weight),
+        (WeighsWhatItIsGiven, "the_weight_is_a_sum", WeighsWhatItIsGiven.weight),
+        (MeanOfTokens, "micro_batches_change_nothing", MeanOfTokens.loss),
+        (DividesByNothing, "one_sample", DividesByNothing.train_step),
+    ],
+)
+def test_the_function_that_is_to_blame_is_named(wrong, check, guilty):
+    with pytest.raises(Violation) as told:
+        getattr(InterfaceContract(), f"test_{check}")(rehearsal_of(wrong))
+    assert told.value.where == place_of(guilty)
 
 
 HEADER = """

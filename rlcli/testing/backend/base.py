@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
@@ -16,7 +18,7 @@ from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import Model, ModelBackend, ModelOutput, PipelinableEngine
 from rlcli.registry import make_backend, signature
-from rlcli.testing.backend.plain import TEMPERATURE, AdamW, acting, value_targets
+from rlcli.testing.backend.plain import TEMPERATURE, AdamW, Loss, acting, plain_answer_loss, value_targets
 from rlcli.testing.batches import make_batch
 from rlcli.testing.contract import Contract, Violation, place_of
 from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
@@ -33,6 +35,11 @@ SETTINGS: dict[str, Any] = {
 """Under these every part of an optimizer shows in the weights: gradients are clipped, eps is felt."""
 RATES = (1 / 3, 2 / 3, 1.0, 1 - 0.9 / 7)
 """Of the first steps of ten, under these settings."""
+
+SMALL = 1e-2
+"""Weights that are all smaller, such as biases that began at zero, are compared by this size: it is the steps' own."""
+NOISE = 1e-5
+"""Of the largest gradient: of what is less, float32 does not know the sign well enough."""
 
 Weights = dict[str, torch.Tensor]
 
@@ -81,28 +88,74 @@ class BackendChecks(Contract):
     def trains(self) -> bool:
         return bool(getattr(type(self.backend()), "TRAINS", True))
 
+    def dimensions(self) -> tuple[str, ...]:
+        """Of a mesh, those that the backend knows."""
+        return tuple(getattr(type(self.backend()), "DIMENSIONS", ("dp",)))
+
     def optimizer_settings(self, **wanted: Any) -> AdamW:
         """AdamW as the backend's settings describe it; override where they have other names."""
         backend = self.backend(**wanted)
         if not hasattr(backend, "lr"):
-            pytest.skip("has no setting lr; override optimizer_settings")
+            pytest.skip("not tried: has no setting lr; override optimizer_settings")
         return AdamW.described_by(backend)
 
     def rates(self) -> tuple[float, ...]:
         """The rate of the first steps over the peak, as those of SETTINGS that the backend has make it."""
         return RATES if hasattr(self.backend(**SETTINGS), "schedule") else (1.0,) * len(RATES)
 
+    def certain(self, lm: nn.Module | None = None, loss: Loss = plain_answer_loss) -> Weights | None:
+        """By weight, the entries that have a gradient, as bool; None if all can be compared.
+
+        AdamW without an eps that is felt turns rounding noise into whole steps where the gradient should be zero, as
+        of key biases.
+        """
+        if getattr(self.backend(**SETTINGS), "eps", 0.0) > 1e-4:
+            return None
+        plain = (lm if lm is not None else tiny_model(self.families[0])).double()
+        loss(plain, batch())[0].backward()
+        sizes = {name: p.grad.abs() for name, p in plain.named_parameters() if p.grad is not None}
+        least = NOISE * max(float(size.max()) for size in sizes.values())
+        return {name: size > least for name, size in sizes.items()}
+
     # -- looking ---------------------------------------------------------------------------------------------
 
-    def weights(self, engine: PipelinableEngine) -> Weights:
-        """A copy of all parameters, whole, under the names of transformers. Every rank takes part."""
+    def weights(self, engine: PipelinableEngine, look: Path | None = None) -> Weights:
+        """A copy of all parameters, whole, under the names of transformers. Every rank takes part.
+
+        `look`: of several ranks, a folder not yet there that all see: it may be one of them that writes an export.
+        """
         if offers(engine, "state"):
             whole = engine.state().weights.items()
             return {name: getattr(tensor, "full_tensor", tensor.clone)().cpu() for name, tensor in whole}
-        with tempfile.TemporaryDirectory() as folder:
-            engine.save_to_hf(None, str(Path(folder) / "model"))
-            files = sorted((Path(folder) / "model").glob("*.safetensors"))
-            return {name: tensor for file in files for name, tensor in load_file(file).items()}
+        with tempfile.TemporaryDirectory() as own:
+            return _exported_weights(engine, look or Path(own) / "model")
+
+
+def export(engine: PipelinableEngine, folder: Path) -> None:
+    """Write a folder for transformers; afterwards every rank can read it."""
+    engine.save_to_hf(None, str(folder))
+    meet()
+
+
+def meet() -> None:
+    """Wait for all ranks, where there are several."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def _exported_weights(engine: PipelinableEngine, folder: Path) -> Weights:
+    """What an export to `folder` holds; the folder is gone then."""
+    export(engine, folder)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        what = "save_to_hf wrote no safetensors into its folder"
+        raise Violation(what, "write the folder on one rank at least", place(engine, "save_to_hf"))
+    weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    meet()  # all have read
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        shutil.rmtree(folder)
+    meet()
+    return weights
 
 
 def offers(engine: PipelinableEngine, method: str) -> bool:
@@ -160,20 +213,23 @@ def train(engine: PipelinableEngine, step: int) -> dict[str, float]:
 # -- differences -----------------------------------------------------------------------------------------------------
 
 
-def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Largest difference, relative to the largest wanted value; infinite for another shape or a NaN."""
+def distance(found: torch.Tensor, wanted: torch.Tensor, least: float = 1e-12) -> float:
+    """Largest difference, relative to the largest wanted value, or to `least`; infinite for another shape or a NaN."""
     if found.shape != wanted.shape or not bool(found.isfinite().all()):
         return float("inf")
     if not wanted.numel():
         return 0.0
-    return float((found.double() - wanted.double()).abs().max() / wanted.abs().max().clamp(min=1e-12))
+    return float((found.double() - wanted.double()).abs().max() / wanted.abs().max().clamp(min=least))
 
 
-def weights_apart(found: Weights, wanted: Weights) -> float:
-    """Largest difference of any weight, relative to the largest of its tensor."""
-    if not wanted.keys() <= found.keys():
+def weights_apart(found: Mapping[str, torch.Tensor], wanted: Weights, certain: Weights | None = None) -> float:
+    """Largest difference of any weight, relative to the largest of its tensor; of the `certain` ones, if given."""
+    if any(name not in found or found[name].shape != weight.shape for name, weight in wanted.items()):
         return float("inf")
-    return max(distance(found[name], weight) for name, weight in wanted.items())
+    if certain is not None:
+        found = {name: found[name].where(certain[name], wanted[name]) for name in certain.keys() & wanted.keys()}
+        wanted = {name: wanted[name] for name in found}
+    return max((distance(found[name], weight, SMALL) for name, weight in wanted.items()), default=0.0)
 
 
 def require_close(

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from rlcli.api.model import Model, PipelinableEngine
+from rlcli.api.model import Model, ModelBackend, PipelinableEngine
 from rlcli.errors import RlcliError
-from rlcli.registry import signature
+from rlcli.recipe.mesh import DIMENSIONS
 from rlcli.testing.backend.base import BackendChecks, place
 from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.declaration import DeclaredSubject
 from rlcli.testing.tiny_models import tiny_model
 
-DIMENSIONS = ("dp", "tp", "pp", "cp", "ep")
 
-
-class DeclarationChecks(BackendChecks):
+class DeclarationChecks(DeclaredSubject, BackendChecks):
     """The class, its settings, and the engine that it makes."""
 
-    def test_settings_are_typed_and_explained(self) -> None:
-        """every setting has a type and a text"""
-        for argument in signature("backends", self.name).arguments:
-            if not argument.annotation or not argument.doc:
-                lacks = "type" if not argument.annotation else "text below it"
-                what = f"{argument.name} has no {lacks}"
-                raise Violation(what, "rlcli show prints both", f"{argument.path}:{argument.line}")
+    base = ModelBackend
 
     def test_dimensions_are_known(self) -> None:
         """DIMENSIONS names dimensions of a mesh, dp among them"""
-        cls = type(self.backend())
-        declared = getattr(cls, "DIMENSIONS", ("dp",))
+        cls, declared = type(self.backend()), self.dimensions()
         if "dp" not in declared or not set(declared) <= set(DIMENSIONS):
             raise Violation(f"DIMENSIONS is {declared}", f"choose from {', '.join(DIMENSIONS)}", place_of(cls))
 

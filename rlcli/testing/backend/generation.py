@@ -187,7 +187,7 @@ def generate(
 
 
 def exported(engine: PipelinableEngine) -> nn.Module:
-    """What transformers loads of what the engine writes. Every rank takes part."""
+    """What transformers loads of what the engine, on one rank, writes."""
     with tempfile.TemporaryDirectory() as folder:
         engine.save_to_hf(None, str(Path(folder) / "model"))
         return loaded(Path(folder) / "model")

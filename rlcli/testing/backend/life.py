@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 
@@ -21,10 +20,13 @@ from rlcli.testing.backend.base import (
     PROMPTS,
     SETTINGS,
     BackendChecks,
+    Weights,
     answer_loss,
     answer_weight,
     batch,
     distance,
+    export,
+    meet,
     offers,
     prompts,
     weights_apart,
@@ -66,12 +68,12 @@ class Life:
         self._answer(engine)  # with weights that are soon old
         if self.checks.trains():
             told["steps"] = [self._train(engine, step) for step in range(LATER)]
-            before = self.checks.weights(engine)
+            before = self._weights(engine)
             save_file(before, str(self.home / f"weights-{self.rank}.safetensors"))
             skipped = self._train(engine, 0, spoiled=True)["update_skipped"]
-            told["spoiled"] = [skipped, weights_apart(self.checks.weights(engine), before)]
+            told["spoiled"] = [skipped, weights_apart(self._weights(engine), before)]
             del before
-        engine.save_to_hf(None, str(self.home / EXPORT))
+        export(engine, self.home / EXPORT)
         told["answers"]["after training"] = self._answers(engine, self.home / EXPORT)
         if offers(engine, "offload"):
             engine.offload()
@@ -91,7 +93,9 @@ class Life:
         restore(engine, other.home)
         answers = self._answers(engine, other.home / EXPORT)
         self._train(engine, LATER)
-        return {"apart": weights_apart(self.checks.weights(engine), load_file(other.later)), "answers": answers}
+        exact = other.layout == self.layout
+        certain = None if exact else self.checks.certain()
+        return {"apart": weights_apart(self._weights(engine), load_file(other.later), certain), "answers": answers}
 
     @property
     def home(self) -> Path:
@@ -105,6 +109,9 @@ class Life:
         return self.home / "later.safetensors"
 
     # -- parts of it -----------------------------------------------------------------------------------------
+
+    def _weights(self, engine: PipelinableEngine) -> Weights:
+        return self.checks.weights(engine, self.home / "look")
 
     def _engine(self, mesh: Any = None, **changes: Any) -> PipelinableEngine:
         return self.checks.engine(mesh=mesh or mesh_of_ranks(**self.layout), **(SETTINGS | changes))
@@ -155,23 +162,23 @@ class Life:
         """Another engine takes its parameters: how far its weights then are from the mixture that they should be."""
         other = self._engine(seed=1)
         self._answer(other)
-        before, theirs = self.checks.weights(other), self.checks.weights(engine)
+        before, theirs = self._weights(other), self._weights(engine)
         other.take_parameters(engine, 0.25)
-        other.save_to_hf(None, str(self.home / "mixture"))
+        export(other, self.home / "mixture")
         answers["after take_parameters"] = self._answers(other, self.home / "mixture")
         mixed = {name: 0.25 * theirs[name] + 0.75 * weight for name, weight in before.items()}
-        return {"taken": weights_apart(self.checks.weights(other), mixed)}
+        return {"taken": weights_apart(self._weights(other), mixed)}
 
     def _checkpoint(self, engine: PipelinableEngine) -> Told:
         """Save, train on, and see whether others arrive at the same."""
         save(engine, self.home, self.rank)
         self._train(engine, LATER)
-        later = self.checks.weights(engine)
+        later = self._weights(engine)
         if self.rank == 0:
             save_file(later, str(self.later))
         if not self.layout:
             return {}
-        dist.barrier()  # all have written
+        meet()  # all have written
         mesh = mesh_of_ranks(**self.layout)
         return {OWN: self.go_on(self, mesh), OF_ONE: self.go_on(Life(self.checks, {}, self.folder), mesh)}
 

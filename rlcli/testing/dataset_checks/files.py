@@ -51,8 +51,8 @@ class FileChecks(Contract):
         if not trial.takes("bad_rows"):
             pytest.skip("has no bad_rows")
         lines = [as_line(row) for row in rows]
-        all_rows = read(trial.make())
-        dataset = trial.make(lines=[lines[0], "{", *lines[2:]], bad_rows="skip")
+        all_rows = read(trial.demand())
+        dataset = trial.demand(lines=[lines[0], "{", *lines[2:]], bad_rows="skip")
         found = first_difference([all_rows[0], *all_rows[2:]], read(dataset))
         if found:
             raise Violation(
@@ -88,7 +88,7 @@ class FileChecks(Contract):
     def test_overlong_dropped(self, trial: Trial) -> None:
         """overlong: drop leaves out the long rows only"""
         limit, _ = _limit(trial)
-        expected = [sample for sample in read(trial.make()) if _length(sample) <= limit]
+        expected = [sample for sample in read(trial.demand()) if _length(sample) <= limit]
         dataset = _make_overlong(trial, "drop", limit)
         found = first_difference(expected, read(dataset))
         if found:
@@ -103,7 +103,7 @@ class FileChecks(Contract):
     def test_overlong_cut(self, trial: Trial, side: str) -> None:
         """overlong rows are cut on the side that was asked"""
         limit, _ = _limit(trial)
-        whole, cut = read(trial.make()), read(_make_overlong(trial, side, limit))
+        whole, cut = read(trial.demand()), read(_make_overlong(trial, side, limit))
         if len(cut) != len(whole):
             raise Violation(f"of {len(whole)} rows {len(cut)} are left", "cut the long ones", trial.place)
         for index, (before, after) in enumerate(zip(whole, cut, strict=True)):
@@ -130,7 +130,7 @@ class FileChecks(Contract):
 
 def _rows_of(trial: Trial) -> list[dict[str, Any]]:
     if not trial.rows:
-        pytest.skip("reads no file of JSON lines")
+        pytest.skip("not tried: its file has no JSON lines" if trial.reads_file else "reads no file")
     return trial.rows
 
 
@@ -174,19 +174,20 @@ def _length(sample: SequenceSample) -> int:
 
 def _limit(trial: Trial) -> tuple[int, int]:
     """(a limit that only the longest row exceeds, the place of that row)."""
-    if not trial.rows or not trial.takes("max_length"):
+    if not trial.takes("max_length"):
         pytest.skip("has no max_length")
-    lengths = [_length(sample) for sample in read(trial.make())]
+    _rows_of(trial)
+    lengths = [_length(sample) for sample in read(trial.demand())]
     longest = lengths.index(max(lengths))
     if len(lengths) < 2 or lengths.count(max(lengths)) > 1:
-        pytest.skip("no row is the longest")
+        pytest.skip("not tried: no row is the longest")
     return lengths[longest] - 1, longest
 
 
 def _make_overlong(trial: Trial, overlong: str, limit: int) -> Any:
     if not trial.takes("overlong"):
         pytest.skip("has no overlong")
-    return trial.make(max_length=limit, overlong=overlong)
+    return trial.demand(max_length=limit, overlong=overlong)
 
 
 def _wrong_cut(before: SequenceSample, after: SequenceSample, side: str, limit: int) -> str:

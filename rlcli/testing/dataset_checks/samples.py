@@ -45,7 +45,7 @@ class SampleChecks(Contract):
 
     def test_samples_are_valid(self, trial: Trial) -> None:
         """a row is one valid sample with the declared keys"""
-        dataset = trial.make()
+        dataset = trial.demand()
         for index, sample in enumerate(read(dataset)):
             what = _wrong_sample(sample, set(trial.signature.constants.get("KEYS", ())), len(trial.tokenizer))
             if what:
@@ -53,7 +53,7 @@ class SampleChecks(Contract):
 
     def test_samples_make_a_batch(self, trial: Trial) -> None:
         """samples gather into a batch, which can travel"""
-        dataset = trial.make()
+        dataset = trial.demand()
         batch = SequenceSample.gather(read(dataset))
         try:
             arrived = SequenceSample.from_json(json.loads(json.dumps(batch.as_json())))
@@ -73,10 +73,10 @@ class SampleChecks(Contract):
 
     def test_masks(self, trial: Trial) -> None:
         """masks are neither empty nor full"""
-        dataset = trial.make()
+        dataset = trial.demand()
         masked = [(index, preview_of(sample)) for index, sample in enumerate(read(dataset)) if _is_answered(sample)]
         if not masked:
-            pytest.skip("prompts only, without a mask")
+            pytest.skip("has no mask")
         for index, row in masked:
             for trained in row.trained or ():
                 if not any(trained) or all(trained):
@@ -90,7 +90,7 @@ class SampleChecks(Contract):
     def test_special_tokens(self, trial: Trial, habit: str) -> None:
         """BOS comes once, answers end with EOS, prompts do not"""
         tokenizer = byte_tokenizer(**HABITS[habit])
-        dataset = trial.make(tokenizer=tokenizer)
+        dataset = trial.demand(tokenizer=tokenizer)
         for index, sample in enumerate(read(dataset)):
             for tokens, trained in _sequences(sample):
                 found, cause = _wrong_special_tokens(tokens, trained, tokenizer.bos_token_id, tokenizer.eos_token_id)
@@ -101,7 +101,7 @@ class SampleChecks(Contract):
     def test_texts_come_back(self, trial: Trial, chat: bool) -> None:
         """prompt and answer can be read in the tokens"""
         tokenizer = byte_tokenizer(chat=chat)
-        dataset = trial.make(tokenizer=tokenizer)
+        dataset = trial.demand(tokenizer=tokenizer)
         for index, sample in enumerate(read(dataset)):
             said = dataset.preview(index) if hasattr(dataset, "preview") else None
             for number, (tokens, trained) in enumerate(_sequences(sample)):
@@ -115,7 +115,7 @@ class SampleChecks(Contract):
 
     def test_preview(self, trial: Trial) -> None:
         """the preview says what the sample holds"""
-        dataset = trial.make()
+        dataset = trial.demand()
         if not hasattr(dataset, "preview"):
             pytest.skip("has no preview")
         for index, sample in enumerate(read(dataset)):
@@ -132,7 +132,7 @@ class SampleChecks(Contract):
     def test_places(self, trial: Trial) -> None:
         """the preview tells each row's file and line"""
         rows = trial.named_rows
-        dataset = trial.make(rows)
+        dataset = trial.demand(rows)
         if not rows or not hasattr(dataset, "preview"):
             pytest.skip("has no preview of a file")
         for index in range(len(dataset)):
@@ -148,7 +148,7 @@ class SampleChecks(Contract):
 
     def test_survey(self, trial: Trial) -> None:
         """the survey knows every row and its length"""
-        dataset = trial.make()
+        dataset = trial.demand()
         if not hasattr(dataset, "survey"):
             pytest.skip("has no survey")
         survey, place = dataset.survey(), place_of(type(dataset).survey)
@@ -213,27 +213,32 @@ def _sequences(sample: SequenceSample) -> list[tuple[list[int], list[bool] | Non
 
 def _wrong_special_tokens(tokens: list[int], trained: list[bool] | None, bos: Any, eos: Any) -> tuple[str, str]:
     """(what is wrong with the special tokens of a sequence, what it comes from); empty if nothing is."""
-    if bos in tokens[1:]:
+    is_text = trained is not None and all(trained)  # no prompt: where its documents begin and end is its own affair
+    if bos in tokens[1:] and not (is_text and tokens[:2] != [bos, bos]):
         where = tokens.index(bos, 1)
         return (
             f"BOS is token {where} of {len(tokens)}" + (" and the first" if tokens[0] == bos else ""),
             "a chat template writes its special tokens itself: encode what it renders, and answers, with "
             "add_special_tokens=False",
         )
+    if is_text:
+        return "", ""
     if tokens[0] != bos:
         return "the sequence does not begin with BOS", "encode the start of a text with its special tokens"
     if trained is None:
         if tokens[-1] == eos:
             return "the prompt ends with EOS", "take it off: a response is to follow"
         return "", ""
-    if all(trained):  # a text without a mask
-        return "", ""
-    for place, token in enumerate(tokens):
-        ends = trained[place] and (place + 1 == len(tokens) or not trained[place + 1])
-        if ends and token != eos:
-            return f"the answer ends with token {token}, not with EOS", "append tokenizer.eos_token_id to every answer"
-        if token == eos and not ends:
-            return f"EOS is token {place} of {len(tokens)}, before the answer's end", "take EOS off prompts; end once"
+    start = trained.index(True) if any(trained) else 0
+    if start and tokens[start - 1] == eos:
+        return f"EOS is token {start - 1} of {len(tokens)}, before the answer", "take it off: a response is to follow"
+    for place in range(start, len(tokens)):  # what is not trained on may hold EOS: of the turns of a chat
+        ends = place + 1 == len(tokens) or not trained[place + 1]
+        if trained[place] and ends and tokens[place] != eos:
+            what = f"the answer ends with token {tokens[place]}, not with EOS"
+            return what, "append tokenizer.eos_token_id to every answer"
+        if trained[place] and not ends and tokens[place] == eos:
+            return f"EOS is token {place} of {len(tokens)}, before the answer's end", "end an answer once"
     return "", ""
 
 

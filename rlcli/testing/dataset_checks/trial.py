@@ -69,9 +69,28 @@ class Trial:
         """Whether the samples of `named_rows` have the ids of their rows."""
         return self.named_rows is not self.rows
 
+    def at_least(self, count: int) -> list[dict[str, Any]]:
+        """So many rows, copies among them if need be; `rows` if it refuses copies or calls them alike."""
+        if not self.rows or len(self.rows) >= count:
+            return self.rows
+        repeated = (self.rows * count)[:count]
+        copies = [{**row, "id": f"copy-{n}"} if "id" in row else row for n, row in enumerate(repeated)]
+        try:
+            ids = [id_of(sample) for sample in read(self.make(copies))]
+        except RlcliError:
+            return self.rows
+        return copies if len(set(ids)) == len(ids) else self.rows
+
     def takes(self, argument: str) -> bool:
         """Whether a recipe may say `argument` under its `args:`."""
         return any(one.name == argument for one in self.signature.arguments)
+
+    def demand(self, rows: Sequence[Mapping[str, Any]] | None = None, **how: Any) -> Any:
+        """The dataset, see `make`; a Violation if it refuses what it is given, which is then its own fault."""
+        try:
+            return self.make(rows, **how)
+        except RlcliError as error:  # the file that it names is gone when the report is read
+            raise Violation(refusal(error), error.hint or "", self.place_in(error)) from error
 
     def make(
         self,
@@ -84,7 +103,7 @@ class Trial:
         tokenizer: Any = None,
         **args: Any,
     ) -> Any:
-        """The dataset, of other rows or another file's lines if they are given."""
+        """The dataset, of other rows or another file's lines if they are given. Raises whatever it raises."""
         util = DatasetUtility(seed, rank, ranks, suited(tokenizer or self.tokenizer, self.cls))
         return make_dataset(DatasetAbstraction(self.name, self.args_for(rows, lines=lines, **args)), util)
 

@@ -13,10 +13,9 @@ from rlcli.api.config import GenerationHyperparameters, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import FinetuneSpec, Model
 from rlcli.registry import make_backend
-from rlcli.testing.batches import make_batch
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.inference import check_mock
-from rlcli.testing.interface.inferring import Calls, CallSubject, own_logprobs
+from rlcli.testing.interface.inferring import Calls, CallSubject, own_logprobs, usual_batch
 from rlcli.testing.interface.outputs import (
     check_form,
     check_numbers,
@@ -27,7 +26,7 @@ from rlcli.testing.interface.outputs import (
     sequences,
     tensor_of,
 )
-from rlcli.testing.interface.rehearsal import Make, overrides
+from rlcli.testing.interface.rehearsal import Batches, Make, overrides, untried
 
 USUAL = GenerationHyperparameters(responses_per_prompt=2, max_new_tokens=6, temperature=0.7)
 PROMPTS = [[(length, 1)] for length in (3, 1, 4, 2, 3, 5, 1, 2)]
@@ -69,7 +68,7 @@ class Sampling(Calls):
     def with_settings(self, **changes: Any) -> Any:
         """The interface that samples in the usual way, or in another."""
         if not hasattr(self.make(), "generation"):
-            pytest.skip("takes no `generation`: its limits are its own")
+            pytest.skip("not tried: takes no `generation`: its limits are its own")
         return self.make(generation=dataclasses.asdict(dataclasses.replace(USUAL, **changes)))
 
     def group(self, interface: Any) -> int:
@@ -99,11 +98,22 @@ class Sampling(Calls):
 
 class GenerationChecks(CallSubject):
     @pytest.fixture
-    def sampling(self, make: Make, tokenizer: Any) -> Sampling:
+    def sampling(self, make: Make, tokenizer: Any, request: pytest.FixtureRequest) -> Sampling:
         """Generation, over and over."""
         if not overrides(make(), "generate"):
             pytest.skip("does not generate")
-        return Sampling(make, make_batch(["packed_prompts"], PROMPTS, vocabulary=len(tokenizer)), tokenizer)
+        return Sampling(make, usual_batch(request.getfixturevalue("prompt_batches"), PROMPTS), tokenizer)
+
+    def test_its_generation_can_be_tried(self, make: Make, batches: Batches, prompt_batches: Batches) -> None:
+        """a batch can be made with the keys that generation reads"""
+        if not overrides(make(), "generate"):
+            pytest.skip("does not generate")
+        if overrides(make(), "train_step"):
+            usual_batch(batches)  # the keys that it lacks may be the same
+        try:
+            prompt_batches(PROMPTS)
+        except ValueError as error:
+            raise untried(self.name, "generate", "prompt_batches", make(), error) from error
 
     def test_generation_returns_what_it_declares(self, sampling: Sampling) -> None:
         """generation returns its samples with the declared keys"""
@@ -168,8 +178,7 @@ class GenerationChecks(CallSubject):
         model = Model("tested", tiny_models.tiny_model(), tiny_models.TinyTokenizer(), torch.device("cpu"))
         spec = FinetuneSpec(total_train_steps=1, dataset_size=8, train_batch_size=8)
         make_backend(ModelBackendAbstraction("fsdp", {"dtype": "float32"})).initialize(model, spec)
-        keys, size = ["packed_prompts"], tiny_models.VOCABULARY
-        batch = make_batch(keys, PROMPTS[:3], vocabulary=size, end=tiny_models.END)
+        batch = sampling.batch.select_indices(range(3))
         output = sampling.run(batch, interface=interface, model=model)
         plain = tiny_models.tiny_model()
         for one in sampling.responses(output, batch, sampling.group(interface)):

@@ -7,9 +7,9 @@ import torch
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.lengths import KNOWN_RULES
-from rlcli.testing.batches import DigitTokenizer, make_batch
+from rlcli.testing.batches import DigitTokenizer
 from rlcli.testing.contract import Violation, place_of
-from rlcli.testing.interface.inferring import Calls, CallSubject, has_mock, own_logprobs, with_temperature
+from rlcli.testing.interface.inferring import Calls, CallSubject, has_mock, own_logprobs, usual_batch, with_temperature
 from rlcli.testing.interface.outputs import (
     check_form,
     check_numbers,
@@ -20,7 +20,7 @@ from rlcli.testing.interface.outputs import (
     sequences,
     tensor_of,
 )
-from rlcli.testing.interface.rehearsal import WHOLE, Batches, Make
+from rlcli.testing.interface.rehearsal import WHOLE, Batches, Make, overrides, state_through_json, untried
 from rlcli.testing.tiny_engine import TinyRanks, tiny_model
 
 EDGES = {
@@ -37,6 +37,18 @@ SHIFTED = "log-prob t of a sequence is that of its token t + 1: [T - N] in all"
 
 
 class InferenceChecks(CallSubject):
+    def test_its_inference_can_be_tried(self, make: Make, batches: Batches, request: pytest.FixtureRequest) -> None:
+        """a batch can be made with the keys that inference reads"""
+        if not overrides(make(), "inference"):
+            pytest.skip("has no inference")
+        if overrides(make(), "train_step"):
+            usual_batch(batches)  # the keys that it lacks may be the same
+        made: Batches = request.getfixturevalue("inference_batches")
+        try:
+            made()
+        except ValueError as error:
+            raise untried(self.name, "inference", "inference_batches", make(), error) from error
+
     def test_inference_returns_what_it_declares(self, inferring: Calls) -> None:
         """inference returns its samples with the declared keys"""
         check_form(inferring.result, inferring.batch.ids, inferring.interface.writes("inference"), inferring.where)
@@ -45,7 +57,7 @@ class InferenceChecks(CallSubject):
         """inference needs no key that it does not declare"""
         declared = inferring.interface.reads("inference")
         if declared is None:
-            pytest.skip("declares no keys")
+            pytest.skip("not tried: inference is not in READS")
         try:
             inferring.run(inferring.batch.select(key for key in inferring.batch.keys if key in declared.needed))
         except (KeyError, ValueError) as error:
@@ -176,13 +188,13 @@ class InferenceChecks(CallSubject):
                     what = f"{key} differs by {size:.3g} from the model's at temperature {temperature:g}"
                     raise Violation(what, cause, inferring.where)
 
-    def test_values_come_in_the_units_of_the_reward(self, make: Make) -> None:
+    def test_values_come_in_the_units_of_the_reward(self, make: Make, batches: Batches) -> None:
         """values approach the returns that come, in their units"""
         interface, reward = make(), 10.0
         reads, writes = interface.reads("train_step"), interface.writes("inference")
         if not (reads and writes and "values" in writes.all and "rewards" in reads.needed):
             pytest.skip("predicts no returns")
-        batch = make_batch(reads.needed)
+        batch = usual_batch(batches)
         assert batch.data is not None
         batch.data["rewards"] = torch.full_like(tensor_of(batch, "rewards"), reward)
         if "packed_ref_logprobs" in batch.keys:
@@ -203,10 +215,25 @@ class InferenceChecks(CallSubject):
     @pytest.mark.parametrize("edge", EDGES)
     def test_edge_batches_of_inference(self, inferring: Calls, inference_batches: Batches, edge: str) -> None:
         """inference of batches at the edge"""
-        batch = inference_batches(EDGES[edge])
+        batch = usual_batch(inference_batches, EDGES[edge])
         output = inferring.run(batch)
         check_form(output, batch.ids, inferring.interface.writes("inference"), inferring.where)
         check_numbers(output, inferring.where)
+
+    def test_state_of_inference_comes_back(self, inferring: Calls, inference_batches: Batches) -> None:
+        """its state is JSON and comes back"""
+        if not overrides(inferring.interface, "state_dict"):
+            pytest.skip("keeps no state")
+        whole, resumed, later = inferring.make(), inferring.make(), inference_batches(seed=1)
+        inferring.run(inferring.batch, interface=whole)
+        resumed.load_state_dict(state_through_json(whole))
+        expected, found = (inferring.run(later, interface=interface) for interface in (whole, resumed))
+        cause = "state_dict leaves out what inference changes in the interface, or load_state_dict ignores it"
+        where = place_of(type(whole).state_dict)
+        check_same(expected, found, "between a run without a break and a restarted one", cause, where, exact=True)
+        states = [state_through_json(interface) for interface in (whole, resumed)]
+        if states[0] != states[1]:
+            raise Violation(f"the state is {states[0]} without a break, {states[1]} after a restart", cause, where)
 
     def test_inference_of_no_samples(self, inferring: Calls) -> None:
         """inference of no samples has the same keys and dtypes"""

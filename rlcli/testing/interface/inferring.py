@@ -11,9 +11,10 @@ import torch
 
 from rlcli.api.config import MicroBatchSpec, stable_seed
 from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import ANSWER_FORMS, ModelInterface
 from rlcli.api.model import Model, ModelOutput
-from rlcli.testing.batches import KEYS, PAIRS, DigitTokenizer, Lengths, make_batch
+from rlcli.testing.batches import KEYS, PAIRS, VOCABULARY, DigitTokenizer, Lengths, make_batch
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.rehearsal import WHOLE, Batches, InterfaceSubject, Make, overrides
 from rlcli.testing.interface.texts import ANSWERS, text_batch
@@ -158,15 +159,26 @@ class CallSubject(InterfaceSubject):
         return byte_tokenizer() if overrides(make(), "score_texts") else DigitTokenizer()
 
     @pytest.fixture
-    def inference_batches(self, make: Make, tokenizer: Any, request: pytest.FixtureRequest) -> Batches:
-        """Makes batches with the keys that inference reads; texts where texts are scored."""
+    def inference_batches(
+        self, make: Make, batches: Batches, tokenizer: Any, request: pytest.FixtureRequest
+    ) -> Batches:
+        """Makes batches with the keys that inference reads; texts where texts are scored.
+
+        Keys of the interface's own are those of `batches`; one whose training has other keys overrides this.
+        """
         interface = make()
         if overrides(interface, "score_texts"):
             answers, gold = request.getfixturevalue("answers"), request.getfixturevalue("gold")
             return lambda lengths=PAIRS, seed=0: _scored_texts(tokenizer, answers, gold, lengths, seed)
         declared = interface.reads("inference")
-        keys = [key for key in KEYS if key != "packed_prompts"] if declared is None else declared.all
-        return lambda lengths=PAIRS, seed=0: make_batch(keys, lengths, seed, vocabulary=len(tokenizer))
+        if declared is None:
+            declared = DeclaredKeys(tuple(key for key in KEYS if key != "packed_prompts"), ())
+        return batches_with(declared, batches, vocabulary=len(tokenizer))
+
+    @pytest.fixture
+    def prompt_batches(self, make: Make, batches: Batches) -> Batches:
+        """Makes batches with the keys that generation reads; with its own keys as with `inference_batches`."""
+        return batches_with(make().reads("generate") or DeclaredKeys(("packed_prompts",), ()), batches)
 
     @pytest.fixture
     def inferring(self, make: Make, tokenizer: Any, request: pytest.FixtureRequest) -> Calls:
@@ -174,7 +186,32 @@ class CallSubject(InterfaceSubject):
         if not overrides(make(), "inference"):
             pytest.skip("has no inference")
         batches = request.getfixturevalue("inference_batches")
-        return Calls(make, "inference", batches(), tokenizer)
+        return Calls(make, "inference", usual_batch(batches), tokenizer)
+
+
+def usual_batch(batches: Batches, lengths: Lengths = PAIRS) -> SequenceSample:
+    """A batch; the check is skipped where none can be made, which is a check of its own."""
+    try:
+        return batches(lengths)
+    except ValueError as error:
+        pytest.skip(f"not tried: no batch: {error}")
+
+
+def batches_with(keys: DeclaredKeys, batches: Batches, vocabulary: int = VOCABULARY) -> Batches:
+    """Makes batches with these keys: by the author's `batches` if some that are needed are known to nobody else."""
+    unknown = [key for key in keys.needed if key not in KEYS]
+    known = [key for key in keys.all if key in KEYS]
+
+    def made(lengths: Lengths = PAIRS, seed: int = 0) -> SequenceSample:
+        if not unknown:
+            return make_batch(known, lengths, seed, vocabulary=vocabulary)
+        own = batches(lengths, seed)
+        lacking = [key for key in keys.needed if key not in own.keys]
+        if lacking:
+            raise ValueError(f"nobody knows what {unknown[0]!r} holds, and the fixture `batches` has no {lacking[0]}")
+        return own.select(key for key in keys.all if key in own.keys)
+
+    return made
 
 
 def _scored_texts(tokenizer: Any, answers: Sequence[str], gold: Gold, lengths: Lengths, seed: int) -> SequenceSample:

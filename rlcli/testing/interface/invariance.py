@@ -9,12 +9,25 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.loss import cause_unless_no_sum
-from rlcli.testing.interface.rehearsal import Difference, InterfaceSubject, Make, Rehearsal, difference, overrides
+from rlcli.testing.interface.rehearsal import (
+    Difference,
+    InterfaceSubject,
+    Make,
+    Rehearsal,
+    difference,
+    overrides,
+    place_of_difference,
+    response_actions,
+)
 
 _SPANS = (
     "something is computed over a part of the batch (a mean, a count, a normalisation); compute it over the whole, "
     "before train_batch, and return sums from the loss"
 )
+
+
+_BY_THEIR_ENDS = ("rewards", "dense_rewards", "values", "seq_no_eos_mask", "solved")
+"""Keys that say something of the last state of a sequence: a reward that comes there, a value to go on from."""
 
 
 class InvarianceChecks(InterfaceSubject):
@@ -31,47 +44,52 @@ class InvarianceChecks(InterfaceSubject):
                 raise Violation(
                     found.told("in one micro-batch", f"in {n_mbs:.3g} of them"),
                     _cause_of_cut(found, n_mbs) or cause_unless_no_sum(whole, _SPANS),
-                    place_of(rehearsal.train_step),
+                    place_of_difference(rehearsal, found, cut),
                 )
 
     def test_packing_changes_nothing(self, rehearsal: Rehearsal) -> None:
         """samples packed together count as each of them alone"""
         batch = rehearsal.batch
-        found = difference(rehearsal.result, rehearsal.train(batch, spec=MicroBatchSpec(n_mbs=batch.bs)))
+        apart = rehearsal.train(batch, spec=MicroBatchSpec(n_mbs=batch.bs))
+        found = difference(rehearsal.result, apart)
         if found:
             raise Violation(
                 found.told("packed", "with each sample in a micro-batch of its own"),
                 cause_unless_no_sum(
                     rehearsal.result, "rows of one sequence are mistaken for its neighbour's; split by flat_seqlens"
                 ),
-                place_of(rehearsal.train_step),
+                place_of_difference(rehearsal, found, apart),
             )
 
     def test_order_changes_nothing(self, rehearsal: Rehearsal) -> None:
         """the same for any order of the batch"""
         batch = rehearsal.batch
         for order in (list(reversed(range(batch.bs))), [*range(1, batch.bs, 2), *range(0, batch.bs, 2)]):
-            found = difference(rehearsal.result, rehearsal.train(batch.reorder(order)))
+            reordered = rehearsal.train(batch.reorder(order))
+            found = difference(rehearsal.result, reordered)
             if found:
                 raise Violation(
                     found.told("in one order", "in another"),
                     "rows are paired by place rather than by sample, or minibatches by place rather than by "
                     'metadata["batch_index"]',
-                    place_of(rehearsal.train_step),
+                    place_of_difference(rehearsal, found, reordered),
                 )
 
     def test_padding_changes_nothing(self, rehearsal: Rehearsal) -> None:
         """masked padding behind the sequences changes nothing"""
         batch = rehearsal.batch
-        declared = rehearsal.make().reads("train_step")
-        if declared is None or set(declared.all) != {"packed_input_ids", "prompt_mask"}:
-            pytest.skip("reads more than tokens and their mask")
-        found = difference(rehearsal.result, rehearsal.train(_padded(batch)))
+        if response_actions(batch) is None:
+            pytest.skip("reads no prompt_mask")
+        by_ends = [key for key in _BY_THEIR_ENDS if key in batch.keys]
+        if by_ends:
+            pytest.skip(f"reads {by_ends[0]}: where a sequence ends counts")
+        padded = rehearsal.train(_padded(batch))
+        found = difference(rehearsal.result, padded)
         if found:
             raise Violation(
                 found.told("without", "with masked padding behind the sequences"),
                 "padding is counted or trained on: use the mask for the loss and for its weight",
-                place_of(rehearsal.train_step),
+                place_of_difference(rehearsal, found, padded),
             )
 
     def test_memory_layout_changes_nothing(self, rehearsal: Rehearsal) -> None:
@@ -97,7 +115,7 @@ class InvarianceChecks(InterfaceSubject):
                     raise Violation(
                         found.told("on one rank", f"on {len(shares)} that have {' and '.join(map(_samples, shares))}"),
                         cause_unless_no_sum(alone, _cause_of_ranks(found)),
-                        place_of(rehearsal.train_step),
+                        place_of_difference(rehearsal, found, outcome),
                     )
 
     def test_evaluation_weighs_batches_by_their_tokens(self, make: Make, rehearsal: Rehearsal) -> None:
@@ -140,21 +158,30 @@ def _samples(share: list[int]) -> str:
 
 
 def _padded(batch: SequenceSample, padding: int = 3) -> SequenceSample:
-    """Each sequence with some tokens more, which the mask leaves out."""
-    assert batch.data is not None
-    lengths = batch.flat_seqlens("packed_input_ids")
-    tokens, mask = batch.data["packed_input_ids"], batch.data["prompt_mask"]
-    assert tokens is not None
-    assert mask is not None
-    return SequenceSample.from_default(
-        ids=batch.ids,
-        seqlens=[[length + padding for length in group] for group in batch.seqlens["packed_input_ids"]],
-        data={
-            "packed_input_ids": torch.cat([torch.cat([t, t.new_zeros(padding)]) for t in tokens.split(lengths)]),
-            "prompt_mask": torch.cat([torch.cat([m, m.new_ones(padding)]) for m in mask.split(lengths)]),
-        },
-        metadata=batch.metadata,
-    )
+    """Each sequence with some tokens more, which the mask leaves out; other keys have noise there."""
+    other = batch.select(batch.keys)
+    assert other.data is not None
+    tokens = batch.seqlens["packed_input_ids"]
+    per_token = (tokens, [[length - 1 for length in group] for group in tokens])
+    for key, lengths in batch.seqlens.items():
+        tensor = other.data[key]
+        assert tensor is not None
+        if lengths not in per_token:
+            if lengths != [[1] * len(group) for group in tokens]:
+                pytest.skip(f"not tried: nobody knows how long {key} is in a longer sequence")
+            continue
+        pieces = [torch.cat([one, _noise(key, one, padding)]) for one in tensor.split(batch.flat_seqlens(key))]
+        other.data[key] = torch.cat(pieces)
+        other.seqlens[key] = [[length + padding for length in group] for group in lengths]
+    return other
+
+
+def _noise(key: str, tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """[count, …] rows of padding: token 0, masked, or numbers that would show if they were read."""
+    rows = tensor.new_zeros(count, *tensor.shape[1:])
+    if key == "prompt_mask":
+        return ~rows
+    return rows - 1.0 if tensor.is_floating_point() else rows
 
 
 def _as_views(batch: SequenceSample) -> SequenceSample:

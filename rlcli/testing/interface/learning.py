@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from rlcli.api.config import MicroBatchSpec
-from rlcli.api.data import SequenceSample
 from rlcli.api.model import Model
 from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.interface.loss import counts_tokens
 from rlcli.testing.interface.rehearsal import InterfaceSubject, Rehearsal, response_actions
 
 STEPS = 12
@@ -18,11 +18,11 @@ class LearningChecks(InterfaceSubject):
         """a few steps lower its loss, or raise what is rewarded"""
         batch, model, interface = rehearsal.batch, rehearsal.model(lr=0.1), rehearsal.make()
         heads = rehearsal.result.engine.heads
-        before = _policy_gain(model, batch) if heads == {"lm"} else None
+        before = _policy_gain(rehearsal, model) if heads == {"lm"} else None
         losses = [interface.train_step(model, batch, MicroBatchSpec())["loss"]]
         for _ in range(STEPS - 1):
             losses.append(interface.train_step(model, rehearsal.fit(batch, model, interface), MicroBatchSpec())["loss"])
-        after = _policy_gain(model, batch) if heads == {"lm"} else None
+        after = _policy_gain(rehearsal, model) if heads == {"lm"} else None
         if before is not None and after is not None:
             what, start = before
             if not after[1] > start:
@@ -40,11 +40,12 @@ class LearningChecks(InterfaceSubject):
 
 
 @torch.no_grad()
-def _policy_gain(model: Model, batch: SequenceSample) -> tuple[str, float] | None:
+def _policy_gain(rehearsal: Rehearsal, model: Model) -> tuple[str, float] | None:
     """What training should raise: the log-prob of responses, or by how much it is higher where the reward is.
 
-    None where the batch has other keys that may say what is good.
+    None where the batch has other keys that may say what is good, or the loss is no sum over tokens.
     """
+    batch = rehearsal.batch
     response = response_actions(batch)
     if response is None or batch.data is None:
         return None
@@ -52,7 +53,7 @@ def _policy_gain(model: Model, batch: SequenceSample) -> tuple[str, float] | Non
     scores = model.module.forward(batch, post_hook=lambda output, _: output.logprobs, output_seqlens=shift)
     rewards = batch.data.get("rewards")
     if rewards is None:
-        known = set(batch.keys) == {"packed_input_ids", "prompt_mask"}
+        known = set(batch.keys) == {"packed_input_ids", "prompt_mask"} and counts_tokens(rehearsal)
         return ("the mean log-prob of responses", float(scores[response].mean())) if known else None
     counts = torch.tensor([length - 1 for length in batch.flat_seqlens("packed_input_ids")])
     better = torch.repeat_interleave(rewards > rewards.float().mean(), counts)

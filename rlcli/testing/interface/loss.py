@@ -48,6 +48,17 @@ def is_sum(whole: float, parts: Iterable[float]) -> bool:
     return abs(whole - total) <= 1e-6 * max(1.0, abs(total))
 
 
+def counts_tokens(rehearsal: Rehearsal) -> bool:
+    """Whether the loss weight is a number of tokens: of all, of those with a predecessor, or of responses."""
+    call = next(iter(rehearsal.result.engine.calls), None)
+    if call is None:
+        return False
+    given = rehearsal.batch.select_indices([rehearsal.batch.ids.index(id_) for id_ in call.batch.ids])
+    tokens, response = given.flat_seqlens("packed_input_ids"), response_actions(given)
+    counts = {sum(tokens), sum(tokens) - len(tokens), *([] if response is None else [int(response.sum())])}
+    return float(call.loss_weight_fn(call.batch)) in counts
+
+
 def cause_of_no_sum(whole: Sums, parts: list[Sums]) -> str:
     """What the numbers look like instead."""
     weight = sum(part.weight for part in parts)

@@ -14,7 +14,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.interface import ModelInterface
 from rlcli.api.model import Model
 from rlcli.registry import make_backend
-from rlcli.testing.batches import DigitTokenizer
+from rlcli.testing.batches import TOKENIZER_FILE, DigitTokenizer
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.loss import cause_unless_no_sum
 from rlcli.testing.interface.rehearsal import InterfaceSubject, Rehearsal, overrides
@@ -59,10 +59,9 @@ class RealModelChecks(InterfaceSubject):
 
     def test_two_processes_change_nothing(self, rehearsal: Rehearsal) -> None:
         """the same on two processes with a sharded model"""
-        from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
+        from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks, skip_without_forks
 
-        if torch.accelerator.is_available():
-            pytest.skip("a process that sees GPUs cannot be forked; CUDA_VISIBLE_DEVICES= hides them")
+        skip_without_forks()
         lr = 1e-5  # AdamW makes whole steps of rounding errors; these are to stay small
         alone = _model(rehearsal, lr=lr)
         batch = _batch(rehearsal, alone)
@@ -100,6 +99,12 @@ class RealModelChecks(InterfaceSubject):
         if not list(folder.glob("*.safetensors")):
             there = ", ".join(sorted(path.name for path in folder.iterdir())) if folder.is_dir() else "nothing"
             raise Violation(f"the folder has no weights (*.safetensors) but {there}", "use save_to_hf", where)
+        if not (folder / TOKENIZER_FILE).exists():
+            raise Violation(
+                "the folder has no tokenizer: nothing can be asked of the model that it holds",
+                "hand it on: model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)",
+                where,
+            )
         loaded = _loaded(folder, _head(rehearsal)).state_dict()
         for name, tensor in model.module.lm.state_dict().items():
             if name not in loaded or not torch.equal(loaded[name], tensor):
@@ -110,7 +115,7 @@ def _head(rehearsal: Rehearsal) -> str:
     """Which head training asks for."""
     heads = rehearsal.result.engine.heads
     if len(heads) != 1:
-        pytest.skip(f"asks for {len(heads)} heads of one model")
+        pytest.skip(f"not tried: asks for {len(heads)} heads of one model")
     return next(iter(heads))
 
 

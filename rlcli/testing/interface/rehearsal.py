@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,13 +12,14 @@ from typing import Any, Protocol
 import pytest
 import torch
 
+from rlcli.api.component import module_name
 from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
 from rlcli.api.data import SequenceSample
 from rlcli.api.interface import ModelInterface
 from rlcli.api.model import Model
 from rlcli.registry import make_interface, signature
 from rlcli.testing.batches import KEYS, PAIRS, DigitTokenizer, Lengths, make_batch
-from rlcli.testing.contract import Contract, place_of
+from rlcli.testing.contract import Contract, Violation, place_of
 from rlcli.testing.interface.watched import TrainCall, WatchedEngine
 from rlcli.testing.tiny_engine import TinyLM, TinyRanks
 
@@ -169,9 +171,21 @@ def _trained(
 def _own_state(interface: ModelInterface) -> dict[str, Any]:
     """As JSON brings it back; nothing if it is none, which is a check of its own."""
     try:
-        state: dict[str, Any] = json.loads(json.dumps(interface.state_dict()))
-    except (TypeError, ValueError):
+        return state_through_json(interface)
+    except Violation:
         return {}
+
+
+def state_through_json(interface: ModelInterface) -> dict[str, Any]:
+    """The interface's own state as a checkpoint brings it back. Raises Violation where it is no JSON."""
+    try:
+        state: dict[str, Any] = json.loads(json.dumps(interface.state_dict(), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise Violation(
+            f"state_dict is not JSON: {error}",
+            "return plain numbers, strings, lists and dicts",
+            place_of(type(interface).state_dict),
+        ) from error
     return state
 
 
@@ -182,8 +196,9 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
     model. Log-probs of other policies are made to differ a little from its own.
     """
     own = batch.select(batch.keys)
-    written = interface.writes("inference")
-    if written is not None and overrides(interface, "inference") and set(written.all) & set(batch.keys):
+    written, read = interface.writes("inference"), interface.reads("inference")
+    has_inputs = read is None or set(read.needed) <= set(batch.keys)
+    if written is not None and has_inputs and overrides(interface, "inference") and set(written.all) & set(batch.keys):
         made = interface.inference(model, batch, WHOLE)
         assert made is not None
         own.update_(made.select(key for key in made.keys if key in batch.keys))
@@ -199,6 +214,18 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
         assert base is not None
         own.data[key] = base + 0.2 * (drawn - drawn.mean())
     return own
+
+
+def usual_batches(interface: ModelInterface) -> Batches:
+    """Makes batches with the keys that training declares, in groups as large as it needs."""
+    declared = interface.reads("train_step")
+    keys = KEYS if declared is None else declared.needed
+    size = getattr(interface, "NEEDS_GROUP", 1)
+
+    def made(lengths: Lengths = PAIRS, seed: int = 0) -> SequenceSample:
+        return make_batch(keys, [list(group) * -(-size // len(group)) for group in lengths], seed)
+
+    return made
 
 
 def overrides(interface: ModelInterface, method: str) -> bool:
@@ -217,10 +244,49 @@ def response_actions(batch: SequenceSample) -> torch.Tensor | None:
 
 def place_of_loss(call: TrainCall) -> str:
     """The line of the loss function."""
-    loss_fn: Any = call.loss_fn
-    while isinstance(loss_fn, functools.partial):
-        loss_fn = loss_fn.func
-    return place_of(loss_fn)
+    return _place_of_partial(call.loss_fn)
+
+
+def place_of_weight(call: TrainCall) -> str:
+    """The line of the function that gives the loss weight."""
+    return _place_of_partial(call.loss_weight_fn)
+
+
+def _place_of_partial(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return place_of(function)
+
+
+def place_of_number(rehearsal: Rehearsal, name: str, one: Outcome, other: Outcome | None = None) -> str:
+    """Where a number of a training step that is wrong in `one`, or differs from the `other`, comes from.
+
+    The loss is blamed for its numbers only if it is computed from what train_step was given, and nothing between.
+    """
+    call = next(iter(one.engine.calls), None)
+    if call is None:
+        return place_of(rehearsal.train_step)
+    weights = [outcome.stats.get("loss_weight", 0.0) for outcome in (one, other or one)]
+    if name == "loss_weight" or (name in ("loss", "grad_norm") and not math.isclose(*weights)):
+        return place_of_weight(call)
+    if name in ("loss", "grad_norm") and set(call.batch.keys) <= set(rehearsal.batch.keys):
+        return place_of_loss(call)
+    return place_of(rehearsal.train_step)
+
+
+def place_of_difference(rehearsal: Rehearsal, found: Difference, other: Outcome) -> str:
+    """Where the difference of another step to the usual one comes from."""
+    return place_of_number(rehearsal, found.name, rehearsal.result, other)
+
+
+def untried(name: str, call: str, fixture: str, interface: ModelInterface, error: ValueError) -> Violation:
+    """That no batch can be made for a call, and how its author makes one."""
+    file = f"tests/interfaces/test_{module_name(name)}.py"
+    return Violation(
+        f"no batch can be made for {call}: {error}",
+        f"give TestContract in {file} a fixture `{fixture}`, whose value is a function (lengths, seed) -> batch",
+        place_of(type(interface)),
+    )
 
 
 class InterfaceSubject(Contract):
@@ -235,7 +301,7 @@ class InterfaceSubject(Contract):
         required = [argument.name for argument in signature("interfaces", self.name).arguments if argument.required]
         lacking = [name for name in required if name not in args]
         if lacking:
-            pytest.skip(f"needs arguments: rlcli test interface {self.name} {'=… '.join(lacking)}=…")
+            pytest.skip(f"not tried: needs arguments: rlcli test interface {self.name} {'=… '.join(lacking)}=…")
 
         def made(**changes: Any) -> ModelInterface:
             return make_interface(ModelInterfaceAbstraction(self.name, {**args, **changes}))
@@ -245,15 +311,7 @@ class InterfaceSubject(Contract):
     @pytest.fixture
     def batches(self, make: Make) -> Batches:
         """Makes batches. One that reads keys of its own overrides this; groups are as large as NEEDS_GROUP asks."""
-        interface = make()
-        declared = interface.reads("train_step")
-        keys = KEYS if declared is None else declared.needed
-        size = getattr(interface, "NEEDS_GROUP", 1)
-
-        def made(lengths: Lengths = PAIRS, seed: int = 0) -> SequenceSample:
-            return make_batch(keys, [list(group) * -(-size // len(group)) for group in lengths], seed)
-
-        return made
+        return usual_batches(make())
 
     @pytest.fixture
     def rehearsal(self, make: Make, batches: Batches) -> Rehearsal:
@@ -263,5 +321,5 @@ class InterfaceSubject(Contract):
         try:
             batches()
         except ValueError as error:
-            pytest.skip(f"no batch: {error}")
+            pytest.skip(f"not tried: no batch: {error}")
         return Rehearsal(make, batches)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import random
 from collections.abc import Iterator
@@ -23,7 +22,10 @@ from rlcli.testing.interface.rehearsal import (
     difference,
     overrides,
     place_of_loss,
+    place_of_number,
+    place_of_weight,
     response_actions,
+    state_through_json,
 )
 
 
@@ -33,7 +35,7 @@ class TrainingChecks(InterfaceSubject):
         interface, batch = rehearsal.make(), rehearsal.batch
         declared = interface.reads("train_step")
         if declared is None:
-            pytest.skip("train_step is not in READS")
+            pytest.skip("not tried: train_step is not in READS")
         for key in declared.needed:
             if key not in ("packed_input_ids",) and _same_without(rehearsal, key):
                 raise Violation(
@@ -57,7 +59,7 @@ class TrainingChecks(InterfaceSubject):
         """the keys that it declares are enough"""
         declared = rehearsal.make().reads("train_step")
         if declared is None:
-            pytest.skip("train_step is not in READS")
+            pytest.skip("not tried: train_step is not in READS")
         few = rehearsal.batch.select(declared.needed)
         try:
             rehearsal.train(few)
@@ -84,7 +86,9 @@ class TrainingChecks(InterfaceSubject):
             )
         for name, value in result.stats.items():
             if not isinstance(value, int | float) or not math.isfinite(value):
-                raise Violation(f"{name} is {value!r}", "return plain finite floats", place_of(rehearsal.train_step))
+                raise Violation(
+                    f"{name} is {value!r}", "return plain finite floats", place_of_number(rehearsal, name, result)
+                )
         if "loss" not in result.stats:
             raise Violation(
                 f"the stats are {', '.join(result.stats) or 'empty'}: there is no loss",
@@ -111,7 +115,7 @@ class TrainingChecks(InterfaceSubject):
             raise Violation(
                 f"the weight of {len(parts)} samples is {whole.weight:.6g} together and {sum(weights):.6g} one by one",
                 "return a count: how many tokens the loss is a sum over",
-                place_of_loss(call),
+                place_of_weight(call),
             )
 
     def test_stats_are_sums(self, rehearsal: Rehearsal) -> None:
@@ -151,6 +155,15 @@ class TrainingChecks(InterfaceSubject):
                     "the loss is detached (detach, item, no_grad, numpy) between the output and its return",
                     place_of_loss(call),
                 )
+
+    def test_sets_the_mode_of_the_model(self, rehearsal: Rehearsal) -> None:
+        """training sets the mode, whatever the call before it set"""
+        if rehearsal.result.engine.mode is None:
+            raise Violation(
+                "train_step trains in the mode in which it finds the model: without dropout after inference",
+                "call model.module.train() before train_batch",
+                place_of(rehearsal.train_step),
+            )
 
     def test_frozen_parameters_stay(self, rehearsal: Rehearsal) -> None:
         """parameters that are frozen get no gradient and stay"""
@@ -265,19 +278,12 @@ class TrainingChecks(InterfaceSubject):
         first, second = rehearsal.batch, rehearsal.fit(rehearsal.batches(seed=1))
         whole = rehearsal.train(first, second)
         half = rehearsal.train(first)
-        try:
-            state = json.loads(json.dumps(half.interface.state_dict(), allow_nan=False))
-        except (TypeError, ValueError) as error:
-            raise Violation(
-                f"state_dict is not JSON: {error}",
-                "return plain numbers, strings, lists and dicts",
-                place_of(type(half.interface).state_dict),
-            ) from error
+        state = state_through_json(half.interface)
         resumed = rehearsal.make()
         resumed.load_state_dict(state)
         stats = resumed.train_step(half.model, second, MicroBatchSpec())
         weights = {name: parameter.detach() for name, parameter in half.engine.model.named_parameters()}
-        after = Outcome(dict(stats), weights, json.loads(json.dumps(resumed.state_dict())), half.model, resumed)
+        after = Outcome(dict(stats), weights, state_through_json(resumed), half.model, resumed)
         found = difference(whole, after, tolerance=0.0)
         if found:
             raise Violation(

@@ -94,11 +94,16 @@ class WatchedEngine(TinyEngine):
         super().__init__(*args, **settings)
         self.calls: list[TrainCall] = []
         self.passes: list[ForwardPass] = []
+        self.mode: bool | None = None
+        """Whether it was last told to be in training mode; None before it was told anything."""
 
     @property
     def heads(self) -> set[str]:
         """The heads that training asked something of."""
         return {HEADS[name] for one in self.passes for name in one.asked}
+
+    def train(self, mode: bool = True) -> None:
+        self.mode = mode
 
     def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
         made = ForwardPass(list(micro_batch.ids), micro_batch.seqlens["packed_input_ids"])

@@ -1,0 +1,33 @@
+"""What a dataset is built with, and what it must offer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class DatasetUtility:
+    """What every dataset is built with, beside the recipe's `args`: its first field, `util`.
+
+    `len(dataset)` counts rows, `dataset[row]` is a batch of one sample. A run takes rows by number, so that it can
+    shuffle them and be resumed: a dataset that reads a stream reads it into a list.
+
+    What its class says in literals is read without importing it: KEYS, what every sample holds; EXAMPLES, rows as its
+    file may hold them, on which `rlcli test dataset` tries it; LONGEST, the tokens of its longest row, if no argument
+    sets them.
+
+    A run builds every dataset as rank 0 of 1 and deals the rows out itself.
+    """
+
+    seed: int
+    dp_rank: int
+    world_size: int
+    tokenizer: PreTrainedTokenizerBase
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dp_rank < self.world_size:
+            raise ValueError(f"dp_rank is {self.dp_rank}; it must lie between 0 and {self.world_size - 1}")

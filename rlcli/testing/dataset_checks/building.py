@@ -1,0 +1,55 @@
+"""What the other checks need: a dataset that can be built, whose rows are taken by number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from rlcli.testing.contract import Contract, Violation
+from rlcli.testing.dataset_checks.trial import Trial
+from rlcli.testing.tokenizer import byte_tokenizer
+
+
+class BuildingChecks(Contract):
+    """Whether there is anything to check. Stands last among the bases, so that it is reported first."""
+
+    rows: ClassVar[Sequence[Mapping[str, Any]]] = ()
+    """Rows for its file; none: the EXAMPLES of its class."""
+
+    @pytest.fixture
+    def tokenizer(self) -> Any:
+        return byte_tokenizer()
+
+    @pytest.fixture
+    def trial(self, tmp_path: Path, tokenizer: Any) -> Trial:
+        """The dataset, to be built as often as a check likes."""
+        try:
+            return self._built(tmp_path, tokenizer)
+        except Exception:  # which one says the check that is about it
+            pytest.skip("not tried: it cannot be built")
+
+    def test_can_be_built(self, tmp_path: Path, tokenizer: Any) -> None:
+        """it can be built of its rows"""
+        self._built(tmp_path, tokenizer)
+
+    def _built(self, folder: Path, tokenizer: Any) -> Trial:
+        trial = Trial(self.name, dict(self.args), folder, tokenizer, self.rows)
+        lacking = _lacking(type(trial.demand()))
+        if lacking:
+            raise Violation(
+                f"{trial.cls.__name__} has no {' and no '.join(lacking)}",
+                "a run takes rows by number; read the stream into a list",
+                trial.place,
+            )
+        return trial
+
+
+def _lacking(cls: type) -> list[str]:
+    """What a run needs of a dataset and its class does not have."""
+    from torch.utils.data import Dataset
+
+    methods = {"len()": getattr(cls, "__len__", None), "[]": getattr(cls, "__getitem__", None)}
+    return [words for words, method in methods.items() if method in (None, Dataset.__getitem__)]

@@ -1,0 +1,83 @@
+"""Checks of what a component says of itself, the same for every kind that takes arguments: it is not run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from pydantic import ValidationError
+
+from rlcli.api.component import module_name
+from rlcli.registry import COMPUTED, Argument, Signature, load, signature
+from rlcli.testing.contract import Contract, Violation, place_of
+
+
+class DeclaredSubject(Contract):
+    """A component whose class is registered under a name, and whose fields are the recipe's `args:`."""
+
+    base: ClassVar[type]
+    """What its class is derived from."""
+
+    def described(self) -> Signature:
+        return signature(f"{self.kind}s", self.name)
+
+    def test_registers_under_its_name(self) -> None:
+        """registers under its name, read without importing it"""
+        described = self.described()
+        cls = load(f"{self.kind}s", self.name)
+        if not (isinstance(cls, type) and issubclass(cls, self.base)):
+            raise Violation(f"{cls!r} is no {self.base.__name__}", "derive the class from it", place_of(cls))
+        if (described.class_name, module_name(self.name)) != (cls.__name__, described.path.stem):
+            raise Violation(
+                f"its source registers {described.class_name}, its import {cls.__name__}",
+                "register one class, by a plain call at the end of the file",
+                f"{described.path}:{described.line}",
+            )
+
+    def test_says_what_it_does(self) -> None:
+        """class and arguments are documented, in words"""
+        described = self.described()
+        if not described.doc or described.doc.startswith(f"{described.class_name}("):
+            raise Violation(
+                f"{described.class_name} has no docstring",
+                "one line below `class`: `rlcli ls` and `rlcli show` print it",
+                f"{described.path}:{described.line}",
+            )
+        for argument in _all(described.arguments):
+            if not argument.doc:
+                raise Violation(
+                    f"argument {argument.name} has no docstring",
+                    "a string on the line below the field: what it does, in which unit",
+                    f"{argument.path}:{argument.line}",
+                )
+
+    def test_arguments_are_typed(self) -> None:
+        """arguments have types that a recipe is checked by"""
+        described = self.described()
+        for argument in _all(described.arguments):
+            if argument.annotation in ("", "Any", "object", "typing.Any"):
+                raise Violation(
+                    f"argument {argument.name} has the type {argument.annotation}: any mistake in a recipe passes",
+                    "annotate it: int, float, str, bool, Literal[...], list[...], a dataclass",
+                    f"{argument.path}:{argument.line}",
+                )
+        for argument in described.arguments:
+            if argument.default is COMPUTED or argument.required:
+                continue
+            try:
+                described.model([argument.name]).model_validate({argument.name: argument.default})
+            except ValidationError as error:
+                if all(problem["loc"][0] != argument.name for problem in error.errors()):
+                    continue  # another one is required
+                raise Violation(
+                    f"the default of argument {argument.name}, {argument.default_text}, is no {argument.annotation}",
+                    f"a recipe that writes the default is refused ({error.errors()[0]['msg']})",
+                    f"{argument.path}:{argument.line}",
+                ) from error
+
+
+def _all(arguments: tuple[Argument, ...]) -> Iterator[Argument]:
+    """Those of nested dataclasses too."""
+    for argument in arguments:
+        yield argument
+        yield from _all(argument.fields)

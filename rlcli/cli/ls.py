@@ -1,4 +1,4 @@
-"""`rlcli ls`: components, recipes and profiles, with where each lives."""
+"""`rlcli ls`: components, model families, recipes and profiles, with where each lives."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ class Kind(StrEnum):
     INTERFACES = "interfaces"
     BACKENDS = "backends"
     DATASETS = "datasets"
+    FAMILIES = "families"
     RECIPES = "recipes"
     PROFILES = "profiles"
 
 
-TITLES = {"profiles": "profiles (--with NAME lays one over a recipe)"}
+TITLES = {
+    "families": "families (models that rlcli convert knows)",
+    "profiles": "profiles (--with NAME lays one over a recipe)",
+}
 
 
 def ls(
     kind: Annotated[Kind | None, typer.Argument(help="Which of them; default: all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List interfaces, backends, datasets, recipes and profiles.
+    """List interfaces, backends, datasets, model families, recipes and profiles.
 
     Example: rlcli ls datasets
     """
@@ -60,6 +64,10 @@ def _entries(kind: Kind) -> list[tuple[str, Path, str]]:
             for name, path in recipe_names().items()
             if name.startswith(folder) == (kind is Kind.PROFILES)
         ]
+    if kind is Kind.FAMILIES:
+        from rlcli.testing.subjects import names
+
+        return [(name, path, _docstring(path)) for name, path in names("family").items()]
     from rlcli import registry
 
     return [(name, path, _doc(kind.value, name)) for name, path in registry.names(kind.value).items()]
@@ -74,6 +82,17 @@ def _doc(kind: str, name: str) -> str:
         return registry.signature(kind, name).doc
     except RlcliError as error:
         return str(error)
+
+
+def _docstring(path: Path) -> str:
+    """The first line of a file's docstring; a broken file is listed with what is wrong."""
+    import ast
+
+    try:
+        text = ast.get_docstring(ast.parse(path.read_bytes())) or ""
+    except (OSError, SyntaxError, ValueError) as error:
+        return str(error)
+    return text.partition("\n")[0]
 
 
 def _first_comment(path: Path) -> str:

@@ -46,11 +46,12 @@ def run_recipe(
 ) -> Finished:
     """Run a recipe, after the recipes that it starts from. Raises RlcliError."""
     check_before_start(resolved)
+    log_dir = str(Path(resolved.recipe.log.dir).expanduser())
     with StopSignals(display.warning) as stop:
-        recipe, stopped = _with_warm_starts(resolved, resolved.recipe.log.dir, display, stop)
+        recipe, stopped = _with_warm_starts(resolved, log_dir, display, stop)
         if stopped is not None:
             return stopped
-        return _run_one(resolved, recipe, run_dir, resolved.recipe.log.dir, display, stop, command=command)
+        return _run_one(resolved, recipe, run_dir, log_dir, display, stop, command=command)
 
 
 def check_before_start(resolved: Resolved) -> None:
@@ -73,7 +74,10 @@ def _with_warm_starts(
     for start in warm_starts(resolved):
         folder = find_result(start.source, log_dir, start.source_role)
         if folder is None:
-            display.note(f"{resolved.recipe.name} starts from {start.source.recipe.name}, which runs first")
+            display.note(
+                f"{resolved.recipe.name} starts from {start.source.recipe.name}, which runs first; "
+                f"models.{start.role}.path=FOLDER starts from a model that is there"
+            )
             source, stopped = _with_warm_starts(start.source, log_dir, display, stop)
             finished = stopped or _run_one(
                 start.source, source, None, log_dir, display, stop, title=f"warm start {source.name}"

@@ -80,6 +80,14 @@ def test_a_run_in_this_process(train):
     assert sorted(path.name for path in (folder / "models").iterdir()) == ["actor", "critic"]
 
 
+def test_runs_lie_in_the_home_that_a_tilde_means(project, monkeypatch):
+    monkeypatch.setenv("HOME", str(project / "home"))
+    with PlainDisplay(sys.stderr) as display:
+        run_recipe(load_recipe("toy.yaml", ["log.dir='~/kept'"]), None, display)
+    assert len(list((project / "home" / "kept" / "toy").glob("*/metrics.jsonl"))) == 1
+    assert not (project / "~").exists()
+
+
 def test_generation_sees_the_weights_of_the_step_before(train):
     """The toy writes its version into its first token: 5, 6, 7, …, which the reward adds up."""
     _, folder = train("train.eval.every_steps=1")

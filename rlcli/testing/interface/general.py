@@ -29,6 +29,14 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
                 "implement at least one: a graph has nothing to call",
                 place_of(type(interface)),
             )
+        for declaration in ("READS", "WRITES"):
+            for call in getattr(type(interface), declaration, {}):
+                if call not in CALLS:
+                    raise Violation(
+                        f"{declaration} names {call!r}, which is no call",
+                        f"the calls are {', '.join(CALLS)}",
+                        place_of(type(interface)),
+                    )
         for call in own:
             if interface.reads(call) is None:
                 raise Violation(

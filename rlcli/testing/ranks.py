@@ -155,6 +155,7 @@ def _fork(rank: _Rank, work: Work, timeout: float) -> int:
 def _be(rank: _Rank, work: Work, timeout: float) -> NoReturn:
     """The life of a child. It leaves by `os._exit`: what its parent wants done at the end is not its business."""
     code = 1
+    gc.freeze()  # nothing of the parent's is finalised here: groups and sockets have threads that no fork has
     try:
         with rank.stack.open("w") as stack, rank.errors.open("w") as errors:
             os.dup2(errors.fileno(), 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from rlcli.project import current_project
 from rlcli.recipe.merge import merge
 from rlcli.recipe.overrides import parse_overrides
 from rlcli.recipe.problems import Problems
+from rlcli.recipe.suggest import close_to
 from rlcli.recipe.tree import COMMAND_LINE, Mapping, Mark, Node, plain
 from rlcli.testing.plugin import ChecksPlugin
 from rlcli.testing.results import Examined, Watcher
@@ -129,8 +129,8 @@ def _check_arguments(subject: Subject, values: Any) -> None:
     known = [argument.name for argument in arguments]
     for name in values:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            guess = f"; did you mean {close[0]!r}?" if close else ""
+            close = close_to(name, known, cutoff=0.5)
+            guess = f"; did you mean {close!r}?" if close else ""
             hint = f"rlcli show {subject.name} lists what it can be told"
             raise UsageError(f"{subject.title} has no argument {name!r}{guess}", where=COMMAND_LINE, hint=hint)
     if all(argument.name in values for argument in arguments if argument.required):

@@ -100,10 +100,10 @@ def _one(kind: str, name: str) -> Subject:
         return _recipe(name)
     known = names(kind)
     if name not in known:
-        import difflib
+        from rlcli.recipe.suggest import close_to
 
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        guess = f"; did you mean {close[0]!r}?" if close else ""
+        close = close_to(name, known, cutoff=0.5)
+        guess = f"; did you mean {close!r}?" if close else ""
         raise UnknownComponent(f"no family is named {name!r}{guess}", hint=f"the families are {', '.join(known)}")
     return Subject(kind, name, known[name])
 
@@ -150,15 +150,15 @@ def _model_type(file: Path) -> str:
 
 def _no_kind(word: str) -> UsageError:
     """What was meant by a word that is no kind: one in the plural, or the name of a component."""
-    import difflib
+    from rlcli.recipe.suggest import close_to
 
     one = next((kind for kind, folder in FOLDERS.items() if folder == word), None)
     homes = [kind for kind in KINDS if word in names(kind) or module_name(word) in names(kind)]
-    close = difflib.get_close_matches(word, [*KINDS, ALL], n=1, cutoff=0.6)
+    close = close_to(word, [*KINDS, ALL])
     if one is not None:
         hint = f"rlcli test {one}"
     elif homes:
         hint = f"it is {'an' if homes[0][0] in 'aeiou' else 'a'} {homes[0]}: rlcli test {homes[0]} {word}"
     else:
-        hint = f"did you mean {close[0]}?" if close else f"the kinds are {', '.join(KINDS)}, or all"
+        hint = f"did you mean {close}?" if close else f"the kinds are {', '.join(KINDS)}, or all"
     return UsageError(f"{word!r} is no kind of component", hint=hint)

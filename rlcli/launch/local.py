@@ -8,11 +8,9 @@ import functools
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -20,9 +18,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rlcli.errors import HangError, WorkerError
+from rlcli.launch.meeting import MeetingFolder
 from rlcli.launch.stopping import SIGNALS
 from rlcli.project import VARIABLE, current_project
-from rlcli.runtime.worker_main import MASTER, STORE
+from rlcli.runtime.worker_main import MASTER, MEETING
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
@@ -58,7 +57,7 @@ def worker_environment(ranks: int, meeting: Path) -> dict[str, str]:
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONSAFEPATH": "1",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        STORE: str(meeting / "ranks"),
+        MEETING: str(meeting),
         MASTER: str(os.getpid()),
     }
     project = current_project()
@@ -82,12 +81,12 @@ class LocalRanks:
         self._logs.mkdir(mode=0o700, exist_ok=True)
         _write_private(run_dir / WORKER_FILE, json.dumps(recipe.model_dump(mode="json")))
         ranks = topology.world_size
-        self._meeting = Path(tempfile.mkdtemp(prefix="rlcli-"))
-        self.transport = ZmqMaster(run_dir, ranks, self._check_alive)
+        self._meeting = MeetingFolder()
+        self.transport = ZmqMaster(self._meeting.path, ranks, self._check_alive)
         with os.fdopen(_private_file(self._logs / "torchrun.log"), "wb") as log:
             self._process = subprocess.Popen(
-                torchrun_command(run_dir, ranks, self._meeting),
-                env=worker_environment(ranks, self._meeting),
+                torchrun_command(run_dir, ranks, self._meeting.path),
+                env=worker_environment(ranks, self._meeting.path),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -150,7 +149,7 @@ class LocalRanks:
             time.sleep(0.05)
         self._end_stragglers()
         self.transport.close()
-        shutil.rmtree(self._meeting, ignore_errors=True)
+        self._meeting.close()
 
     def _end_stragglers(self) -> None:
         """The ranks die with torchrun by their parent-death signal; this is for one that somehow did not."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from rlcli import __version__
 from rlcli.errors import HangError, ModelError, RlcliError, WorkerError
 from rlcli.failpoints import check_failpoints
+from rlcli.launch.meeting import remove_abandoned
 from rlcli.launch.preflight.model_files import check_model_files
 from rlcli.launch.stopping import StopSignals
 
@@ -156,6 +157,7 @@ def drive(
 
     with _status_of_failures(run, lambda: has_begun):
         check_failpoints()
+        remove_abandoned()
         for restarts in range(recipe.launch.max_restarts + 1):
             try:
                 return _attempt(recipe, run, display, stop, identity, start, title, begin)

@@ -1,15 +1,12 @@
-"""How requests reach workers and replies come back: plain calls in one process, or ZeroMQ on loopback.
+"""How requests reach workers and replies come back: plain calls in one process, or ZeroMQ between processes.
 
-Over ZeroMQ every message carries the run's random token; the master listens on 127.0.0.1 only. Address and token
-reach the workers in a file that its owner alone can read, never on a command line.
+Over ZeroMQ every message carries the run's random token; who may connect at all is the affair of `control`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import secrets
 import threading
 import time
 from collections import deque
@@ -18,11 +15,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlcli.errors import HangError, RlcliError, WorkerError
+from rlcli.runtime.control import CONTROL_FILE, Control, join, listen, split, zeromq
 from rlcli.runtime.messages import LARGEST, Failure, ProtocolError, Reply, Request, pack, unpack
 
 log = logging.getLogger(__name__)
-
-CONTROL_FILE = "control.json"
 
 HELLO = -1
 """Number of the reply that a worker sends unasked when it is up, or when it cannot get up."""
@@ -75,16 +71,11 @@ class InlineTransport:
 class ZmqMaster:
     """The master's socket. `is_alive` raises when the workers' processes have ended."""
 
-    def __init__(self, run_dir: Path, world_size: int, is_alive: Callable[[], None]):
-        zmq = _zmq()
-
-        self._token = secrets.token_bytes(32)
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, LARGEST)
-        self._socket.setsockopt(zmq.LINGER, 1000)
-        port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+    def __init__(self, folder: Path, world_size: int, is_alive: Callable[[], None]):
+        """Listen in a private folder, where the workers find what they must know to connect."""
+        self._context = zeromq().Context()
+        self._socket, control = listen(self._context, folder)
+        self._token = control.token
         self._is_alive = is_alive
         self._world_size = world_size
         self._identities: dict[int, bytes] = {}
@@ -94,11 +85,7 @@ class ZmqMaster:
         """Rank → its process."""
         self.rejected = 0
         """Messages thrown away because they were not from one of our workers."""
-        self._control = run_dir / CONTROL_FILE
-        self._control.unlink(missing_ok=True)
-        descriptor = os.open(self._control, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump({"address": f"tcp://127.0.0.1:{port}", "token": self._token.hex()}, file)
+        self._control = folder / CONTROL_FILE
 
     def wait_for_workers(self, deadline: float) -> None:
         """Until every rank has said hello. Raises the error of a rank that cannot start."""
@@ -110,13 +97,13 @@ class ZmqMaster:
                 raise reply.failure.as_error()
 
     def send(self, rank: int, request: Request) -> None:
-        zmq = _zmq()
+        zmq = zeromq()
 
-        frame = pack(request, self._token)
-        if len(frame) > LARGEST:
-            raise RlcliError(f"request {request.op} takes {len(frame)} bytes; at most {LARGEST} can be sent")
+        message = pack(request, self._token)
+        if len(message) > LARGEST:
+            raise RlcliError(f"request {request.op} takes {len(message)} bytes; at most {LARGEST} can be sent")
         try:
-            self._socket.send_multipart([self._identities[rank], frame])
+            self._socket.send_multipart([self._identities[rank], *split(message)])
         except zmq.ZMQError as error:
             self._await_death()
             raise WorkerError(f"rank {rank} cannot be reached: {error}", where=f"rank {rank}") from error
@@ -152,7 +139,7 @@ class ZmqMaster:
         """The message that has arrived; None for a heartbeat, or for one that is not from our workers."""
         identity, *frames = self._socket.recv_multipart()
         try:
-            reply: Reply = unpack(frames[-1] if frames else b"", self._token, Reply)
+            reply: Reply = unpack(join(frames), self._token, Reply)
             if reply.rank >= self._world_size:
                 raise ProtocolError(f"there is no rank {reply.rank}")
         except ProtocolError as error:
@@ -198,15 +185,13 @@ class ZmqMaster:
 class ZmqWorker:
     """A worker's socket; a thread of its own sends heartbeats, also while a request is being worked on."""
 
-    def __init__(self, run_dir: Path, rank: int):
-        zmq = _zmq()
-
-        control = json.loads((run_dir / CONTROL_FILE).read_text())
-        self._token = bytes.fromhex(control["token"])
-        self._address = control["address"]
+    def __init__(self, folder: Path, rank: int):
+        """Connect to the master that listens in this folder."""
+        self._control = Control.read(folder)
+        self._token = self._control.token
         self._rank = rank
-        self._context = zmq.Context()
-        self._socket = self._connect()
+        self._context = zeromq().Context()
+        self._socket = self._control.connect(self._context)
         self._ended = threading.Event()
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._beats.start()
@@ -228,7 +213,7 @@ class ZmqWorker:
         self._send(Reply(HELLO, self._rank, {"pid": os.getpid()}))
         while True:
             try:
-                request: Request = unpack(self._socket.recv(), self._token, Request)
+                request: Request = unpack(join(self._socket.recv_multipart()), self._token, Request)
             except ProtocolError as error:
                 log.warning("a message on the control socket was thrown away: %s", error)
                 continue
@@ -247,30 +232,14 @@ class ZmqWorker:
         self._context.term()
 
     def _send(self, reply: Reply) -> None:
-        frame = pack(reply, self._token)
-        if len(frame) > LARGEST:
-            what = f"the answer of {len(frame)} bytes is too long; at most {LARGEST} can be sent"
-            frame = pack(Reply(reply.number, reply.rank, failure=Failure.of(RlcliError(what), "", "")), self._token)
-        self._socket.send(frame)
-
-    def _connect(self) -> Any:
-        zmq = _zmq()
-
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 1000)
-        socket.setsockopt(zmq.MAXMSGSIZE, LARGEST)
-        socket.connect(self._address)
-        return socket
+        message = pack(reply, self._token)
+        if len(message) > LARGEST:
+            what = f"the answer of {len(message)} bytes is too long; at most {LARGEST} can be sent"
+            message = pack(Reply(reply.number, reply.rank, failure=Failure.of(RlcliError(what), "", "")), self._token)
+        self._socket.send_multipart(split(message))
 
     def _beat(self) -> None:
-        socket = self._connect()
+        socket = self._control.connect(self._context)
         while not self._ended.wait(BEAT_SECONDS):
             socket.send(pack(Reply(BEAT, self._rank), self._token))
         socket.close()
-
-
-def _zmq() -> Any:
-    """The module, as one whose constants are made at run time."""
-    import zmq
-
-    return zmq

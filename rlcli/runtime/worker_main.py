@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlcli.runtime.worker import ModelWorker
 
-STORE = "RLCLI_STORE"
-"""Names the file through which the ranks find each other. A file, for a TCP store would listen on every interface."""
+MEETING = "RLCLI_MEETING"
+"""Names the folder in which master and ranks meet (see `launch.meeting`)."""
+STORE = "ranks"
+"""File there through which the ranks find each other. A file, for a TCP store would listen on every interface."""
 MASTER = "RLCLI_MASTER"
 """Process id of the master, torchrun's parent."""
 
@@ -43,7 +45,7 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
         text = "".join(traceback.format_exception(error))
         return Failure.of(error, f"rank {rank} pid {os.getpid()}", text)
 
-    link = ZmqWorker(run_dir, rank)
+    link = ZmqWorker(Path(os.environ[MEETING]), rank)
     try:
         worker = _start(run_dir, rank, local_rank)
     except Exception as error:
@@ -77,7 +79,7 @@ def _start(run_dir: Path, rank: int, local_rank: int) -> ModelWorker:
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=FileStore(os.environ[STORE], topology.world_size),
+        store=FileStore(os.path.join(os.environ[MEETING], STORE), topology.world_size),
         rank=rank,
         world_size=topology.world_size,
         timeout=timedelta(seconds=max(recipe.launch.startup_deadline, recipe.launch.step_deadline)),

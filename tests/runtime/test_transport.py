@@ -1,9 +1,13 @@
 """The control plane: who may speak, what is understood, and what happens when nobody answers."""
 
-import json
+import os
+import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgpack
@@ -13,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli import errors
-from rlcli.runtime import messages, transport
+from rlcli.launch.meeting import MeetingFolder
+from rlcli.runtime import control, messages, transport
+from rlcli.runtime.control import Control
 from rlcli.runtime.messages import Failure, ProtocolError, Reply, Request, pack, unpack
 from rlcli.runtime.transport import HELLO, InlineTransport, ZmqMaster, ZmqWorker
 
@@ -95,10 +101,11 @@ def test_a_failure_cannot_name_any_other_class():
 class Ranks:
     """A master, and workers that are threads of this process."""
 
-    def __init__(self, run_dir, size=1):
-        self.run_dir = run_dir
+    def __init__(self, size=1):
+        self.meeting = MeetingFolder()
+        self.folder = self.meeting.path
         self.dead = None
-        self.master = ZmqMaster(run_dir, size, self.check)
+        self.master = ZmqMaster(self.folder, size, self.check)
         self.threads = []
 
     def check(self):
@@ -107,7 +114,7 @@ class Ranks:
 
     def start(self, rank, handle):
         def work():
-            link = ZmqWorker(self.run_dir, rank)
+            link = ZmqWorker(self.folder, rank)
             link.serve(handle, lambda error: Failure.of(error, f"rank {rank}", ""))
             link.close()
 
@@ -115,11 +122,9 @@ class Ranks:
         self.threads[-1].start()
 
     def stranger(self):
-        """A socket that knows the address and not the token."""
-        address = json.loads((self.run_dir / transport.CONTROL_FILE).read_text())["address"]
-        socket = zmq.Context.instance().socket(zmq.DEALER)
+        """A socket that knows address and key, and not the token."""
+        socket = Control.read(self.folder).connect(zmq.Context.instance())
         socket.linger = 0
-        socket.connect(address)
         return socket
 
     def close(self):
@@ -128,11 +133,12 @@ class Ranks:
         for thread in self.threads:
             thread.join(5)
         self.master.close()
+        self.meeting.close()
 
 
 @pytest.fixture
-def ranks(tmp_path):
-    made = Ranks(tmp_path)
+def ranks():
+    made = Ranks()
     yield made
     made.close()
 
@@ -150,20 +156,108 @@ def test_questions_reach_the_worker_and_answers_the_master(ranks):
     assert ranks.master.receive(10, "answers") == Reply(2, 0, {"op": "second"})
 
 
-def test_the_master_listens_on_loopback_only(ranks):
+def test_the_master_listens_in_a_folder_for_its_owner_alone(ranks):
     address = ranks.master._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-    assert address.startswith("tcp://127.0.0.1:")
+    assert Path(address.removeprefix("ipc://")).parent == ranks.folder
+    assert stat.S_IMODE(ranks.folder.stat().st_mode) == 0o700
 
 
-def test_address_and_token_are_for_the_owner_alone(ranks, tmp_path):
-    file = tmp_path / transport.CONTROL_FILE
+def test_what_opens_the_socket_is_for_the_owner_alone(ranks):
+    file = ranks.folder / control.CONTROL_FILE
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert len(bytes.fromhex(json.loads(file.read_text())["token"])) == 32
+    assert len(Control.read(ranks.folder).token) == 32
 
 
-def test_the_control_file_goes_with_the_master(tmp_path):
-    ZmqMaster(tmp_path, 1, lambda: None).close()
-    assert not (tmp_path / transport.CONTROL_FILE).exists()
+def test_the_control_file_goes_with_the_master(ranks):
+    ranks.master.close()
+    assert not (ranks.folder / control.CONTROL_FILE).exists()
+
+
+@pytest.mark.parametrize("size", [0, 1, control.FRAME, control.FRAME + 1, 5 * control.FRAME])
+def test_a_message_travels_in_frames_of_bounded_size(ranks, size):
+    ranks.start(0, echo)
+    ranks.master.wait_for_workers(10)
+    ranks.master.send(0, Request(1, "long", {"text": "x" * size}))
+    assert ranks.master.receive(10, "it").value["text"] == "x" * size
+
+
+def test_frames_that_are_no_message_together_are_refused():
+    with pytest.raises(ProtocolError, match="bytes; at most"):
+        control.join([b"x" * (messages.LARGEST // 2)] * 3)
+
+
+BUSY_MASTER = """
+import sys
+from pathlib import Path
+from rlcli.runtime.transport import ZmqMaster
+
+ZmqMaster(Path(sys.argv[1]), 1, lambda: None)
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def busy_master():
+    """A master that reads nothing, in a process of its own; returns what a worker of it must know, and its memory."""
+    meeting = MeetingFolder()
+    home = str(Path(__file__).parents[2])
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUSY_MASTER, str(meeting.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": home},
+    )  # fmt: skip
+    assert process.stdout.readline() == b"up\n"
+
+    def resident():
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) << 10
+
+    yield Control.read(meeting.path), resident
+    process.kill()
+    process.communicate()
+    meeting.close()
+
+
+def flood_without_the_key(told):
+    """Well-formed messages, 400 MiB of them."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 0
+        stranger.connect(told.address)
+        for _ in range(100):
+            try:
+                stranger.send(b"x" * (4 << 20), zmq.NOBLOCK)
+            except zmq.Again:
+                time.sleep(0.01)
+        time.sleep(1)
+
+
+def flood_below_zeromq(told):
+    """Greetings, and after them a frame of 60 MiB that never ends, on many connections."""
+    connections = []
+    for mechanism in (b"NULL", b"CURVE") * 8:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(2)
+        connections.append(connection)
+        try:
+            connection.connect(told.address.removeprefix("ipc://"))
+            connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + mechanism.ljust(20, b"\0") + bytes(32))
+            time.sleep(0.02)
+            connection.sendall(b"\x06" + (60 << 20).to_bytes(8, "big") + b"\x05HELLO")
+            for _ in range(22):
+                connection.sendall(b"x" * (1 << 20))
+        except OSError:  # it was shut, as it should be
+            continue
+    time.sleep(1)
+    for connection in connections:
+        connection.close()
+
+
+@pytest.mark.parametrize("flood", [flood_without_the_key, flood_below_zeromq])
+def test_a_flood_of_strangers_takes_no_memory(busy_master, flood):
+    told, resident = busy_master
+    before = resident()
+    flood(told)
+    assert resident() - before < 16 << 20
 
 
 def test_strangers_are_not_heard(ranks):
@@ -189,16 +283,13 @@ def test_a_rank_that_is_not_of_this_run_is_not_heard(ranks):
     stranger.close()
 
 
-def test_the_socket_drops_messages_that_are_too_long(tmp_path, monkeypatch):
-    monkeypatch.setattr(transport, "LARGEST", 1000)
-    ranks = Ranks(tmp_path)
+def test_the_socket_drops_frames_that_are_too_long(ranks):
     stranger = ranks.stranger()
-    stranger.send(b"x" * 5000)
+    stranger.send(b"x" * (2 * control.FRAME))
     with pytest.raises(errors.HangError):
         ranks.master.wait_for_workers(1)
     assert ranks.master.rejected == 0
     stranger.close()
-    ranks.close()
 
 
 def test_an_error_of_a_worker_arrives_and_the_worker_lives_on(ranks):
@@ -217,7 +308,7 @@ def test_an_error_of_a_worker_arrives_and_the_worker_lives_on(ranks):
 
 
 def test_a_worker_that_cannot_start_says_why(ranks):
-    link = ZmqWorker(ranks.run_dir, 0)
+    link = ZmqWorker(ranks.folder, 0)
     link.fail(Failure.of(errors.ResourceError("no such device", code="R50"), "rank 0", ""))
     with pytest.raises(errors.ResourceError, match="no such device"):
         ranks.master.wait_for_workers(10)
@@ -280,10 +371,10 @@ def test_a_rank_without_heartbeat_is_the_one_that_is_named(ranks, monkeypatch, c
     assert raised.value.where.startswith("rank 0 pid")
 
 
-def test_a_master_that_was_away_blames_nobody(tmp_path, monkeypatch, clock):
+def test_a_master_that_was_away_blames_nobody(monkeypatch, clock):
     """Stopped by Ctrl-Z for an hour: the ranks' heartbeats are there, and unread."""
     monkeypatch.setattr(transport, "BEAT_SECONDS", 0.1)
-    ranks, hold = Ranks(tmp_path, 2), threading.Event()
+    ranks, hold = Ranks(2), threading.Event()
     for rank in range(2):
         ranks.start(rank, lambda request: {} if request.op == "shutdown" else {"held": hold.wait(20)})
     ranks.master.wait_for_workers(10)

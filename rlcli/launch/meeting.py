@@ -1,0 +1,88 @@
+"""The folder in which the processes of a run meet: its socket, the files of its ranks. It goes with its master.
+
+The master holds a lock on a file in it, which the kernel frees however the master dies. By that lock, and never by the
+name alone, the next run recognises a folder that was left behind, and removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlcli.errors import ResourceError
+from rlcli.files import open_private
+from rlcli.runtime.control import SOCKET
+
+PREFIX = "rlcli-"
+LOCK = "owner.lock"
+LONGEST_ADDRESS = 107
+"""Bytes of the path of a Unix socket that Linux takes."""
+
+
+class MeetingFolder:
+    """A fresh folder that only this user may enter, with a path short enough for a socket in it."""
+
+    def __init__(self) -> None:
+        """Raises ResourceError F75 if none can be made."""
+        self.path = _make_folder()
+        self._lock = _hold(self.path)
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def remove_abandoned() -> None:
+    """Remove the folders of masters that are dead: ours, with a lock that nobody holds any more."""
+    for place in _places():
+        for folder in place.glob(f"{PREFIX}*"):
+            with contextlib.suppress(OSError), _lock_of_a_dead_master(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _places() -> Iterator[Path]:
+    """Where such a folder may be: the user's TMPDIR, or what has a shorter path."""
+    yield from dict.fromkeys(Path(place) for place in (tempfile.gettempdir(), "/tmp", "/dev/shm"))
+
+
+def _make_folder() -> Path:
+    failures = []
+    for place in _places():
+        if len(os.fsencode(place / f"{PREFIX}xxxxxxxx" / SOCKET)) > LONGEST_ADDRESS:
+            failures.append(f"{place}: its path is too long for a socket")
+            continue
+        try:
+            return Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+        except OSError as error:
+            failures.append(f"{place}: {error.strerror or error}")
+    what = f"there is no folder in which the processes of the run could meet ({'; '.join(failures)})"
+    raise ResourceError(what, hint="set TMPDIR to a short path that you may write to", code="F75")
+
+
+def _hold(folder: Path) -> int:
+    """Take the lock before the file has its name, so that nobody finds it without its holder."""
+    unnamed = folder / f".{LOCK}"
+    descriptor = open_private(unnamed, os.O_RDWR | os.O_EXCL)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.rename(unnamed, folder / LOCK)
+    return descriptor
+
+
+@contextlib.contextmanager
+def _lock_of_a_dead_master(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder of ours. Raises OSError if it is not ours, has no lock, or somebody holds it."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise PermissionError(folder)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlcli.checkpoint import conversion_check
 from rlcli.checkpoint.conversion_check import check_conversion
 from rlcli.checkpoint.convert import convert, parse_size, plan_from_hf, plan_to_hf
 from rlcli.checkpoint.state import HostCopy, Part, write_weights
@@ -145,6 +146,20 @@ def test_what_the_runtime_wrote_whole(variant, hub, tmp_path):
     plan = plan_to_hf(role, tmp_path / "out")
     _checked(plan)
     assert (plan.target / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("padding", [0, 24, 40])
+def test_logits_do_not_depend_on_where_a_file_starts_its_weights(padding, hub, tmp_path):
+    """Some processors round sums of matrix products by the address: equal weights need equally placed memory."""
+    source, moved = hub("qwen3_moe"), tmp_path / "moved"
+    shutil.copytree(source, moved)
+    save_file(load_file(moved / "model.safetensors"), moved / "model.safetensors", metadata={"x": "x" * padding})
+    one, other = (conversion_check._loaded(folder, torch.float32, None).eval() for folder in (source, moved))
+    for model in (one, other):
+        conversion_check._align(model)
+    placed = {tensor.data_ptr() % 64 for tensor in (*one.parameters(), *other.parameters(), *other.buffers())}
+    assert placed == {0}
+    assert torch.equal(conversion_check._logits(one), conversion_check._logits(other))
 
 
 def test_a_critic(hub, tmp_path):

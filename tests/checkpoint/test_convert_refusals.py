@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from rlcli.checkpoint import tensor_writing
@@ -199,23 +200,57 @@ def test_the_check_finds_a_changed_byte(sharded, tmp_path):
     assert not plan.target.exists()
 
 
-def test_the_check_finds_swapped_tensors(copy, tmp_path):
-    def swap(folder):
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+
+
+def _swap(tensors, one, other):
+    tensors[one], tensors[other] = tensors[other], tensors[one]
+
+
+def _swap_layers(tensors):
+    for name in [name for name in tensors if ".layers.0." in name]:
+        _swap(tensors, name, name.replace(".layers.0.", ".layers.1."))
+
+
+def _interleave_rotary_halves(tensors):
+    """As formats store them that rotate neighbours in place of halves."""
+    halves = tensors[QUERY].unflatten(0, (4, 2, 4))  # [heads, halves, head_dim / 2, hidden]
+    tensors[QUERY] = halves.transpose(1, 2).flatten(0, 2).contiguous()
+
+
+FAULTS = {
+    "gate and up": (2, lambda t: _swap(t, *(f"model.layers.0.mlp.{kind}_proj.weight" for kind in ("gate", "up")))),
+    "two layers": (18, _swap_layers),
+    "a transposed matrix": (1, lambda t: t.update({QUERY: t[QUERY].t().contiguous()})),
+    "rotary halves": (1, _interleave_rotary_halves),
+    "the last bit of a number": (1, lambda t: t[QUERY][3, 5:6].view(torch.int32).bitwise_xor_(1)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_check_finds_what_a_converter_gets_wrong(fault, copy, tmp_path):
+    def plant(folder):
         tensors = load_file(folder / "model.safetensors")
-        one, other = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"
-        tensors[one], tensors[other] = tensors[other], tensors[one]
+        change(tensors)
         save_file(tensors, folder / "model.safetensors")
         check_conversion(plan, folder)
 
+    count, change = FAULTS[fault]
     plan = plan_to_hf(copy, tmp_path / "out")
-    with pytest.raises(ModelError, match="2 parameters"):
-        convert(plan, _quiet, swap)
+    with pytest.raises(ModelError, match=f"{count} parameters are not what they were"):
+        convert(plan, _quiet, plant)
+    assert not plan.target.exists()
 
 
-def test_the_check_finds_another_configuration(copy, tmp_path):
+@pytest.mark.parametrize(
+    "changes", [{"rms_norm_eps": 1.1e-6}, {"rope_parameters": {"rope_type": "default", "rope_theta": 10001.0}}]
+)
+def test_the_check_finds_another_configuration(changes, copy, tmp_path):
+    """No parameter shows it; the logits do, in their last digits."""
+
     def change(folder):
         config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+        (folder / "config.json").write_text(json.dumps(config | changes))
         check_conversion(plan, folder)
 
     plan = plan_to_hf(copy, tmp_path / "out")

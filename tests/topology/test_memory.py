@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlcli.backends._transformers import PackedModel, compute_dtype
 from rlcli.ops.logprobs import CHUNK_ELEMENTS
 from rlcli.recipe.resolve import load_recipe
 from rlcli.topology import footprint
@@ -41,8 +42,6 @@ FAMILIES = {
 def saved_bytes(model_type: str, layers: int, dtype: torch.dtype, lengths: tuple[int, ...]) -> int:
     """What autograd keeps of one forward pass, parameters left out."""
     from transformers import AutoConfig, AutoModelForCausalLM
-
-    from rlcli.backends._transformers import PackedModel
 
     settings = {**SIZE, **FAMILIES[model_type], "num_hidden_layers": layers}
     if model_type == "gpt2":
@@ -90,8 +89,8 @@ RUNS = {
     ("float32", 1): [UPDATE, {**UPDATE, "micro_batches": 2}, {**UPDATE, "head": "value"},
                      {**UPDATE, "checkpointing": True}, INFERENCE, GENERATE],
     ("bfloat16", 1): [UPDATE, INFERENCE, {**INFERENCE, "head": "value"}, GENERATE],
-    ("bfloat16", 2): [{**UPDATE, "length": 128}, {**UPDATE, "length": 128, "micro_batches": 2},
-                      {**INFERENCE, "backend": "fsdp", "length": 128}, {**GENERATE, "backend": "fsdp", "length": 32}],
+    ("auto", 2): [{**UPDATE, "length": 128}, {**UPDATE, "length": 128, "micro_batches": 2},
+                  {**INFERENCE, "backend": "fsdp", "length": 128}, {**GENERATE, "backend": "fsdp", "length": 32}],
 }  # fmt: skip
 
 
@@ -114,7 +113,11 @@ def measured(asked: dict, ranks: int, meeting: Path) -> list[dict[str, int]]:
         )
         for rank in range(ranks)
     ]  # fmt: skip
-    ended = [process.communicate(timeout=100) for process in processes]
+    try:
+        ended = [process.communicate(timeout=200) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     assert [process.returncode for process in processes] == [0] * ranks, ended[0][1][-2000:]
     return json.loads(ended[0][0])
 
@@ -138,10 +141,14 @@ def estimated(run: dict, dtype: str, ranks: int) -> tuple[int, int]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux' /proc")
 @pytest.mark.parametrize(("dtype", "ranks"), RUNS)
 def test_peaks_are_within_the_error_that_is_stated(dtype, ranks, tmp_path):
-    runs = RUNS[dtype, ranks]
+    fastest = str(compute_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
+    if dtype == "bfloat16" != fastest:
+        pytest.skip("this processor does not multiply bfloat16 natively: emulated, it takes minutes")
+    runs, dtype = RUNS[dtype, ranks], fastest if dtype == "auto" else dtype
     results = measured({"config": config_for(ranks), "dtype": dtype, "runs": runs}, ranks, tmp_path / "meeting")
     assert len(results) == len(runs)
     for run, found in zip(runs, results, strict=True):

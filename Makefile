@@ -2,6 +2,7 @@
 
 .DEFAULT_GOAL := help
 PYTHON ?= python3
+WORKERS ?= auto
 BIN := .venv/bin
 STAMP := .venv/.stamp
 
@@ -16,8 +17,8 @@ train: $(STAMP) ## teach a small language model arithmetic by PPO, here and now
 # Two multi-threaded torch processes on few cores slow each other down many times over: one thread each.
 test: export OMP_NUM_THREADS = 1
 test: export OMP_WAIT_POLICY = PASSIVE
-test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## run the tests, a process per core (WORKERS=0: in this one; ARGS=… goes to pytest)
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile $(ARGS)
 
 check: lint floors types test wheel ## all that must hold before a change lands
 

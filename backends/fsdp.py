@@ -52,7 +52,7 @@ class FSDP(ModelBackend):
     """Learning rate after the warm-up: constant, linear or cosine."""
 
     min_lr_ratio: float = 0.0
-    """Where linear and cosine end, as a share of the peak."""
+    """What linear and cosine approach, as a share of the peak; they would reach it one step after the last."""
 
     max_grad_norm: float = 1.0
     """Gradients longer than this are scaled down to it."""

@@ -8,21 +8,25 @@ import math
 def learning_rate(
     step: int, *, peak: float, total_steps: int, warmup_steps: int = 0, schedule: str = "constant", floor: float = 0.0
 ) -> float:
-    """The rate of training step `step` (from 0).
+    """The rate of training step `step` (from 0); above 0 at every step of a run whose `peak` is.
 
-    It rises linearly over `warmup_steps`, reaching `peak` at step `warmup_steps` (step 0 already learns), then
-    follows `schedule` (constant, linear or cosine) down to `floor · peak` at the last of `total_steps`.
+    It rises linearly over `warmup_steps`, reaching `peak` at step `warmup_steps`, then follows `schedule` (constant,
+    linear or cosine) down towards `floor · peak`. Both ends lie one step outside the run: the rate would be 0 one step
+    before the first, and `floor · peak` at step `total_steps`, one after the last. So no step is spent on a rate of 0,
+    and a run of n steps learns n times.
+
+    The decay is that of torch's LinearLR and CosineAnnealingLR over `total_steps` and of transformers' linear and
+    cosine schedules. The warm-up differs from transformers and Megatron, whose first step has rate 0.
     """
     if step < warmup_steps:
         return peak * (step + 1) / (warmup_steps + 1)
-    remaining = max(1, total_steps - 1 - warmup_steps)
-    progress = min(1.0, (step - warmup_steps) / remaining)
+    left = max(0, total_steps - step) / max(1, total_steps - warmup_steps)
     if schedule == "constant":
         return peak
     if schedule == "linear":
-        shape = 1 - progress
+        shape = left
     elif schedule == "cosine":
-        shape = (1 + math.cos(math.pi * progress)) / 2
+        shape = math.sin(math.pi / 2 * left) ** 2  # (1 + cos(π · (1 - left))) / 2, without cancellation near the end
     else:
         raise ValueError(f"schedule is {schedule!r}; it must be constant, linear or cosine")
     return peak * (floor + (1 - floor) * shape)

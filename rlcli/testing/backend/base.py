@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
     "warmup_steps": 2, "schedule": "linear", "min_lr_ratio": 0.1,
 }  # fmt: skip
 """Under these every part of an optimizer shows in the weights: gradients are clipped, eps is felt."""
-RATES = (1 / 3, 2 / 3, 1.0, 1 - 0.9 / 7)
+RATES = (1 / 3, 2 / 3, 1.0, 1 - 0.9 / 8)
 """Of the first steps of ten, under these settings."""
 
 SMALL = 1e-2

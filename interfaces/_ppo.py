@@ -60,11 +60,12 @@ class PPOArgs:
 
     use_decoupled_loss: bool = False
     """Clip around `proximal_logprobs` and weigh each token by proximal over behaviour policy. Needs a call
-    `actor.inference` in the graph, with `packed_logprobs` renamed to `proximal_logprobs`."""
+    `actor.inference` in the graph, with `packed_logprobs` renamed to `proximal_logprobs`. The KL penalty
+    stays that of the behaviour policy, which sampled the responses."""
 
     recompute_logprob: bool = False
     """Take `proximal_logprobs`, of the trainer's own forward pass, as the old policy instead of the
-    sampler's."""
+    sampler's: for the ratio and, unless `use_decoupled_loss` is set too, for the KL penalty."""
 
     behav_imp_weight_cap: float | None = None
     """With `use_decoupled_loss`: tokens weighted above this leave the loss and the count it is divided by;
@@ -103,7 +104,8 @@ class PPOArgs:
     """Weight of the KL penalty per token (its starting value with `adaptive_kl_ctl`)."""
 
     kl_estimator: KLEstimator = "k1"
-    """Estimate of the KL from the reference, per sampled token: k1, k2 or k3 (rlcli.ops.kl)."""
+    """Estimate of the KL from the reference, per sampled token: k1, k2 or k3 (rlcli.ops.kl). It is that of
+    the policy that sampled the responses; see `recompute_logprob`."""
 
     adaptive_kl_ctl: bool = False
     """Steer the weight of the KL penalty towards `adaptive_kl_target`."""

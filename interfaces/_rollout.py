@@ -41,11 +41,11 @@ def prepare(args: PPOArgs, data: SequenceSample, kl_coef: float, all_reduce: All
     if args.mask_too_long:
         actions = torch.tensor(lengths, device=no_eos.device) - 1
         trained = response & ~torch.repeat_interleave(no_eos, actions)
-    old, weights, trained = _old_policy(args, tensors, trained)
-    kl = torch.zeros_like(old)
+    sampler, old, weights, trained = _policies(args, tensors, trained)
+    kl = torch.zeros_like(sampler)
     if args.kl_ctl:
         reference = _need(tensors, "packed_ref_logprobs", "or set kl_ctl: 0")
-        kl = torch.where(response, kl_estimate(old, reference, args.kl_estimator), 0.0)
+        kl = torch.where(response, kl_estimate(sampler, reference, args.kl_estimator), 0.0)
     values = _values(args, tensors, lengths)
     scores, rewards = _rewards(args, tensors, lengths, kl, response, kl_coef)
     bootstrap = no_eos if args.bootstrap_no_eos else torch.zeros_like(no_eos)
@@ -118,18 +118,25 @@ def _need(tensors: Mapping[str, torch.Tensor], key: str, otherwise: str = "") ->
     return tensors[key]
 
 
-def _old_policy(
+def _policies(
     args: PPOArgs, tensors: Mapping[str, torch.Tensor], trained: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(log-probs that the ratio is taken to, weight of each action, actions still trained on)."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(log-probs of the policy that sampled, those that the ratio is taken to, weight of each action, actions still
+    trained on).
+
+    The KL penalty is that of the policy that sampled, for the estimators of `rlcli.ops.kl` are expectations over its
+    samples: with another policy's log-probs they estimate no KL at all. `recompute_logprob` takes the trainer's numbers
+    for that policy, everywhere; `use_decoupled_loss` keeps the sampler's, and uses the proximal policy in the loss
+    alone. AReaL does the same.
+    """
     behaviour = _need(tensors, "packed_logprobs")
     ones = torch.ones_like(behaviour)
     if not (args.use_decoupled_loss or args.recompute_logprob):
-        return behaviour, ones, trained
+        return behaviour, behaviour, ones, trained
     proximal = _need(tensors, "proximal_logprobs", "or turn use_decoupled_loss and recompute_logprob off")
     if not args.use_decoupled_loss:
-        return proximal, ones, trained
-    return proximal, *behaviour_weights(proximal, behaviour, trained, args.behav_imp_weight_cap)
+        return proximal, proximal, ones, trained
+    return behaviour, proximal, *behaviour_weights(proximal, behaviour, trained, args.behav_imp_weight_cap)
 
 
 def _values(args: PPOArgs, tensors: Mapping[str, torch.Tensor], lengths: list[int]) -> torch.Tensor:

@@ -19,6 +19,9 @@ from rlcli.ops.normalization import RunningMeanStd
 from rlcli.ops.reduce import AllReduce, masked_moments
 from rlcli.ops.rewards import drop_last
 
+RESOLUTION = torch.finfo(torch.float32).eps
+"""Returns come of values and rewards: differences below this share of them are rounding."""
+
 
 @dataclass(kw_only=True)
 class PPOCriticInterface(PPOArgs, ModelInterface):
@@ -101,15 +104,18 @@ class PPOCriticInterface(PPOArgs, ModelInterface):
         )
 
     def _explained(self, batch: SequenceSample, reduce: AllReduce) -> dict[str, float]:
-        """How good the predictions were: explained variance is 1 for a perfect critic, 0 for a constant
-        one."""
+        """How good the predictions were: explained variance is 1 for a perfect critic, 0 for a constant one.
+
+        0, too, where all returns are the same but for rounding: there is nothing to explain.
+        """
         tensors, lengths = batch.data, batch.flat_seqlens("packed_input_ids")
         mask = tensors["loss_mask"]
         values = drop_last(tensors["values"], lengths)
-        _, value, _ = masked_moments(values, mask, reduce)
+        _, value, spread_of_values = masked_moments(values, mask, reduce)
         _, return_, spread = masked_moments(tensors["returns"], mask, reduce)
         _, _, residual = masked_moments(tensors["returns"] - values, mask, reduce)
-        explained = 1 - residual / spread if spread > 0 else 0.0
+        rounding = RESOLUTION**2 * max(value**2 + spread_of_values, return_**2 + spread)
+        explained = 1 - residual / spread if spread > rounding else 0.0
         return {
             "value": value,
             "return": return_,

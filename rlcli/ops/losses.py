@@ -98,7 +98,9 @@ def ppo_critic_loss(
     Returns the sum over `mask` and the sum of `value_clip_fraction`: tokens whose gradient the clip cut off.
     """
     values, old_values, returns = values[mask], old_values[mask], returns[mask]
-    clipped_values = old_values + (values - old_values).clamp(-value_eps_clip, value_eps_clip)
+    change = values - old_values
+    near = change.abs() <= value_eps_clip  # there `old_values + change` would differ from `values` by rounding alone
+    clipped_values = torch.where(near, values, old_values + change.clamp(-value_eps_clip, value_eps_clip))
     unclipped = _value_error(values, returns, loss)
     clipped = _value_error(clipped_values, returns, loss)
     with torch.no_grad():

@@ -71,7 +71,8 @@ def _sequence(args, kl_coef, length, per_token, per_action, reward, ended):
     trained = [response[t] and (ended or not args.mask_too_long) for t in actions]
     if args.behav_imp_weight_cap is not None:
         trained = [trained[t] and weights[t] <= args.behav_imp_weight_cap for t in actions]
-    kl = [_kl(args.kl_estimator, old[t] - per_action["packed_ref_logprobs"][t]) * response[t] for t in actions]
+    sampler = proximal if args.recompute_logprob and not args.use_decoupled_loss else behaviour
+    kl = [_kl(args.kl_estimator, sampler[t] - per_action["packed_ref_logprobs"][t]) * response[t] for t in actions]
     earned = [-kl_coef * kl[t] if args.kl_ctl else 0.0 for t in actions]
     limit = args.max_reward_clip
     if args.use_dense_reward:

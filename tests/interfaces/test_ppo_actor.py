@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rlcli.api.config import GenerationHyperparameters
+from rlcli.api.data import SequenceSample
 from rlcli.api.model import MicroBatchSpec
 from rlcli.api.partition import flat2d
 from rlcli.errors import UsageError
@@ -121,6 +122,40 @@ def test_a_higher_reward_raises_the_likelihood_of_that_response(rollout, sampled
         after = sampled_by(model, data).data["packed_logprobs"].split(data.flat_seqlens("packed_logprobs"))[3].sum()
         changes.append(float(after - before))
     assert changes[1] > changes[0] + 0.01
+
+
+@pytest.mark.parametrize(
+    ("settings", "kl", "returns"),
+    [
+        ({}, (0.5, 0.25), (0.925, 0.975)),
+        ({"use_decoupled_loss": True}, (0.5, 0.25), (0.925, 0.975)),
+        ({"recompute_logprob": True}, (0.75, 1.0), (0.825, 0.9)),
+        ({"recompute_logprob": True, "use_decoupled_loss": True}, (0.5, 0.25), (0.925, 0.975)),
+    ],
+    ids=["sampler", "decoupled", "recomputed", "both"],
+)
+def test_the_kl_penalty_is_that_of_the_policy_that_sampled(settings, kl, returns):
+    """by hand: of the sampler's log-probs, or of those that were recomputed in their place"""
+    lengths = {"packed_input_ids": [[3]], "prompt_mask": [[3]], "values": [[3]], "rewards": [[1]]}
+    lengths |= {key: [[2]] for key in ("packed_logprobs", "proximal_logprobs", "packed_ref_logprobs")}
+    data = SequenceSample(
+        ids=["a"],
+        seqlens=lengths | {"seq_no_eos_mask": [[1]]},
+        data={
+            "packed_input_ids": torch.tensor([1, 2, 3]),
+            "prompt_mask": torch.tensor([True, False, False]),
+            "values": torch.zeros(3),
+            "rewards": torch.ones(1),
+            "seq_no_eos_mask": torch.tensor([False]),
+            "packed_logprobs": torch.tensor([-1.0, -2.0]),
+            "proximal_logprobs": torch.tensor([-0.75, -1.25]),
+            "packed_ref_logprobs": torch.tensor([-1.5, -2.25]),
+        },
+    )
+    args = PPOActorInterface(minibatches=1, adv_norm=False, **settings)
+    batch = prepare(args, data, 0.1, identity)
+    assert batch.data["kl"].tolist() == pytest.approx(kl)
+    assert batch.data["returns"].tolist() == pytest.approx(returns)  # 1 - 0.1 · (what is still to be paid)
 
 
 def test_a_policy_that_equals_its_reference_pays_no_penalty(rollout, sampled_by):

@@ -119,3 +119,21 @@ def test_explained_variance(rollout, by_hand):
     assert stats["value"] == pytest.approx(3.0)
     sequences = by_hand(PPOCriticInterface(**settings), rollout, 0.0)
     assert stats["return"] == pytest.approx(moments(sequences)[0])
+
+
+def test_returns_that_differ_by_rounding_leave_nothing_to_explain(rollout):
+    """no response earns anything: returns are 0 but for the last bits"""
+    rollout.data["rewards"].zero_()
+    critic = PPOCriticInterface(minibatches=1, kl_ctl=0.0, bootstrap_no_eos=False, discount=0.99)
+    stats = critic.train_step(tiny_model(), rollout, SPEC)
+    assert stats["return"] == pytest.approx(0.0, abs=1e-12)
+    assert stats["explained_variance"] == 0
+
+
+@pytest.mark.parametrize("n_mbs", [1, 2, 3, 8])
+def test_values_that_stay_within_the_clip_are_not_counted_as_clipped(rollout, n_mbs):
+    """`old + (new - old)` is not `new` to the last bit; that is no clip"""
+    model, critic = tiny_model(), PPOCriticInterface(minibatches=1, value_norm=False, value_eps_clip=100.0)
+    model.module.model.float()
+    rollout.data["values"] = torch.randn(len(rollout.data["values"]), generator=torch.Generator().manual_seed(1))
+    assert critic.train_step(model, rollout, MicroBatchSpec(n_mbs=n_mbs))["value_clip_fraction"] == 0

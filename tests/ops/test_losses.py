@@ -118,6 +118,17 @@ def test_critic_loss_takes_the_worse_of_clipped_and_unclipped(kind):
     assert float(stats["value_clip_fraction"]) == 1
 
 
+def test_a_value_that_moved_less_than_the_clip_is_not_counted_as_clipped():
+    """`old + (value - old)` is seldom `value` to the last bit."""
+    generator = torch.Generator().manual_seed(0)
+    values, old, returns = 0.09 * (2 * torch.rand(3, 4096, generator=generator) - 1)
+    values = values.clone().requires_grad_()
+    loss, stats = ppo_critic_loss(values, old, returns, torch.ones(4096, dtype=torch.bool), 0.2)
+    loss.backward()
+    assert float(stats["value_clip_fraction"]) == 0
+    assert torch.equal(values.grad, values.detach() - returns)
+
+
 def test_nll_is_a_sum_over_the_mask():
     assert float(nll_loss(torch.tensor([-1.0, -2.0, float("nan")]), torch.tensor([True, True, False]))) == 3.0
 

@@ -1,10 +1,14 @@
 # Every target does its own set-up: a virtual environment in .venv, made once and renewed when pyproject.toml changes.
+# Training needs the package alone; the targets that check the code add the `test` extra.
 
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 WORKERS ?= auto
 BIN := .venv/bin
 STAMP := .venv/.stamp
+TEST_STAMP := .venv/.stamp-test
+# Compiling every module of torch and transformers takes longer than downloading them; Python compiles what it imports.
+INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile
 
 .PHONY: help train test check lint floors types wheel clean setup
 
@@ -17,27 +21,27 @@ train: $(STAMP) ## teach a small language model arithmetic by PPO, here and now
 # Two multi-threaded torch processes on few cores slow each other down many times over: one thread each.
 test: export OMP_NUM_THREADS = 1
 test: export OMP_WAIT_POLICY = PASSIVE
-test: $(STAMP) ## run the tests, a process per core (WORKERS=0: in this one; ARGS=… goes to pytest)
+test: $(TEST_STAMP) ## run the tests, a process per core (WORKERS=0: in this one; ARGS=… goes to pytest)
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile $(ARGS)
 
 check: lint floors types test wheel ## all that must hold before a change lands
 
-lint: $(STAMP) ## style, and heavy imports where none may be
+lint: $(TEST_STAMP) ## style, and heavy imports where none may be
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-floors: $(STAMP) ## which room may import which
+floors: $(TEST_STAMP) ## which room may import which
 	$(BIN)/lint-imports --no-cache
 
-types: $(STAMP) ## mypy on rlcli/
+types: $(TEST_STAMP) ## mypy on rlcli/
 	$(BIN)/mypy
 
-wheel: $(STAMP) ## build dist/*.whl and use it from a project elsewhere
+wheel: $(TEST_STAMP) ## build dist/*.whl and use it from a project elsewhere
 	rm -rf dist
 	$(BIN)/python -m build --wheel --no-isolation
 	$(BIN)/python -m pytest tests/packaging
 
-setup: $(STAMP) ## only make .venv
+setup: $(TEST_STAMP) ## only make .venv
 
 # A GPU that answers decides for the ordinary torch build, which carries CUDA. Without one the exact version is asked
 # for first, so that a CPU build is taken where one is on offer.
@@ -51,11 +55,16 @@ $(STAMP): pyproject.toml
 	else \
 	  echo "set-up: no NVIDIA GPU here, so torch 2.13.0, as a CPU build where pip finds one"; torch='torch==2.13.0'; \
 	fi; \
-	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq "$$torch"
-	@echo "set-up: rlcli and what it needs (a minute or two)"
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --editable '.[test]'
-	@$(BIN)/python -c 'import torch; print("set-up: done, with torch", torch.__version__)'
+	$(INSTALL) "$$torch"
+	@echo "set-up: rlcli and what it needs (up to a minute)"
+	@$(INSTALL) --editable .
+	@$(BIN)/python -c 'from importlib.metadata import version; print("set-up: done, with torch", version("torch"))'
 	@touch $(STAMP)
+
+$(TEST_STAMP): $(STAMP)
+	@echo "set-up: what the tests need"
+	@$(INSTALL) --editable '.[test]'
+	@touch $(TEST_STAMP)
 
 clean: ## remove what building and checking made (.venv and runs stay)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -114,21 +114,17 @@ class Schedule:
 
     def next_after(self, step: int) -> int | None:
         """The first step beyond `step` at whose end one is surely due: no later step may begin before."""
-        if self._settings.every_steps is None and self._settings.every_epochs is None:
-            return None
-        return next(later for later in range(step + 1, step + 1 + self._longest()) if self._is_planned(later))
+        every, order = self._settings.every_steps, self._order
+        planned = [] if every is None else [step - step % every + every]
+        if self._settings.every_epochs is not None:
+            span = self._settings.every_epochs * order.rows
+            end = (order.place(step) // span + 1) * span
+            planned.append(order.first_step + -(-(end - order.first_place) // order.rows_per_step))
+        return min(planned, default=None)
 
     def note(self) -> None:
         """One has just been taken."""
         self._last = time.monotonic()
-
-    def _is_planned(self, step: int) -> bool:
-        every = self._settings.every_steps
-        return bool(every and step % every == 0) or self._ends_epochs(step)
-
-    def _longest(self) -> int:
-        epochs = (self._settings.every_epochs or 0) * -(-self._order.rows // self._order.rows_per_step) + 1
-        return max(self._settings.every_steps or 0, epochs)
 
     def _ends_epochs(self, step: int) -> bool:
         if self._settings.every_epochs is None:

@@ -21,5 +21,6 @@ def start_inline(recipe: Recipe, topology: Topology) -> Transport:
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-    worker = ModelWorker(recipe, topology, 0, pick_device(recipe.cluster.device, 0), {})
-    return InlineTransport(worker.handle)
+    transport = InlineTransport(lambda request: worker.handle(request))
+    worker = ModelWorker(recipe, topology, 0, pick_device(recipe.cluster.device, 0), {}, transport.report)
+    return transport

@@ -19,7 +19,7 @@ def make(tmp_path):
 
     def made(settings, answer=None):
         recipe, topology = SimpleNamespace(checkpoint=settings), SimpleNamespace(placements=[], world_size=1)
-        requests = SimpleNamespace(ask_all=lambda op, args: {0: answer})
+        requests = SimpleNamespace(ask_all=lambda op, args: {0: answer}, listen=lambda name, take: None)
         return Checkpoints(
             tmp_path,
             SimpleNamespace(run_id="run"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -173,11 +173,16 @@ class Checkpoints:
             what = f"storing {more} checkpoints" if more > 1 else "a checkpoint"
             check_free_space(self.folder, size * more, what)
 
-    def take(self, state: RunState, metrics: Mapping[str, Any]) -> None:
-        """Begin the checkpoint of a step. Without `checkpoint.asynchronous` it is committed when this returns."""
+    def take(self, state: RunState, metrics: Mapping[str, Any], sync: Callable[[], None]) -> None:
+        """Begin the checkpoint of a step. Without `checkpoint.asynchronous` it is committed when this returns.
+
+        `sync` has the lines of the steps up to this one on disk, or raises ResourceError: a run that resumes here
+        keeps them.
+        """
         self.settle(wait=True)
         self._display.phase("copying a checkpoint")
         try:
+            sync()
             folder = begin(self.folder, state.step, self._identity.run_id, self._size)
         except ResourceError as error:
             self._count_failure(state.step, error)

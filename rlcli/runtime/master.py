@@ -217,7 +217,7 @@ class MasterWorker:
             nonfinite=self._nonfinite,
         )
         began = time.perf_counter()
-        self.checkpoints.take(state, self._last_record)
+        self.checkpoints.take(state, self._last_record, self.outputs.sync)
         self._checkpoint_seconds = time.perf_counter() - began
         self._taken = self.steps_done
         schedule.note()

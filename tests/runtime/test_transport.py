@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import msgpack
 import pytest
 import zmq
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlcli import errors
@@ -65,6 +65,7 @@ def test_garbage_is_an_error_of_the_protocol_and_nothing_else(frame):
             unpack(frame, TOKEN, cls)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # of a busy machine it says nothing
 @given(fields=st.dictionaries(FIELDS, VALUES), cls=st.sampled_from([Request, Reply, Report]))
 def test_well_formed_msgpack_with_the_token_is_checked_as_well(fields, cls):
     frame = msgpack.packb({**fields, "kind": cls.__name__.lower(), "token": TOKEN}, default=str)

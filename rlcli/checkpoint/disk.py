@@ -8,6 +8,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlcli.errors import ResourceError
-from rlcli.files import make_folder, open_regular
+from rlcli.files import make_folder
 
 FAULTS = {errno.ENOSPC: "F28", errno.EFBIG: "F28", errno.EDQUOT: "F76", errno.EIO: "F29", errno.EROFS: "F75",
           errno.EACCES: "F75", errno.EPERM: "F75", errno.ESTALE: "F27"}  # fmt: skip
@@ -31,12 +32,16 @@ def open_to_read(path: Path) -> int:
     """A descriptor of an ordinary file. Raises OSError for what is missing, a link, a pipe or a device."""
     for tries in range(1, TRIES + 1):
         try:
-            return open_regular(path, os.O_NOFOLLOW)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            break
         except OSError as error:
             if error.errno != errno.ESTALE or tries == TRIES:
                 raise
             time.sleep(0.1 * tries)
-    raise AssertionError("the last try returns or raises")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "Not an ordinary file", str(path))
+    return descriptor
 
 
 def files_under(folder: Path) -> dict[str, Path]:

@@ -28,7 +28,9 @@ from rlcli.cli.output import (
     print_text,
     silence,
 )
+from rlcli.cli.supervision import WHOLE_PROCESS
 from rlcli.errors import RecipeError, ResourceError, RlcliError, escape_control
+from rlcli.launch import lifeline
 
 VERBS = {
     "Train": {
@@ -118,7 +120,7 @@ def main(arguments: list[str] | None = None) -> None:
     if given[:1] != [ANSWER] and any(word in LASTING for word in given):
         gc.enable()
     try:
-        code = _run(given)
+        code = _run(given, is_whole_process=arguments is None)
         flush()
     except (BrokenPipeError, OutputClosed):
         # Whoever read our output has enough of it. Python would complain once more when it flushes at exit.
@@ -127,16 +129,17 @@ def main(arguments: list[str] | None = None) -> None:
     except OutputFailed as error:
         silence(sys.stdout)
         code = _report(error, given)
+    lifeline.report(verdict=code)
     sys.exit(code)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], is_whole_process: bool) -> int:
     if arguments[:1] == [ANSWER]:
         with contextlib.suppress(Exception):  # nothing may disturb the line that is being typed
             answer(typer.main.get_command(app), arguments[1:])
         return 0
     try:
-        result = app(arguments, prog_name="rlcli", standalone_mode=False)
+        result = app(arguments, prog_name="rlcli", standalone_mode=False, obj={WHOLE_PROCESS: is_whole_process})
         return result if isinstance(result, int) else 0
     except (BrokenPipeError, OutputClosed, OutputFailed):
         raise

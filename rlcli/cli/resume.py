@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from rlcli.cli.recipe_arguments import Overrides
+from rlcli.cli.supervision import NoSupervisor, is_to_supervise
 
 
 def resume(
+    context: typer.Context,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
     overrides: Overrides = None,
     recipe: Annotated[
@@ -21,11 +23,17 @@ def resume(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and the report.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    no_supervisor: NoSupervisor = False,
 ) -> int:
     """Go on with a run from its last checkpoint, exactly as if it had never stopped.
 
     Example: rlcli resume runs/ppo_math/20261121-120000 train.steps=80
     """
+    if is_to_supervise(context, no_supervisor):
+        from rlcli.launch.supervisor import supervise
+
+        return supervise()
+
     from rlcli.cli.output import print_text
     from rlcli.cli.train import tell
     from rlcli.launch.resume import resume_run

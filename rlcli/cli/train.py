@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
+from rlcli.cli.supervision import NoSupervisor, is_to_supervise
 
 if TYPE_CHECKING:
     from rlcli.launch.run import Finished
 
 
 def train(
+    context: typer.Context,
     recipe: RecipeName,
     overrides: Overrides = None,
     with_: With = None,
@@ -22,11 +24,17 @@ def train(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and the report.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    no_supervisor: NoSupervisor = False,
 ) -> int:
     """Train as a recipe says: check it, run what it starts from, train, evaluate, save.
 
     Example: rlcli train ppo_math ppo.kl_ctl=0.02 launch=local cluster.devices_per_node=2
     """
+    if is_to_supervise(context, no_supervisor):
+        from rlcli.launch.supervisor import supervise
+
+        return supervise()
+
     from rlcli.launch.run import run_recipe
     from rlcli.observe.display import open_display
     from rlcli.recipe.warm_start import chain

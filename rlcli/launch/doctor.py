@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rlcli import __version__
 from rlcli.errors import RlcliError
+from rlcli.launch.cores import available_cores
 from rlcli.launch.devices import Gpu, list_gpus
 from rlcli.launch.preflight.findings import Finding, failure
 from rlcli.launch.requirements import Requirements, fits, read_requirements, torch_build
@@ -132,11 +133,7 @@ def _check_gpus(gpus: Sequence[Gpu]) -> Finding:
 
 
 def _check_cores() -> Finding:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    says = f"{usable} of {os.cpu_count()} usable"
-    quota = _first_numbers(Path("/sys/fs/cgroup/cpu.max"))
-    if len(quota) == 2:
-        says += f", limited to the time of {quota[0] / quota[1]:.1f}"
+    says = f"{available_cores()} of {os.cpu_count()} usable"
     if "amx_bf16" in _cpu_flags():
         says += ", bfloat16 in hardware (AMX)"
     return Finding(level="ok", about="cores", says=says)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from rlcli.launch import lifeline
+from rlcli.launch.cores import available_cores
+
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.transport import Transport
@@ -20,7 +23,6 @@ def start_inline(recipe: Recipe, topology: Topology) -> Transport:
     from rlcli.runtime.worker import ModelWorker
 
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
-    transport = InlineTransport(lambda request: worker.handle(request))
-    worker = ModelWorker(recipe, topology, 0, pick_device(recipe.cluster.device, 0), {}, transport.report)
-    return transport
+        torch.set_num_threads(available_cores())
+    worker = ModelWorker(recipe, topology, 0, pick_device(recipe.cluster.device, 0), {})
+    return InlineTransport(worker.handle, lifeline.waiting)

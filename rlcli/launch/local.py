@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import json
 import os
@@ -18,9 +17,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rlcli.errors import HangError, WorkerError
+from rlcli.launch.cores import available_cores
 from rlcli.launch.meeting import MeetingFolder
 from rlcli.launch.stopping import SIGNALS
 from rlcli.project import VARIABLE, current_project
+from rlcli.runtime.parent_death import die_with_parent
 from rlcli.runtime.worker_main import MASTER, MEETING
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ WORKER_FILE = "worker.json"
 PROCESSES_FILE = "procs.json"
 GRACE = 10.0
 """Seconds that processes may take to be gone once they are ended."""
+REPORT_WITHIN = 5.0
+"""Seconds within which torchrun reports a rank that failed."""
 LAST_LINES = 12
 
 
@@ -39,7 +42,7 @@ def torchrun_command(run_dir: Path, ranks: int, meeting: Path) -> list[str]:
     """What starts the ranks. They meet in files, so nothing listens but on loopback."""
     return [
         sys.executable, "-m", "rlcli.runtime.torchrun", "--nnodes=1", f"--nproc-per-node={ranks}", "--max-restarts=0",
-        "--signals-to-handle=SIGHUP,SIGQUIT",
+        "--signals-to-handle=SIGQUIT",
         "--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={meeting / 'torchrun'}",
         f"--rdzv-id={uuid.uuid4().hex}", f"--log-dir={run_dir / 'logs' / 'torchrun'}",
         "-m", "rlcli.runtime.worker_main", str(run_dir),
@@ -48,13 +51,12 @@ def torchrun_command(run_dir: Path, ranks: int, meeting: Path) -> list[str]:
 
 def worker_environment(ranks: int, meeting: Path) -> dict[str, str]:
     """Cores are shared out, not fought for; components are found as they are found here."""
-    cores = max(1, len(os.sched_getaffinity(0)) // ranks)
     environment = {
-        "OMP_NUM_THREADS": str(cores),
+        "OMP_NUM_THREADS": str(max(1, available_cores() // ranks)),
+        "OMP_WAIT_POLICY": "PASSIVE",
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
         **os.environ,
-        "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONSAFEPATH": "1",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         MEETING: str(meeting),
@@ -111,9 +113,16 @@ class LocalRanks:
         _write_private(self._run_dir / PROCESSES_FILE, json.dumps(entries, indent=2) + "\n")
 
     def _check_alive(self) -> None:
-        """Raises WorkerError once torchrun has ended, which it does when a rank has."""
+        """Raises WorkerError once torchrun has ended, which it does when a rank has failed, or a rank has just left."""
+        gone = self._first_that_left() if self._process.poll() is None else None
+        if gone is not None:
+            self._await_torchrun()
         if self._process.poll() is None:
-            return
+            if gone is None:
+                return
+            what = f"rank {gone} ended with exit code 0 before the run was over: sys.exit or os._exit was called"
+            place = f"rank {gone} pid {self.transport.pids[gone]}"
+            raise WorkerError(what, where=place, hint=f"its log is {self._logs / f'rank{gone}.log'}", code="F01")
         rank, what = self._culprit()
         log = self._logs / ("torchrun.log" if rank is None else f"rank{rank}.log")
         lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if log.exists() else []
@@ -121,6 +130,25 @@ class LocalRanks:
             what = "\n".join([f"{what}; last lines of {log.name}:", *(f"  {line}" for line in lines)])
         place = "torchrun" if rank is None else f"rank {rank} pid {self.transport.pids.get(rank, '?')}"
         raise WorkerError(what, where=place, hint=f"the whole story is in {self._logs}", code="F01")
+
+    def _first_that_left(self) -> int | None:
+        """A rank that has ended though nobody let it go; torchrun thinks nothing of it if its exit code is 0."""
+        import psutil
+
+        if self.transport.has_let_go:
+            return None
+        for rank, pid in self.transport.pids.items():
+            try:
+                if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                    return rank
+            except psutil.NoSuchProcess:
+                return rank
+        return None
+
+    def _await_torchrun(self) -> None:
+        """If the rank failed, torchrun notices, and knows its exit code."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(REPORT_WITHIN)
 
     def _culprit(self) -> tuple[int | None, str]:
         """Which rank ended first, and how, from torchrun's own report."""
@@ -209,8 +237,7 @@ def _become_child(parent: int) -> None:
 
     Signals that ask for an orderly stop are the parent's affair, also where a scheduler sends them to every process.
     """
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != parent:  # it was gone before we asked
         os._exit(1)
     for number in SIGNALS:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import ResourceError, UsageError
+from rlcli.launch import lifeline
 from rlcli.launch.run import DIGEST_FILE, Finished, drive, last_checkpoint, outcome_of
 from rlcli.launch.stopping import StopSignals
 from rlcli.project import VARIABLE
@@ -64,6 +65,7 @@ def resume_run(
         start = last_checkpoint(run, display)
         step = start.state.step if start is not None else 0
         if _is_over(run, found, step):
+            lifeline.report(over=True)
             return Resumed(step, found, Finished(outcome_of(before.recipe, run), 0, step, step), was_over=True)
         _say(before.recipe, now.recipe, found, start, display)
         recipe, recipe_digest = _with_starts(run, now.recipe), _digest(run, found, step)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from rlcli import __version__
 from rlcli.errors import HangError, ModelError, RlcliError, WorkerError
 from rlcli.failpoints import check_failpoints
+from rlcli.launch import lifeline
 from rlcli.launch.meeting import remove_abandoned
 from rlcli.launch.preflight.model_files import check_model_files
 from rlcli.launch.stopping import StopSignals
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
     from rlcli.observe.run_directory import RunDirectory
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Recipe
-    from rlcli.runtime.checkpoints import Start
-    from rlcli.runtime.commits import RunIdentity
+    from rlcli.runtime.checkpoints import RunIdentity, Start
     from rlcli.runtime.transport import Transport
     from rlcli.topology import Topology
 
 DIGEST_FILE = "recipe.digest"
+STEP = "step"
+"""What the display calls the steps of the run that was asked for; those of a warm start it calls by its name."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def _run_one(
     display: Display,
     stop: StopSignals,
     *,
-    title: str = "step",
+    title: str = STEP,
     command: Sequence[str] | None = None,
 ) -> Finished:
     from rlcli.observe.run_directory import RunDirectory
@@ -137,14 +139,14 @@ def _run_one(
 
 def drive(
     recipe: Recipe, run: RunDirectory, display: Display, stop: StopSignals, *, recipe_digest: str,
-    start: Start | None = None, title: str = "step", write_down: Callable[[], None] | None = None,
+    start: Start | None = None, title: str = STEP, write_down: Callable[[], None] | None = None,
 ) -> Finished:  # fmt: skip
     """See a run through, from a checkpoint if there is a `start`; with new workers if some die, so often as allowed.
 
     `write_down` is called once the workers are up and have taken in data and state. A run that is gone on with stays as
     it was, its status too, if anything fails before.
     """
-    from rlcli.runtime.commits import RunIdentity
+    from rlcli.runtime.checkpoints import RunIdentity
 
     identity = RunIdentity(run.run_id, recipe_digest, __version__)
     has_begun = write_down is None
@@ -157,6 +159,7 @@ def drive(
         has_begun = True
 
     with _status_of_failures(run, lambda: has_begun):
+        lifeline.report(run=str(run.path), warm_start=title != STEP)
         check_failpoints()
         remove_abandoned()
         for restarts in range(recipe.launch.max_restarts + 1):

@@ -1,15 +1,31 @@
-"""Being asked to stop: the first signal ends the run after the step under way, a second one ends it now."""
+"""Being asked to stop: the first signal ends the run after the step under way, a second one ends it now.
+
+A supervised run (see `supervisor`) may get a signal twice: from whoever sends it to every process of a job or a
+terminal, and from its supervisor, which cannot know whether the run got it too. The supervisor's has a number of its
+own, so that both can be counted, and the larger count is believed.
+"""
 
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
 from rlcli.errors import Stopped
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def passed_on(number: int) -> int:
+    """The real-time signal by which a supervisor passes this one on."""
+    return signal.SIGRTMIN + number
+
+
+def heeded() -> list[signal.Signals]:
+    """SIGNALS, without SIGHUP where it is ignored: under `nohup` a run outlives its terminal."""
+    return [one for one in SIGNALS if one is not signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
 
 
 class StopSignals:
@@ -18,7 +34,12 @@ class StopSignals:
     def __init__(self, say: Callable[[str], None]):
         self.requested: signal.Signals | None = None
         self._say = say
+        self._is_ending = False
+        """A further signal is not held up by clearing up."""
         self._before: dict[int, Any] = {}
+        self._arrived: Counter[int] = Counter()
+        self._passed_on: Counter[int] = Counter()
+        self._heeded: Counter[int] = Counter()
 
     def __call__(self) -> bool:
         return self.requested is not None
@@ -29,17 +50,38 @@ class StopSignals:
         return 130 if self.requested is signal.SIGINT else 75
 
     def __enter__(self) -> StopSignals:
-        self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        for number in heeded():
+            self._before[number] = signal.signal(number, self._arrive)
+            signal.signal(passed_on(number), self._arrive_passed_on)  # stays: some are still on their way at the end
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._is_ending = True
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _arrive(self, number: int, frame: FrameType | None) -> None:
+        self._arrived[number] += 1
+        self._heed(number)
+
+    def _arrive_passed_on(self, number: int, frame: FrameType | None) -> None:
+        number -= signal.SIGRTMIN
+        self._passed_on[number] += 1
+        self._heed(number)
+
+    def _heed(self, number: int) -> None:
+        if max(self._arrived[number], self._passed_on[number]) == self._heeded[number]:
+            return  # the same one, by its other way
+        self._heeded[number] += 1
+        if self.requested is not None and number == signal.SIGHUP:
+            return  # the kernel, the shell and the terminal each send one when a terminal closes
+        if self._is_ending:
+            if signal.getsignal(number) == self._arrive:
+                signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+            return
         if self.requested is not None:
-            for one in SIGNALS:
-                signal.signal(one, signal.SIG_DFL)  # a third one does not even wait for the clearing up
+            self._is_ending = True
             stopped = Stopped(f"stopped at once by {signal.Signals(number).name}; the step under way is lost")
             stopped.exit_code = 128 + number
             raise stopped

@@ -9,13 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_mod
 
 from rlcli.api.config import GenerationHyperparameters
 
-MAX_NODES, MAX_DEVICES_PER_NODE = 4096, 1024
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 KEY_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Key = Annotated[str, StringConstraints(pattern=KEY_PATTERN)]
-Keys = Annotated[list[Key], Field(max_length=256)]
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -109,9 +107,9 @@ class Call(Section):
     """The method of the interface."""
     interface: Component
     """What the role does."""
-    inputs: Keys = Field(default_factory=list)
+    inputs: list[Key] = Field(default_factory=list)
     """Keys of the batch that it reads."""
-    outputs: Keys = Field(default_factory=list)
+    outputs: list[Key] = Field(default_factory=list)
     """Keys that it adds to the batch."""
     input_key_remap: dict[str, str] = Field(default_factory=dict)
     """Name in the batch → name that the interface reads."""
@@ -169,9 +167,9 @@ class Train(Section):
 class Cluster(Section):
     """The machines."""
 
-    nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] = 1
+    nodes: Positive = 1
     """Number of machines."""
-    devices_per_node: Annotated[int, Field(ge=1, le=MAX_DEVICES_PER_NODE)] = 1
+    devices_per_node: Positive = 1
     """Devices (and worker processes) per machine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What the workers compute on; auto: cuda where there is one."""
@@ -181,7 +179,7 @@ class Launch(Section):
     """How the workers are started."""
 
     type: Literal["inline", "local"] = "inline"
-    """inline: in this process, one device; local: one process per device on this machine, by torchrun."""
+    """inline: in one process, one device; local: one process per device on this machine, by torchrun."""
     max_restarts: NotNegative = 0
     """Restarts of the workers after one has died (local)."""
     startup_deadline: Seconds = 600.0

@@ -1,4 +1,4 @@
-"""Whose mistake an exception is: one that comes out of a component of the user's own is told with its place there."""
+"""Whose mistake an exception is: one that comes out of a component of the user's own is reported with its place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlcli.errors import ProjectError, RlcliError
+from rlcli.errors import ProjectError, RlcliError, WorkerError
 from rlcli.project import is_built_in, search_path
 
 KINDS = ("interfaces", "backends", "datasets")
@@ -16,25 +16,31 @@ KINDS = ("interfaces", "backends", "datasets")
 @contextmanager
 def component_faults_told() -> Iterator[None]:
     """An exception that went through a component which is not built in, as ProjectError with the innermost line there;
-    what else goes wrong, as it is."""
+    what else goes wrong, as it is. SystemExit too is an exception here: no component may end a run."""
     try:
         yield
     except RlcliError:
         raise
+    except SystemExit as error:
+        raise _fault(error, _place_in_a_component(error)) from error
     except Exception as error:
         place = _place_in_a_component(error)
         if place is None:
             raise
-        kind, file, line = place
-        alone = "" if file.stem.startswith("_") else f"rlcli test {kind.removesuffix('s')} {file.stem} tries it alone; "
-        raise ProjectError(
-            f"{type(error).__name__}: {error}".rstrip(": "),
-            where=f"{file}:{line}",
-            hint=f"{alone}--debug before the verb shows the traceback",
-        ) from error
+        raise _fault(error, place) from error
 
 
-def _place_in_a_component(error: Exception) -> tuple[str, Path, int] | None:
+def _fault(error: BaseException, place: tuple[str, Path, int] | None) -> RlcliError:
+    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    if place is None:
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+        return WorkerError(what, where=f"{frame.f_code.co_filename}:{line}", hint="it must not end the run")
+    kind, file, line = place
+    alone = "" if file.stem.startswith("_") else f"rlcli test {kind.removesuffix('s')} {file.stem} tries it alone; "
+    return ProjectError(what, where=f"{file}:{line}", hint=f"{alone}--debug before the verb shows the traceback")
+
+
+def _place_in_a_component(error: BaseException) -> tuple[str, Path, int] | None:
     """Kind, file and line of the innermost frame in a component of the user's."""
     folders = {Path(folder): kind for kind in KINDS for folder in search_path(kind) if not is_built_in(Path(folder))}
     found = None

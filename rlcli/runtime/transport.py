@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 from rlcli.errors import HangError, RlcliError, WorkerError
 from rlcli.runtime.control import CONTROL_FILE, Control, join, listen, split, zeromq
-from rlcli.runtime.messages import LARGEST, Failure, ProtocolError, Reply, Report, Request, pack, unpack
+from rlcli.runtime.messages import LARGEST, Failure, ProtocolError, Reply, Request, pack, unpack
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,8 @@ HELLO = -1
 """Number of the reply that a worker sends unasked when it is up, or when it cannot get up."""
 BEAT = -2
 """Number of the replies that a worker sends every second, whatever it is doing."""
+
+LAST_REQUEST = "shutdown"
 
 BEAT_SECONDS = 1.0
 SILENT = 10.0
@@ -40,52 +42,39 @@ LAST_GASP = 5.0
 class Transport(Protocol):
     """The master's end."""
 
-    on_report: Callable[[Report], None]
-    """Takes what workers report unasked: over ZeroMQ inside `receive`; inline in the thread that reports, also while
-    `receive` is busy with a request. It must not raise."""
-
     def send(self, rank: int, request: Request) -> None:
         """Queue a request for a worker; workers take theirs in the order they were sent."""
 
-    def receive(self, deadline: float, waiting_for: str) -> Reply | None:
-        """The next reply of any worker; None if a report came first. HangError when `deadline` (seconds from now)
-        passes."""
-
-    def cancel(self) -> None:
-        """Drop the requests that no worker has begun yet, where that is still possible."""
+    def receive(self, deadline: float, waiting_for: str) -> Reply:
+        """The next reply of any worker. HangError when `deadline` (seconds from now) passes."""
 
     def close(self) -> None: ...
 
 
 class InlineTransport:
-    """One worker in this process: a request is a call, so a debugger can follow it."""
+    """One worker in this process: a request is a call, so a debugger can follow it.
 
-    def __init__(self, handle: Callable[[Request], dict[str, Any]]):
+    `waiting` is entered around each call with its name and its deadline: only another process can end it.
+    """
+
+    def __init__(
+        self,
+        handle: Callable[[Request], dict[str, Any]],
+        waiting: Callable[[str, float], AbstractContextManager[None]] = lambda what, deadline: nullcontext(),
+    ):
         self._handle = handle
+        self._waiting = waiting
         self._queue: deque[Request] = deque()
-        self._reported: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.on_report: Callable[[Report], None] = _ignore
-
-    def report(self, name: str, value: dict[str, Any], failure: Failure | None = None) -> None:
-        """The worker's end, for any of its threads."""
-        self.on_report(Report(0, name, value, failure))
-        self._reported.put(None)
 
     def send(self, rank: int, request: Request) -> None:
         self._queue.append(request)
 
-    def receive(self, deadline: float, waiting_for: str) -> Reply | None:
-        if self._queue:
-            request = self._queue.popleft()
+    def receive(self, deadline: float, waiting_for: str) -> Reply:
+        if not self._queue:
+            raise RlcliError(f"nothing was asked, yet the master waits for {waiting_for}")
+        request = self._queue.popleft()
+        with self._waiting(waiting_for, deadline):
             return Reply(request.number, 0, self._handle(request))
-        try:
-            self._reported.get(timeout=deadline)
-        except queue.Empty:
-            raise HangError(f"no answer within {deadline:.0f} s: waiting for {waiting_for}") from None
-        return None
-
-    def cancel(self) -> None:
-        self._queue.clear()
 
     def close(self) -> None:
         self._queue.clear()
@@ -99,7 +88,6 @@ class ZmqMaster:
         self._context = zeromq().Context()
         self._socket, control = listen(self._context, folder)
         self._token = control.token
-        self.on_report: Callable[[Report], None] = _ignore
         self._is_alive = is_alive
         self._world_size = world_size
         self._identities: dict[int, bytes] = {}
@@ -107,6 +95,8 @@ class ZmqMaster:
         self._looked = self._listening_since = time.monotonic()
         self.pids: dict[int, int] = {}
         """Rank → its process."""
+        self.has_let_go = False
+        """The workers were asked to shut down: they may end."""
         self.rejected = 0
         """Messages thrown away because they were not from one of our workers."""
         self._control = folder / CONTROL_FILE
@@ -117,12 +107,13 @@ class ZmqMaster:
         while len(self._identities) < self._world_size:
             missing = sorted(set(range(self._world_size)) - set(self._identities))
             reply = self._next(end - time.monotonic(), f"rank {missing[0]} to start")
-            if reply is not None and reply.failure is not None:
+            if reply.failure is not None:
                 raise reply.failure.as_error()
 
     def send(self, rank: int, request: Request) -> None:
         zmq = zeromq()
 
+        self.has_let_go = self.has_let_go or request.op == LAST_REQUEST
         message = pack(request, self._token)
         if len(message) > LARGEST:
             raise RlcliError(f"request {request.op} takes {len(message)} bytes; at most {LARGEST} can be sent")
@@ -132,28 +123,21 @@ class ZmqMaster:
             self._await_death()
             raise WorkerError(f"rank {rank} cannot be reached: {error}", where=f"rank {rank}") from error
 
-    def receive(self, deadline: float, waiting_for: str) -> Reply | None:
+    def receive(self, deadline: float, waiting_for: str) -> Reply:
         return self._next(deadline, waiting_for)
 
-    def cancel(self) -> None:
-        """They are on their way."""
-
-    def _next(self, deadline: float, waiting_for: str) -> Reply | None:
+    def _next(self, deadline: float, waiting_for: str) -> Reply:
         self._time_away()
         end = time.monotonic() + deadline
         while True:
             has_message = self._socket.poll(timeout=200)
             end += self._time_away()
-            message = self._read() if has_message else None
-            if isinstance(message, Report):
-                self.on_report(message)
-                return None
-            if message is not None:
-                if message.failure is not None and message.failure.is_unexpected:
+            reply = self._read() if has_message else None
+            if reply is not None:
+                if reply.failure is not None and reply.failure.is_unexpected:
                     self._await_death()
-                return message
-            if not has_message:  # what a rank sent before it died is heard first
-                self._is_alive()
+                return reply
+            self._is_alive()
             self._check_clocks(end, deadline, waiting_for)
 
     def _time_away(self) -> float:
@@ -166,24 +150,22 @@ class ZmqMaster:
         self._listening_since = now
         return passed
 
-    def _read(self) -> Reply | Report | None:
+    def _read(self) -> Reply | None:
         """The message that has arrived; None for a heartbeat, or for one that is not from our workers."""
         identity, *frames = self._socket.recv_multipart()
         try:
-            message: Reply | Report = unpack(join(frames), self._token, Reply, Report)
-            if message.rank >= self._world_size:
-                raise ProtocolError(f"there is no rank {message.rank}")
+            reply: Reply = unpack(join(frames), self._token, Reply)
+            if reply.rank >= self._world_size:
+                raise ProtocolError(f"there is no rank {reply.rank}")
         except ProtocolError as error:
             self.rejected += 1
             log.warning("a message on the control socket was thrown away: %s", error)
             return None
-        self._heard[message.rank] = time.monotonic()
-        if isinstance(message, Report):
-            return message
-        if message.number == HELLO:
-            self._identities[message.rank] = identity
-            self.pids[message.rank] = int(message.value.get("pid", 0))
-        return None if message.number == BEAT else message
+        self._heard[reply.rank] = time.monotonic()
+        if reply.number == HELLO:
+            self._identities[reply.rank] = identity
+            self.pids[reply.rank] = int(reply.value.get("pid", 0))
+        return None if reply.number == BEAT else reply
 
     def _check_clocks(self, end: float, deadline: float, waiting_for: str) -> None:
         """Raises HangError if the answer is late, or a rank has been silent for too long."""
@@ -233,18 +215,11 @@ class ZmqWorker:
         """Tell the master that this rank cannot start."""
         self._send(Reply(HELLO, self._rank, {"pid": os.getpid()}, failure))
 
-    def report(self, name: str, value: dict[str, Any], failure: Failure | None = None) -> None:
-        """Tell the master something that it has not asked for. For any thread: it goes over a socket of its own, so it
-        may overtake replies and other reports."""
-        socket = self._control.connect(self._context)
-        socket.send_multipart(split(pack(Report(self._rank, name, value, failure), self._token)))
-        socket.close()
-
     def serve(
         self,
         handle: Callable[[Request], dict[str, Any]],
         failure: Callable[[BaseException], Failure],
-        until: str = "shutdown",
+        until: str = LAST_REQUEST,
     ) -> None:
         """Say hello, then answer requests one after the other until `until` was asked for.
 
@@ -283,7 +258,3 @@ class ZmqWorker:
         while not self._ended.wait(BEAT_SECONDS):
             socket.send(pack(Reply(BEAT, self._rank), self._token))
         socket.close()
-
-
-def _ignore(report: Report) -> None:
-    """Nobody listens."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import json
@@ -14,8 +13,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcli.runtime.parent_death import die_with_parent
+
 if TYPE_CHECKING:
-    from rlcli.runtime.messages import Tell
     from rlcli.runtime.worker import ModelWorker
 
 MEETING = "RLCLI_MEETING"
@@ -48,7 +48,7 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
 
     link = ZmqWorker(Path(os.environ[MEETING]), rank)
     try:
-        worker = _start(run_dir, rank, local_rank, link.report)
+        worker = _start(run_dir, rank, local_rank)
     except Exception as error:
         link.fail(failure(error))
         link.close()
@@ -62,7 +62,7 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
     link.close()
 
 
-def _start(run_dir: Path, rank: int, local_rank: int, report: Tell) -> ModelWorker:
+def _start(run_dir: Path, rank: int, local_rank: int) -> ModelWorker:
     """The worker of this rank, once all ranks have found each other."""
     import torch
     import torch.distributed as dist
@@ -85,7 +85,7 @@ def _start(run_dir: Path, rank: int, local_rank: int, report: Tell) -> ModelWork
         world_size=topology.world_size,
         timeout=timedelta(seconds=max(recipe.launch.startup_deadline, recipe.launch.step_deadline)),
     )
-    return ModelWorker(recipe, topology, rank, device, make_meshes(topology, device.type), report)
+    return ModelWorker(recipe, topology, rank, device, make_meshes(topology, device.type))
 
 
 def _log_to(path: Path) -> None:
@@ -100,8 +100,7 @@ def _die_with_parent() -> None:
 
     Torchrun may be gone before we ask: then whoever adopts orphans here is our parent, and no child of the master.
     """
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    die_with_parent()
     if _parent_of(os.getppid()) != int(os.environ[MASTER]):
         sys.exit(1)
 
@@ -120,7 +119,8 @@ def _leave_stopping_to_the_master() -> None:
 
     SIGTERM has a handler and is not ignored: what this process starts must be able to be ended by it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     signal.siginterrupt(signal.SIGTERM, False)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))

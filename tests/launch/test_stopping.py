@@ -6,11 +6,11 @@ import signal
 import pytest
 
 from rlcli.errors import Stopped
-from rlcli.launch.stopping import SIGNALS, StopSignals
+from rlcli.launch.stopping import SIGNALS, StopSignals, heeded, passed_on
 
 
 @pytest.mark.parametrize(("number", "code"), [
-    (signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75),
+    (signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75),
 ])  # fmt: skip
 def test_the_first_signal_asks_for_an_orderly_stop(number, code):
     said = []
@@ -36,3 +36,46 @@ def test_afterwards_signals_are_what_they_were():
     with StopSignals(lambda text: None):
         assert [signal.getsignal(number) for number in SIGNALS] != before
     assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@pytest.mark.parametrize("first", [lambda number: number, passed_on])
+def test_one_that_comes_by_two_ways_is_one(first):
+    other = passed_on if first(signal.SIGTERM) == signal.SIGTERM else lambda number: number
+    with StopSignals(lambda text: None) as stop:
+        os.kill(os.getpid(), first(signal.SIGTERM))
+        assert stop.requested is signal.SIGTERM
+        os.kill(os.getpid(), other(signal.SIGTERM))
+        with pytest.raises(Stopped):
+            os.kill(os.getpid(), first(signal.SIGTERM))
+        os.kill(os.getpid(), other(signal.SIGTERM))  # does not end the clearing up
+
+
+def test_one_that_is_passed_on_late_disturbs_nothing():
+    with StopSignals(lambda text: None):
+        os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), passed_on(signal.SIGTERM))
+
+
+def test_one_that_only_the_supervisor_got_does_what_it_does_after_the_run():
+    with StopSignals(lambda text: None):
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), passed_on(signal.SIGINT))
+
+
+def test_a_terminal_that_closes_says_so_several_times():
+    with StopSignals(lambda text: None) as stop:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.exit_code == 75
+
+
+def test_under_nohup_a_run_outlives_its_terminal():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert signal.SIGHUP not in heeded()
+        with StopSignals(lambda text: None) as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop()
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,0 +1,23 @@
+"""What `train` and `resume` share: whether this process does the work, or watches over one that does."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rlcli.launch import lifeline
+
+WHOLE_PROCESS = "whole process"
+"""Set in a command's context if the process was started for this command alone."""
+
+NoSupervisor = Annotated[
+    bool, typer.Option("--no-supervisor", help="Train in this process: no deadlines, no word if it dies.")
+]
+
+
+def is_to_supervise(context: typer.Context, no_supervisor: bool) -> bool:
+    """Whether the work is to be done by a child of this process, as it is once we are that child."""
+    if lifeline.attach() or no_supervisor:
+        return False
+    return bool((context.obj or {}).get(WHOLE_PROCESS))

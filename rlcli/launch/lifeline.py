@@ -1,0 +1,82 @@
+"""A supervised run's line to its supervisor: JSON facts that say where it is, so that its end can be told from outside.
+
+    {"run": "/…/runs/ppo_math/20260412-093011", "warm_start": false}    it works in this folder from now on
+    {"waiting": "actor_train", "limit": 3600}                           a call that may take so many seconds began
+    {"waiting": null}                                                   and ended
+    {"debugging": true}                                                 someone is at a breakpoint: deadlines are off
+    {"over": true}                                                      the run that it is to resume needs nothing more
+    {"verdict": 0}                                                      it has said how it ended; the exit code follows
+
+Without a supervisor nothing is said and nobody listens.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from rlcli.launch.stopping import heeded, passed_on
+from rlcli.runtime.parent_death import die_with_parent
+
+VARIABLE = "RLCLI_SUPERVISOR"
+"""Descriptor of the line, descriptor for stacks, process id of the supervisor."""
+SHOW_STACKS = signal.SIGRTMIN
+"""Makes a supervised process write where each of its threads is."""
+DEBUGGERS = ("builtins.breakpoint", "pdb.Pdb")
+"""Audit events by which someone who debugs is noticed. A hook of breakpoint() would be a frame in their way."""
+
+_line: int | None = None
+
+
+def attach() -> bool:
+    """Whether we are supervised; if so, tie this process to its supervisor's life, signals and questions."""
+    global _line
+    told = os.environ.pop(VARIABLE, None)
+    if told is None:
+        return False
+    line, stacks, supervisor = (int(number) for number in told.split(":"))
+    die_with_parent()
+    if os.getppid() != supervisor:
+        os._exit(1)  # it was gone before we asked
+    for descriptor in (line, stacks):
+        os.set_inheritable(descriptor, False)
+    _line = line
+    faulthandler.enable(stacks)
+    faulthandler.register(SHOW_STACKS, stacks, all_threads=True)
+    for number in heeded():
+        signal.signal(passed_on(number), _take_as_sent)
+    sys.addaudithook(_notice_debuggers)
+    return True
+
+
+def report(**facts: Any) -> None:
+    """Say something to the supervisor, if there is one."""
+    if _line is not None:
+        os.write(_line, (json.dumps(facts) + "\n").encode())
+
+
+@contextmanager
+def waiting(what: str, limit: float) -> Iterator[None]:
+    """A call that may take `limit` seconds; the supervisor ends us if it takes longer."""
+    report(waiting=what, limit=limit)
+    try:
+        yield
+    finally:
+        report(waiting=None)
+
+
+def _take_as_sent(number: int, frame: FrameType | None) -> None:
+    """Outside of a run a signal that is passed on does what it does by itself."""
+    signal.raise_signal(number - signal.SIGRTMIN)
+
+
+def _notice_debuggers(event: str, arguments: tuple[object, ...]) -> None:
+    if event in DEBUGGERS:
+        report(debugging=True)

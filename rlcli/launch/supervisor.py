@@ -1,0 +1,253 @@
+"""The light process over a run: it owns the deadlines, the passing on of signals and the exit code.
+
+The run is a child with the same command line. It keeps the terminal and the process group, so keys, the live display
+and a debugger work as if there were no other process. Whatever becomes of it (a component that calls os._exit(0), a
+crash, SIGKILL, a call that never returns), this process is still there to report it; it returns 0 only if the run's own
+status.json says that the run is done. Nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from rlcli.errors import HangError, RlcliError, WorkerError
+from rlcli.launch.lifeline import SHOW_STACKS, VARIABLE
+from rlcli.launch.stopping import SIGNALS, heeded, passed_on
+from rlcli.observe.run_directory import RunDirectory, read_status
+
+TICK = 1.0
+"""Seconds between two looks at the clock."""
+AWAY = 5.0
+"""Seconds between two looks after which we were away ourselves, as after Ctrl-Z; they count against nobody."""
+PASS_ON_AFTER = 0.2
+"""Seconds in which a signal that was sent to every process reaches the child by itself."""
+STACKS_WITHIN = 1.0
+"""Seconds for a child that hangs to write where it is."""
+LEAVES_WITHIN = 30.0
+"""Seconds for a child that has said how it ended to be gone."""
+STACKS_FILE = Path("logs", "stacks.log")
+KINDS = ("interfaces", "backends", "datasets")
+
+
+@dataclass
+class Facts:
+    """What the child has said of itself (see `lifeline`)."""
+
+    run: str | None = None
+    warm_start: bool = False
+    waiting: str | None = None
+    limit: float = 0.0
+    since: float = 0.0
+    debugging: bool = False
+    over: bool = False
+    verdict: int | None = None
+
+    def take(self, told: dict[str, Any], now: float) -> None:
+        for name, value in told.items():
+            setattr(self, name, value)
+        if "waiting" in told or "verdict" in told:
+            self.since = now
+
+    def is_late(self, now: float) -> bool:
+        if self.verdict is not None:
+            return now > self.since + LEAVES_WITHIN
+        return self.waiting is not None and not self.debugging and now > self.since + self.limit
+
+
+def supervise() -> int:
+    """Run this very command as a child and see it through. Returns its exit code.
+
+    Raises WorkerError if it ended without having said how, HangError if a call of it passed its deadline.
+    """
+    with tempfile.TemporaryFile() as stacks, _Child(stacks) as child:
+        is_late = child.follow()
+        code = child.process.returncode
+        if child.facts.verdict is not None and (child.facts.verdict != 0 or child.is_done()):
+            return child.facts.verdict
+        if stopped_by := _stop_signal(code, child.signals):
+            return 128 + stopped_by
+        error = _late(child) if is_late else _ended(child)
+        _leave_behind(child, error)
+        raise error
+
+
+class _Child:
+    """The process that does the work, as far as it can be known from outside."""
+
+    def __init__(self, stacks: IO[bytes]):
+        self.facts = Facts()
+        self.signals: list[int] = []
+        """Those of SIGNALS that came to us."""
+        self._stacks = stacks
+        self._to_pass_on: list[tuple[float, int]] = []
+        self._heard = b""
+        self._looked = time.monotonic()
+        self._line, line = os.pipe()
+        self._woken, waker = os.pipe()
+        self._listened_to = [self._line, self._woken]
+        for descriptor in (line, stacks.fileno()):
+            os.set_inheritable(descriptor, True)
+        for descriptor in (self._line, self._woken, waker):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # so that it wakes us
+        for number in heeded():
+            signal.signal(number, self._note_signal)
+        self.process = subprocess.Popen(
+            [sys.executable, *sys.orig_argv[1:]],
+            env={**os.environ, VARIABLE: f"{line}:{stacks.fileno()}:{os.getpid()}"},
+            close_fds=False,
+        )
+        os.close(line)
+
+    def follow(self) -> bool:
+        """Until it has ended, which it is made to if it passes a deadline: then True."""
+        while self.process.poll() is None:
+            self._pass_on_signals()
+            select.select(self._listened_to, [], [], PASS_ON_AFTER if self._to_pass_on else TICK)
+            self._listen()
+            if self.facts.is_late(time.monotonic()):
+                self._end()
+                return True
+        self._listen()
+        return False
+
+    def is_done(self) -> bool:
+        """What status.json says of the run that was asked for, if this start of it wrote that."""
+        if self.facts.over:
+            return True
+        status = self.status() if not self.facts.warm_start else {}
+        return status.get("state") == "done" and status.get("pid") == self.process.pid
+
+    def status(self) -> dict[str, Any]:
+        return (read_status(self.facts.run) or {}) if self.facts.run else {}
+
+    def read_stacks(self) -> str:
+        """What faulthandler wrote when it crashed, or was asked where it is."""
+        self._stacks.seek(0)
+        return self._stacks.read().decode(errors="replace")
+
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
+        self.signals.append(number)
+        self._to_pass_on.append((time.monotonic() + PASS_ON_AFTER, number))
+
+    def _pass_on_signals(self) -> None:
+        now = time.monotonic()
+        while self._to_pass_on and self._to_pass_on[0][0] <= now:
+            self.process.send_signal(passed_on(self._to_pass_on.pop(0)[1]))
+
+    def _listen(self) -> None:
+        """Take in what it said, and how long nobody listened."""
+        now = time.monotonic()
+        passed, self._looked = now - self._looked, now
+        self.facts.since += passed if passed > AWAY else 0.0
+        for descriptor in list(self._listened_to):
+            for some in _available(descriptor):
+                if not some:  # it has closed the line; we wait for its end
+                    self._listened_to.remove(descriptor)
+                elif descriptor == self._line:
+                    self._heard += some
+        *lines, self._heard = self._heard.split(b"\n")
+        for line in lines:
+            self.facts.take(json.loads(line), now)
+
+    def _end(self) -> None:
+        """Ask where it is, then end it."""
+        self.process.send_signal(SHOW_STACKS)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STACKS_WITHIN)
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        signal.set_wakeup_fd(-1)
+
+
+def _available(descriptor: int) -> Iterator[bytes]:
+    """What can be read; empty bytes at the end of the line."""
+    some = b"-"
+    with contextlib.suppress(BlockingIOError):
+        while some:
+            some = os.read(descriptor, 1 << 16)
+            yield some
+
+
+def _stop_signal(code: int, signals: list[int]) -> int | None:
+    """The signal that ended it before it could handle one, as it would have ended any process."""
+    if code == 128 + signal.SIGINT and signal.SIGINT in signals:
+        return signal.SIGINT
+    return next((number for number in SIGNALS if -code in (number, passed_on(number))), None)
+
+
+def _ended(child: _Child) -> RlcliError:
+    """It ended without a word, or with a word that is not true."""
+    code, during = child.process.returncode, f" during {child.facts.waiting}" if child.facts.waiting else ""
+    if code < 0:
+        why = " (out of memory?)" if -code == signal.SIGKILL else ""
+        what = f"the run was killed by {signal.Signals(-code).name}{why}{during}"
+    else:
+        what = f"the run ended with exit code {code}{during}, before its work was done: sys.exit or os._exit was called"
+    return WorkerError(what, where=_where(child), hint=_hint(child), code="F01")
+
+
+def _late(child: _Child) -> RlcliError:
+    facts = child.facts
+    what = f"no answer within {facts.limit:g} s: waiting for {facts.waiting}; the run was ended"
+    limits = "launch.step_deadline and launch.startup_deadline are the limits"
+    return HangError(what, where=_where(child), hint=f"{limits}; {_hint(child)}")
+
+
+def _where(child: _Child) -> str | None:
+    """Where the thread was that crashed or was asked, else the main one, which comes last: its innermost line in a
+    component, if it was in one."""
+    from rlcli.project import search_path
+
+    threads = re.findall(r"^(Current t|T)hread .*\n((?:  File .*\n)+)", child.read_stacks(), re.MULTILINE)
+    frames = next((frames for kind, frames in threads if kind.startswith("C")), threads[-1][1] if threads else "")
+    places = re.findall(r'^  File "(.+)", line (\d+)', frames, re.MULTILINE)
+    components = {str(folder) for kind in KINDS for folder in search_path(kind)}
+    innermost = (place for place in places if os.path.dirname(place[0]) in components)
+    file, line = next(innermost, places[0] if places else (None, None))
+    return f"{file}:{line}" if file else None
+
+
+def _hint(child: _Child) -> str:
+    if not child.facts.run:
+        return "nothing was trained yet; start it again"
+    stacks = f"{Path(child.facts.run) / STACKS_FILE} says where it was; " if child.read_stacks() else ""
+    again = " and then this command again" if child.facts.warm_start else ""
+    return f"{stacks}rlcli resume {shlex.quote(child.facts.run)} continues from the last checkpoint{again}"
+
+
+def _leave_behind(child: _Child, error: RlcliError) -> None:
+    """What the child could not do any more: the run's status, its stacks, and a usable terminal."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\x1b[?25h\n")  # the live display hides the cursor
+    status = child.status()
+    if status.get("pid") != child.process.pid:
+        return
+    with contextlib.suppress(RlcliError, OSError), RunDirectory.reopen(str(child.facts.run)) as run:
+        if stacks := child.read_stacks():
+            run.write_text(STACKS_FILE, stacks)
+        if status.get("state") in ("starting", "running", "stopping"):
+            run.write_status("failed", int(status.get("step") or 0), status.get("steps"), error.exit_code, str(error))

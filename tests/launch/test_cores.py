@@ -1,0 +1,52 @@
+"""How many cores a run takes: those that it may use, in a container and in a job too."""
+
+import os
+
+import pytest
+
+from rlcli.launch import cores
+from rlcli.launch.cores import available_cores
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine of 64 cores with control groups as told: files below /sys/fs/cgroup, and our place among them."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+
+    def make(membership, files):
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        (tmp_path / "membership").write_text(membership)
+        quotas = cores._quotas
+        monkeypatch.setattr(cores, "_quotas", lambda *_: quotas(tmp_path / "membership", tmp_path))
+
+    return make
+
+
+@pytest.mark.parametrize(("membership", "files", "expected"), [
+    ("0::/\n", {"cpu.max": "max 100000\n"}, 64),
+    ("0::/\n", {"cpu.max": "400000 100000\n"}, 4),
+    ("0::/\n", {"cpu.max": "150000 100000\n"}, 1),
+    ("0::/\n", {"cpu.max": "50000 100000\n"}, 1),
+    ("0::/job/step\n", {"job/step/cpu.max": "max 100000\n", "job/cpu.max": "300000 100000\n"}, 3),
+    ("0::/not/seen/here\n", {"cpu.max": "200000 100000\n"}, 2),
+    ("0::/../outside\n", {}, 64),
+    ("4:cpu,cpuacct:/docker/x\n", {"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
+    ("4:cpu,cpuacct:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
+    ("0::/\n", {"cpu.max": "nonsense\n"}, 64),
+])  # fmt: skip
+def test_the_time_that_a_control_group_has_is_a_limit(machine, membership, files, expected):
+    machine(membership, files)
+    assert available_cores({}) == expected
+
+
+@pytest.mark.parametrize(("given", "expected"), [("8", 8), ("128", 64), ("", 64), ("eight", 64), ("0", 1)])
+def test_what_slurm_gave_the_task_is_one_too(machine, given, expected):
+    machine("0::/\n", {})
+    assert available_cores({"SLURM_CPUS_PER_TASK": given}) == expected
+
+
+def test_it_is_never_more_than_we_may_run_on(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
+    assert available_cores({}) == 1

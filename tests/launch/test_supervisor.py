@@ -1,0 +1,219 @@
+"""A run as a user starts it: whatever becomes of the process that trains, its supervisor reports it, and never as 0."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.timeout(420)
+
+HOME = str(Path(__file__).parents[2])
+TWO_RANKS = ("launch=local", "cluster.devices_per_node=2")
+ENDLESS = "train.steps=100000"
+
+
+LINES = (Path(__file__).parent / "toy/interfaces-toy_trouble.txt").read_text().splitlines()
+
+
+def at(text):
+    """`toy_trouble.py:<line>` of the line that has this text."""
+    return f"toy_trouble.py:{next(n for n, line in enumerate(LINES, 1) if text in line)}"
+
+
+def trouble(kind):
+    return f"graph.score.interface={{type: toy_trouble, args: {{kind: {kind!r}}}}}"
+
+
+@pytest.fixture
+def train(project):
+    """Start `rlcli train toy.yaml`; what is still alive at the end is killed."""
+    started = []
+
+    def start(*options, **keywords):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", "run", *options],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": HOME}, **keywords,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def end(train, project):
+    """See a run through: (exit code, what it said on stderr, its status)."""
+
+    def see(*options):
+        process = train(*options)
+        _, err = process.communicate(timeout=300)
+        return process.returncode, err, json.loads((project / "run/status.json").read_text())
+
+    return see
+
+
+@pytest.fixture
+def training(train, project):
+    """A run that has done a few steps of very many: its supervisor, and the process that trains."""
+
+    def start(*options, **keywords):
+        process = train(ENDLESS, *options, **keywords)
+        metrics, deadline = project / "run/metrics.jsonl", time.monotonic() + 200
+        while not (metrics.exists() and len(metrics.read_text().splitlines()) > 3):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        (child,) = psutil.Process(process.pid).children()
+        return process, child
+
+    return start
+
+
+def gone(process, seconds=10):
+    """Whether it ends within that time; a zombie has ended."""
+    deadline = time.monotonic() + seconds
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+# -- ends ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "code", "says"), [
+    ("sys.exit(0)", 2, at("sys.exit(0)") + ": SystemExit: 0. hint: rlcli test interface toy_trouble"),
+    ("os._exit(0)", 7, "the run ended with exit code 0 during score on rank 0, before its work was done"),
+    ("segmentation fault", 7, "the run was killed by SIGSEGV during score on rank 0"),
+    ("kill -9", 7, "the run was killed by SIGKILL (out of memory?) during score on rank 0"),
+], ids=str)  # fmt: skip
+def test_a_run_that_did_not_finish_says_so_and_never_exits_0(end, kind, code, says):
+    returned, err, status = end(trouble(kind))
+    assert returned == code, err
+    assert says in err
+    assert "Traceback" not in err
+    assert (status["state"], status["exit_code"]) == ("failed", code)
+    assert says in status["message"]
+    if kind == "segmentation fault":
+        assert at("string_at") in err
+    if code == 7:
+        assert "rlcli resume " in err
+
+
+@pytest.mark.parametrize(("kind", "code", "says"), [
+    ("sys.exit(0)", 2, at("sys.exit(0)") + ": SystemExit: 0"),
+    ("a rank leaves", 7, "rank 1 ended with exit code 0 before the run was over"),
+])  # fmt: skip
+def test_nor_does_one_of_several_ranks(end, kind, code, says):
+    returned, err, status = end(trouble(kind), *TWO_RANKS)
+    assert returned == code, err
+    assert says in err
+    assert (status["state"], status["exit_code"]) == ("failed", code)
+
+
+def test_a_master_that_is_killed_is_reported_and_leaves_nobody(training, project):
+    process, master = training(*TWO_RANKS)
+    others = master.children(recursive=True)
+    master.kill()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 7
+    assert "killed by SIGKILL" in err
+    assert all(gone(one) for one in others)
+    assert json.loads((project / "run/status.json").read_text())["state"] == "failed"
+
+
+def test_the_exit_code_is_0_once_the_run_is_done(end, project):
+    code, _, status = end()
+    assert (code, status["state"]) == (0, "done")
+    again = subprocess.run(
+        [sys.executable, "-m", "rlcli", "resume", "run"], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": HOME}, check=False,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    assert "all 3 steps are done" in again.stdout
+
+
+def test_a_call_that_passes_its_deadline_is_ended_and_named(end, project):
+    code, err, status = end(trouble("hang"), "launch.step_deadline=3")
+    assert code == 8, err
+    assert at("time.sleep") + ": no answer within 3 s: waiting for score on rank 0" in err
+    assert (status["state"], status["exit_code"]) == ("failed", 8)
+    assert "toy_trouble.py" in (project / "run/logs/stacks.log").read_text()
+
+
+def test_a_breakpoint_suspends_the_deadline(train, project):
+    process = train(trouble("breakpoint"), "launch.step_deadline=2")
+    deadline, said = time.monotonic() + 200, ""
+    while "(Pdb)" not in said:
+        assert time.monotonic() < deadline
+        said += process.stdout.read(1)
+    assert "toy_trouble.py(17)pause()" in said
+    time.sleep(4)
+    assert process.poll() is None
+    process.stdin.write("c\n")
+    process.stdin.flush()
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+
+
+# -- signals ---------------------------------------------------------------------------------------------------
+
+
+def test_nothing_outlives_a_supervisor_that_is_killed(training):
+    process, child = training()
+    process.kill()
+    assert gone(child)
+
+
+@pytest.mark.parametrize(("number", "to"), [
+    (signal.SIGTERM, "the supervisor"), (signal.SIGTERM, "every process"), (signal.SIGHUP, "every process"),
+    (signal.SIGUSR2, "the child"),
+])  # fmt: skip
+def test_a_signal_counts_once_whoever_gets_it(training, project, number, to):
+    process, child = training(start_new_session=True)
+    if to == "the supervisor":
+        process.send_signal(number)
+    elif to == "every process":
+        os.killpg(process.pid, number)
+    else:
+        child.send_signal(number)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 75, err
+    assert err.count("stopping after this step and saving") == 1
+    assert json.loads((project / "run/status.json").read_text())["state"] == "stopped"
+
+
+# -- the process -----------------------------------------------------------------------------------------------
+
+
+def test_the_supervisor_is_light_and_the_child_keeps_its_group(training):
+    process, child = training()
+    supervisor = psutil.Process(process.pid)
+    assert supervisor.memory_info().rss < 80 << 20
+    assert not any("torch" in mapped.path for mapped in supervisor.memory_maps())
+    assert os.getpgid(child.pid) == os.getpgid(process.pid)
+    assert "RLCLI_SUPERVISOR" in child.environ()  # as it was started; it does not hand that on
+
+
+def test_without_a_supervisor_there_is_one_process(train, project):
+    process = train(ENDLESS, "--no-supervisor")
+    metrics, deadline = project / "run/metrics.jsonl", time.monotonic() + 200
+    while not metrics.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert psutil.Process(process.pid).children() == []
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=200)
+    assert process.returncode == 75

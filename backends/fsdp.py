@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.limits import Limits, check_limits
 from rlcli.api.model import EngineState, Model, ModelBackend, ModelOutput, PipelinableEngine, register_backend
 from rlcli.ops.schedules import learning_rate
 
@@ -29,6 +30,10 @@ class FSDP(ModelBackend):
     """Trains a transformers model on one rank or many."""
 
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
+    LIMITS: ClassVar[Limits] = {
+        "lr": {"ge": 0}, "weight_decay": {"ge": 0}, "beta1": {"ge": 0, "lt": 1}, "beta2": {"ge": 0, "lt": 1},
+        "eps": {"ge": 0}, "warmup_steps": {"ge": 0}, "min_lr_ratio": {"ge": 0, "le": 1}, "max_grad_norm": {"gt": 0},
+    }  # fmt: skip
 
     lr: float = 1e-5
     """Peak learning rate of AdamW."""
@@ -64,6 +69,7 @@ class FSDP(ModelBackend):
     """Recompute activations in the backward pass: less memory, about a third more time."""
 
     def __post_init__(self) -> None:
+        check_limits(self)
         learning_rate(0, peak=self.lr, total_steps=1, schedule=self.schedule)
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise ValueError(f"dtype is {self.dtype!r}; it must be auto, float32 or bfloat16")

@@ -25,6 +25,9 @@ THINGS = ("apples", "pears", "books", "coins", "pens", "cards", "cakes", "stamps
 GAINS = ("buys", "finds", "gets", "wins", "makes", "picks")
 LOSSES = ("eats", "loses", "sells", "drops", "gives away", "breaks")
 LARGEST_TOTAL = 99
+MAX_LEVEL = 64
+"""Operations of a problem; a longer sum is no problem for a language model to learn from."""
+
 PATIENCE = 20_000
 """Draws in a row that bring no new problem, after which there are taken to be no more."""
 
@@ -75,8 +78,8 @@ class Problems(Sequence[Problem]):
     def __init__(self, count: int, *, seed: int, levels: Sequence[int], held_out: bool):
         if count < 1:
             raise ValueError(f"problems is {count}; it must be at least 1")
-        if not levels or min(levels) < 1:
-            raise ValueError(f"levels is {list(levels)}; name at least one, and each as a number from 1")
+        if not levels or not all(1 <= level <= MAX_LEVEL for level in levels):
+            raise ValueError(f"levels is {list(levels)}; name at least one, each a number from 1 to {MAX_LEVEL}")
         self._count = count
         self._levels = levels
         self._held_out = held_out

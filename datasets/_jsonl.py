@@ -6,19 +6,26 @@ import codecs
 import json
 import logging
 import math
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, BinaryIO, Generic, Literal, TypeVar
 
 from rlcli.errors import DataError
+from rlcli.files import open_regular, read_regular
 
 logger = logging.getLogger("rlcli.datasets")
 
 T = TypeVar("T")
 
 BadRows = Literal["error", "skip"]
+
+MAX_ROW = 8 << 20
+"""Bytes of a line. The longest contexts of today's models are about as long."""
+MAX_LIST = 128 << 20
+"""Bytes of a JSON list, all of which must be in memory; lines need not be."""
 
 
 class BadRow(ValueError):
@@ -131,17 +138,43 @@ def _text(value: Any, what: str) -> str:
 def _parsed_rows(file: Path) -> Iterator[tuple[int, int, dict[str, Any] | BadRow]]:
     """(number of the row, its line, what it holds or what is wrong with it), both counted from 1."""
     try:
-        content = file.read_bytes()
+        with os.fdopen(open_regular(file), "rb") as opened:
+            if not _is_list(opened):
+                yield from _lined_rows(opened)
+                return
+        content = read_regular(file, MAX_LIST)
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise DataError(f"cannot read {file}: {reason}", hint="set the dataset's path to a .jsonl file") from error
-    content = content.removeprefix(codecs.BOM_UTF8)
-    if content.lstrip().startswith(b"["):
-        yield from _listed_rows(file, content)
-        return
-    for line, raw in enumerate(content.split(b"\n"), start=1):
-        if raw.strip():
-            yield line, line, _parse_line(raw)
+        raise DataError(
+            f"cannot read {file}: {reason}", hint="set the dataset's path to a .jsonl file, one row per line"
+        ) from error
+    yield from _listed_rows(file, content.removeprefix(codecs.BOM_UTF8))
+
+
+def _is_list(file: BinaryIO) -> bool:
+    """Whether the first sign is that of a JSON list. The file is then at its start again, a byte order mark skipped."""
+    start = file.read(3)
+    start = b"" if start == codecs.BOM_UTF8 else start
+    place = file.tell() - len(start)
+    blank = True
+    while blank and (start := start or file.read(1 << 16)):
+        blank, first, start = not start.strip(), start.lstrip()[:1], b""
+    file.seek(place)
+    return not blank and first == b"["
+
+
+def _lined_rows(file: BinaryIO) -> Iterator[tuple[int, int, dict[str, Any] | BadRow]]:
+    """The rows of a file with one per line. Of a line that is too long no more than a row's length is in memory."""
+    line = 0
+    while raw := file.readline(MAX_ROW + 1):
+        line += 1
+        size = len(raw)
+        if size > MAX_ROW:
+            while not raw.endswith(b"\n") and (raw := file.readline(MAX_ROW)):
+                size += len(raw)
+            yield line, line, BadRow(f"a line of {size / 2**20:,.0f} MiB; a row may have {MAX_ROW >> 20} MiB", "F82")
+        elif raw.strip():
+            yield line, line, _parse_line(raw.removesuffix(b"\n"))
 
 
 def _parse_line(raw: bytes) -> dict[str, Any] | BadRow:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
 from rlcli.api.data import DatasetUtility, Survey
+from rlcli.api.limits import Limits, check_limits
 
 from ._jsonl import Row, read_rows
 from ._rendering import Overlong, Tokens, encode_prompts, uses_chat, within_limit
@@ -49,6 +50,8 @@ class TextRows:
     max_rows: int | None = None
     """Read only so many rows, from the start of the file."""
 
+    LIMITS: ClassVar[Limits] = {"max_length": {"ge": 1}, "max_bad_rows": {"ge": 0}, "max_rows": {"ge": 1}}
+
     _rows: list[tuple[Row[Any], Any]] = field(init=False, repr=False)
     """Every row with its tokens, within the limit."""
     _bad_rows: list[str] = field(default_factory=list, init=False, repr=False)
@@ -71,6 +74,7 @@ class TextRows:
         return self._make_survey()
 
     def _read_rows(self, parse: Callable[[dict[str, Any]], Content]) -> list[Row[Content]]:
+        check_limits(self)
         return read_rows(
             self.path, parse, bad_rows=self.bad_rows, max_bad_rows=self.max_bad_rows, max_rows=self.max_rows,
             note=self._bad_rows.append,

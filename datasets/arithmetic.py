@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from rlcli.api.data import DatasetUtility, Preview, SequenceSample, register_dataset
+from rlcli.api.limits import Limits, check_limits
 
 from . import _arithmetic
 from ._rendering import encode_prompts
@@ -28,6 +29,8 @@ class Arithmetic:
     VOCABULARY: ClassVar[int] = 380
     """Tokens of the tokenizer that it brings along."""
 
+    LIMITS: ClassVar[Limits] = {"problems": {"ge": 1, "le": 10_000_000}}
+
     util: DatasetUtility
 
     problems: int = 4096
@@ -45,6 +48,7 @@ class Arithmetic:
     _problems: _arithmetic.Problems = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_limits(self)
         self._problems = _arithmetic.Problems(self.problems, seed=self.seed, levels=self.levels, held_out=self.held_out)
 
     def __len__(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rlcli.api.data import DatasetUtility, Preview, SequenceSample, register_dataset
+from rlcli.api.limits import Limits, check_limits
 
 from . import _arithmetic
 from ._rendering import encode_answers, encode_prompts
@@ -22,6 +23,8 @@ class ArithmeticDemonstrations:
     DRAWN: ClassVar[bool] = True
     LONGEST: ClassVar[int] = 80
     """Tokens of the longest row at the default levels."""
+
+    LIMITS: ClassVar[Limits] = {"problems": {"ge": 1, "le": 10_000_000}}
 
     util: DatasetUtility
 
@@ -40,6 +43,7 @@ class ArithmeticDemonstrations:
     _problems: _arithmetic.Problems = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_limits(self)
         if len(self.hasty) != len(self.levels) or not all(0 <= share <= 1 for share in self.hasty):
             raise ValueError(
                 f"hasty is {self.hasty}; it needs one share between 0 and 1 for each of levels {self.levels}"

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from rlcli.api.config import stable_seed
 from rlcli.api.data import Preview, SequenceSample, register_dataset
+from rlcli.api.limits import Limits
 
 from ._jsonl import BadRow, Row, text_field, texts_field
 from ._rendering import Tokens, encode_answers, fit_answers
@@ -35,6 +36,8 @@ class Paired(TextRows):
         {"prompt": "A colour?", "pos_answers": ["red", "blue", "grün"], "neg_answers": ["two", "dog", "no"]},
     )
 
+    LIMITS: ClassVar[Limits] = {"max_pairs_per_prompt": {"ge": 1}}
+
     prompt_key: str = "prompt"
     """Field that holds the prompt."""
 
@@ -50,8 +53,6 @@ class Paired(TextRows):
     _rows: list[tuple[Row[Texts], Encoded]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.max_pairs_per_prompt < 1:
-            raise ValueError(f"max_pairs_per_prompt is {self.max_pairs_per_prompt}; it must be at least 1")
         rows = self._read_rows(self._read)
         self._rows = self._within_limit(
             rows,

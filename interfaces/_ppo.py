@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.declared_keys import Declaration
+from rlcli.api.limits import Limits, check_limits
 from rlcli.ops.kl import AdaptiveKLController, FixedKLController, KLController, KLEstimator
 
 
@@ -21,6 +22,15 @@ class PPOArgs:
         "proximal_logprobs if use_decoupled_loss", "proximal_logprobs if recompute_logprob",
         "dense_rewards if use_dense_reward", "rewards unless use_dense_reward", "rewards if generation_size",
     )}  # fmt: skip
+
+    LIMITS: ClassVar[Limits] = {
+        "generation_size": {"ge": 1}, "minibatches": {"ge": 1}, "ppo_epochs": {"ge": 1},
+        "discount": {"ge": 0, "le": 1}, "gae_lambda": {"ge": 0, "le": 1},
+        "eps_clip": {"gt": 0}, "value_eps_clip": {"gt": 0}, "c_clip": {"gt": 1}, "behav_imp_weight_cap": {"gt": 1},
+        "max_reward_clip": {"gt": 0}, "kl_ctl": {"ge": 0}, "entropy_coef": {"ge": 0},
+        "adaptive_kl_target": {"gt": 0}, "adaptive_kl_horizon": {"gt": 0},
+        "value_norm_beta": {"ge": 0, "lt": 1}, "value_norm_eps": {"gt": 0},
+    }  # fmt: skip
 
     generation: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
     """How responses are sampled. Its temperature also divides the logits in training."""
@@ -145,27 +155,7 @@ class PPOArgs:
     def __post_init__(self) -> None:
         if isinstance(self.generation, Mapping):
             self.generation = GenerationHyperparameters(**self.generation)
-        for name in ("minibatches", "ppo_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("discount", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in [0, 1]")
-        for name in (
-            "eps_clip",
-            "value_eps_clip",
-            "max_reward_clip",
-            "adaptive_kl_target",
-            "adaptive_kl_horizon",
-        ):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
-        for name in ("c_clip", "behav_imp_weight_cap"):
-            if getattr(self, name) is not None and not getattr(self, name) > 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 1 (or null: off)")
-        for name in ("kl_ctl", "entropy_coef"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
+        check_limits(self)
         self._check_choices()
         self._check_combinations()
 

@@ -10,6 +10,7 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
+from rlcli.api.limits import Limits, check_limits
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_interface
 from rlcli.api.model_folder import model_folder
 from rlcli.errors import ModelError
@@ -28,6 +29,7 @@ class HFRewardInterface(ModelInterface):
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask if text=response")}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
+    LIMITS: ClassVar[Limits] = {"batch_size": {"ge": 1}, "max_length": {"ge": 1}}
 
     path: str
     """Folder or Hub id of the classifier and its tokenizer; weights as safetensors, no code of its own."""
@@ -55,8 +57,7 @@ class HFRewardInterface(ModelInterface):
             raise ValueError(f"output is {self.output!r}; it must be logit, prob or logprob")
         if self.text not in ("full", "response"):
             raise ValueError(f"text is {self.text!r}; it must be full or response")
-        if self.batch_size < 1 or self.max_length < 1:
-            raise ValueError("batch_size and max_length must be at least 1")
+        check_limits(self)
 
     @torch.no_grad()
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:

@@ -42,10 +42,16 @@ class RlcliError(Exception):
         return render(self.code, self.what, self.where, self.hint)
 
 
+LONGEST = 4_000
+"""Characters of one error."""
+
+
 def render(code: str, what: str, where: str | None, hint: str | None) -> str:
     """`error[<ID>] <where>: <what>. hint: <next action>`, control characters escaped."""
     place = f" {where}" if where else ""
     what = what.rstrip(".")
+    if len(what) > LONGEST:  # a value of a hostile file may be megabytes long
+        what = f"{what[: LONGEST // 2]} … {what[-LONGEST // 2 :]}"
     advice = f"{' ' if what.endswith('?') else '. '}hint: {hint}" if hint else ""
     return escape_control(f"error[{code}]{place}: {what}{advice}")
 

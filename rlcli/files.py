@@ -1,14 +1,43 @@
-"""Files for their owner alone: mode 0600 in 0700 folders, replaced in one piece, never through a link."""
+"""Files for their owner alone: mode 0600 in 0700 folders, replaced in one piece, never through a link. And files of
+others, which may be anything: read only if they are ordinary ones, and up to a limit."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import uuid
 from pathlib import Path
 
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
+
+
+def open_regular(path: Path | str, flags: int = 0) -> int:
+    """A descriptor to read an ordinary file from. Raises OSError, also for a pipe, a device or a folder.
+
+    Those are refused before they are opened: opening a pipe waits for a writer, opening a device may do anything.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not an ordinary file", str(path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it was replaced meanwhile
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not an ordinary file", str(path))
+    return descriptor
+
+
+def read_regular(path: Path | str, most: int) -> bytes:
+    """What an ordinary file of at most so many bytes holds. Raises OSError, also for one that is larger."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        content = b"" if size > most else file.read(most + 1)
+    if max(size, len(content)) > most:
+        raise OSError(
+            errno.EFBIG, f"{size / 2**20:,.0f} MiB, more than the {most / 2**20:,.0f} MiB it may have", str(path)
+        )
+    return content
 
 
 def make_folder(path: Path) -> None:

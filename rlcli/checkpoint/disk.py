@@ -8,7 +8,6 @@ import errno
 import os
 import re
 import shutil
-import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlcli.errors import ResourceError
-from rlcli.files import make_folder
+from rlcli.files import make_folder, open_regular
 
 FAULTS = {errno.ENOSPC: "F28", errno.EFBIG: "F28", errno.EDQUOT: "F76", errno.EIO: "F29", errno.EROFS: "F75",
           errno.EACCES: "F75", errno.EPERM: "F75", errno.ESTALE: "F27"}  # fmt: skip
@@ -32,16 +31,12 @@ def open_to_read(path: Path) -> int:
     """A descriptor of an ordinary file. Raises OSError for what is missing, a link, a pipe or a device."""
     for tries in range(1, TRIES + 1):
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            break
+            return open_regular(path, os.O_NOFOLLOW)
         except OSError as error:
             if error.errno != errno.ESTALE or tries == TRIES:
                 raise
             time.sleep(0.1 * tries)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "Not an ordinary file", str(path))
-    return descriptor
+    raise AssertionError("the last try returns or raises")
 
 
 def files_under(folder: Path) -> dict[str, Path]:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
+from rlcli.recipe.schema import MAX_DEVICES_PER_NODE, MAX_NODES
 
 
 def plan(
@@ -14,11 +15,13 @@ def plan(
     overrides: Overrides = None,
     with_: With = None,
     nodes: Annotated[
-        int | None, typer.Option("--nodes", metavar="N", min=1, max=4096, help="Lay it out on so many nodes.")
+        int | None, typer.Option("--nodes", metavar="N", min=1, max=MAX_NODES, help="Lay it out on so many nodes.")
     ] = None,
     devices: Annotated[
         int | None,
-        typer.Option("--devices", metavar="N", min=1, max=1024, help="Lay it out on so many devices a node."),
+        typer.Option(
+            "--devices", metavar="N", min=1, max=MAX_DEVICES_PER_NODE, help="Lay it out on so many devices a node."
+        ),
     ] = None,
     device_memory: Annotated[
         float | None, typer.Option("--device-memory", metavar="GIB", help="Of a device: what fits, what would help.")

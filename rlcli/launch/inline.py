@@ -24,5 +24,6 @@ def start_inline(recipe: Recipe, topology: Topology) -> Transport:
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(available_cores())
-    worker = ModelWorker(recipe, topology, 0, pick_device(recipe.cluster.device, 0), {})
-    return InlineTransport(worker.handle, lifeline.waiting)
+    transport = InlineTransport(lambda request: worker.handle(request), lifeline.waiting)
+    worker = ModelWorker(recipe, topology, 0, pick_device(recipe.cluster.device, 0), {}, transport.report)
+    return transport

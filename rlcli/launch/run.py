@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from rlcli.observe.run_directory import RunDirectory
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Recipe
-    from rlcli.runtime.checkpoints import RunIdentity, Start
+    from rlcli.runtime.checkpoints import Start
+    from rlcli.runtime.commits import RunIdentity
     from rlcli.runtime.transport import Transport
     from rlcli.topology import Topology
 
@@ -146,7 +147,7 @@ def drive(
     `write_down` is called once the workers are up and have taken in data and state. A run that is gone on with stays as
     it was, its status too, if anything fails before.
     """
-    from rlcli.runtime.checkpoints import RunIdentity
+    from rlcli.runtime.commits import RunIdentity
 
     identity = RunIdentity(run.run_id, recipe_digest, __version__)
     has_begun = write_down is None

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcli.errors import DataError
+from rlcli.errors import DataError, ResourceError
 from rlcli.files import open_private, replace_file
 
 Warn = Callable[[str], None]
 """Takes one sentence about something that went wrong while training goes on."""
 
 log = logging.getLogger(__name__)
+
+LARGEST_BACKLOG = 64 << 20
+"""Bytes of lines that may wait for a disk that takes them."""
+BLOCK = 1 << 16
 
 
 def encode(value: Mapping[str, Any]) -> str:
@@ -41,53 +48,154 @@ def is_nonfinite(value: Any) -> bool:
 
 
 class JsonLines:
-    """Appends objects to a file. A disk that fails costs the lines and one warning, never the training."""
+    """Appends objects to a file, as whole lines only.
+
+    A disk that fails does not stop a training: what it does not take waits in memory and is written later, in order.
+    """
 
     def __init__(self, path: Path, warn: Warn = log.warning):
         self.path = path
         self._warn = warn
         self._descriptor: int | None = None
-        try:
-            self._descriptor = open_private(path, os.O_RDWR | os.O_APPEND)
-            self._end_torn_line()
-        except OSError as error:
-            self._give_up(error)
+        self._end = 0
+        """Bytes of the file that are whole lines."""
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._is_failing = False
+        self._is_doubtful = False
+        """A sync has failed: what the disk holds of the file is unknown."""
+        self._catch_up()
+
+    @property
+    def waiting(self) -> int:
+        """Lines that are not in the file yet."""
+        return len(self._waiting)
 
     def write(self, value: Mapping[str, Any]) -> None:
-        """Append one object; the line is in the file when this returns."""
-        if self._descriptor is None:
-            return
+        """Append one object; unless the disk fails, the line is in the file when this returns.
+
+        Raises ResourceError F28 once more than LARGEST_BACKLOG bytes wait.
+        """
         line = f"{encode(value)}\n".encode()
+        self._waiting.append(line)
+        self._waiting_bytes += len(line)
+        error = self._catch_up()
+        if error is not None and self._waiting_bytes > LARGEST_BACKLOG:
+            what = f"{self.waiting} lines wait to be written: {error.strerror or error}"
+            raise ResourceError(what, where=str(self.path), hint="make room, then rlcli resume", code="F28")
+
+    def sync(self) -> None:
+        """Have every line that was written on disk. Raises OSError; a later call tries again."""
+        error = self._catch_up()
+        if error is not None:
+            raise error
+        assert self._descriptor is not None
         try:
-            while line:
-                line = line[os.write(self._descriptor, line) :]
-        except OSError as error:
-            self._give_up(error)
+            if self._is_doubtful:  # a file whose sync failed cannot be trusted again, so it is written anew
+                replace_file(self.path, self.path.read_bytes())
+                self._let_go()
+                self._open()
+            os.fsync(self._descriptor)
+            self._is_doubtful = False
+        except OSError:
+            self._is_doubtful = True
+            raise
 
     def close(self) -> None:
+        """Write what waits, if that is possible now."""
+        self._catch_up()
+        self._let_go()
+
+    def _catch_up(self) -> OSError | None:
+        """Write the lines that wait; returns why some still do."""
+        try:
+            if self._descriptor is None:
+                self._open()
+            while self._waiting:
+                self._append(self._waiting[0])
+                self._waiting_bytes -= len(self._waiting.popleft())
+        except OSError as error:
+            self._let_go()
+            if not self._is_failing:
+                self._warn(f"{self.path.name} cannot be written now, its lines are kept: "
+                           f"{error.strerror or error} ({self.path})")  # fmt: skip
+            self._is_failing = True
+            return error
+        if self._is_failing:
+            self._warn(f"{self.path.name} is written again; no line of it is missing")
+        self._is_failing = False
+        return None
+
+    def _open(self) -> None:
+        """Open the file behind its last whole line: a writer that was killed may have left half a line."""
+        self._descriptor = open_private(self.path, os.O_RDWR | os.O_APPEND)
+        self._end = _end_of_lines(self._descriptor)
+        os.ftruncate(self._descriptor, self._end)
+
+    def _append(self, line: bytes) -> None:
+        """One line, or nothing of it."""
+        assert self._descriptor is not None
+        left = line
+        try:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._end)
+            raise
+        self._end += len(line)
+
+    def _let_go(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _end_torn_line(self) -> None:
-        """A killed writer may have left half a line; start on a fresh one, so that only that half is lost."""
-        assert self._descriptor is not None
-        size = os.fstat(self._descriptor).st_size
-        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-            os.write(self._descriptor, b"\n")
 
-    def _give_up(self, error: OSError) -> None:
-        self._warn(f"{self.path.name} is no longer written: {error.strerror or error} ({self.path})")
-        self.close()
+def _end_of_lines(descriptor: int) -> int:
+    """How many bytes of a file are whole lines."""
+    end = os.fstat(descriptor).st_size
+    while end:
+        start = max(0, end - BLOCK)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
 
 
-def keep_until(path: Path, step: int) -> None:
-    """Drop the lines of steps after `step`, and a last line that was not finished; the others stay byte for byte."""
+@dataclass(frozen=True)
+class Dropped:
+    """Lines that were taken out of a file."""
+
+    file: str
+    steps: tuple[int, ...]
+    """That the lines are of, each once, in order."""
+    lines: int
+    unreadable: int = 0
+    """Of these lines, those whose step cannot be read."""
+
+    def __str__(self) -> str:
+        of = f" of step {self.steps[0]}" if len(self.steps) == 1 else ""
+        of = f" of steps {self.steps[0]} to {self.steps[-1]}" if len(self.steps) > 1 else of
+        unreadable = f", {self.unreadable} of them unreadable" if self.unreadable else ""
+        return f"{self.file}: {self.lines} line{'s' if self.lines != 1 else ''}{of} dropped{unreadable}"
+
+
+def keep_until(path: Path, step: int) -> Dropped | None:
+    """Drop the lines of steps after `step`, and a last line that was not finished; the others stay byte for byte.
+
+    Returns what was dropped, if anything was.
+    """
     if not path.exists():
-        return
+        return None
     lines = path.read_bytes().splitlines(keepends=True)
     kept = [line for line in lines if line.endswith(b"\n") and _step_of(line) <= step]
+    if len(kept) == len(lines):
+        return None
     replace_file(path, b"".join(kept))
+    found = [_step_of(line) for line in lines if not (line.endswith(b"\n") and _step_of(line) <= step)]
+    steps = tuple(sorted({int(one) for one in found if math.isfinite(one)}))
+    return Dropped(path.name, steps, len(found), sum(not math.isfinite(one) for one in found))
 
 
 def _step_of(line: bytes) -> float:

@@ -18,11 +18,12 @@ NONFINITE = "nonfinite"
 
 
 class MetricsWriter:
-    """Writes the records of a run. No failure in here stops a training: a sink warns once and goes quiet."""
+    """Writes the records of a run. Lines that a disk does not take are kept and written later; TensorBoard's files are
+    given up with a warning."""
 
     def __init__(self, path: Path, tensorboard: Path | None = None, warn: Warn = log.warning):
         """`path` is the metrics.jsonl; `tensorboard` the folder of the event files, None for none."""
-        self._lines = JsonLines(path, warn)
+        self.lines = JsonLines(path, warn)
         self._events = TensorBoardEvents(tensorboard, warn) if tensorboard is not None else None
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
@@ -30,12 +31,12 @@ class MetricsWriter:
         numbers = {key: plain_number(value) for key, value in values.items() if key != "step"}
         nonfinite = {key: repr(value) for key, value in numbers.items() if is_nonfinite(value)}
         finite = {key: None if key in nonfinite else value for key, value in numbers.items()}
-        self._lines.write({"step": step, **finite, **({NONFINITE: nonfinite} if nonfinite else {})})
+        self.lines.write({"step": step, **finite, **({NONFINITE: nonfinite} if nonfinite else {})})
         if self._events is not None:
             self._events.write(step, numbers)
 
     def close(self) -> None:
-        self._lines.close()
+        self.lines.close()
         if self._events is not None:
             self._events.close()
 

@@ -29,18 +29,18 @@ class SampleRecord:
 
 
 class SampleWriter:
-    """Appends to samples.jsonl; a disk that fails costs the samples and one warning, not the run."""
+    """Appends to samples.jsonl."""
 
     def __init__(self, path: Path, warn: Warn = log.warning):
-        self._lines = JsonLines(path, warn)
+        self.lines = JsonLines(path, warn)
 
     def write(self, sample: SampleRecord) -> None:
         fields: dict[str, Any] = {key: plain_number(value) for key, value in asdict(sample).items()}
         fields["reward"] = None if is_nonfinite(fields["reward"]) else fields["reward"]
-        self._lines.write(fields)
+        self.lines.write(fields)
 
     def close(self) -> None:
-        self._lines.close()
+        self.lines.close()
 
     def __enter__(self) -> SampleWriter:
         return self

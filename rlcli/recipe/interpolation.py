@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from rlcli.recipe.defaults import default_at
 from rlcli.recipe.merge import merge, whole_reference
 from rlcli.recipe.problems import Problems
-from rlcli.recipe.reader import MAX_DEPTH, MAX_NODES
+from rlcli.recipe.reader import MAX_DEPTH, MAX_NODES, MAX_TEXT
 from rlcli.recipe.scalars import ScalarError, core_scalar
 from rlcli.recipe.suggest import close_to
 from rlcli.recipe.tree import Entry, Listing, Mapping, Mark, Node, Path, Scalar, at, kind_of
 
-MAX_TEXT = 64 * 1024
 MAX_TEXT_IN_ALL = 4 * 1024 * 1024
 MAX_HOPS = 64
 

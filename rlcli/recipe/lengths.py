@@ -27,9 +27,9 @@ def responses_of(recipe: Recipe, call: Call) -> tuple[int, tuple[str, ...]]:
     """How many responses to one prompt a call makes, and the argument of its interface that says so."""
     best_of = call.interface.args.get("generation_size")
     if isinstance(best_of, int):
-        return best_of, ("generation_size",)
+        return max(1, best_of), ("generation_size",)
     responses = generation_of(recipe, call)["responses_per_prompt"]
-    return responses if isinstance(responses, int) else 1, ("generation", "responses_per_prompt")
+    return max(1, responses) if isinstance(responses, int) else 1, ("generation", "responses_per_prompt")
 
 
 def limit_of_rows(dataset: Component) -> int | None:

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rlcli.recipe.schema import Cluster
     from rlcli.recipe.schema import Mesh as MeshSection
 
+MAX_WORLD = 65_536
+"""Devices of a cluster. Plans list every rank, so this bounds their time and memory."""
 
 DIMENSIONS = ("dp", "tp", "pp", "cp", "ep")
 
@@ -41,6 +44,15 @@ class Mesh:
     def __str__(self) -> str:
         sizes = {name: getattr(self, name) for name in DIMENSIONS}
         return " ".join(f"{name}{size}" for name, size in sizes.items() if size > 1 or name == "dp")
+
+
+def world_of(cluster: Cluster) -> int:
+    """Devices of the whole cluster. Raises DevicesError if there are more than MAX_WORLD."""
+    world = cluster.nodes * cluster.devices_per_node
+    if world > MAX_WORLD:
+        what = f"the cluster has {cluster.nodes} x {cluster.devices_per_node} = {world} devices; at most {MAX_WORLD}"
+        raise DevicesError(what, "cluster")
+    return world
 
 
 def devices_of(role: str, devices: str | None, world: int) -> tuple[int, ...]:

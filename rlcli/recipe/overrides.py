@@ -12,6 +12,8 @@ from rlcli.recipe.scalars import ScalarError, core_scalar
 from rlcli.recipe.synonyms import translated
 from rlcli.recipe.tree import COMMAND_LINE, Entry, Mapping, Mark, Node, Path, Scalar, dotted, leaves
 
+MAX_OVERRIDES = 1_000
+
 _KEY = re.compile(r"[^\s.=\[\]{}:,]+(\.[^\s.=\[\]{}:,]+)*")
 
 
@@ -19,6 +21,11 @@ def parse_overrides(overrides: Sequence[str], problems: Problems) -> list[Mappin
     """One small tree for each override. A value set twice is refused: the later never wins silently. A value that
     cannot be read keeps its key, so that nothing is concluded from its absence."""
     problems.add_source(COMMAND_LINE, "\n".join(text.replace("\n", " ") for text in overrides))
+    if len(overrides) > MAX_OVERRIDES:
+        what = f"{len(overrides)} overrides; at most {MAX_OVERRIDES}"
+        problems.add("R10", what, Mark(COMMAND_LINE, MAX_OVERRIDES + 1, 1), "write a recipe that extends this one")
+        problems.is_cut_off = True
+        return []
     trees: list[Mapping] = []
     set_by: dict[Path, int] = {}
     for number, text in enumerate(overrides, start=1):

@@ -20,6 +20,8 @@ class Problems:
         """File → the `extends:` entry or the option that names it."""
         self.written: Node | None = None
         """All layers laid over each other, references as written."""
+        self.values = 0
+        """Values that were read so far, of all layers and overrides."""
         self.untold = 0
         """Problems that were counted and not looked at: there were too many."""
         self.is_cut_off = False

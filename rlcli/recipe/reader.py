@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import stat
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,13 +18,17 @@ from typing import Any
 
 import yaml
 
+from rlcli.files import read_regular
 from rlcli.recipe.problems import Problems
 from rlcli.recipe.scalars import ScalarError, core_scalar
 from rlcli.recipe.tree import Entry, Listing, Mapping, Mark, Node, Scalar, kind_of
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
-MAX_NODES = 50_000
+MAX_NODES = 10_000
+"""Values of a recipe, all its layers and overrides together."""
+MAX_TEXT = 64 * 1024
+"""Characters of a value, also of one that references are put into."""
 MAX_ALIASES = 100
 MAX_ANCHORS = 1_000
 
@@ -38,28 +41,20 @@ _FORBIDDEN = re.compile(f"[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U
 def read_file(path: Path, shown: str, problems: Problems, asked_by: Mark | None = None) -> str | None:
     """The text of a recipe file, or None with the reason noted. Only regular files up to 1 MiB in UTF-8."""
     try:
-        # Without O_NONBLOCK, opening a FIFO waits for a writer that never comes.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        raw = read_regular(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         problems.add(*_why_unreadable(error, shown), asked_by)
         return None
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        problems.add("R57", f"{shown} is not a regular file", asked_by)
-        return None
-    with os.fdopen(descriptor, "rb") as file:
-        if status.st_size > MAX_BYTES:
-            size = status.st_size / 1e6
-            problems.add("R16", f"{shown} is {size:.1f} MB; a recipe may have 1 MiB", asked_by)
-            return None
-        raw = file.read(MAX_BYTES + 1)
     return decode(raw, shown, problems)
 
 
 def _why_unreadable(error: OSError | ValueError, shown: str) -> tuple[str, str]:
     if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG:
         return "R59", f"{shown[:200]!r} is no possible file name"
+    if error.errno == errno.EINVAL:
+        return "R57", f"{shown} is not a regular file"
+    if error.errno == errno.EFBIG:
+        return "R16", f"{shown} has {error.strerror}"
     if isinstance(error, PermissionError):
         return "R58", f"permission denied: {shown}"
     if isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -206,8 +201,9 @@ class _Composer:
 
     def count(self, event: Any, nodes: int) -> None:
         self.nodes += nodes
-        if self.nodes > MAX_NODES:
-            raise self.refuse("R10", f"more than {MAX_NODES} values, aliases counted", event)
+        self.problems.values += nodes
+        if self.problems.values > MAX_NODES:
+            raise self.refuse("R10", f"more than {MAX_NODES} values, aliases and other layers counted", event)
 
     def alias(self, event: Any, depth: int) -> Node:
         if event.anchor in self.open_anchors:
@@ -225,6 +221,9 @@ class _Composer:
 
     def scalar(self, event: Any) -> Scalar:
         mark = self.mark(event.start_mark)
+        if len(event.value) > MAX_TEXT:
+            self.problems.add("R65", f"a value of {len(event.value)} characters; at most {MAX_TEXT}", mark)
+            return Scalar(None, mark, event.value[:80], sound=False)
         if event.style:
             return Scalar(event.value, mark, event.value, plain=False)
         try:

@@ -9,11 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_mod
 
 from rlcli.api.config import GenerationHyperparameters
 
+MAX_NODES, MAX_DEVICES_PER_NODE = 4096, 1024
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 KEY_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Key = Annotated[str, StringConstraints(pattern=KEY_PATTERN)]
+Keys = Annotated[list[Key], Field(max_length=256)]
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -107,9 +109,9 @@ class Call(Section):
     """The method of the interface."""
     interface: Component
     """What the role does."""
-    inputs: list[Key] = Field(default_factory=list)
+    inputs: Keys = Field(default_factory=list)
     """Keys of the batch that it reads."""
-    outputs: list[Key] = Field(default_factory=list)
+    outputs: Keys = Field(default_factory=list)
     """Keys that it adds to the batch."""
     input_key_remap: dict[str, str] = Field(default_factory=dict)
     """Name in the batch → name that the interface reads."""
@@ -167,9 +169,9 @@ class Train(Section):
 class Cluster(Section):
     """The machines."""
 
-    nodes: Positive = 1
+    nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] = 1
     """Number of machines."""
-    devices_per_node: Positive = 1
+    devices_per_node: Annotated[int, Field(ge=1, le=MAX_DEVICES_PER_NODE)] = 1
     """Devices (and worker processes) per machine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What the workers compute on; auto: cuda where there is one."""

@@ -25,6 +25,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from rlcli.api.limits import Limits
 from rlcli.errors import ProjectError, UsageError
 from rlcli.registry.signature import COMPUTED, Argument, arguments_of, nested_dataclass, signature
 from rlcli.registry.source import Definition, Module, dotted, find
@@ -75,9 +76,9 @@ class Arguments(BaseModel):
         return self
 
 
-def arguments_model(name: str, arguments: Sequence[Argument]) -> type[BaseModel]:
-    """The pydantic model of a component's arguments."""
-    return _model(name, arguments, Arguments)
+def arguments_model(name: str, arguments: Sequence[Argument], limits: Limits | None = None) -> type[BaseModel]:
+    """The pydantic model of a component's arguments, their numbers within `limits` (`rlcli.api.limits`)."""
+    return _model(name, arguments, Arguments, limits)
 
 
 def validated(kind: str, name: str, args: Mapping[str, Any]) -> BaseModel:
@@ -116,12 +117,17 @@ def _instance(home: tuple[str, str], given: dict[str, Any], what: str) -> Any:
         raise UsageError(f"{what}: {error}") from error
 
 
-def _model(name: str, arguments: Sequence[Argument], base: type[Arguments]) -> type[Arguments]:
+def _model(
+    name: str, arguments: Sequence[Argument], base: type[Arguments], limits: Limits | None = None
+) -> type[Arguments]:
     fields: dict[str, Any] = {}
     for argument in arguments:
         default: Any = ... if argument.required else None if argument.default is COMPUTED else argument.default
         computed: dict[str, Any] | None = {"default": argument.default_text} if argument.default is COMPUTED else None
-        info = Field(default, alias=argument.name, description=argument.doc or None, json_schema_extra=computed)
+        bounds: Any = (limits or {}).get(argument.name, {})
+        info = Field(
+            default, alias=argument.name, description=argument.doc or None, json_schema_extra=computed, **bounds
+        )
         # An alias, because a field may be called like a method of pydantic's (copy, json, schema).
         fields[f"arg_{argument.name}"] = (_type_of_argument(argument), info)
     return create_model(name, __base__=base, **fields)

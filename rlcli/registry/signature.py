@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.api.component import module_name
+from rlcli.api.limits import BOUNDS, Limits
 from rlcli.errors import ProjectError
 from rlcli.registry.listing import path_of
 from rlcli.registry.source import Definition, Module, dotted, find, read_module, top_level
@@ -82,7 +83,17 @@ class Signature:
         from rlcli.registry.arguments import arguments_model
 
         wanted = [a for a in self.arguments if only is None or a.required or a.name in only]
-        return arguments_model(self.class_name, wanted)
+        return arguments_model(self.class_name, wanted, self.limits)
+
+    @property
+    def limits(self) -> Limits:
+        """The bounds of its numbers, as its `LIMITS` declare them. Raises ProjectError for what is none."""
+        limits = self.constants.get("LIMITS", {})
+        for name, bounds in limits.items() if isinstance(limits, dict) else ():
+            if not isinstance(bounds, dict) or not set(bounds) <= set(BOUNDS):
+                what = f"LIMITS of {self.class_name} gives {name} {bounds!r}; bounds are {', '.join(BOUNDS)}"
+                raise ProjectError(what, where=f"{self.path}:{self.line}", hint="for example {'ge': 1, 'le': 10}")
+        return limits if isinstance(limits, dict) else {}
 
 
 def signature(kind: str, name: str) -> Signature:

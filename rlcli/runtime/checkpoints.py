@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlcli.checkpoint.commit import abandon, begin, commit, seal, write_json
+from rlcli.checkpoint.commit import begin, seal, write_json
 from rlcli.checkpoint.disk import check_free_space, disk_failure
-from rlcli.checkpoint.manifest import FileDigest, Manifest
-from rlcli.checkpoint.retention import Best, prune
+from rlcli.checkpoint.manifest import FileDigest
 from rlcli.checkpoint.verify import checkpoints_in
-from rlcli.errors import DataError, ModelError, NumericError, ResourceError, UsageError
+from rlcli.errors import (
+    DataError,
+    HangError,
+    ModelError,
+    NumericError,
+    ResourceError,
+    RlcliError,
+    UsageError,
+    WorkerError,
+)
 from rlcli.observe.display import Display
 from rlcli.recipe.schema import Checkpoint, Recipe
+from rlcli.runtime.commits import MASTER, WRITTEN, Commits, RunIdentity
 from rlcli.runtime.data_order import DataOrder
+from rlcli.runtime.messages import Report
 from rlcli.runtime.requests import Answers, Requests
 from rlcli.topology import Topology
 
@@ -89,16 +99,6 @@ class Start:
         )
 
 
-@dataclass(frozen=True)
-class RunIdentity:
-    """What a manifest says about the run that a checkpoint belongs to."""
-
-    run_id: str
-    recipe_digest: str
-    version: str
-    """Of rlcli."""
-
-
 class Schedule:
     """When a checkpoint is due; nothing of it is restored, so the recipe of the day decides."""
 
@@ -114,21 +114,17 @@ class Schedule:
 
     def next_after(self, step: int) -> int | None:
         """The first step beyond `step` at whose end one is surely due: no later step may begin before."""
-        if self._settings.every_steps is None and self._settings.every_epochs is None:
-            return None
-        return next(later for later in range(step + 1, step + 1 + self._longest()) if self._is_planned(later))
+        every, order = self._settings.every_steps, self._order
+        planned = [] if every is None else [step - step % every + every]
+        if self._settings.every_epochs is not None:
+            span = self._settings.every_epochs * order.rows
+            end = (order.place(step) // span + 1) * span
+            planned.append(order.first_step + -(-(end - order.first_place) // order.rows_per_step))
+        return min(planned, default=None)
 
     def note(self) -> None:
         """One has just been taken."""
         self._last = time.monotonic()
-
-    def _is_planned(self, step: int) -> bool:
-        every = self._settings.every_steps
-        return bool(every and step % every == 0) or self._ends_epochs(step)
-
-    def _longest(self) -> int:
-        epochs = (self._settings.every_epochs or 0) * -(-self._order.rows // self._order.rows_per_step) + 1
-        return max(self._settings.every_steps or 0, epochs)
 
     def _ends_epochs(self, step: int) -> bool:
         if self._settings.every_epochs is None:
@@ -141,37 +137,31 @@ class Schedule:
         return seconds is not None and time.monotonic() - self._last >= seconds
 
 
-@dataclass
-class _Begun:
-    """A checkpoint whose files are being written."""
-
-    step: int
-    folder: Path
-    metrics: dict[str, float]
-    sealed: list[FileDigest] = field(default_factory=list)
-    """What the master wrote itself."""
-    failed: ResourceError | None = None
-    """Why it could not."""
-
-
 class Checkpoints:
-    """Has the workers write checkpoints, commits what they wrote, and clears old ones away."""
+    """Has the workers write checkpoints, sees to it that they are committed, and says what became of them."""
 
     def __init__(self, folder: Path, identity: RunIdentity, recipe: Recipe, topology: Topology, requests: Requests,
                  display: Display):  # fmt: skip
         self.folder = folder
-        self.committed: int | None = None
-        """The last step that is safe."""
         self._identity = identity
         self._recipe = recipe
         self._topology = topology
         self._requests = requests
         self._display = display
-        self._begun: _Begun | None = None
-        self._asked = False
+        self._commits = Commits(folder, identity, recipe.checkpoint, topology.world_size)
         self._failed = 0
         self._size = 0
         """Of a checkpoint, in bytes."""
+        requests.listen(WRITTEN, self._take_in)
+
+    @property
+    def committed(self) -> int | None:
+        """The last step that is safe."""
+        return self._commits.committed
+
+    def starts_from(self, step: int) -> None:
+        """The run continues from the checkpoint of a step."""
+        self._commits.committed = step
 
     def check_room(self, size: int) -> None:
         """Before the run: as many checkpoints of so many bytes as may come to lie there at once, beside those that do
@@ -183,23 +173,28 @@ class Checkpoints:
             what = f"storing {more} checkpoints" if more > 1 else "a checkpoint"
             check_free_space(self.folder, size * more, what)
 
-    def take(self, state: RunState, metrics: Mapping[str, Any]) -> None:
-        """Begin the checkpoint of a step. Without `checkpoint.asynchronous` it is committed when this returns."""
+    def take(self, state: RunState, metrics: Mapping[str, Any], sync: Callable[[], None]) -> None:
+        """Begin the checkpoint of a step. Without `checkpoint.asynchronous` it is committed when this returns.
+
+        `sync` has the lines of the steps up to this one on disk, or raises ResourceError: a run that resumes here
+        keeps them.
+        """
         self.settle(wait=True)
         self._display.phase("copying a checkpoint")
         try:
+            sync()
             folder = begin(self.folder, state.step, self._identity.run_id, self._size)
         except ResourceError as error:
             self._count_failure(state.step, error)
             return
-        answers = self._requests.ask_all("checkpoint", {"folder": str(folder)})
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-        self._begun = _Begun(state.step, folder, numbers)
+        self._commits.begin(state.step, folder, numbers)
+        answers = self._requests.ask_all("checkpoint", {"folder": str(folder), "step": state.step})
+        whole = asdict(state) | {"versions": self._versions(answers), "interfaces": _interfaces(answers)}
         try:
-            whole = asdict(state) | {"versions": self._versions(answers), "interfaces": _interfaces(answers)}
-            self._begun.sealed = seal(folder, [write_json(folder / STATE, whole)])
+            self._commits.add(state.step, MASTER, seal(folder, [write_json(folder / STATE, whole)]))
         except (OSError, ResourceError) as error:
-            self._begun.failed = disk_failure(error, folder)
+            self._commits.add(state.step, MASTER, failure=disk_failure(error, folder))
         except ValueError as error:  # JSON has no NaN
             what = f"the state of step {state.step} holds a number that is not finite; no checkpoint is written"
             raise NumericError(what, hint="the state is what the interfaces' state_dict() say", code="F35") from error
@@ -207,59 +202,54 @@ class Checkpoints:
             self.settle(wait=True)
 
     def settle(self, wait: bool = False) -> None:
-        """Ask the ranks whether their files are written; the answers commit the checkpoint. `wait` until they have."""
-        while self._begun is not None:
-            if not self._asked:
-                self._asked = True
-                everyone = range(self._topology.world_size)
-                self._requests.post("checkpoint_written", {rank: {"wait": wait} for rank in everyone}, self._answered)
-            if not wait:
-                return
-            self._requests.wait()
+        """Say what became of checkpoints; `wait` until none is being written. Raises what went wrong in their threads,
+        and ResourceError once too many could not be written."""
+        while wait and self._commits.writing is not None:
+            self._requests.wait(report=f"the files of the checkpoint of step {self._commits.writing}")
+        for outcome in self._commits.outcomes():
+            if isinstance(outcome.error, ResourceError):
+                self._count_failure(outcome.step, outcome.error)
+            elif outcome.error is not None:
+                raise outcome.error
+            else:
+                self._failed = 0
+            if outcome.warning is not None:
+                self._display.warning(outcome.warning)
 
-    def _answered(self, answers: Answers) -> None:
-        self._asked = False
-        if self._begun is None or not all(answer["done"] for answer in answers.values()):
-            return
-        failures = [
-            ResourceError(f"rank {rank}: {answer['failed']}", code=answer["code"])
-            for rank, answer in answers.items()
-            if "failed" in answer
-        ]
-        if self._begun.failed is not None or failures:
-            self._fail(self._begun.failed or failures[0])
-            return
-        files = [FileDigest(**digest) for answer in answers.values() for digest in answer["files"]]
-        try:
-            self._commit(self._begun, [*self._begun.sealed, *files])
-        except ResourceError as error:
-            self._fail(error)
+    def settle_at_error(self, patience: float) -> None:
+        """Before an error ends the run: commit the checkpoint whose files are safe, or will be within `patience`
+        seconds. Raises nothing: the error is what the run ends with."""
+        self._requests.cancel()
+        if self._commits.waits_for_ranks:
+            self._display.phase("finishing a checkpoint")
+        end = time.monotonic() + patience
+        while self._commits.waits_for_ranks:
+            try:
+                self._requests.wait(max(0.0, end - time.monotonic()), "the files of a checkpoint")
+            except (WorkerError, HangError):
+                break
+            except RlcliError:  # of another rank that met the same error
+                continue
+        lost = self._commits.writing
+        self._commits.give_up()
+        for outcome in self._commits.outcomes():
+            if outcome.error is not None:
+                self._display.warning(f"the checkpoint of step {outcome.step} was not committed: {outcome.error}")
+        if lost is not None:
+            self._display.warning(f"the checkpoint of step {lost} was not committed: its files are not complete")
+        if self.committed is not None:
+            self._display.note(f"the last checkpoint is that of step {self.committed}")
 
-    def _commit(self, begun: _Begun, files: list[FileDigest]) -> None:
-        settings = self._recipe.checkpoint
-        manifest = Manifest(
-            step=begun.step,
-            run_id=self._identity.run_id,
-            rlcli=self._identity.version,
-            world_size=self._topology.world_size,
-            recipe_digest=self._identity.recipe_digest,
-            files={digest.path: digest for digest in files},
-            metrics=begun.metrics,
-        )
-        committed = commit(begun.folder, manifest)
-        self._begun, self._failed, self.committed = None, 0, begun.step
-        best = Best(settings.best_metric, settings.best_is, settings.keep_best) if settings.keep_best else None
-        try:
-            prune(self.folder, keep_last=settings.keep_last, keep_best=best, committed=committed)
-        except ResourceError as error:
-            self._display.warning(f"old checkpoints could not be removed: {error}")
-
-    def _fail(self, why: ResourceError) -> None:
-        assert self._begun is not None
-        step, folder = self._begun.step, self._begun.folder
-        self._begun = None
-        abandon(folder)
-        self._count_failure(step, why)
+    def _take_in(self, report: Report) -> None:
+        """A rank's files are safe, or cannot be written."""
+        failure: RlcliError | None = None
+        if report.failure is not None:
+            failure = report.failure.as_error()
+            if isinstance(failure, ResourceError):
+                what = f"rank {report.rank}: {failure.what}"
+                failure = ResourceError(what, where=failure.where, hint=failure.hint, code=failure.code)
+        files = [FileDigest(**digest) for digest in report.value["files"]]
+        self._commits.add(report.value["step"], report.rank, files, failure)
 
     def _count_failure(self, step: int, why: ResourceError) -> None:
         self._failed += 1

@@ -13,14 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlcli.api.dataflow import ModelInterfaceType
-from rlcli.errors import NumericError, ResourceError
+from rlcli.errors import NumericError, ResourceError, Stopped
 from rlcli.observe.display import Display
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.samples import SampleRecord
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.calls import Calls, Running
-from rlcli.runtime.checkpoints import Checkpoints, RunIdentity, RunState, Schedule, Start
+from rlcli.runtime.checkpoints import Checkpoints, RunState, Schedule, Start
+from rlcli.runtime.commits import RunIdentity
 from rlcli.runtime.data_order import DataOrder
 from rlcli.runtime.outputs import Outputs
 from rlcli.runtime.requests import Requests
@@ -31,6 +32,10 @@ from rlcli.topology import Topology
 
 EVALUATION = -1
 """The buffer's name for the samples of an evaluation."""
+LAST_WAIT = 30.0
+"""Seconds that a run which ends by an error waits for the files of a checkpoint."""
+SHORT_WAIT = 0.5
+"""The same where it was told to stop at once: enough to read the reports that have arrived."""
 
 
 class MasterWorker:
@@ -81,8 +86,19 @@ class MasterWorker:
             self._restore(self._start)
 
     def run(self, outputs: Outputs) -> None:
-        """Everything from the first evaluation to saving the models."""
+        """Everything from the first evaluation to saving the models.
+
+        Whatever ends it early, a checkpoint that is complete, or soon will be, is committed first.
+        """
         self.outputs = outputs
+        try:
+            self._run()
+        except BaseException as error:
+            at_once = isinstance(error, Stopped | KeyboardInterrupt)
+            self.checkpoints.settle_at_error(SHORT_WAIT if at_once else LAST_WAIT)
+            raise
+
+    def _run(self) -> None:
         self.display.start(self.recipe.name, self.directory.path, self.steps, self.title)
         self.directory.write_status("running", self.steps_done, self.steps)
         if self.recipe.train.eval.at_start and self._start is None:  # a checkpoint, of step 0 too, comes after it
@@ -130,7 +146,8 @@ class MasterWorker:
         state = start.state
         wanted = {"folder": str(start.folder), "versions": dict(state.versions), "interfaces": dict(state.interfaces)}
         self.requests.ask_all("restore", wanted, deadline=self.recipe.launch.startup_deadline)
-        self.steps_done = self._opened = self.checkpoints.committed = state.step
+        self.steps_done = self._opened = state.step
+        self.checkpoints.starts_from(state.step)
         self._nonfinite = [(step, list(samples)) for step, samples in state.nonfinite]
 
     def _train(self) -> None:
@@ -200,7 +217,7 @@ class MasterWorker:
             nonfinite=self._nonfinite,
         )
         began = time.perf_counter()
-        self.checkpoints.take(state, self._last_record)
+        self.checkpoints.take(state, self._last_record, self.outputs.sync)
         self._checkpoint_seconds = time.perf_counter() - began
         self._taken = self.steps_done
         schedule.note()

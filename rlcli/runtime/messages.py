@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -79,14 +80,30 @@ class Reply:
     failure: Failure | None = None
 
 
-def pack(message: Request | Reply, token: bytes) -> bytes:
-    kind = "request" if isinstance(message, Request) else "reply"
+@dataclass(frozen=True)
+class Report:
+    """Worker → master, unasked: `name` has happened, or `failure` has kept it from happening."""
+
+    rank: int
+    name: str
+    value: dict[str, Any] = field(default_factory=dict)
+    failure: Failure | None = None
+
+
+Message = Request | Reply | Report
+
+Tell = Callable[[str, dict[str, Any], Failure | None], None]
+"""How a worker's threads report: name, value, failure."""
+
+
+def pack(message: Message, token: bytes) -> bytes:
+    kind = type(message).__name__.lower()
     packed: bytes = msgpack.packb({"token": token, "kind": kind, **asdict(message)}, use_bin_type=True)
     return packed
 
 
-def unpack(frame: bytes, token: bytes, cls: type[Request] | type[Reply]) -> Any:
-    """The message in a frame. Raises ProtocolError for anything that is not a `cls` with our token."""
+def unpack(frame: bytes, token: bytes, *expected: type[Message]) -> Any:
+    """The message in a frame. Raises ProtocolError for anything that is not one of the `expected` with our token."""
     if len(frame) > LARGEST:
         raise ProtocolError(f"a message of {len(frame)} bytes; at most {LARGEST} are read")
     try:
@@ -97,9 +114,11 @@ def unpack(frame: bytes, token: bytes, cls: type[Request] | type[Reply]) -> Any:
         raise ProtocolError("not a message: no token")
     if not hmac.compare_digest(fields.pop("token"), token):
         raise ProtocolError("wrong token")
-    if fields.pop("kind", None) != ("request" if cls is Request else "reply"):
-        raise ProtocolError(f"not a {cls.__name__.lower()}")
-    return _request(fields) if cls is Request else _reply(fields)
+    kinds = {cls.__name__.lower(): cls for cls in expected}
+    kind = fields.pop("kind", None)
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ProtocolError(f"not a {' or '.join(kinds)}")
+    return _READERS[kinds[kind]](fields)
 
 
 def _request(fields: dict[str, Any]) -> Request:
@@ -115,17 +134,33 @@ def _reply(fields: dict[str, Any]) -> Reply:
         raise ProtocolError("not a reply: wrong fields")
     if not (type(fields["number"]) is int and _is_count(fields["rank"])):
         raise ProtocolError("not a reply: number or rank is of the wrong type")
-    failure = fields.pop("failure")
-    return Reply(**fields, failure=None if failure is None else _failure(failure))
+    return Reply(**fields | {"failure": _failure(fields["failure"])})
 
 
-def _failure(fields: Any) -> Failure:
+def _report(fields: dict[str, Any]) -> Report:
+    if fields.keys() != {"rank", "name", "value", "failure"} or not isinstance(fields["value"], dict):
+        raise ProtocolError("not a report: wrong fields")
+    if not (_is_count(fields["rank"]) and isinstance(fields["name"], str)):
+        raise ProtocolError("not a report: rank or name is of the wrong type")
+    return Report(**fields | {"failure": _failure(fields["failure"])})
+
+
+def _failure(fields: Any) -> Failure | None:
+    if fields is None:
+        return None
     if not isinstance(fields, dict) or fields.keys() != Failure.__dataclass_fields__.keys():
-        raise ProtocolError("not a reply: malformed failure")
+        raise ProtocolError("malformed failure")
     optional = ("where", "hint")
     if not all(isinstance(text, str) or (text is None and name in optional) for name, text in fields.items()):
-        raise ProtocolError("not a reply: malformed failure")
+        raise ProtocolError("malformed failure")
     return Failure(**fields)
+
+
+_READERS: dict[type[Message], Callable[[dict[str, Any]], Message]] = {
+    Request: _request,
+    Reply: _reply,
+    Report: _report,
+}
 
 
 def _is_count(value: Any) -> bool:

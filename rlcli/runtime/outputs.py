@@ -2,32 +2,75 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
+from rlcli.checkpoint.disk import failures_told, sync_folder
+from rlcli.errors import ResourceError
 from rlcli.observe.json_lines import JsonLines, Warn
 from rlcli.observe.metrics import MetricsWriter
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.samples import SampleWriter
+
+LAST_TRIES, PAUSE = 10, 0.5
+"""How often, and after how many seconds each, the last lines of a run are tried to be written."""
 
 
 @dataclass(frozen=True)
 class Outputs:
     """The files of a run that every step adds to."""
 
+    run: RunDirectory
     metrics: MetricsWriter
     samples: SampleWriter
     ledger: JsonLines
     """The samples of each step, `e<epoch>r<row>`: which were trained on, and when."""
 
+    @property
+    def lines(self) -> tuple[JsonLines, ...]:
+        """All of them."""
+        return self.metrics.lines, self.samples.lines, self.ledger
+
+    def sync(self) -> None:
+        """Have all that was written so far on disk: a run that resumes keeps these lines. Raises ResourceError with the
+        id of the fault."""
+        for lines in self.lines:
+            with failures_told(lines.path):
+                lines.sync()
+        with failures_told(self.run.path):
+            sync_folder(self.run.path)
+
+    def finish(self) -> None:
+        """The last lines; a disk that is full for a moment is tried again. Raises ResourceError if some are lost."""
+        for tries in range(1, LAST_TRIES + 1):
+            try:
+                return self.sync()
+            except ResourceError as error:
+                if tries == LAST_TRIES:
+                    lost = ", ".join(f"{lines.waiting} of {lines.path.name}" for lines in self.lines if lines.waiting)
+                    what = f"lines that are not on disk: {lost or 'unknown'}: {error.what}"
+                    raise ResourceError(what, where=error.where, hint=error.hint, code=error.code) from error
+            time.sleep(PAUSE)
+
 
 @contextmanager
 def open_outputs(run: RunDirectory, tensorboard: bool, warn: Warn) -> Iterator[Outputs]:
-    """Add to the files in a run's folder; a disk that fails costs a warning and no run."""
+    """Add to the files in a run's folder. At the end all lines must be on disk: ResourceError where they are not, a
+    warning if another error ends the run."""
     with (
         MetricsWriter(run.metrics, run.tensorboard if tensorboard else None, warn) as metrics,
         SampleWriter(run.samples, warn) as samples,
         closing(JsonLines(run.ledger, warn)) as ledger,
     ):
-        yield Outputs(metrics, samples, ledger)
+        outputs = Outputs(run, metrics, samples, ledger)
+        try:
+            yield outputs
+        except BaseException:
+            for lines in outputs.lines:
+                lines.close()
+                if lines.waiting:
+                    warn(f"{lines.waiting} lines of {lines.path.name} could not be written")
+            raise
+        outputs.finish()

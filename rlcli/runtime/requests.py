@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlcli.runtime.messages import Request
+from rlcli.runtime.messages import Report, Request
 from rlcli.runtime.transport import Transport
 
 Answers = dict[int, Mapping[str, Any]]
@@ -35,6 +35,8 @@ class Requests:
         self._deadline = deadline
         self._number = 0
         self._pending: dict[int, Pending] = {}
+        self._reports: dict[str, Callable[[Report], None]] = {}
+        transport.on_report = self._take
 
     def post(self, op: str, args: Mapping[int, dict[str, Any]], then: Callable[[Answers], None]) -> None:
         """Ask ranks, each with arguments of its own; `then` runs inside `wait` once all have answered."""
@@ -45,19 +47,41 @@ class Requests:
         for rank, request in requests.items():
             self._transport.send(rank, request)
 
-    def wait(self, deadline: float | None = None) -> None:
-        """Until one more answer is in. Raises what a worker raised, HangError after `deadline` seconds."""
+    def listen(self, name: str, take: Callable[[Report], None]) -> None:
+        """Have `take` called with each report of that name: inside `wait`, or in the thread of an inline worker that
+        reports. It must not raise."""
+        self._reports[name] = take
+
+    def wait(self, deadline: float | None = None, report: str = "nothing") -> None:
+        """Until one more answer or report is in. Raises what a worker raised, HangError after `deadline` seconds.
+
+        `report`: what is waited for where nothing was asked.
+        """
         oldest = self._pending[min(self._pending)] if self._pending else None
-        what = f"{oldest.name} on rank {min(oldest.waiting)}" if oldest else "nothing"
-        reply = self._transport.receive(deadline or self._deadline, what)
+        what = f"{oldest.name} on rank {min(oldest.waiting)}" if oldest else report
+        reply = self._transport.receive(self._deadline if deadline is None else deadline, what)
+        if reply is None:
+            return
         if reply.failure is not None:
             raise reply.failure.as_error()
-        pending = self._pending[reply.number]
+        pending = self._pending.get(reply.number)
+        if pending is None:  # it was cancelled
+            return
         pending.answers[reply.rank] = reply.value
         pending.waiting.discard(reply.rank)
         if not pending.waiting:
             del self._pending[reply.number]
             pending.then(pending.answers)
+
+    def cancel(self) -> None:
+        """Wait for no answer any more; reports are still taken."""
+        self._pending.clear()
+        self._transport.cancel()
+
+    def _take(self, report: Report) -> None:
+        take = self._reports.get(report.name)
+        if take is not None:
+            take(report)
 
     def ask_all(
         self,

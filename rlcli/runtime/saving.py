@@ -3,52 +3,45 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rlcli.api.model import Model, PipelinableEngine
 from rlcli.checkpoint.commit import seal
 from rlcli.checkpoint.disk import disk_failure
+from rlcli.checkpoint.manifest import FileDigest
 from rlcli.checkpoint.role_folders import MODELS
 from rlcli.checkpoint.state import HostCopy, copy_to_host, fill, size_of, write_optimizer, write_weights
+from rlcli.runtime.commits import WRITTEN
+from rlcli.runtime.component_faults import component_faults_told
+from rlcli.runtime.messages import Failure, Tell
 from rlcli.topology import Topology
 
 OPTIMIZERS = "optim"
 """Folder of a checkpoint that has, as MODELS does, one folder per role."""
 
 
-class BackgroundWrite:
-    """Files being written by a thread, then sealed: on disk and digested."""
+def write_and_report(
+    folder: Path, step: int, rank: int, write: Callable[[], Sequence[Path]], report: Tell
+) -> threading.Thread:
+    """Write files in a thread and seal them: on disk and digested. It reports WRITTEN with the checkpoint's `step` and
+    the digests of its `files`, or with what went wrong: ResourceError where it was the disk."""
 
-    def __init__(self, folder: Path, write: Callable[[], Sequence[Path]]):
-        self._folder = folder
-        self._write = write
-        self._sealed: list[dict[str, Any]] = []
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
-        self._thread.start()
-
-    def outcome(self, wait: bool) -> dict[str, Any]:
-        """`done` and, once that is true, the digests of the `files`, or why the disk `failed` and the fault's `code`.
-
-        Raises what else went wrong in the thread, such as NumericError.
-        """
-        self._thread.join(None if wait else 0)
-        if self._thread.is_alive():
-            return {"done": False}
-        if self._error is not None:
-            failure = disk_failure(self._error, self._folder)
-            if failure is None:
-                raise self._error
-            return {"done": True, "failed": failure.what, "code": failure.code}
-        return {"done": True, "files": self._sealed}
-
-    def _run(self) -> None:
+    def work() -> None:
+        sealed: list[FileDigest] = []
+        failure = None
         try:
-            self._sealed = [digest.as_json() for digest in seal(self._folder, self._write())]
+            with component_faults_told():
+                sealed = seal(folder, write())
         except BaseException as error:
-            self._error = error
+            told = "".join(traceback.format_exception(error))
+            failure = Failure.of(disk_failure(error, folder) or error, f"rank {rank}", told)
+        report(WRITTEN, {"step": step, "files": [digest.as_json() for digest in sealed]}, failure)
+
+    thread = threading.Thread(target=work, name="checkpoint", daemon=True)
+    thread.start()
+    return thread
 
 
 def has_state(model: Model) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import threading
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 
 from rlcli.errors import HangError, RlcliError, WorkerError
 from rlcli.runtime.control import CONTROL_FILE, Control, join, listen, split, zeromq
-from rlcli.runtime.messages import LARGEST, Failure, ProtocolError, Reply, Request, pack, unpack
+from rlcli.runtime.messages import LARGEST, Failure, ProtocolError, Reply, Report, Request, pack, unpack
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +43,19 @@ LAST_GASP = 5.0
 class Transport(Protocol):
     """The master's end."""
 
+    on_report: Callable[[Report], None]
+    """Takes what workers report unasked: over ZeroMQ inside `receive`; inline in the thread that reports, also while
+    `receive` is busy with a request. It must not raise."""
+
     def send(self, rank: int, request: Request) -> None:
         """Queue a request for a worker; workers take theirs in the order they were sent."""
 
-    def receive(self, deadline: float, waiting_for: str) -> Reply:
-        """The next reply of any worker. HangError when `deadline` (seconds from now) passes."""
+    def receive(self, deadline: float, waiting_for: str) -> Reply | None:
+        """The next reply of any worker; None if a report came first. HangError when `deadline` (seconds from now)
+        passes."""
+
+    def cancel(self) -> None:
+        """Drop the requests that no worker has begun yet, where that is still possible."""
 
     def close(self) -> None: ...
 
@@ -65,16 +74,30 @@ class InlineTransport:
         self._handle = handle
         self._waiting = waiting
         self._queue: deque[Request] = deque()
+        self._reported: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.on_report: Callable[[Report], None] = _ignore
+
+    def report(self, name: str, value: dict[str, Any], failure: Failure | None = None) -> None:
+        """The worker's end, for any of its threads."""
+        self.on_report(Report(0, name, value, failure))
+        self._reported.put(None)
 
     def send(self, rank: int, request: Request) -> None:
         self._queue.append(request)
 
-    def receive(self, deadline: float, waiting_for: str) -> Reply:
-        if not self._queue:
-            raise RlcliError(f"nothing was asked, yet the master waits for {waiting_for}")
-        request = self._queue.popleft()
-        with self._waiting(waiting_for, deadline):
-            return Reply(request.number, 0, self._handle(request))
+    def receive(self, deadline: float, waiting_for: str) -> Reply | None:
+        if self._queue:
+            request = self._queue.popleft()
+            with self._waiting(waiting_for, deadline):
+                return Reply(request.number, 0, self._handle(request))
+        try:
+            self._reported.get(timeout=deadline)
+        except queue.Empty:
+            raise HangError(f"no answer within {deadline:.0f} s: waiting for {waiting_for}") from None
+        return None
+
+    def cancel(self) -> None:
+        self._queue.clear()
 
     def close(self) -> None:
         self._queue.clear()
@@ -88,6 +111,7 @@ class ZmqMaster:
         self._context = zeromq().Context()
         self._socket, control = listen(self._context, folder)
         self._token = control.token
+        self.on_report: Callable[[Report], None] = _ignore
         self._is_alive = is_alive
         self._world_size = world_size
         self._identities: dict[int, bytes] = {}
@@ -107,7 +131,7 @@ class ZmqMaster:
         while len(self._identities) < self._world_size:
             missing = sorted(set(range(self._world_size)) - set(self._identities))
             reply = self._next(end - time.monotonic(), f"rank {missing[0]} to start")
-            if reply.failure is not None:
+            if reply is not None and reply.failure is not None:
                 raise reply.failure.as_error()
 
     def send(self, rank: int, request: Request) -> None:
@@ -123,21 +147,28 @@ class ZmqMaster:
             self._await_death()
             raise WorkerError(f"rank {rank} cannot be reached: {error}", where=f"rank {rank}") from error
 
-    def receive(self, deadline: float, waiting_for: str) -> Reply:
+    def receive(self, deadline: float, waiting_for: str) -> Reply | None:
         return self._next(deadline, waiting_for)
 
-    def _next(self, deadline: float, waiting_for: str) -> Reply:
+    def cancel(self) -> None:
+        """They are on their way."""
+
+    def _next(self, deadline: float, waiting_for: str) -> Reply | None:
         self._time_away()
         end = time.monotonic() + deadline
         while True:
             has_message = self._socket.poll(timeout=200)
             end += self._time_away()
-            reply = self._read() if has_message else None
-            if reply is not None:
-                if reply.failure is not None and reply.failure.is_unexpected:
+            message = self._read() if has_message else None
+            if isinstance(message, Report):
+                self.on_report(message)
+                return None
+            if message is not None:
+                if message.failure is not None and message.failure.is_unexpected:
                     self._await_death()
-                return reply
-            self._is_alive()
+                return message
+            if not has_message:  # what a rank sent before it died is heard first
+                self._is_alive()
             self._check_clocks(end, deadline, waiting_for)
 
     def _time_away(self) -> float:
@@ -150,22 +181,24 @@ class ZmqMaster:
         self._listening_since = now
         return passed
 
-    def _read(self) -> Reply | None:
+    def _read(self) -> Reply | Report | None:
         """The message that has arrived; None for a heartbeat, or for one that is not from our workers."""
         identity, *frames = self._socket.recv_multipart()
         try:
-            reply: Reply = unpack(join(frames), self._token, Reply)
-            if reply.rank >= self._world_size:
-                raise ProtocolError(f"there is no rank {reply.rank}")
+            message: Reply | Report = unpack(join(frames), self._token, Reply, Report)
+            if message.rank >= self._world_size:
+                raise ProtocolError(f"there is no rank {message.rank}")
         except ProtocolError as error:
             self.rejected += 1
             log.warning("a message on the control socket was thrown away: %s", error)
             return None
-        self._heard[reply.rank] = time.monotonic()
-        if reply.number == HELLO:
-            self._identities[reply.rank] = identity
-            self.pids[reply.rank] = int(reply.value.get("pid", 0))
-        return None if reply.number == BEAT else reply
+        self._heard[message.rank] = time.monotonic()
+        if isinstance(message, Report):
+            return message
+        if message.number == HELLO:
+            self._identities[message.rank] = identity
+            self.pids[message.rank] = int(message.value.get("pid", 0))
+        return None if message.number == BEAT else message
 
     def _check_clocks(self, end: float, deadline: float, waiting_for: str) -> None:
         """Raises HangError if the answer is late, or a rank has been silent for too long."""
@@ -215,6 +248,13 @@ class ZmqWorker:
         """Tell the master that this rank cannot start."""
         self._send(Reply(HELLO, self._rank, {"pid": os.getpid()}, failure))
 
+    def report(self, name: str, value: dict[str, Any], failure: Failure | None = None) -> None:
+        """Tell the master something that it has not asked for. For any thread: it goes over a socket of its own, so it
+        may overtake replies and other reports."""
+        socket = self._control.connect(self._context)
+        socket.send_multipart(split(pack(Report(self._rank, name, value, failure), self._token)))
+        socket.close()
+
     def serve(
         self,
         handle: Callable[[Request], dict[str, Any]],
@@ -258,3 +298,7 @@ class ZmqWorker:
         while not self._ended.wait(BEAT_SECONDS):
             socket.send(pack(Reply(BEAT, self._rank), self._token))
         socket.close()
+
+
+def _ignore(report: Report) -> None:
+    """Nobody listens."""

@@ -25,28 +25,37 @@ from rlcli.runtime.buffer import Transfer
 from rlcli.runtime.component_faults import component_faults_told
 from rlcli.runtime.data_order import digest_rows
 from rlcli.runtime.exchange import carry_out
-from rlcli.runtime.messages import Request
+from rlcli.runtime.messages import Request, Tell
 from rlcli.runtime.roles import Meshes, build_roles, role_tokenizer
-from rlcli.runtime.saving import BackgroundWrite, bytes_to_save, copy_roles, has_state, restore_roles, write_roles
+from rlcli.runtime.saving import (
+    bytes_to_save,
+    copy_roles,
+    has_state,
+    restore_roles,
+    write_and_report,
+    write_roles,
+)
 from rlcli.topology import Topology
 
 
 class ModelWorker:
     """Answers the master's requests; `handle` is the only way in."""
 
-    def __init__(self, recipe: Recipe, topology: Topology, rank: int, device: torch.device, meshes: Meshes):
+    def __init__(
+        self, recipe: Recipe, topology: Topology, rank: int, device: torch.device, meshes: Meshes, report: Tell
+    ):
         self.recipe = recipe
         self.topology = topology
         self.rank = rank
         self.device = device
         self.meshes = meshes
+        self.report = report
         self.calls = {mfc.name: mfc for mfc in (*train_graph(recipe), *eval_graph(recipe))}
         self.models: dict[str, Model] = {}
         self._backed: dict[str, tuple[Model, ModelBackend]] = {}
         self.datasets: dict[str, Any] = {}
         self._interfaces: dict[str, ModelInterface] = {}
         self._samples: dict[str, SequenceSample] = {}
-        self._writing: BackgroundWrite | None = None
         self._operations: dict[str, Callable[..., dict[str, Any]]] = {
             "open_datasets": self.open_datasets,
             "build": self.build,
@@ -56,7 +65,6 @@ class ModelWorker:
             "clear": self.clear,
             "save": self.save,
             "checkpoint": self.checkpoint,
-            "checkpoint_written": self.checkpoint_written,
             "restore": self.restore,
             "shutdown": self.shutdown,
         }
@@ -237,11 +245,13 @@ class ModelWorker:
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
-    def checkpoint(self, folder: str) -> dict[str, Any]:
-        """Copy what must be kept to host memory and begin to write it; returns what fits into a message."""
+    def checkpoint(self, folder: str, step: int) -> dict[str, Any]:
+        """Copy what must be kept to host memory and begin to write it, which ends with a report; returns what fits into
+        a message."""
         changing = {name: self.models[name] for name in self.recipe.changing_roles if name in self.models}
         copies = copy_roles(changing, self.topology, self.rank)
-        self._writing = BackgroundWrite(Path(folder), lambda: write_roles(copies, changing, Path(folder), self.rank))
+        there = Path(folder)
+        write_and_report(there, step, self.rank, lambda: write_roles(copies, changing, there, self.rank), self.report)
         return {
             "versions": {name: vars(model.version) for name, model in self.models.items()},
             "interfaces": {
@@ -250,11 +260,6 @@ class ModelWorker:
                 if mfc.model_name in self.models
             },
         }
-
-    def checkpoint_written(self, wait: bool) -> dict[str, Any]:
-        """Whether that has been written, and what."""
-        assert self._writing is not None
-        return self._writing.outcome(wait)
 
     def restore(self, folder: str, versions: Mapping[str, Any], interfaces: Mapping[str, Any]) -> dict[str, Any]:
         """Go on from a checkpoint of any number of ranks."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rlcli.runtime.parent_death import die_with_parent
 
 if TYPE_CHECKING:
+    from rlcli.runtime.messages import Tell
     from rlcli.runtime.worker import ModelWorker
 
 MEETING = "RLCLI_MEETING"
@@ -48,7 +49,7 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
 
     link = ZmqWorker(Path(os.environ[MEETING]), rank)
     try:
-        worker = _start(run_dir, rank, local_rank)
+        worker = _start(run_dir, rank, local_rank, link.report)
     except Exception as error:
         link.fail(failure(error))
         link.close()
@@ -62,7 +63,7 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
     link.close()
 
 
-def _start(run_dir: Path, rank: int, local_rank: int) -> ModelWorker:
+def _start(run_dir: Path, rank: int, local_rank: int, report: Tell) -> ModelWorker:
     """The worker of this rank, once all ranks have found each other."""
     import torch
     import torch.distributed as dist
@@ -85,7 +86,7 @@ def _start(run_dir: Path, rank: int, local_rank: int) -> ModelWorker:
         world_size=topology.world_size,
         timeout=timedelta(seconds=max(recipe.launch.startup_deadline, recipe.launch.step_deadline)),
     )
-    return ModelWorker(recipe, topology, rank, device, make_meshes(topology, device.type))
+    return ModelWorker(recipe, topology, rank, device, make_meshes(topology, device.type), report)
 
 
 def _log_to(path: Path) -> None:

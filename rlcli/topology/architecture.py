@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlcli.api.model_sizes import wrong_size
+
 
 class UnknownArchitecture(ValueError):
     """A configuration whose parameters cannot be counted; the text says why."""
@@ -229,6 +231,9 @@ def _size(given: Mapping[str, Any], key: str, otherwise: int | None = None) -> i
     value = given.get(key)
     if value is None:
         value = otherwise
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UnknownArchitecture(f"{key} in its configuration is {value!r}, not a size")
+    if wrong := wrong_size(key, value):
+        raise UnknownArchitecture(wrong)
+    assert isinstance(value, int)
+    if value < 1:
+        raise UnknownArchitecture(f"{key} in its configuration is {value}, not a size")
     return value

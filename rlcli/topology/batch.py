@@ -80,7 +80,7 @@ def batch_of(recipe: Recipe, meshes: Mapping[str, Mesh]) -> BatchArithmetic:
 def _minibatches(interface: Component) -> int:
     """The `minibatches` of an interface: given, or its default; 1 if it knows no such argument."""
     minibatches = argument_of("interfaces", interface.type, interface.args, "minibatches")
-    return minibatches if isinstance(minibatches, int) else 1
+    return max(1, minibatches) if isinstance(minibatches, int) else 1
 
 
 def _quotient(total: int, parts: int) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rlcli.recipe.mesh import Mesh, devices_of, mesh_of
+from rlcli.recipe.mesh import Mesh, devices_of, mesh_of, world_of
 from rlcli.topology.batch import BatchArithmetic, batch_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Topology:
 
 def plan_topology(recipe: Recipe) -> Topology:
     """Lay a validated recipe out. Raises DevicesError where a mesh does not fit."""
-    world = recipe.cluster.nodes * recipe.cluster.devices_per_node
+    world = world_of(recipe.cluster)
     placements: list[RolePlacement] = []
     for name, role in recipe.models.items():
         ranks = devices_of(name, role.devices, world)

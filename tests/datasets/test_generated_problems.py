@@ -84,5 +84,5 @@ def test_more_problems_than_there_are_is_said_and_not_looked_for_for_ever():
 
 @pytest.mark.parametrize("wrong", [{"problems": 0}, {"problems": -1}, {"levels": []}, {"levels": [2, 0]}])
 def test_a_number_of_problems_or_a_level_that_makes_no_sense_is_refused(wrong):
-    with pytest.raises(UsageError, match=r"problems is|levels is"):
+    with pytest.raises(UsageError, match=r"problems: .* greater than or equal to 1|levels is"):
         dataset(**wrong)

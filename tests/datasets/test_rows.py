@@ -1,6 +1,10 @@
 """Reading rows: what is accepted, and that everything else is one error with its file and line."""
 
 import json
+import os
+import socket
+import tracemalloc
+from pathlib import Path
 
 import pytest
 
@@ -174,3 +178,55 @@ def test_one_error_tells_of_all_bad_rows(tmp_path):
         read_rows(str(file), lambda fields: text_field(fields, "z") if "x" not in fields else fields["x"])
     assert caught.value.where == f"{file}:2"
     assert "3 rows are bad; the others: line 3, 5" in caught.value.what
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder", "socket"])
+def test_what_is_no_ordinary_file_is_refused_unopened(tmp_path, kind):
+    path = tmp_path / "rows.jsonl"
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "device":
+            path = Path("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as bound:
+                bound.bind(str(path))
+    with pytest.raises(DataError, match="not an ordinary file"):
+        read_rows(str(path), read)
+
+
+def test_a_line_that_is_too_long_takes_no_memory_and_is_named(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    with path.open("wb") as file:
+        file.write(b'{"t": "one"}\n{"t": "')
+        for _ in range(100):
+            file.write(b"x" * (1 << 20))
+        file.write(b'"}\n{"t": "two"}')
+    tracemalloc.start()
+    with pytest.raises(DataError, match="a line of 100 MiB; a row may have 8 MiB") as caught:
+        read_rows(str(path), read)
+    assert caught.value.where == f"{path}:2"
+    rows = read_rows(str(path), read, bad_rows="skip")
+    assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    tracemalloc.stop()
+    assert [(row.content, row.where) for row in rows] == [("one", f"{path}:1"), ("two", f"{path}:3")]
+
+
+def test_a_list_that_is_too_long_is_refused_by_its_size(tmp_path):
+    path = tmp_path / "rows.json"
+    with path.open("wb") as file:
+        file.write(b"\xef\xbb\xbf \n [")
+        file.truncate(1 << 40)
+    with pytest.raises(DataError, match="1,048,576 MiB, more than the 128 MiB it may have"):
+        read_rows(str(path), read)
+
+
+@pytest.mark.parametrize("start", ["", "\ufeff", " \n\t\n", "\ufeff" + " " * 200_000 + "\n"])
+def test_blanks_and_a_byte_order_mark_may_come_first(tmp_path, start):
+    path = tmp_path / "rows.json"
+    path.write_text(start + '{"t": "one"}\n', encoding="utf-8")
+    assert [row.content for row in read_rows(str(path), read)] == ["one"]
+    path.write_text(start + '[{"t": "one"}]\n', encoding="utf-8")
+    assert [row.content for row in read_rows(str(path), read)] == ["one"]

@@ -56,7 +56,7 @@ def test_an_overlong_row_is_named_with_its_length_and_the_limit(build, name):
     with pytest.raises(DataError, match="all 3 are longer than max_length = 2") as caught:
         build(name, rows, max_length=2, overlong="drop")
     assert caught.value.code == "F80"
-    with pytest.raises(UsageError, match="max_length is 0"):
+    with pytest.raises(UsageError, match=r"max_length: .* greater than or equal to 1"):
         build(name, rows, max_length=0)
 
 
@@ -166,7 +166,7 @@ def test_pairs_must_be_pairs(build):
         build("paired", [ROWS["paired"] | {"neg_answers": ["no"]}])
     with pytest.raises(DataError, match="entry 1 of field 'pos_answers' is empty"):
         build("paired", [ROWS["paired"] | {"pos_answers": ["", "b"]}])
-    with pytest.raises(UsageError, match="max_pairs_per_prompt is 0"):
+    with pytest.raises(UsageError, match=r"max_pairs_per_prompt: .* greater than or equal to 1"):
         build("paired", [ROWS["paired"]], max_pairs_per_prompt=0)
 
 

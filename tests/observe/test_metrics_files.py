@@ -1,16 +1,22 @@
 """metrics.jsonl, samples.jsonl and TensorBoard files: whole lines, strict JSON, no way to stop a run."""
 
+import contextlib
+import errno
 import json
 import math
+import os
+import resource
 import struct
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcli.errors import DataError
-from rlcli.observe.json_lines import encode, read_json_lines
+from rlcli.errors import DataError, ResourceError
+from rlcli.observe.json_lines import BLOCK, JsonLines, encode, keep_until, read_json_lines
 from rlcli.observe.metrics import MetricsWriter, read_metrics
 from rlcli.observe.samples import SampleRecord, SampleWriter, read_samples
 
@@ -49,13 +55,22 @@ def test_nonfinite_values_are_null_in_the_file_and_back_when_read(tmp_path):
     assert record == {"step": 4, "a/y": math.inf, "a/z": -math.inf, "a/w": 1.0}
 
 
-def test_torn_last_line_is_left_out_and_does_not_swallow_the_next(tmp_path):
+def test_a_torn_last_line_is_left_out_and_makes_room_for_the_next(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "actor/lo')
     assert read_metrics(path) == [{"step": 1}]
     with MetricsWriter(path) as writer:
         writer.write(2, {})
-    assert path.read_text().splitlines()[-1] == '{"step": 2}'
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+@pytest.mark.parametrize("torn", [1, BLOCK - 1, BLOCK, 3 * BLOCK + 5])
+def test_a_torn_line_of_any_length_is_found(tmp_path, torn):
+    path = tmp_path / "metrics.jsonl"
+    for whole in ("", '{"step": 1}\n'):
+        path.write_text(whole + "x" * torn)
+        JsonLines(path).close()
+        assert path.read_text() == whole
 
 
 @pytest.mark.parametrize("line", ["{broken}", "[1]"])
@@ -66,20 +81,133 @@ def test_bad_line_in_the_middle_names_its_place(tmp_path, line):
         read_metrics(path)
 
 
-def test_full_disk_costs_one_warning_and_not_the_run(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
+class Disk:
+    """os.write on a disk with room for so many bytes more."""
 
-    warnings = []
-    with MetricsWriter(tmp_path / "metrics.jsonl", warn=warnings.append) as writer:
-        writer.write(1, {})
-        with monkeypatch.context() as patch:
-            patch.setattr("rlcli.observe.json_lines.os.write", full)
-            writer.write(2, {})
-        writer.write(3, {})
-    assert len(warnings) == 1
+    def __init__(self, monkeypatch):
+        self.room = 0
+        self._write = os.write
+        monkeypatch.setattr("rlcli.observe.json_lines.os.write", self.write)
+
+    def write(self, descriptor, data):
+        if data and not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = self._write(descriptor, data[: self.room])
+        self.room -= written
+        return written
+
+
+@pytest.mark.parametrize("room", range(12, 60, 5))
+def test_lines_that_meet_a_full_disk_are_written_later_and_in_order(tmp_path, monkeypatch, room):
+    path, warnings, disk = tmp_path / "metrics.jsonl", [], Disk(monkeypatch)
+    disk.room = room
+    with MetricsWriter(path, warn=warnings.append) as writer:
+        for step in range(1, 6):
+            writer.write(step, {})
+        text = path.read_text()
+        assert text == "" or text.endswith("\n"), "no line is torn"
+        assert len(text) > room - len('{"step": 1}\n')
+        disk.room = 1000
+        writer.write(6, {})
+        assert [record["step"] for record in read_metrics(path)] == [1, 2, 3, 4, 5, 6]
+    assert len(warnings) == 2
     assert "No space left" in warnings[0]
-    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1}]
+    assert "is written again" in warnings[1]
+
+
+def test_a_limit_of_the_system_leaves_whole_lines(tmp_path):
+    """A real short write: RLIMIT_FSIZE cuts the line in its middle."""
+    path, warnings = tmp_path / "metrics.jsonl", []
+    _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with MetricsWriter(path, warn=warnings.append) as writer:
+        writer.write(1, {})
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))
+            writer.write(2, {"a/x": 1.5})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert path.read_text() == '{"step": 1}\n'
+        assert "File too large" in warnings[0]
+        writer.write(3, {})
+    assert [record["step"] for record in read_metrics(path)] == [1, 2, 3]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["write", "sync", "reopen"])), max_size=20))
+def test_whatever_a_disk_does_the_file_is_a_beginning_of_what_was_written(steps):
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        disk, path, written = Disk(patch), Path(folder, "x.jsonl"), 0
+        lines = JsonLines(path, warn=lambda text: None)
+        for room, action in steps:
+            disk.room = room
+            if action == "write":
+                lines.write({"line": written})
+                written += 1
+            elif action == "sync":
+                with contextlib.suppress(OSError):
+                    lines.sync()
+                    assert lines.waiting == 0
+            elif not lines.waiting:
+                lines.close()
+                lines = JsonLines(path, warn=lambda text: None)
+            text = path.read_text()
+            assert text == "".join(f'{{"line": {n}}}\n' for n in range(written - lines.waiting))
+        disk.room = 10_000
+        lines.sync()
+        assert [value["line"] for value in read_json_lines(path)] == list(range(written))
+        lines.close()
+
+
+def test_lines_that_wait_have_a_limit(tmp_path, monkeypatch):
+    Disk(monkeypatch)
+    monkeypatch.setattr("rlcli.observe.json_lines.LARGEST_BACKLOG", 30)
+    lines = JsonLines(tmp_path / "x.jsonl", warn=lambda text: None)
+    lines.write({"line": 0})
+    lines.write({"line": 1})
+    with pytest.raises(ResourceError, match="3 lines wait to be written: No space left") as caught:
+        lines.write({"line": 2})
+    assert caught.value.code == "F28"
+
+
+def test_a_file_whose_sync_failed_is_written_anew(tmp_path, monkeypatch):
+    """What the system still holds of such a file may never reach the disk."""
+    path = tmp_path / "x.jsonl"
+    lines, sync = JsonLines(path), os.fsync
+    lines.write({"line": 0})
+    before = path.stat().st_ino
+    with monkeypatch.context() as patch:
+        patch.setattr("rlcli.observe.json_lines.os.fsync", lambda descriptor: sync(10**6))
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            lines.sync()
+    lines.sync()
+    assert path.stat().st_ino != before
+    lines.write({"line": 1})
+    lines.sync()
+    assert [value["line"] for value in read_json_lines(path)] == [0, 1]
+    lines.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "step", "kept", "told"),
+    [
+        ("", 0, "", None),
+        ('{"step": 1}\n{"step": 2}\n', 2, '{"step": 1}\n{"step": 2}\n', None),
+        ('{"step": 1}\n{"step": 2}\n', 1, '{"step": 1}\n', "x.jsonl: 1 line of step 2 dropped"),
+        (
+            '{"step": 1}\n{"step": 2}\n{"step": 2}\n{"step": 3}\n{"st', 1, '{"step": 1}\n',
+            "x.jsonl: 4 lines of steps 2 to 3 dropped, 1 of them unreadable",
+        ),
+        ('{"step": 1}\nbroken\n{"step": 2}\n', 2, '{"step": 1}\n{"step": 2}\n',
+         "x.jsonl: 1 line dropped, 1 of them unreadable"),
+    ],
+)  # fmt: skip
+def test_lines_of_later_steps_are_dropped_and_counted(tmp_path, content, step, kept, told):
+    path = tmp_path / "x.jsonl"
+    assert keep_until(path, step) is None
+    path.write_text(content)
+    dropped = keep_until(path, step)
+    assert path.read_text() == kept
+    assert (str(dropped) if dropped else None) == told
 
 
 def test_file_that_cannot_be_opened_costs_one_warning(tmp_path):

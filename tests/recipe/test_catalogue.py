@@ -45,7 +45,7 @@ CASES = [
     ("R07", TOP + "seed: *gone\n", "bad.yaml:2:7", "no anchor"),
     ("R07", TOP + "log: {dir: ${seed}}\n", "bad.yaml:2:12", "quote it"),
     ("R08", TOP + "seed: !!python/object/apply:os.system [touch gone]\n", "bad.yaml:2:7", "tags"),
-    ("R10", BOMB, "bad.yaml:6:", "values"),
+    ("R10", BOMB, "bad.yaml:5:", "values"),
     ("R11", TOP + "log: &a [*a]\n", "bad.yaml:2:10", "itself"),
     ("R14", "a: " + "[" * 20_000, "bad.yaml:1:35", "32"),
     ("R15", "a: " + "[" * 200_000, "bad.yaml:1:35", "32"),
@@ -195,10 +195,10 @@ def test_one_row_of_the_catalogue(command, folder: Path, code, recipe, place, na
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("models:\n" + "".join(f"  m{i}: {{z{i}: 1}}\n" for i in range(8000)), "R35"),
-        ("".join(f"learning_rate{i}: 1\n" for i in range(20000)), "R42"),
-        ("log: {" + ", ".join(f"z{i}: 1" for i in range(8000)) + "}\n", "R42"),
-        ("datasets: {train: {args: {" + ", ".join(f"z{i}: 1" for i in range(8000)) + "}}}\n", "R42"),
+        ("models:\n" + "".join(f"  m{i}: {{z{i}: 1}}\n" for i in range(2000)), "R35"),
+        ("".join(f"learning_rate{i}: 1\n" for i in range(4000)), "R42"),
+        ("log: {" + ", ".join(f"z{i}: 1" for i in range(4000)) + "}\n", "R42"),
+        ("datasets: {train: {args: {" + ", ".join(f"z{i}: 1" for i in range(4000)) + "}}}\n", "R42"),
     ],
 )
 def test_crowds_are_refused_without_looking_at_each(command, folder: Path, text, code):

@@ -179,6 +179,7 @@ def test_unreadable_file(tmp_path: Path, monkeypatch):
     def refuse(*_args, **_options):
         raise PermissionError(13, "Permission denied")
 
+    (tmp_path / "r.yaml").write_text("a: 1")
     monkeypatch.setattr(os, "open", refuse)
     problems = Problems()
     assert read_file(tmp_path / "r.yaml", "r.yaml", problems) is None

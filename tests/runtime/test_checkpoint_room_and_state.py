@@ -19,7 +19,7 @@ def make(tmp_path):
 
     def made(settings, answer=None):
         recipe, topology = SimpleNamespace(checkpoint=settings), SimpleNamespace(placements=[], world_size=1)
-        requests = SimpleNamespace(ask_all=lambda op, args: {0: answer})
+        requests = SimpleNamespace(ask_all=lambda op, args: {0: answer}, listen=lambda name, take: None)
         return Checkpoints(
             tmp_path,
             SimpleNamespace(run_id="run"),
@@ -51,5 +51,5 @@ def test_room_is_needed_for_what_is_not_there_yet(make, tmp_path, monkeypatch):
 def test_a_state_that_is_not_finite_is_no_bug_of_ours(make):
     checkpoints = make(Checkpoint(), {"versions": {}, "interfaces": {"train": {"kl_ctl": float("nan")}}})
     with pytest.raises(NumericError, match="the state of step 3 holds a number that is not finite") as caught:
-        checkpoints.take(RunState(step=3, samples=24, datasets={}), {})
+        checkpoints.take(RunState(step=3, samples=24, datasets={}), {}, lambda: None)
     assert (caught.value.code, caught.value.exit_code) == ("F35", 9)

@@ -43,11 +43,20 @@ def test_by_seconds_since_the_last_one(monkeypatch):
 
 
 @pytest.mark.parametrize("settings", [{"every_steps": 3}, {"every_epochs": 1}, {"every_steps": 4, "every_epochs": 2}])
-def test_no_step_begins_before_a_planned_one(settings):
-    schedule = Schedule(Checkpoint(every_seconds=None, **settings), DataOrder(10, 4, seed=0))
-    planned = due_steps(60, **settings)
-    for step in range(40):
+@pytest.mark.parametrize("order", [DataOrder(10, 4, seed=0), DataOrder(3, 7, 0), DataOrder(10, 6, 0, True, 3, 12)])
+def test_no_step_begins_before_a_planned_one(settings, order):
+    schedule = Schedule(Checkpoint(every_seconds=None, **settings), order)
+    planned = [step for step in range(order.first_step + 1, 80) if schedule.is_due(step)]
+    for step in range(order.first_step, 40):
         assert schedule.next_after(step) == next(due for due in planned if due > step)
+
+
+@pytest.mark.parametrize("far", [10**12, 10**300])
+def test_a_checkpoint_that_is_far_away_is_found_at_once(far):
+    order = DataOrder(10, 4, seed=0)
+    assert Schedule(Checkpoint(every_steps=far), order).next_after(7) == far
+    assert Schedule(Checkpoint(every_epochs=far), order).next_after(7) == far * 10 // 4
+    assert Schedule(Checkpoint(every_steps=far, every_epochs=1), order).next_after(7) == 8
 
 
 def test_nothing_is_planned_by_seconds_alone():

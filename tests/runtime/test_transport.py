@@ -13,14 +13,15 @@ from types import SimpleNamespace
 import msgpack
 import pytest
 import zmq
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlcli import errors
 from rlcli.launch.meeting import MeetingFolder
 from rlcli.runtime import control, messages, transport
 from rlcli.runtime.control import Control
-from rlcli.runtime.messages import Failure, ProtocolError, Reply, Request, pack, unpack
+from rlcli.runtime.messages import Failure, ProtocolError, Reply, Report, Request, pack, unpack
+from rlcli.runtime.requests import Requests
 from rlcli.runtime.transport import HELLO, InlineTransport, ZmqMaster, ZmqWorker
 
 TOKEN = b"t" * 32
@@ -32,6 +33,8 @@ TOKEN = b"t" * 32
 @pytest.mark.parametrize("message", [
     Request(1, "run_call", {"ids": ["a"], "nested": {"x": [1.5, None, True, "ü"]}}),
     Reply(7, 1, {"loss": 0.1}),
+    Report(1, "checkpoint_written", {"step": 4, "files": []}),
+    Report(0, "checkpoint_written", {}, Failure("ResourceError", "what", "F28", None, None, "trace")),
     Reply(7, 0, failure=Failure("DataError", "what", "F31", "a.jsonl:3", None, "trace")),
 ])  # fmt: skip
 def test_a_message_survives_the_wire(message):
@@ -52,17 +55,18 @@ VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text() | st.binary(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=20,
 )  # fmt: skip
-FIELDS = st.sampled_from(["number", "op", "args", "rank", "value", "failure", "kind", "more"])
+FIELDS = st.sampled_from(["number", "op", "args", "rank", "name", "value", "failure", "kind", "more"])
 
 
 @given(frame=st.binary(max_size=200))
 def test_garbage_is_an_error_of_the_protocol_and_nothing_else(frame):
-    for cls in (Request, Reply):
+    for cls in (Request, Reply, Report):
         with pytest.raises(ProtocolError):
             unpack(frame, TOKEN, cls)
 
 
-@given(fields=st.dictionaries(FIELDS, VALUES), cls=st.sampled_from([Request, Reply]))
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # of a busy machine it says nothing
+@given(fields=st.dictionaries(FIELDS, VALUES), cls=st.sampled_from([Request, Reply, Report]))
 def test_well_formed_msgpack_with_the_token_is_checked_as_well(fields, cls):
     frame = msgpack.packb({**fields, "kind": cls.__name__.lower(), "token": TOKEN}, default=str)
     try:
@@ -70,7 +74,7 @@ def test_well_formed_msgpack_with_the_token_is_checked_as_well(fields, cls):
     except ProtocolError:
         return
     assert pack(message, TOKEN)
-    assert type(message.number) is int
+    assert cls is Report or type(message.number) is int
 
 
 def test_a_long_message_is_not_even_parsed(monkeypatch):
@@ -409,3 +413,73 @@ def test_in_one_process_a_request_is_a_call():
     assert inline.receive(1, "a") == Reply(1, 0, {"seen": 1})
     assert inline.receive(1, "b") == Reply(2, 0, {"seen": 2})
     assert calls == ["a", "b"]
+
+
+# -- reports -------------------------------------------------------------------------------------------------
+
+
+def test_a_report_reaches_the_master_while_the_worker_is_busy(ranks):
+    heard, busy = [], threading.Event()
+    ranks.master.on_report = heard.append
+
+    def work():
+        link = ZmqWorker(ranks.folder, 0)
+
+        def handle(request):
+            if request.op == "call":
+                thread = threading.Thread(target=link.report, args=("written", {"step": 4}))
+                thread.start()
+                busy.wait(20)
+            return {}
+
+        link.serve(handle, lambda error: Failure.of(error, "rank 0", ""))
+        link.close()
+
+    ranks.threads.append(threading.Thread(target=work, daemon=True))
+    ranks.threads[-1].start()
+    ranks.master.wait_for_workers(10)
+    ranks.master.send(0, Request(1, "call"))
+    assert ranks.master.receive(10, "a report") is None
+    assert heard == [Report(0, "written", {"step": 4})]
+    busy.set()
+    assert ranks.master.receive(10, "the answer") == Reply(1, 0, {})
+
+
+def test_what_a_rank_reported_before_it_died_is_heard(ranks):
+    ranks.start(0, echo)
+    ranks.master.wait_for_workers(10)
+    heard = []
+    ranks.master.on_report = heard.append
+    link = ZmqWorker(ranks.folder, 0)
+    for step in range(3):
+        link.report("written", {"step": step})
+    link.close()
+    ranks.dead = "rank 0 is gone"
+    for _ in range(3):
+        assert ranks.master.receive(10, "a report") is None
+    assert {report.value["step"] for report in heard} == {0, 1, 2}  # each came over a socket of its own
+    with pytest.raises(errors.WorkerError):
+        ranks.master.receive(10, "it")
+    ranks.dead = None
+
+
+def test_in_one_process_a_report_is_a_call_in_the_thread_that_reports():
+    inline, heard = InlineTransport(lambda request: inline.report("written", {"step": 1}) or {}), []
+    inline.on_report = heard.append
+    inline.send(0, Request(1, "call"))
+    assert inline.receive(1, "it") == Reply(1, 0, {})
+    assert heard == [Report(0, "written", {"step": 1})]
+    assert inline.receive(1, "a report") is None
+    with pytest.raises(errors.HangError, match="waiting for the files"):
+        inline.receive(0.05, "the files")
+
+
+def test_requests_that_were_cancelled_are_not_carried_out():
+    calls = []
+    inline = InlineTransport(lambda request: calls.append(request.op) or {})
+    requests = Requests(inline, 1, 1.0)
+    requests.post("train", {0: {}}, lambda answers: None)
+    requests.cancel()
+    with pytest.raises(errors.HangError):
+        requests.wait(0.05)
+    assert calls == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlcli.recipe.components import declared
 from rlcli.recipe.meaning.notes import Notes
-from rlcli.recipe.mesh import DIMENSIONS, DevicesError, devices_of, mesh_of
+from rlcli.recipe.mesh import DIMENSIONS, DevicesError, devices_of, mesh_of, world_of
 from rlcli.recipe.schema import Role
 from rlcli.recipe.tree import Path
 
@@ -13,7 +13,11 @@ CLUSTER: tuple[Path, ...] = (("cluster", "nodes"), ("cluster", "devices_per_node
 
 def check(notes: Notes) -> None:
     cluster, launch = notes.recipe.cluster, notes.recipe.launch.type
-    world = cluster.nodes * cluster.devices_per_node
+    try:
+        world = world_of(cluster)
+    except DevicesError as error:
+        notes.note("R49", str(error), notes.first_set(*CLUSTER), needs=CLUSTER)
+        return
     needs = [*CLUSTER, ("launch", "type")]
     if launch == "inline" and world > 1:
         what = f"launch inline runs one process, but the cluster has {world} devices"

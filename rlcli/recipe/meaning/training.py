@@ -71,6 +71,10 @@ def _kept(notes: Notes) -> None:
         notes.note("R71", what, ("checkpoint", "keep_best"), hint, needs=needs)
 
 
+LONGEST_PATH = 4096
+"""Linux' own limit, and that of the time that it takes to look at all folders above."""
+
+
 def _folder(notes: Notes) -> None:
     """Runs are written beside what they read, never into it."""
     text = notes.recipe.log.dir
@@ -78,6 +82,8 @@ def _folder(notes: Notes) -> None:
         notes.note("R68", f"log.dir {text!r} is no folder for runs", ("log", "dir"), "for example runs")
         return
     try:
+        if len(text) > LONGEST_PATH:
+            raise ValueError("longer than any path may be")
         folder = FilePath(text).expanduser().absolute()
         above = next((part for part in (folder, *folder.parents) if part.exists()), folder)
         if not above.is_dir():

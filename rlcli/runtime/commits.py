@@ -1,0 +1,149 @@
+"""Commits a checkpoint once its last part is safe, in whichever thread that becomes known."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlcli.checkpoint.commit import abandon, commit
+from rlcli.checkpoint.manifest import FileDigest, Manifest
+from rlcli.checkpoint.retention import Best, prune
+from rlcli.errors import ResourceError
+from rlcli.recipe.schema import Checkpoint
+
+WRITTEN = "checkpoint_written"
+"""Name of the report that a rank's files of a checkpoint are safe, or cannot be."""
+MASTER = -1
+"""The part of a checkpoint that the master writes; each rank writes the part of its own number."""
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a manifest says about the run that a checkpoint belongs to."""
+
+    run_id: str
+    recipe_digest: str
+    version: str
+    """Of rlcli."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a checkpoint."""
+
+    step: int
+    error: Exception | None = None
+    """Why it was not committed."""
+    warning: str | None = None
+
+
+@dataclass
+class _Begun:
+    """A checkpoint that is being written."""
+
+    step: int
+    folder: Path
+    metrics: dict[str, float]
+    missing: set[int]
+    """Parts that are not yet safe."""
+    files: list[FileDigest] = field(default_factory=list)
+    failures: list[Exception] = field(default_factory=list)
+
+
+class Commits:
+    """Takes in the parts of one checkpoint after the other; the thread that brings the last part commits it.
+
+    Training goes on meanwhile, so nothing is raised or printed here: `outcomes` are for the master's own thread.
+    """
+
+    def __init__(self, folder: Path, identity: RunIdentity, settings: Checkpoint, world_size: int):
+        self.committed: int | None = None
+        """The last step that is safe."""
+        self._folder = folder
+        self._identity = identity
+        self._settings = settings
+        self._world_size = world_size
+        self._lock = threading.Lock()
+        self._begun: _Begun | None = None
+        self._outcomes: list[Outcome] = []
+
+    @property
+    def writing(self) -> int | None:
+        """The step of a checkpoint that is neither committed nor given up."""
+        begun = self._begun
+        return begun.step if begun is not None else None
+
+    @property
+    def waits_for_ranks(self) -> bool:
+        """Whether nothing but the files of ranks keeps a checkpoint from being committed."""
+        begun = self._begun
+        return begun is not None and MASTER not in begun.missing
+
+    def begin(self, step: int, folder: Path, metrics: dict[str, float]) -> None:
+        """From now on parts of this checkpoint are taken in. There must be no other one under way."""
+        with self._lock:
+            self._begun = _Begun(step, folder, metrics, {MASTER, *range(self._world_size)})
+
+    def add(self, step: int, part: int, files: Sequence[FileDigest] = (), failure: Exception | None = None) -> None:
+        """A part of the checkpoint of a step is safe, or has failed; after the last one the checkpoint is committed.
+
+        Parts of a checkpoint that was given up are ignored.
+        """
+        with self._lock:
+            begun = self._begun
+            if begun is None or begun.step != step or part not in begun.missing:
+                return
+            begun.files += files
+            begun.failures += [failure] if failure is not None else []
+            begun.missing.discard(part)
+            if not begun.missing:
+                self._outcomes.append(self._end(begun))
+                self._begun = None
+
+    def outcomes(self) -> list[Outcome]:
+        """What has become of checkpoints since the last call, in order."""
+        with self._lock:
+            told, self._outcomes = self._outcomes, []
+        return told
+
+    def give_up(self) -> None:
+        """Commit nothing any more: what is still being written stays behind in its temporary folder."""
+        with self._lock:
+            self._begun = None
+
+    def _end(self, begun: _Begun) -> Outcome:
+        if begun.failures:
+            abandon(begun.folder)
+            # one that ends the run counts more than a disk that failed once
+            return Outcome(begun.step, min(begun.failures, key=lambda error: isinstance(error, ResourceError)))
+        try:
+            committed = self._commit(begun)
+        except Exception as error:
+            abandon(begun.folder)
+            return Outcome(begun.step, error)
+        self.committed = begun.step
+        return Outcome(begun.step, warning=self._prune(committed))
+
+    def _commit(self, begun: _Begun) -> Path:
+        manifest = Manifest(
+            step=begun.step,
+            run_id=self._identity.run_id,
+            rlcli=self._identity.version,
+            world_size=self._world_size,
+            recipe_digest=self._identity.recipe_digest,
+            files={digest.path: digest for digest in begun.files},
+            metrics=begun.metrics,
+        )
+        return commit(begun.folder, manifest)
+
+    def _prune(self, committed: Path) -> str | None:
+        """Clear older checkpoints away; returns what is to be said about it."""
+        settings = self._settings
+        best = Best(settings.best_metric, settings.best_is, settings.keep_best) if settings.keep_best else None
+        try:
+            prune(self._folder, keep_last=settings.keep_last, keep_best=best, committed=committed)
+        except Exception as error:
+            return f"old checkpoints could not be removed: {error}"
+        return None

@@ -1,0 +1,102 @@
+"""Which checkpoints are committed, and in which thread: parts come in any order, late, twice, or not at all."""
+
+import itertools
+import threading
+
+import pytest
+
+from rlcli.checkpoint.commit import begin, seal
+from rlcli.checkpoint.verify import checkpoints_in, newest_verified
+from rlcli.errors import NumericError, ResourceError
+from rlcli.recipe.schema import Checkpoint
+from rlcli.runtime.commits import MASTER, Commits, RunIdentity
+
+PARTS = (MASTER, 0, 1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "checkpoints"
+
+
+@pytest.fixture
+def commits(folder):
+    return Commits(folder, RunIdentity("run", "digest", "1"), Checkpoint(keep_last=2), world_size=2)
+
+
+def begun(commits, folder, step=1):
+    """A checkpoint with a file for each part: part → its sealed files."""
+    there = begin(folder, step, "run")
+    commits.begin(step, there, {})
+    for part in PARTS:
+        (there / f"part{part}").write_text(f"{step} {part}")
+    return {part: seal(there, [there / f"part{part}"]) for part in PARTS}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(PARTS)))
+def test_the_last_part_commits_whichever_it_is(commits, folder, order):
+    files = begun(commits, folder)
+    for part in order:
+        assert checkpoints_in(folder) == []
+        commits.add(1, part, files[part])
+    assert newest_verified(folder)[0].manifest.files.keys() == {f"part{part}" for part in PARTS}
+    assert (commits.committed, commits.writing) == (1, None)
+    assert [outcome.step for outcome in commits.outcomes()] == [1]
+    assert commits.outcomes() == []
+
+
+def test_parts_that_arrive_at_once_are_all_in_it(commits, folder):
+    for step in range(1, 6):
+        files = begun(commits, folder, step)
+        threads = [threading.Thread(target=commits.add, args=(step, part, files[part])) for part in PARTS]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert newest_verified(folder)[0].manifest.step == step
+    assert [outcome.error for outcome in commits.outcomes()] == [None] * 5
+
+
+def test_a_part_that_failed_gives_the_checkpoint_up(commits, folder):
+    files = begun(commits, folder)
+    commits.add(1, 0, files[0])
+    commits.add(1, 1, failure=ResourceError("the disk is full", code="F28"))
+    assert commits.writing == 1  # another part is still being written into the folder
+    commits.add(1, MASTER, files[MASTER])
+    assert [outcome.error.code for outcome in commits.outcomes()] == ["F28"]
+    assert list(folder.iterdir()) == []
+
+
+def test_a_number_that_is_not_finite_counts_more_than_a_disk(commits, folder):
+    begun(commits, folder)
+    commits.add(1, 0, failure=ResourceError("the disk is full"))
+    commits.add(1, 1, failure=NumericError("a weight is not finite"))
+    commits.add(1, MASTER)
+    assert [type(outcome.error) for outcome in commits.outcomes()] == [NumericError]
+    assert checkpoints_in(folder) == []
+
+
+def test_late_and_doubled_parts_are_ignored(commits, folder):
+    files = begun(commits, folder, 1)
+    commits.add(1, 0, files[0])
+    commits.add(1, 0, files[0])
+    assert commits.writing == 1
+    commits.give_up()
+    for part in PARTS:
+        commits.add(1, part, files[part])
+    assert checkpoints_in(folder) == []
+    files = begun(commits, folder, 2)
+    commits.add(1, 0, files[0])
+    for part in PARTS:
+        commits.add(2, part, files[part])
+    assert newest_verified(folder)[0].manifest.step == 2
+
+
+def test_it_waits_for_ranks_only_once_the_master_has_done_its_part(commits, folder):
+    files = begun(commits, folder)
+    commits.add(1, 0, files[0])
+    assert not commits.waits_for_ranks
+    commits.add(1, MASTER, files[MASTER])
+    assert commits.waits_for_ranks
+    commits.add(1, 1, files[1])
+    assert not commits.waits_for_ranks

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from rlcli.api.chat_template import render_chat
+from rlcli.api.chat_template import conversation_text
 from rlcli.errors import DataError, ModelError
 
 from ._jsonl import Row
@@ -64,21 +64,9 @@ def encode_answers(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> 
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, text: str, system: str | None) -> str:
-    from jinja2.exceptions import TemplateError
-
     messages = [{"role": "system", "content": system}] if system is not None else []
     messages.append({"role": "user", "content": text})
-    named: Any = tokenizer.chat_template
-    template = named["default"] if isinstance(named, dict) else named
-    told = {**tokenizer.special_tokens_map, "strftime_now": _day}
-    try:
-        return render_chat(template, messages, add_generation_prompt=True, **told)
-    except TemplateError as error:
-        raise ModelError(f"the tokenizer's chat template fails: {error}", code="F32") from error
-
-
-def _day(form: str) -> str:
-    return DAY.strftime(form)
+    return conversation_text(tokenizer, messages, add_generation_prompt=True, day=DAY)
 
 
 def _open_ended(tokenizer: PreTrainedTokenizerBase, ids: Tokens) -> Tokens:

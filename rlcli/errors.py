@@ -16,7 +16,7 @@ RlcliError                 1  a bug in rlcli unless a subclass says otherwise
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -111,6 +111,31 @@ class RecipeError(UsageError):
 
     def __str__(self) -> str:
         return "\n".join(str(problem) for problem in self.problems)
+
+
+class Errors(RlcliError):
+    """Several errors that were found together; the exit code is that of the first."""
+
+    def __init__(self, errors: Sequence[RlcliError]):
+        first = errors[0]
+        super().__init__(first.what, where=first.where, hint=first.hint, code=first.code)
+        self.exit_code = first.exit_code
+        self.problems = tuple(errors)
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
+
+
+def raise_all(errors: Iterable[RlcliError]) -> None:
+    """Raise what was found, if anything: one error as it is, several as one report, each once."""
+    found: dict[str, RlcliError] = {}
+    for error in errors:
+        for one in error.problems if isinstance(error, Errors) else (error,):
+            found.setdefault(str(one), one)
+    if len(found) == 1:
+        raise next(iter(found.values()))
+    if found:
+        raise Errors(list(found.values()))
 
 
 class ProjectError(UsageError):

@@ -1,12 +1,22 @@
-"""Chat templates, rendered as transformers renders them: the same sandbox, filters and functions, no import of it."""
+"""Chat templates, rendered as transformers renders them, in a process that may take little time and memory.
+
+A template comes with a model: it is somebody else's code. `_chat_renderer.py` has the sandbox and the limits.
+"""
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import re
+import selectors
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
+from datetime import date
+from pathlib import Path
 from typing import Any
 
 from rlcli.errors import ModelError
@@ -17,24 +27,76 @@ SAFE_JINJA = (3, 1, 6)
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names under which a message's reasoning is passed; templates read the first, some the second."""
 
+LIMIT_S = 1.0
+"""Of the processor's time, for one conversation: a hundred times what the longest templates of today take."""
+PATIENCE_S = 120.0
+"""Until the process must have answered, on a machine that may be busy."""
+MAX_TEMPLATE = 1 << 20
+"""Characters of a template."""
+
+
+class TemplateError(ValueError):
+    """What a template raises, or which limit it goes beyond."""
+
+
+class TooMuch(TemplateError):
+    """It goes beyond a limit, so that no conversation may ever be rendered."""
+
 
 def render_chat(
     template: str,
     messages: Sequence[Mapping[str, Any]],
     *,
     add_generation_prompt: bool = False,
+    day: date | None = None,
     **variables: Any,
 ) -> str:
-    """The text of a conversation. Raises jinja2's TemplateError where the template does."""
+    """The text of a conversation. `day`: what the template is told if it asks for the date; None: today.
+
+    Raises TemplateError, within a bounded time whatever the template does.
+    """
     if not messages:
         raise ValueError("a conversation needs at least one message")
-    return _compiled(template).render(
-        messages=[_with_reasoning({k: v for k, v in message.items() if v is not None}) for message in messages],
-        tools=None,
-        documents=None,
-        add_generation_prompt=add_generation_prompt,
+    if len(template) > MAX_TEMPLATE:
+        raise TooMuch(f"it has {len(template)} characters; a chat template may have {MAX_TEMPLATE}")
+    told = {
         **variables,
-    )
+        "messages": [_with_reasoning({k: v for k, v in message.items() if v is not None}) for message in messages],
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": add_generation_prompt,
+    }
+    conversation = {"template": template, "day": day and day.isoformat(), "variables": told}
+    return _renderer().render(json.dumps({"limit_s": LIMIT_S, "conversation": conversation}, default=str))
+
+
+def conversation_text(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, day: date | None = None
+) -> str:
+    """The text of a conversation by a tokenizer's template, transformers' or ours. Raises ModelError F32."""
+    named = tokenizer.chat_template
+    template = named["default"] if isinstance(named, dict) else named
+    told = dict(tokenizer.special_tokens_map)
+    try:
+        return render_chat(template, messages, add_generation_prompt=add_generation_prompt, day=day, **told)
+    except TemplateError as error:
+        what = f"the tokenizer's chat template fails: {error}"
+        raise ModelError(what, where=getattr(tokenizer, "name_or_path", None) or None, code="F32") from error
+
+
+def check_template(tokenizer: Any, source: str) -> None:
+    """Try a tokenizer's template on one message. Raises ModelError F32 if it goes beyond a limit; what else it may
+    object to depends on the conversation."""
+    named = tokenizer.chat_template
+    templates = named if isinstance(named, dict) else {"default": named}
+    for template in templates.values():
+        try:
+            if template is not None:
+                render_chat(template, [{"role": "user", "content": "?"}], **tokenizer.special_tokens_map)
+        except TooMuch as error:
+            raise ModelError(f"the chat template of {source} fails: {error}", code="F32") from error
+        except TemplateError:
+            continue
 
 
 def marks_generation(template: str) -> bool:
@@ -49,87 +111,88 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
-@lru_cache(maxsize=8)
-def _compiled(template: str) -> Any:
-    """The template in an environment where it can call nothing but what transformers offers it."""
-    import jinja2
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+class _Renderer:
+    """The process. One that has died is replaced by a new one at the next conversation."""
 
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._turn = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self.close)
+
+    def render(self, task: str) -> str:
+        with self._turn:
+            if self._process is None or self._process.poll() is not None:
+                self._process = _start()
+            reply = _asked(self._process, task.encode() + b"\n")
+            if reply is None:
+                raise TooMuch(self._cause_of_death())
+        if "error" in reply:
+            raise (TooMuch if reply["limit"] else TemplateError)(reply["error"])
+        return str(reply["text"])
+
+    def close(self) -> None:
+        """End the process; a process that was forked from the one that started it leaves it alone."""
+        if self._process is not None and self.owner == os.getpid():
+            self._process.kill()
+            self._process.wait(PATIENCE_S)
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._process = None
+
+    def _cause_of_death(self) -> str:
+        assert self._process is not None
+        code = self._process.poll()
+        self.close()
+        if code == -signal.SIGPROF or code is None:
+            return f"it takes more than {LIMIT_S:g} s of the processor"
+        return f"the process that renders it died ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
+
+
+_held: list[_Renderer] = []
+
+
+def _renderer() -> _Renderer:
+    """That of this process: one that was forked must not use its parent's pipes."""
+    if not _held or _held[0].owner != os.getpid():
+        _held[:] = [_Renderer()]
+    return _held[0]
+
+
+def _start() -> subprocess.Popen[bytes]:
     _refuse_old_jinja()
-
-    class Generation(Extension):
-        """`{% generation %} … {% endgeneration %}` renders what it encloses."""
-
-        tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
-
-        def _render(self, caller: Any) -> str:
-            return str(caller())
-
-    class Namespace(jinja2.utils.Namespace):
-        """A namespace without names that lead into Python's own workings."""
-
-        def __init__(*args: Any, **kwargs: Any) -> None:
-            self, args = args[0], args[1:]
-            names = dict(*args, **kwargs)
-            for name in names:
-                _refuse_private(name)
-            jinja2.utils.Namespace.__init__(self, names)
-
-        def __setitem__(self, name: str, value: Any) -> None:
-            _refuse_private(name)
-            jinja2.utils.Namespace.__setitem__(self, name, value)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    keep = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ") if name in os.environ}
+    script = Path(__file__).with_name("_chat_renderer.py")
+    return subprocess.Popen(
+        [sys.executable, "-P", str(script), str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=keep | {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"},
+        cwd="/",
     )
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {
-        "raise_exception": _raise_exception,
-        "strftime_now": lambda form: datetime.now().strftime(form),
-        "dict": _Dict(),
-        "namespace": Namespace,
-    }
-    return environment.from_string(template)
 
 
-class _Dict:
-    """`dict` as a template may use it."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args, **kwargs)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """jinja2's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    from jinja2.exceptions import TemplateError
-
-    raise TemplateError(message)
-
-
-def _refuse_private(name: Any) -> None:
-    from jinja2.exceptions import SecurityError
-
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a chat template may not set {name!r} on a namespace")
+def _asked(process: subprocess.Popen[bytes], task: bytes) -> dict[str, Any] | None:
+    """The process' answer; None if it died of the question, or says nothing."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(task)
+        process.stdin.flush()
+    except BrokenPipeError:
+        process.wait(PATIENCE_S)
+        return None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        if not selector.select(PATIENCE_S):
+            return None
+    line = process.stdout.readline()
+    if not line.endswith(b"\n"):
+        process.wait(PATIENCE_S)
+        return None
+    return dict(json.loads(line))
 
 
 def _refuse_old_jinja() -> None:

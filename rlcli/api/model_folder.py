@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlcli.api.model_sizes import LAYERS, wrong_sizes
+from rlcli.api.weight_files import MAX_JSON, SAVE_AGAIN, check_weights
 from rlcli.errors import ModelError
+from rlcli.files import read_regular
 
 FORBIDDEN_KEYS = ("auto_map", "custom_code", "custom_pipelines", "trust_remote_code")
 FORBIDDEN_PREFIXES = ("_attn_implementation", "attn_implementation", "_experts_implementation")
@@ -15,6 +19,9 @@ FORBIDDEN_PREFIXES = ("_attn_implementation", "attn_implementation", "_experts_i
 
 WANTED_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model")
 """What is downloaded of a model on the Hub: no code, no pickles."""
+
+ADAPTER = "adapter_config.json"
+"""Where it lies, transformers would load another model first, which nobody has checked."""
 
 OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.gguf", "*.msgpack")
 
@@ -48,19 +55,56 @@ def _downloaded(source: str, weights: bool) -> Path:
 
 def check_folder(folder: Path, *, weights: bool) -> None:
     """A model folder must be whole and harmless before transformers sees it. Needs no torch. Raises ModelError."""
+    _refuse_special_files(folder)
     config = folder / "config.json"
     if weights and not config.is_file():
         raise ModelError(f"{folder} has no config.json", hint="a model folder is what save_pretrained writes")
     for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
         if (folder / name).is_file():
             _refuse_code(folder / name)
-    if weights and not any(folder.glob("*.safetensors")):
+    if not weights:
+        return
+    if (folder / ADAPTER).exists():
+        what = f"{folder} holds an adapter, not a whole model"
+        raise ModelError(what, hint="merge it into its base model (merge_and_unload) and save_pretrained that")
+    if not any(folder.glob("*.safetensors")):
         others = sorted(path.name for pattern in OTHER_FORMATS for path in folder.glob(pattern))
         found = f"; it holds {others[0]}, which can run code when it is read" if others else ""
-        raise ModelError(
-            f"{folder} has no safetensors weights{found}",
-            hint="load it once with transformers and save_pretrained it again",
-        )
+        raise ModelError(f"{folder} has no safetensors weights{found}", hint=SAVE_AGAIN)
+    check_config(_read_json(config), str(config))
+    _check_described(folder, check_weights(folder))
+
+
+def check_config(config: Any, where: str) -> None:
+    """The sizes in a configuration must be those of a model that can be. Raises ModelError."""
+    if not isinstance(config, dict):
+        raise ModelError("it holds no configuration", where=where)
+    if wrong := next(wrong_sizes(config), None):
+        raise ModelError(wrong, where=where, hint="take the config.json that came with the model")
+
+
+def _refuse_special_files(folder: Path) -> None:
+    """Opening a pipe would wait for ever, and a device never ends."""
+    for path in sorted(folder.iterdir()):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ModelError(f"{path} is not an ordinary file", hint="a model folder holds files only")
+
+
+def _check_described(folder: Path, stored: Mapping[str, tuple[int, ...]]) -> None:
+    """What config.json describes must not be larger than what the files hold: the rest would be made of nothing, in any
+    amount. `stored`: tensor → shape. Raises ModelError."""
+    config = _read_json(folder / "config.json")
+    inner = config.get("text_config") or config
+    layers = max((inner.get(key) or 0 for key in LAYERS), default=0)
+    width = inner.get("embedding_size") or inner.get("hidden_size") or inner.get("n_embd") or inner.get("d_model") or 0
+    rows, numbers = inner.get("vocab_size") or 0, sum(math.prod(shape) for shape in stored.values())
+    hint = "the folder is incomplete, or config.json is of another model"
+    if layers > len(stored):
+        what = f"it describes {layers} layers; the files hold {len(stored)} tensors"
+        raise ModelError(what, where=str(folder / "config.json"), hint=hint)
+    if rows * width > numbers and not config.get("quantization_config"):
+        what = f"it describes an embedding of {rows} x {width}; the files hold {numbers} numbers in all"
+        raise ModelError(what, where=str(folder / "config.json"), hint=hint)
 
 
 def check_sizes(model: Path, tokenizer: Path) -> None:
@@ -111,7 +155,7 @@ def _entries(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _read_json(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(read_regular(file, MAX_JSON))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not readable JSON: {first_line(error)}") from error
 

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from rlcli.api.model_folder import check_folder
+from rlcli.api.weight_files import INDEX, WHOLE
 from rlcli.checkpoint.convert import Conversion
 from rlcli.checkpoint.state import fill
-from rlcli.checkpoint.tensor_files import INDEX, WHOLE, stored_tensors
+from rlcli.checkpoint.tensor_files import stored_tensors
 from rlcli.errors import ModelError, NumericError
 
 PROMPTS, LENGTH = 8, 16

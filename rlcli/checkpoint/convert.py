@@ -17,19 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcli.api.family import Form, HFFamily, ModelConfig
+from rlcli.api.weight_files import INDEX, PARTS, inside
 from rlcli.checkpoint.disk import check_free_space, failures_told, sync_folder
 from rlcli.checkpoint.families import family_of
 from rlcli.checkpoint.tensor_dtypes import NAMES
-from rlcli.checkpoint.tensor_files import (
-    INDEX,
-    OFFSETS,
-    PARTS,
-    SHARDING,
-    StoredTensor,
-    TensorSpec,
-    inside,
-    stored_tensors,
-)
+from rlcli.checkpoint.tensor_files import OFFSETS, SHARDING, StoredTensor, TensorSpec, stored_tensors
 from rlcli.checkpoint.tensor_moves import (
     Move,
     in_type,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rlcli.api.chat_template import check_template
 from rlcli.api.model_folder import first_line, model_folder
 from rlcli.errors import ModelError
 
@@ -26,6 +27,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the tokenizers library raises Exception itself
         raise ModelError(f"no tokenizer can be read from {source}: {first_line(error)}") from error
+    check_template(tokenizer, source)
     return with_end_token(tokenizer, source)
 
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli.api.chat_template import render_chat
+from rlcli.api.chat_template import MAX_TEMPLATE, render_chat
+from rlcli.api.weight_files import MAX_JSON
+from rlcli.files import read_regular
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -214,7 +216,7 @@ def _declare(
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        return read_regular(file, MAX_TEMPLATE).decode("utf-8")
     if (folder / "additional_chat_templates").is_dir():
         raise NotLight("it has several chat templates")
     template = config.get("chat_template")
@@ -230,7 +232,7 @@ def _json(file: Path) -> dict[str, Any]:
     """The object in a file, empty if there is no such file."""
     if not file.is_file():
         return {}
-    found = json.loads(file.read_text(encoding="utf-8"))
+    found = json.loads(read_regular(file, MAX_JSON))
     if not isinstance(found, dict):
         raise ValueError(f"{file} holds no JSON object")
     return found

@@ -15,16 +15,13 @@ from typing import Any
 import numpy as np
 
 from rlcli.api.model_folder import check_folder
+from rlcli.api.weight_files import Head, damaged, read_head, weight_files
 from rlcli.checkpoint.tensor_dtypes import BYTES, Raw, raw_type
 from rlcli.errors import ModelError
 
 SHARDING = "DCP_SHARDING_INFO"
 OFFSETS = "saved_offsets"
 """Keys under which torch.distributed.checkpoint says where a part begins in the whole tensor."""
-
-INDEX = "model.safetensors.index.json"
-WHOLE = "model.safetensors"
-PARTS = "shard-*.safetensors"
 
 FILE_ORDER = ("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "F8_E8M0", "F8_E4M3",
               "F8_E5M2", "I8", "U8", "BOOL")  # fmt: skip
@@ -97,43 +94,9 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     check_folder(folder, weights=True)
     pieces: dict[str, list[tuple[str, Piece]]] = {}
     for file in weight_files(folder):
-        for spec, piece in _header(file):
+        for spec, piece in _specs(read_head(file)):
             pieces.setdefault(spec.name, []).append((spec.dtype, piece))
     return {name: _assembled(name, found) for name, found in pieces.items()}
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that make up the model, and no others that may lie beside them. Raises ModelError."""
-    index = folder / INDEX
-    if index.is_file():
-        names = sorted({str(name) for name in _weight_map(inside(folder, index)).values()})
-        odd = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
-        if odd:
-            raise ModelError(f"it names {odd[0]!r}, which is no file of this folder", where=str(index), code="S7")
-    else:
-        whole = [WHOLE] if (folder / WHOLE).exists() else []
-        parts = sorted(path.name for path in folder.glob(PARTS))
-        if whole and parts:
-            raise ModelError(f"{folder} holds {WHOLE} and {parts[0]}: two models, or one in two forms")
-        names = whole or parts or sorted(path.name for path in folder.glob("*.safetensors"))
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise ModelError(f"{folder / missing[0]} is missing", hint="the folder is incomplete: fetch or write it again")
-    return [inside(folder, folder / name) for name in names]
-
-
-def inside(folder: Path, file: Path) -> Path:
-    """The file, which must lie in the folder, links followed. A Hub cache's links to its own blobs do too.
-
-    Raises ModelError S7.
-    """
-    home, target = folder.resolve(), file.resolve()
-    homes = [home]
-    if home.parent.name == "snapshots":
-        homes.append(home.parent.parent / "blobs")
-    if not any(one in target.parents for one in homes):
-        raise ModelError(f"{file} is a link out of its folder", hint="copy the file into the folder", code="S7")
-    return file
 
 
 def header(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> bytes:
@@ -157,31 +120,21 @@ def in_file_order(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
     return sorted(specs, key=lambda spec: (FILE_ORDER.index(spec.dtype), spec.name))
 
 
-def _header(file: Path) -> Iterator[tuple[TensorSpec, Piece]]:
-    """What a file holds. The safetensors library judges whether the file is sound; we only need to know where."""
-    from safetensors import SafetensorError, safe_open
-
+def _specs(head: Head) -> Iterator[tuple[TensorSpec, Piece]]:
+    """What a file holds, and which part of a tensor that is."""
     try:
-        with safe_open(str(file), framework="np") as opened:
-            metadata = opened.metadata() or {}
-        with file.open("rb") as raw:
-            length = int.from_bytes(raw.read(8), "little")
-            entries = json.loads(raw.read(length))
-        sharding = json.loads(metadata[SHARDING]) if SHARDING in metadata else None
-        for name, entry in entries.items():
-            if name == "__metadata__":
-                continue
+        sharding = json.loads(head.metadata[SHARDING]) if SHARDING in head.metadata else None
+        for name, entry in head.tensors.items():
             shape, (start, end) = tuple(entry["shape"]), entry["data_offsets"]
             if entry["dtype"] not in BYTES:
-                raise ModelError(f"{name} is of type {entry['dtype']}, which rlcli does not know", where=str(file))
+                raise ModelError(f"{name} is of type {entry['dtype']}, which rlcli does not know", where=str(head.file))
             spec = TensorSpec(name, entry["dtype"], shape)
             offsets = tuple(sharding[name][OFFSETS]) if sharding is not None else (0,) * len(shape)
             if len(offsets) != len(shape) or any(type(at) is not int or at < 0 for at in offsets):
                 raise ValueError(f"{name} has offsets {offsets}")
-            yield spec, Piece(Extent(file, 8 + length + start, end - start), shape, offsets)
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        hint = "the file is damaged or incomplete: fetch or write it again"
-        raise ModelError(f"not a sound safetensors file: {error}", where=str(file), hint=hint) from error
+            yield spec, Piece(Extent(head.file, head.start + start, end - start), shape, offsets)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise damaged(head.file, error) from error
 
 
 def _assembled(name: str, found: Sequence[tuple[str, Piece]]) -> StoredTensor:
@@ -210,14 +163,6 @@ def _begins_within(one: Piece, other: Piece) -> bool:
 def _overlap(one: Piece, other: Piece) -> bool:
     spans = zip(one.offsets, one.shape, other.offsets, other.shape, strict=True)
     return all(a < b + m and b < a + n for a, n, b, m in spans)
-
-
-def _weight_map(index: Path) -> dict[str, Any]:
-    try:
-        weights = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return dict(weights)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ModelError(f"not the index of a model: {error}", where=str(index)) from error
 
 
 def read_into(descriptor: int, extent: Extent, array: Raw) -> None:

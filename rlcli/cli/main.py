@@ -29,7 +29,7 @@ from rlcli.cli.output import (
     silence,
 )
 from rlcli.cli.supervision import WHOLE_PROCESS
-from rlcli.errors import RecipeError, ResourceError, RlcliError, escape_control
+from rlcli.errors import Errors, RecipeError, ResourceError, RlcliError, escape_control
 from rlcli.launch import lifeline
 
 VERBS = {
@@ -171,17 +171,17 @@ def _report(error: RlcliError, arguments: list[str]) -> int:
     if "--json" in arguments and not isinstance(error, OutputFailed):
         print_json({"ok": False, "exit_code": error.exit_code, "problems": _problems(error)})
     print_error(error)
-    if isinstance(error, RecipeError) and (line := _closing_line(error, arguments)):
+    if isinstance(error, RecipeError | Errors) and (line := _closing_line(error, arguments)):
         print_talk(line)
     return error.exit_code
 
 
 def _problems(error: RlcliError) -> list[dict[str, Any]]:
-    found = error.problems if isinstance(error, RecipeError) else (error,)
+    found = error.problems if isinstance(error, RecipeError | Errors) else (error,)
     return [{"code": one.code, "where": one.where, "what": one.what, "hint": one.hint} for one in found]
 
 
-def _closing_line(error: RecipeError, arguments: list[str]) -> str:
+def _closing_line(error: RecipeError | Errors, arguments: list[str]) -> str:
     """`2 problems; nothing was started. Every key and its meaning: rlcli schema`; empty if there is nothing to add."""
     count = len(error.problems)
     said = [f"{count} problems"] if count > 1 else []

@@ -17,7 +17,7 @@ from rlcli.errors import HangError, ModelError, RlcliError, WorkerError
 from rlcli.failpoints import check_failpoints
 from rlcli.launch import lifeline
 from rlcli.launch.meeting import remove_abandoned
-from rlcli.launch.preflight.model_files import check_model_files
+from rlcli.launch.preflight.before_start import check_before_start
 from rlcli.launch.stopping import StopSignals
 
 if TYPE_CHECKING:
@@ -50,23 +50,13 @@ def run_recipe(
     resolved: Resolved, run_dir: Path | None, display: Display, command: Sequence[str] | None = None
 ) -> Finished:
     """Run a recipe, after the recipes that it starts from. Raises RlcliError."""
-    check_before_start(resolved)
     log_dir = str(Path(resolved.recipe.log.dir).expanduser())
+    check_before_start(resolved, run_dir, runs_first(resolved, log_dir))
     with StopSignals(display.warning) as stop:
         recipe, stopped = _with_warm_starts(resolved, log_dir, display, stop)
         if stopped is not None:
             return stopped
         return _run_one(resolved, recipe, run_dir, log_dir, display, stop, command=command)
-
-
-def check_before_start(resolved: Resolved) -> None:
-    """What can be told from files alone, of the recipe and of those that it starts from. Loads nothing."""
-    from rlcli.recipe.warm_start import chain
-
-    for one in (*chain(resolved), resolved):
-        recipe = one.recipe
-        for name in recipe.models:
-            check_model_files(one, name)
 
 
 def _with_warm_starts(
@@ -94,6 +84,14 @@ def _with_warm_starts(
             display.note(f"starting from {folder}")
         models[start.role] = models[start.role].model_copy(update={"path": str(folder)})
     return resolved.recipe.model_copy(update={"models": models}), None
+
+
+def runs_first(resolved: Resolved, log_dir: str) -> list[Resolved]:
+    """The recipes that it starts from whose results are not there yet, in the order to run them."""
+    from rlcli.recipe.warm_start import warm_starts
+
+    missing = [one.source for one in warm_starts(resolved) if find_result(one.source, log_dir, one.source_role) is None]
+    return [first for source in missing for first in (*runs_first(source, log_dir), source)]
 
 
 def find_result(source: Resolved, log_dir: str, role: str) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -205,6 +206,23 @@ def read_status(folder: Path | str) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return status if isinstance(status, dict) else None
+
+
+def check_new_folder(folder: Path, *, is_run: bool) -> None:
+    """Whether a run can begin in a folder, or (not `is_run`) in a new folder within it; makes nothing. Raises
+    ResourceError F71, F72 or F75."""
+    try:
+        if is_run and folder.is_dir():
+            if (folder / "lock").exists():
+                RunLock.acquire(folder / "lock").release()
+            _refuse_used(folder)
+        above = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+        if not above.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(above))
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "permission denied", str(above))
+    except OSError as error:
+        raise _not_writable(folder, error) from None
 
 
 def _fresh_folder(parent: Path) -> Path:

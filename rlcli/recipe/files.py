@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli import registry
-from rlcli.errors import DataError, ModelError, UsageError
+from rlcli.errors import DataError, ModelError, RlcliError, UsageError, raise_all
 from rlcli.recipe.components import signature_of
 from rlcli.recipe.layers import Layer
 from rlcli.recipe.schema import Recipe
@@ -21,13 +21,18 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 def with_found_files(recipe: Recipe, tree: Mapping, path: Path, layers: Sequence[Layer]) -> Recipe:
     """The recipe with its paths as the working directory sees them: looked up there, else beside the layer
-    that names them. Raises DataError or ModelError for one that is missing."""
+    that names them. Raises DataError or ModelError with all that are missing."""
     finder = _Finder(tree, path, layers)
     data = recipe.model_dump()
-    for place in _dataset_files(recipe):
-        _put(data, place, finder.dataset_file(place, _get(data, place)))
-    for place in _model_folders(recipe):
-        _put(data, place, finder.model_folder(place, _get(data, place)))
+    missing: list[RlcliError] = []
+    wanted = [(place, finder.dataset_file) for place in _dataset_files(recipe)]
+    wanted += [(place, finder.model_folder) for place in _model_folders(recipe)]
+    for place, find in wanted:
+        try:
+            _put(data, place, find(place, _get(data, place)))
+        except RlcliError as error:
+            missing.append(error)
+    raise_all(missing)
     return Recipe.model_validate(data)
 
 

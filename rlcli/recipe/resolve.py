@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rlcli.errors import RlcliError, raise_all
 from rlcli.recipe.components import check_components, forget, with_backends
 from rlcli.recipe.doubts import Doubts
 from rlcli.recipe.files import with_found_files
@@ -169,7 +170,22 @@ def resolve_layers(
         override_trees=tuple(override_trees),
         problems=problems,
     )
-    return replace(resolved, recipe=with_found_files(resolved.recipe, resolved.tree, path, layers))
+    try:
+        return replace(resolved, recipe=with_found_files(resolved.recipe, resolved.tree, path, layers))
+    except RlcliError as error:
+        raise_all([error, *_missing_of_sources(resolved)])
+        raise
+
+
+def _missing_of_sources(resolved: Resolved) -> list[RlcliError]:
+    """What the recipes lack that this one starts from: with its own missing files it is one report."""
+    from rlcli.recipe.warm_start import warm_starts
+
+    try:
+        warm_starts(resolved)
+    except RlcliError as error:
+        return [error]
+    return []
 
 
 def _refuse_crowds(tree: Mapping, problems: Problems) -> None:

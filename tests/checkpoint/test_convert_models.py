@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlcli.api.weight_files import INDEX
 from rlcli.checkpoint import conversion_check
 from rlcli.checkpoint.conversion_check import check_conversion
 from rlcli.checkpoint.convert import convert, parse_size, plan_from_hf, plan_to_hf
 from rlcli.checkpoint.state import HostCopy, Part, write_weights
-from rlcli.checkpoint.tensor_files import INDEX, stored_tensors
+from rlcli.checkpoint.tensor_files import stored_tensors
 from rlcli.errors import ModelError, UsageError
 
 

@@ -1,14 +1,17 @@
 """The light tokenizer gives what AutoTokenizer gives, or says why it cannot."""
 
 import json
+import os
+import resource
 
 import pytest
-from jinja2.exceptions import SecurityError, TemplateError
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from rlcli.api.chat_template import render_chat
+from rlcli.api.chat_template import TemplateError, TooMuch, render_chat
+from rlcli.checkpoint.huggingface import load_tokenizer
 from rlcli.checkpoint.light_tokenizer import NotLight, read_light_tokenizer
+from rlcli.errors import ModelError
 
 TEXTS = [
     "What is 3+4?\n", "", " leading", "naïve 日 🙂", "<|end|>in<|start|>", "a<think>b</think>", "x" * 300, "tab\there",
@@ -173,16 +176,68 @@ def test_the_clock_of_a_template():
 @pytest.mark.parametrize(
     ("template", "error"),
     [
-        ("{{ raise_exception('roles must alternate') }}", TemplateError),
-        ("{{ ''.__class__.__mro__ }}", SecurityError),
-        ("{{ messages.append(1) }}", SecurityError),
-        ("{% set ns = namespace(_x=1) %}", SecurityError),
-        ("{% if %}", TemplateError),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+        ("{{ messages.append(1) }}", "SecurityError"),
+        ("{% set ns = namespace(_x=1) %}", "SecurityError"),
+        ("{% if %}", "TemplateSyntaxError"),
     ],
 )
 def test_templates_can_do_no_harm(template, error):
-    with pytest.raises(error):
+    with pytest.raises(TemplateError, match=error):
         render_chat(template, TALKS[0])
+
+
+DOUBLING = "{% set ns = namespace(x='x' * 1000) %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+HOSTILE = {
+    "a long range": "{% for i in range(10**9) %}x{% endfor %}",
+    "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "a long text": "{{ 'x' * 10**10 }}",
+    "a wide text": "{{ 'x'.ljust(10**11) }}",
+    "a wide number": "{{ '%099999999999d' % 1 }}",
+    "a text that doubles": DOUBLING,
+    "a huge power": "{{ 9 ** (9 ** (9 ** 9)) }}",
+    "a macro that calls itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "a macro that calls itself twice": "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}"
+    "{{ m(60) }}",
+    "a list of lists": "{% set ns = namespace(l=[1]) %}{% for i in range(40) %}{% set ns.l = [ns.l, ns.l] %}"
+    "{% endfor %}{{ ns.l }}",
+    "much output": "{% for a in range(99999) %}{% for b in range(99999) %}{{ 'x' * 9999 }}{% endfor %}{% endfor %}",
+    "lorem ipsum": "{{ lipsum(n=10**9) }}",
+    "a filter": "{{ 'x' | center(10**11) }}",
+    "a deep template": "{% if 1 %}" * 5000 + "{% endif %}" * 5000,
+    "a long template": "x" * 2_000_000,
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_template_that_would_take_for_ever_or_all_memory_is_an_error(what):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    with pytest.raises(TooMuch):
+        render_chat(HOSTILE[what], TALKS[0])
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 2.0
+    assert render_chat("{{ messages[0].role }}", TALKS[0]) == TALKS[0][0]["role"]
+
+
+def test_a_tokenizer_with_a_hostile_template_is_refused_with_its_name(tmp_path):
+    saved(tmp_path, byte_level(), template=HOSTILE["loops in loops"])
+    with pytest.raises(ModelError, match=f"the chat template of {tmp_path} fails: it takes more than 1 s") as caught:
+        load_tokenizer(str(tmp_path))
+    assert caught.value.code == "F32"
+
+
+def test_conversations_come_back_byte_for_byte():
+    text = "é\n\r\u2028\x00\U0001f600 " + "x" * 3_000_000
+    assert render_chat("{{ messages[0].content }}", [{"role": "user", "content": text}]) == text
+
+
+def test_a_process_that_was_forked_renders_by_itself():
+    assert render_chat("{{ 1 }}", TALKS[0]) == "1"
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if render_chat("{{ 2 }}", TALKS[0]) == "2" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert render_chat("{{ 3 }}", TALKS[0]) == "3"
 
 
 def test_an_added_token_keeps_its_properties(tmp_path):

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from rlcli.cli.findings import finding_lines, summary
 from rlcli.launch.preflight.findings import Finding
@@ -120,7 +122,7 @@ def test_training_and_checking_refuse_the_same_model_files(rlcli, text_recipe):
     folder = text_recipe / "model"
     (text_recipe / "tok").rename(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 5}))
-    (folder / "model.safetensors").write_bytes(b"")
+    save_file({"weight": np.zeros((5, 8), np.float32)}, folder / "model.safetensors")
     Path("mine.yaml").write_text(SFT.replace("scratch: {model_type: llama, hidden_size: 8, num_hidden_layers: 1, "
                                              "num_attention_heads: 1}, tokenizer: tok", "path: model"))  # fmt: skip
     code, out, _ = rlcli("check", "mine.yaml")

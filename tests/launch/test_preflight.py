@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from rlcli.api.data import Preview
@@ -53,7 +55,7 @@ def model_folder(folder: Path, *, template: str | None = None, named: dict | Non
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     model = {"model_type": "llama", "vocab_size": len(LETTERS), "max_position_embeddings": 128, **sizes, **config}
     (folder / "config.json").write_text(json.dumps(model))
-    (folder / "model.safetensors").write_bytes(b"")
+    save_file({"model.embed_tokens.weight": np.zeros((len(LETTERS), 8), np.float32)}, folder / "model.safetensors")
     return folder
 
 

@@ -2,27 +2,96 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlcli.api.model_folder import check_folder, check_sizes
-from rlcli.errors import ModelError
+from rlcli.api.model_folder import check_config, check_folder, check_sizes
+from rlcli.errors import ModelError, ResourceError, RlcliError
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
+    from rlcli.recipe.tree import Path as TreePath
 
 
 def check_model_files(resolved: Resolved, role: str) -> None:
-    """A folder must be whole and harmless, its tokenizer no larger than its embedding. Raises ModelError."""
+    """A role's folder must be whole and harmless, its tokenizer no larger than its embedding; so must a model from the
+    Hub that is on this machine already. Raises ModelError."""
+    for error in _faults_of_role(resolved, role):
+        raise error
+
+
+def model_faults(resolved: Resolved) -> Iterator[RlcliError]:
+    """Everything that is wrong with the models of a recipe: those of its roles, and those that its interfaces load."""
+    for role in resolved.recipe.models:
+        yield from _faults_of_role(resolved, role)
+    yield from _too_large(resolved)
+    graphs = ((("graph",), resolved.recipe.graph), (("train", "eval", "graph"), resolved.recipe.train.eval.graph))
+    for place, graph in graphs:
+        for name, call in graph.items():
+            source = call.interface.args.get("path")
+            if isinstance(source, str):
+                yield from _faults(resolved, source, (*place, name, "interface", "args", "path"), weights=True)
+
+
+def local_folder(source: str | None) -> Path | None:
+    """Where a model is on this machine: its folder, or what the Hub's cache holds of it; None if it is not here."""
+    from rlcli.topology.configs import cached_folder
+
+    if source is None or source.startswith(("builtin:", "recipe:")):
+        return None
+    folder = Path(source).expanduser()
+    return folder if folder.is_dir() else cached_folder(source)
+
+
+def _faults_of_role(resolved: Resolved, role: str) -> Iterator[RlcliError]:
     section = resolved.recipe.models[role]
-    folder = Path(section.path).expanduser() if section.path is not None else None
-    if folder is None or not folder.is_dir():
+    if section.scratch is not None:
+        try:
+            check_config(section.scratch, str(resolved.origin(("models", role, "scratch"))))
+        except ModelError as error:
+            yield error
+    if section.path is not None:
+        yield from _faults(resolved, section.path, ("models", role, "path"), weights=True)
+    if section.tokenizer is not None:
+        yield from _faults(resolved, section.tokenizer, ("models", role, "tokenizer"), weights=False)
+    model, tokenizer = local_folder(section.path), local_folder(section.tokenizer or section.path)
+    if model is not None and tokenizer is not None:
+        try:
+            check_sizes(model, tokenizer)
+        except ModelError as error:
+            yield _at(resolved, ("models", role, "path"), error)
+
+
+def _faults(resolved: Resolved, source: str, place: TreePath, *, weights: bool) -> Iterator[ModelError]:
+    folder = local_folder(source)
+    if folder is None:
         return
-    tokenizer = Path(section.tokenizer).expanduser() if section.tokenizer is not None else folder
+    is_partial = weights and not Path(source).expanduser().is_dir() and not any(folder.glob("*.safetensors*"))
     try:
-        check_folder(folder, weights=True)
-        if tokenizer.is_dir():
-            check_sizes(folder, tokenizer)
+        check_folder(folder, weights=weights and not is_partial)  # of a cached model weights may be fetched later
     except ModelError as error:
-        where = str(resolved.origin(("models", role, "path")))
-        raise ModelError(error.what, where=where, hint=error.hint, code=error.code) from None
+        yield _at(resolved, place, error)
+
+
+def _at(resolved: Resolved, place: TreePath, error: ModelError) -> ModelError:
+    """The error with the place of the recipe that names the model; the file at fault is part of what is said."""
+    what = f"{error.where}: {error.what}" if error.where else error.what
+    return ModelError(what, where=str(resolved.origin(place)), hint=error.hint, code=error.code)
+
+
+def _too_large(resolved: Resolved) -> Iterator[ResourceError]:
+    """Models whose weights alone no memory of this machine holds: each process loads them whole, in float32."""
+    from rlcli.topology.architecture import Architecture
+    from rlcli.topology.configs import architecture_of
+
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for role, section in resolved.recipe.models.items():
+        sizes = architecture_of(resolved, role) if section.scratch is not None or section.path is not None else ""
+        if isinstance(sizes, Architecture) and 4 * sizes.parameters(section.head) > memory:
+            needed, there = 4 * sizes.parameters(section.head) / 2**30, memory / 2**30
+            key = "path" if section.scratch is None else "scratch"
+            what = f"the weights of models.{role} take {needed:,.0f} GiB; this machine has {there:,.0f} GiB of memory"
+            where = str(resolved.origin(("models", role, key)))
+            yield ResourceError(what, where=where, hint=f"rlcli plan {resolved.recipe.name} shows what it takes")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,15 +70,18 @@ class OpenDataset:
         return [self.preview(number if self.is_drawn else number * len(self) // rows) for number in range(rows)]
 
 
-def open_dataset(resolved: Resolved, name: str, tokenizers: Tokenizers | None = None) -> OpenDataset:
-    """A dataset as the recipe's run would open it. Raises RlcliError."""
+def open_dataset(
+    resolved: Resolved, name: str, tokenizers: Tokenizers | None = None, other: Mapping[str, Any] | None = None
+) -> OpenDataset:
+    """A dataset as the recipe's run would open it, but for arguments that are to be `other`. Raises RlcliError."""
     component = resolved.recipe.datasets[name]
     is_light = hasattr(registry.load("datasets", component.type), "preview")
     tokenizer = (tokenizers or Tokenizers(resolved)).open(light=is_light)
     util = DatasetUtility(resolved.recipe.seed, 0, 1, tokenizer.tokenizer)
     try:
         with _quiet("rlcli.datasets"):
-            dataset = registry.make_dataset(DatasetAbstraction(component.type, component.args), util)
+            args = {**component.args, **(other or {})}
+            dataset = registry.make_dataset(DatasetAbstraction(component.type, args), util)
     except RlcliError:
         raise
     except Exception as error:  # whatever a user's dataset raises
@@ -93,15 +96,17 @@ def open_dataset(resolved: Resolved, name: str, tokenizers: Tokenizers | None = 
 class Tokenizers:
     """The tokenizer that the datasets of a recipe are read with, opened once in each way that they need it."""
 
-    def __init__(self, resolved: Resolved):
+    def __init__(self, resolved: Resolved, only_light: bool = False):
+        """`only_light`: raise NotLight where transformers would have to read one."""
         self._resolved = resolved
+        self._only_light = only_light
         self._opened: dict[bool, OpenTokenizer] = {}
 
     def open(self, *, light: bool) -> OpenTokenizer:
         """`light`: a light one will do. Raises ModelError."""
         if light not in self._opened:
             source = _tokenizer_source(self._resolved, prompt_role(self._resolved.recipe))
-            self._opened[light] = open_tokenizer(source, light=light)
+            self._opened[light] = open_tokenizer(source, light=light, or_else=not self._only_light)
         return self._opened[light]
 
 
@@ -119,8 +124,9 @@ def _tokenizer_source(resolved: Resolved, role: str) -> str:
     return str(folder) if folder is not None else _tokenizer_source(start.source, start.source_role)
 
 
-def open_tokenizer(source: str, *, light: bool = True) -> OpenTokenizer:
-    """The tokenizer of a folder, a Hub id or a `builtin:<name>`. Raises ModelError."""
+def open_tokenizer(source: str, *, light: bool = True, or_else: bool = True) -> OpenTokenizer:
+    """The tokenizer of a folder, a Hub id or a `builtin:<name>`. Raises ModelError; without `or_else` also NotLight,
+    where transformers would have to read it."""
     if source.startswith("builtin:"):
         return _builtin_tokenizer(source, light)
     from rlcli.api.model_folder import check_folder
@@ -131,6 +137,8 @@ def open_tokenizer(source: str, *, light: bool = True) -> OpenTokenizer:
     folder = Path(source).expanduser()
     if not folder.is_dir():
         folder = cached_folder(source) or folder
+    if not folder.is_dir() and not or_else:
+        raise NotLight("it is not on this machine yet")
     if not light or not folder.is_dir():
         why = "the dataset may ask anything of it" if folder.is_dir() else "it is not on this machine yet"
         return OpenTokenizer(load_tokenizer(source), source, why)
@@ -138,6 +146,8 @@ def open_tokenizer(source: str, *, light: bool = True) -> OpenTokenizer:
     try:
         return OpenTokenizer(with_end_token(read_light_tokenizer(folder), source), source)
     except NotLight as why_not:
+        if not or_else:
+            raise
         return OpenTokenizer(load_tokenizer(source), source, str(why_not))
     except ModelError:
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rlcli.api.chat_template import conversation_text
 from rlcli.api.data import Preview
 from rlcli.launch.preflight.findings import Finding
 from rlcli.launch.preflight.row_checks import Limits, place
@@ -41,9 +42,9 @@ def _both_ways(tokenizer: Any, row: Preview) -> tuple[str, str, str]:
     answer = row.answers[0] if row.answers else str(row.metadata.get("answer", "42"))
     messages = [{"role": "system", "content": row.system}] if row.system is not None else []
     messages.append({"role": "user", "content": row.prompt or ""})
-    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    prompt = conversation_text(tokenizer, messages, add_generation_prompt=True)
     turn = {"role": "assistant", "content": answer}
-    return str(prompt), str(tokenizer.apply_chat_template([*messages, turn], tokenize=False)), answer
+    return prompt, conversation_text(tokenizer, [*messages, turn], add_generation_prompt=False), answer
 
 
 def _not_a_prefix(about: str, row: Preview, prompt: str, whole: str, broken: int, looked_at: int) -> Finding:

@@ -1,0 +1,164 @@
+"""A process that renders chat templates: JSON lines in, JSON lines out. Started by `chat_template`, as a script.
+
+A template is somebody else's code. jinja2's sandbox keeps it from calling anything harmful, but not from looping for
+ever or from making a text that fills the memory; the limits of a process do. Time is the processor's, so that a
+verdict does not depend on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+from datetime import date, datetime
+from functools import lru_cache
+from typing import Any
+
+MEMORY_BYTES = 512 << 20
+LONGEST = 16 << 20
+"""Characters of a rendered conversation."""
+LIMITS: dict[type[Exception], str] = {
+    MemoryError: f"it needs more than {MEMORY_BYTES >> 20} MiB of memory",
+    RecursionError: "it calls itself too deeply",
+    OverflowError: "it uses a number or a range that is too large",
+}
+PR_SET_PDEATHSIG = 1
+
+
+class TooLong(ValueError):
+    """The text that a template writes."""
+
+
+def isolate(parent: int) -> None:
+    for asks_to_stop in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # the run, to end its step
+        signal.signal(asks_to_stop, signal.SIG_IGN)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            sys.exit(0)
+
+
+def serve() -> None:
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing else may mix with the replies
+    for line in sys.stdin.buffer:
+        task = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, task["limit_s"])
+        try:
+            message: dict[str, Any] = {"text": rendered(**task["conversation"])}
+        except (MemoryError, RecursionError, OverflowError) as problem:
+            message = {"error": LIMITS[type(problem)], "limit": True}
+        except TooLong as problem:
+            message = {"error": str(problem), "limit": True}
+        except Exception as problem:  # whatever a template makes jinja2 raise
+            message = {"error": f"{type(problem).__name__}: {problem}"[:2000], "limit": False}
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
+
+
+def rendered(template: str, day: str | None, variables: dict[str, Any]) -> str:
+    text: list[str] = []
+    length = 0
+    for part in _compiled(template, day).generate(**variables):
+        text.append(part)
+        length += len(part)
+        if length > LONGEST:
+            raise TooLong(f"it writes more than {LONGEST >> 20} million characters")
+    return "".join(text)
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str, day: str | None) -> Any:
+    """The template in an environment where it can call nothing but what transformers offers it."""
+    import jinja2
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %} … {% endgeneration %}` renders what it encloses."""
+
+        tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
+
+        def _render(self, caller: Any) -> str:
+            return str(caller())
+
+    class Namespace(jinja2.utils.Namespace):
+        """A namespace without names that lead into Python's own workings."""
+
+        def __init__(*args: Any, **kwargs: Any) -> None:
+            self, args = args[0], args[1:]
+            names = dict(*args, **kwargs)
+            for name in names:
+                _refuse_private(name)
+            jinja2.utils.Namespace.__init__(self, names)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            _refuse_private(name)
+            jinja2.utils.Namespace.__setitem__(self, name, value)
+
+    clock = datetime.now() if day is None else date.fromisoformat(day)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": clock.strftime,
+        "dict": _Dict(),
+        "namespace": Namespace,
+    }
+    return environment.from_string(template)
+
+
+class _Dict:
+    """`dict` as a template may use it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """jinja2's own filter escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    from jinja2.exceptions import TemplateError
+
+    raise TemplateError(message)
+
+
+def _refuse_private(name: Any) -> None:
+    from jinja2.exceptions import SecurityError
+
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a chat template may not set {name!r} on a namespace")
+
+
+if __name__ == "__main__":
+    isolate(parent=int(sys.argv[1]))
+    serve()

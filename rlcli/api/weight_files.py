@@ -1,0 +1,123 @@
+"""The weight files of a model's folder: which they are, and what the head of each says. Loads no weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcli.api.model_sizes import shown
+from rlcli.errors import ModelError
+from rlcli.files import read_regular
+
+INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
+PARTS = "shard-*.safetensors"
+
+MAX_JSON = 64 << 20
+"""Bytes of a JSON file of a model. The largest, tokenizers and indices, have half of that."""
+
+SAVE_AGAIN = "load it once with transformers and save_pretrained it again"
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+"""Endings of files whose reading can run code."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the head of a safetensors file says. The file's bytes are just those of its tensors."""
+
+    file: Path
+    tensors: Mapping[str, Any]
+    """Name → `dtype`, `shape` and `data_offsets`."""
+    metadata: Mapping[str, str]
+    start: int
+    """Where the bytes of the tensors begin."""
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up the model, and no others that may lie beside them. Raises ModelError."""
+    index = folder / INDEX
+    if index.is_file():
+        names = sorted(set(weight_map(inside(folder, index)).values()))
+        _refuse_odd(index, names)
+        if (folder / WHOLE).exists() and names != [WHOLE]:
+            raise ModelError(f"{folder} holds {WHOLE} and {INDEX}: two models, or one in two forms")
+    else:
+        whole = [WHOLE] if (folder / WHOLE).exists() else []
+        parts = sorted(path.name for path in folder.glob(PARTS))
+        if whole and parts:
+            raise ModelError(f"{folder} holds {WHOLE} and {parts[0]}: two models, or one in two forms")
+        names = whole or parts or sorted(path.name for path in folder.glob("*.safetensors"))
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ModelError(f"{folder / missing[0]} is missing", hint="the folder is incomplete: fetch or write it again")
+    return [inside(folder, folder / name) for name in names]
+
+
+def _refuse_odd(index: Path, names: Sequence[str]) -> None:
+    """An index may name safetensors files of its own folder, and nothing else. Raises ModelError S5 or S7."""
+    for name in names:
+        if name.endswith(PICKLES):
+            what = f"it names {shown(name)}, a pickle, which can run code when it is read"
+            raise ModelError(what, where=str(index), hint=SAVE_AGAIN, code="S5")
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelError(f"it names {shown(name)}, which is no file of this folder", where=str(index), code="S7")
+
+
+def inside(folder: Path, file: Path) -> Path:
+    """The file, which must lie in the folder, links followed. A Hub cache's links to its own blobs do too.
+
+    Raises ModelError S7.
+    """
+    home, target = folder.resolve(), file.resolve()
+    homes = [home]
+    if home.parent.name == "snapshots":
+        homes.append(home.parent.parent / "blobs")
+    if not any(one in target.parents for one in homes):
+        raise ModelError(f"{file} is a link out of its folder", hint="copy the file into the folder", code="S7")
+    return file
+
+
+def read_head(file: Path) -> Head:
+    """Raises ModelError if the file is damaged or cut off. The safetensors library judges that; it maps the file and
+    reads its head alone, whose offsets must tile the file exactly."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(file), framework="np") as opened:
+            metadata = opened.metadata() or {}
+        with file.open("rb") as raw:
+            length = int.from_bytes(raw.read(8), "little")
+            entries = json.loads(raw.read(length))
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        raise damaged(file, error) from error
+    return Head(file, {name: entry for name, entry in entries.items() if name != "__metadata__"}, metadata, 8 + length)
+
+
+def damaged(file: Path, why: object) -> ModelError:
+    hint = "the file is damaged or incomplete: fetch or write it again"
+    return ModelError(f"not a valid safetensors file: {why}", where=str(file), hint=hint)
+
+
+def check_weights(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Every file that makes up the model is there, whole, and holds what the index says. Returns name → shape of what
+    the files hold. Raises ModelError."""
+    heads = {file.name: read_head(file) for file in weight_files(folder)}
+    index = folder / INDEX
+    for name, file in weight_map(index).items() if index.is_file() else ():
+        if name not in heads[file].tensors:
+            what = f"it says that {name} is in {file}, which does not hold it"
+            raise ModelError(what, where=str(index), hint="the folder is incomplete: fetch or write it again")
+    return {name: tuple(entry["shape"]) for head in heads.values() for name, entry in head.tensors.items()}
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Tensor → file, as an index says. Raises ModelError."""
+    try:
+        weights = json.loads(read_regular(index, MAX_JSON))["weight_map"]
+        return {str(name): str(file) for name, file in dict(weights).items()}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError(f"not the index of a model: {error}", where=str(index)) from error

@@ -1,0 +1,96 @@
+"""What can be known before a run, and the runs that it starts from, begin: everything that is wrong, in one report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.errors import DataError, ResourceError, RlcliError, raise_all
+
+if TYPE_CHECKING:
+    from rlcli.recipe.resolve import Resolved
+
+READ_WHOLE = 32 << 20
+"""Bytes of a dataset's file. Of a larger one only the first rows are read here: the workers read all of it anyway."""
+FIRST_ROWS = 1000
+
+
+def check_before_start(resolved: Resolved, run_dir: Path | None, runs_first: Sequence[Resolved]) -> None:
+    """Look at the models, the data, the folders and the disk of a recipe and of those that must run before it. Loads no
+    model and makes no folder. Raises RlcliError with everything that is wrong."""
+    from rlcli.launch.preflight.model_files import model_faults
+
+    found: list[RlcliError] = []
+    for one in (*runs_first, resolved):
+        models = list(model_faults(one))
+        found += models or _data_faults(one)  # rows cannot be judged by a tokenizer that is broken
+    found += _folder_faults(resolved, run_dir)
+    raise_all(found)
+
+
+def _data_faults(resolved: Resolved) -> Iterator[RlcliError]:
+    """Datasets that are read without torch and transformers are opened; the others, by the workers."""
+    from rlcli import registry
+    from rlcli.checkpoint.light_tokenizer import NotLight
+    from rlcli.launch.preflight.rows import Tokenizers, open_dataset
+    from rlcli.recipe.dataset_sizes import check_dataset_sizes
+
+    tokenizers = Tokenizers(resolved, only_light=True)
+    recipe = resolved.recipe
+    for name in dict.fromkeys(one for one in (recipe.train.dataset, recipe.train.eval.dataset) if one is not None):
+        component = recipe.datasets[name]
+        try:
+            if hasattr(registry.load("datasets", component.type), "preview"):
+                few = _first_rows(component.type, component.args)
+                opened = open_dataset(resolved, name, tokenizers, few)
+                if not few:
+                    check_dataset_sizes(recipe, {name: len(opened)})
+        except NotLight:
+            continue
+        except RlcliError as error:
+            yield _with_place(resolved, name, error)
+
+
+def _first_rows(dataset: str, args: dict[str, Any]) -> dict[str, Any]:
+    """Arguments with which a dataset reads no more of a large file than its first rows."""
+    from rlcli.recipe.components import signature_of
+
+    path = args.get("path")
+    try:
+        is_large = isinstance(path, str) and os.stat(Path(path).expanduser()).st_size > READ_WHOLE
+    except OSError:
+        return {}
+    knows = any(argument.name == "max_rows" for argument in signature_of("datasets", dataset).arguments)
+    return {"max_rows": min(args.get("max_rows") or FIRST_ROWS, FIRST_ROWS)} if is_large and knows else {}
+
+
+def _with_place(resolved: Resolved, name: str, error: RlcliError) -> RlcliError:
+    """The error; where it names no place, with that of the recipe."""
+    if error.where is not None or not isinstance(error, DataError):
+        return error
+    place = resolved.origin(("datasets", name, "args", "path"))
+    return DataError(error.what, where=str(place), hint=error.hint, code=error.code)
+
+
+def _folder_faults(resolved: Resolved, run_dir: Path | None) -> Iterator[RlcliError]:
+    """Where the run will be written: a folder of its own, that can be made, with room for what is kept."""
+    from rlcli.checkpoint.disk import check_free_space
+    from rlcli.observe.run_directory import check_new_folder
+    from rlcli.topology.report import make_plan
+
+    log_dir = Path(resolved.recipe.log.dir).expanduser()
+    folder = run_dir.absolute() if run_dir is not None else log_dir.absolute() / resolved.recipe.name
+    for role, section in resolved.recipe.models.items():
+        model = Path(section.path).expanduser() if section.path is not None else None
+        if run_dir is not None and model is not None and model.is_dir() and folder.is_relative_to(model.resolve()):
+            what = f"{folder} is in the folder of models.{role}.path, which is only read"
+            yield ResourceError(what, where="--run-dir", hint="choose another --run-dir", code="R69")
+    try:
+        check_new_folder(folder, is_run=run_dir is not None)
+        needed = make_plan(resolved).storage.needed
+        if needed is not None:
+            check_free_space(folder, needed, "what the run keeps")
+    except ResourceError as error:
+        yield error

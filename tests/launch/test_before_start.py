@@ -1,0 +1,284 @@
+"""What is wrong is reported before anything is started: all of it at once, by its place, without a run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from rlcli.cli.main import main
+from rlcli.errors import Errors, ModelError, RlcliError
+from rlcli.launch.preflight.before_start import check_before_start
+from rlcli.launch.preflight.model_files import model_faults
+from rlcli.observe.run_lock import RunLock
+from rlcli.recipe.resolve import load_recipe
+
+SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 380}
+RECIPE = """\
+extends: base/sft
+models: {actor: {path: model, tokenizer: builtin:arithmetic}}
+datasets: {train: {type: prompt_answer, args: {path: rows.jsonl}}}
+train: {steps: 1, prompts_per_step: 1}
+"""
+ROW = '{"prompt": "1+1=", "answer": "2"}\n'
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with a recipe, its rows, and a model of one shard and an index."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(RECIPE)
+    (tmp_path / "rows.jsonl").write_text(ROW)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES}))
+    tensors = {"model.embed_tokens.weight": np.ones((380, 8), np.float32), "model.norm.weight": np.ones(8, np.float32)}
+    save_file(tensors, model / "a.safetensors")
+    index(model, dict.fromkeys(tensors, "a.safetensors"))
+    return tmp_path
+
+
+def index(model: Path, weight_map: dict[str, str]) -> None:
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def faults(*overrides: str, run_dir: Path | None = None) -> list[RlcliError]:
+    """What is wrong before the start of the recipe."""
+    try:
+        check_before_start(load_recipe("mine.yaml", overrides), run_dir, [])
+    except Errors as errors:
+        return list(errors.problems)
+    except RlcliError as error:
+        return [error]
+    return []
+
+
+def rlcli(*arguments: str) -> tuple[int, str]:
+    """(exit code, stderr) of a command in a process of its own, which may take 512 MiB and 2 s of the processor."""
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_CPU, (2, 3));"
+        "resource.setrlimit(resource.RLIMIT_DATA, (512 << 20,) * 2);"
+        "from rlcli.cli.main import main; main(sys.argv[1:])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.returncode, done.stderr
+
+
+def test_nothing_is_wrong(project):
+    assert faults() == []
+    assert sorted(os.listdir()) == ["mine.yaml", "model", "rows.jsonl"]
+
+
+def test_all_missing_files_and_models_are_one_report(project):
+    (project / "start.yaml").write_text(RECIPE.replace("path: model", "path: ./m1").replace("rows.jsonl", "d1.jsonl"))
+    (project / "two.yaml").write_text(
+        "extends: base/ppo\n"
+        'models: {actor: {path: "recipe:start.yaml#actor"}, ref: {init: null, path: ./m2, tokenizer: ./t2}}\n'
+        "datasets:\n"
+        "  train: {type: math_prompts, args: {path: d2.jsonl}}\n"
+        "  held_out: {type: math_prompts, args: {path: d3.jsonl}}\n"
+        "train: {steps: 1, prompts_per_step: 2, eval: {dataset: held_out}}\n"
+    )
+    code, said = rlcli("train", "two.yaml")
+    assert code == 4
+    found = [line.split(": ")[0] for line in said.splitlines() if line.startswith("error")]
+    assert found == [
+        "error[F81] two.yaml:4:44", "error[F81] two.yaml:5:47", "error[MODEL] two.yaml:2:76",
+        "error[MODEL] two.yaml:2:93", "error[F81] start.yaml:3:54", "error[MODEL] start.yaml:2:24",
+    ]  # fmt: skip
+    assert "6 problems; nothing was started" in said
+    assert not (project / "runs").exists()
+
+
+def test_json_has_every_one_of_several_errors(project, capsys):
+    (project / "mine.yaml").write_text(RECIPE.replace("path: model", "path: ./gone"))
+    (project / "rows.jsonl").unlink()
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "mine.yaml", "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert (ended.value.code, said["exit_code"]) == (4, 4)
+    assert [problem["where"] for problem in said["problems"]] == ["mine.yaml:3:54", "mine.yaml:2:24"]
+
+
+def test_bad_rows_a_bad_model_and_a_folder_in_use_are_one_report(project):
+    (project / "rows.jsonl").write_text(ROW + "{\n")
+    (project / "start.yaml").write_text(RECIPE)
+    (project / "used").mkdir()
+    (project / "used" / "notes.txt").write_text("mine")
+    (project / "mine.yaml").write_text(RECIPE.replace("path: model", 'path: "recipe:start.yaml#actor"'))
+    os.truncate(project / "model" / "a.safetensors", 100)
+    code, said = rlcli("train", "mine.yaml", "--run-dir", "used")
+    assert code == 5
+    assert "start.yaml:2:24" in said
+    assert "a.safetensors: not a valid safetensors file" in said
+    assert "error[F31] rows.jsonl:2: not JSON" in said
+    assert "error[F72] --run-dir" in said
+    assert not (project / "runs").exists()
+
+
+# -- models --------------------------------------------------------------------------------------------------
+
+
+def spoil(project: Path, how: str) -> None:
+    """Make the folder of the model wrong in one way."""
+    model, weights = project / "model", "model.embed_tokens.weight"
+    match how:
+        case "index leads out":
+            (project / "b.safetensors").write_bytes((model / "a.safetensors").read_bytes())
+            index(model, {weights: "../b.safetensors"})
+        case "index names an absolute path":
+            index(model, {weights: str(project / "b.safetensors")})
+        case "index names a pickle":
+            (model / "pytorch_model.bin").write_bytes(b"\x80\x04K\x01.")
+            index(model, {weights: "pytorch_model.bin"})
+        case "index names a missing shard":
+            index(model, {weights: "a.safetensors", "lm_head.weight": "c.safetensors"})
+        case "index names a tensor that is not there":
+            index(model, {weights: "a.safetensors", "lm_head.weight": "a.safetensors"})
+        case "index is no index":
+            (model / "model.safetensors.index.json").write_text("[1]")
+        case "shard is cut off":
+            os.truncate(model / "a.safetensors", (model / "a.safetensors").stat().st_size - 1)
+        case "shard is longer":
+            with (model / "a.safetensors").open("ab") as file:
+                file.write(b"x")
+        case "shard is empty":
+            (model / "a.safetensors").write_bytes(b"")
+        case "shard is a link out":
+            (model / "a.safetensors").rename(project / "b.safetensors")
+            (model / "a.safetensors").symlink_to(project / "b.safetensors")
+        case "only a pickle":
+            (model / "a.safetensors").unlink()
+            (model / "model.safetensors.index.json").unlink()
+            (model / "pytorch_model.bin").write_bytes(b"\x80\x04K\x01.")
+        case "an adapter":
+            (model / "adapter_config.json").write_text("{}")
+        case "a pipe":
+            os.mkfifo(model / "added_tokens.json")
+        case "two models":
+            (model / "model.safetensors").write_bytes((model / "a.safetensors").read_bytes())
+        case "a larger embedding":
+            settings = {"model_type": "llama", **SIZES, "vocab_size": 200_000, "hidden_size": 4096}
+            (model / "config.json").write_text(json.dumps(settings))
+
+
+SPOILT = {
+    "index leads out": "S7", "index names an absolute path": "S7", "index names a pickle": "S5",
+    "index names a missing shard": "MODEL", "index names a tensor that is not there": "MODEL",
+    "index is no index": "MODEL", "shard is cut off": "MODEL", "shard is longer": "MODEL", "shard is empty": "MODEL",
+    "shard is a link out": "S7", "only a pickle": "MODEL", "an adapter": "MODEL", "a pipe": "MODEL",
+    "two models": "MODEL", "a larger embedding": "MODEL",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_train_and_check_refuse_a_folder_that_is_not_whole_or_not_harmless(project, how):
+    spoil(project, how)
+    (fault,) = faults()
+    assert (type(fault), fault.exit_code, fault.code, fault.where) == (ModelError, 5, SPOILT[how], "mine.yaml:2:24")
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "mine.yaml"])
+    assert ended.value.code == 5
+    assert not (project / "runs").exists()
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"])
+@pytest.mark.parametrize("value", [10**9, 10**12, -1, "many", 1.5, True, [], 10**400])
+def test_sizes_that_no_model_has_are_refused_by_name(project, key, value):
+    (project / "model" / "config.json").write_text(json.dumps({"model_type": "no_family", **SIZES, key: value}))
+    (fault,) = faults()
+    assert key in fault.what
+    assert fault.exit_code == 5
+    scratch = f"{{model_type: llama, {key}: {json.dumps(value) if value != 10**400 else 10**14}}}"
+    (fault,) = faults("models.actor.path=null", f"models.actor.scratch={scratch}")
+    assert key in fault.what
+    assert fault.exit_code == 5
+
+
+def test_more_layers_than_tensors(project):
+    (project / "model" / "config.json").write_text(json.dumps({"model_type": "x", **SIZES, "num_hidden_layers": 9000}))
+    assert "9000 layers; the files hold 2 tensors" in faults()[0].what
+
+
+def test_a_model_from_scratch_that_no_memory_holds(project):
+    scratch = "{model_type: llama, hidden_size: 262144, intermediate_size: 1048576, num_hidden_layers: 1000}"
+    (fault,) = [f for f in faults("models.actor.path=null", f"models.actor.scratch={scratch}") if f.code != "F28"]
+    assert fault.exit_code == 6
+    assert "GiB of memory" in fault.what
+
+
+def test_the_hub_s_cache_is_looked_at_too(project, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(project / "hub"))
+    snapshot = project / "hub" / "models--owner--name" / "snapshots" / "1"
+    snapshot.parent.mkdir(parents=True)
+    (project / "model").rename(snapshot)
+    (project / "hub" / "models--owner--name" / "refs").mkdir()
+    (project / "hub" / "models--owner--name" / "refs" / "main").write_text("1")
+    assert faults("models.actor.path=owner/name") == []
+    os.truncate(snapshot / "a.safetensors", 100)
+    (fault,) = faults("models.actor.path=owner/name")
+    assert "not a valid safetensors file" in fault.what
+
+
+def test_a_model_that_an_interface_loads(project):
+    spoil(project, "index names a pickle")
+    (project / "ppo.yaml").write_text(
+        "extends: base/ppo\n"
+        "models: {actor: {scratch: {model_type: llama, num_hidden_layers: 1}, tokenizer: builtin:arithmetic}}\n"
+        "datasets: {train: arithmetic}\n"
+        "graph:\n"
+        "  reward_inf:\n"
+        "    interface: {type: hf_reward, args: {path: model}}\n"
+        "    inputs: [packed_input_ids]\n"
+        "    outputs: [rewards]\n"
+        "train: {steps: 1}\n"
+    )
+    (fault,) = model_faults(load_recipe("ppo.yaml", ["train.eval.graph={_replace_: true}"]))
+    assert (fault.code, fault.where) == ("S5", "ppo.yaml:6:47")
+
+
+# -- folders and disk ----------------------------------------------------------------------------------------
+
+
+def test_a_run_folder_that_another_run_holds(project):
+    (project / "run").mkdir()
+    lock = RunLock.acquire(project / "run" / "lock")
+    (fault,) = faults(run_dir=project / "run")
+    assert (fault.code, fault.exit_code) == ("F71", 6)
+    lock.release()
+    assert faults(run_dir=project / "run") == []
+
+
+@pytest.mark.parametrize(
+    ("place", "code"), [("rows.jsonl/run", "F75"), ("model/run", "R69"), ("used", "F72"), ("/proc/run", None)]
+)
+def test_a_run_folder_that_cannot_be(project, place, code):
+    (project / "used").mkdir()
+    (project / "used" / "notes.txt").write_text("mine")
+    found = faults(run_dir=Path(place))
+    assert found
+    assert {fault.exit_code for fault in found} == {6}
+    assert code is None or code in {fault.code for fault in found}
+    assert not Path("model/run").exists()
+
+
+def test_a_disk_without_room(project, monkeypatch):
+    monkeypatch.setattr("rlcli.checkpoint.disk._free", lambda _: 1000)
+    (fault,) = faults()
+    assert (fault.code, fault.exit_code) == ("F28", 6)
+
+
+def test_of_a_large_file_only_the_first_rows_are_read(project, monkeypatch):
+    monkeypatch.setattr("rlcli.launch.preflight.before_start.READ_WHOLE", 1000)
+    (project / "rows.jsonl").write_text(ROW * 1000 + "{\n")
+    assert faults() == []
+    (project / "rows.jsonl").write_text(ROW * 999 + "{\n")
+    assert [fault.where for fault in faults()] == ["rows.jsonl:1000"]

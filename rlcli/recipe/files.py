@@ -66,6 +66,8 @@ class _Finder:
         if found is None:
             what = f"{dotted(place)}: no such file: {text}"
             raise DataError(what, where=str(self.mark(place)), hint=self.looked(place), code="F81")
+        if not Path(found).is_file() and not Path(found).is_dir():
+            raise DataError(f"{dotted(place)}: {text} is not an ordinary file", where=str(self.mark(place)), code="F81")
         return found
 
     def model_folder(self, place: TreePath, text: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlcli.api.weight_files import MAX_JSON
+from rlcli.files import read_regular
 from rlcli.recipe.components import declared
 from rlcli.recipe.role_sources import weights_origin
 from rlcli.recipe.warm_start import warm_starts
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
 
 MAX_CONFIG_SIZE = 1 << 20
-"""Characters; a larger file is no configuration."""
+"""Bytes; a larger file is no configuration."""
 
 
 def architecture_of(resolved: Resolved, role: str) -> Architecture | str:
@@ -32,7 +34,7 @@ def _config_of(resolved: Resolved, role: str) -> Mapping[str, Any]:
     role = weights_origin(resolved.recipe, role)
     section = resolved.recipe.models[role]
     if section.scratch is not None:
-        tokens = None if "vocab_size" in section.scratch else _vocabulary(section.tokenizer)
+        tokens = None if "vocab_size" in section.scratch else vocabulary_of(section.tokenizer)
         return section.scratch if tokens is None else {"vocab_size": tokens, **section.scratch}
     if section.warm_start is not None:
         start = next(start for start in warm_starts(resolved) if start.role == role)
@@ -66,9 +68,7 @@ def cached_folder(model: str) -> Path | None:
 
 def _read(file: Path) -> Mapping[str, Any]:
     try:
-        with file.open(encoding="utf-8") as opened:
-            text = opened.read(MAX_CONFIG_SIZE + 1)
-        config = json.loads(text) if len(text) <= MAX_CONFIG_SIZE else None
+        config = json.loads(read_regular(file, MAX_CONFIG_SIZE))
     except (OSError, ValueError, RecursionError) as error:
         raise UnknownArchitecture(f"{file} is not readable JSON") from error
     if not isinstance(config, dict):
@@ -77,8 +77,8 @@ def _read(file: Path) -> Mapping[str, Any]:
     return inner if isinstance(inner, dict) and "model_type" in inner else config
 
 
-def _vocabulary(tokenizer: str | None) -> int:
-    """Tokens of a tokenizer: what a model from scratch gets as its vocabulary."""
+def vocabulary_of(tokenizer: str | None) -> int:
+    """Tokens of a tokenizer: what a model from scratch gets as its vocabulary. Raises UnknownArchitecture."""
     if tokenizer is not None and tokenizer.startswith("builtin:"):
         size = declared("datasets", tokenizer.removeprefix("builtin:"), "VOCABULARY")
         if isinstance(size, int):
@@ -88,7 +88,7 @@ def _vocabulary(tokenizer: str | None) -> int:
     if not folder.is_dir():
         folder = cached_folder(tokenizer or "") or folder
     try:
-        words = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        words = json.loads(read_regular(folder / "tokenizer.json", MAX_JSON))
         vocabulary, added = words["model"]["vocab"], words.get("added_tokens") or []
         names = set(vocabulary) if isinstance(vocabulary, dict) else {entry[0] for entry in vocabulary}
         return len(names | {entry["content"] for entry in added})

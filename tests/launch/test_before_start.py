@@ -282,3 +282,46 @@ def test_of_a_large_file_only_the_first_rows_are_read(project, monkeypatch):
     assert faults() == []
     (project / "rows.jsonl").write_text(ROW * 999 + "{\n")
     assert [fault.where for fault in faults()] == ["rows.jsonl:1000"]
+
+
+# -- more of what can be known -------------------------------------------------------------------------------
+
+
+def test_a_vocabulary_that_is_too_small(project):
+    scratch = "{model_type: llama, hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 1, vocab_size: 100}"
+    (fault,) = faults("models.actor.path=null", f"models.actor.scratch={scratch}")
+    assert (fault.code, fault.exit_code) == ("F32", 5)
+    assert "380 tokens, the embedding of models.actor 100 rows" in fault.what
+
+
+def test_a_model_of_the_hub_that_is_not_here_when_the_hub_must_not_be_asked(project, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(project / "hub"))
+    assert faults("models.actor.path=owner/name") == []
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (fault,) = faults("models.actor.path=owner/name")
+    assert (fault.exit_code, fault.where) == (5, "command line")
+
+
+@pytest.mark.parametrize("verb", ["train", "check", "validate", "plan"])
+def test_no_verb_opens_a_pipe_or_a_device(project, verb):
+    (project / "rows.jsonl").unlink()
+    os.mkfifo(project / "rows.jsonl")
+    code, said = rlcli(verb, "mine.yaml")
+    assert (code, said.partition(":")[0]) == (4, "error[F81] mine.yaml")
+    code, said = rlcli(verb, "mine.yaml", "datasets.train.args.path=/dev/zero")
+    assert (code, "/dev/zero is not an ordinary file" in said) == (4, True)
+    os.mkfifo(project / "pipe.yaml")
+    assert rlcli(verb, "pipe.yaml")[0] == 2
+    assert not (project / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja", "tokenizer_config.json"])
+def test_no_file_of_a_model_is_a_pipe_or_a_device(project, name):
+    (project / "model" / name).unlink(missing_ok=True)
+    os.mkfifo(project / "model" / name)
+    code, said = rlcli("train", "mine.yaml", "models.actor.tokenizer=null")
+    assert code == 5, said
+    (project / "model" / name).unlink()
+    (project / "model" / name).symlink_to("/dev/zero")
+    code, said = rlcli("train", "mine.yaml", "models.actor.tokenizer=null")
+    assert code == 5, said

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.api.data import Preview
+from rlcli.api.weight_files import MAX_JSON
 from rlcli.errors import ModelError, RlcliError
+from rlcli.files import read_regular
 from rlcli.launch.devices import list_gpus
 from rlcli.launch.preflight.findings import Finding, count, failure, grouped
 from rlcli.launch.preflight.model_files import check_model_files
@@ -167,7 +169,7 @@ def _unheard_stops(subject: _Subject, role: str, tokenizer: Any) -> list[int]:
     if file is None or not file.is_file() or not _generates(subject.recipe.graph):
         return []
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))["eos_token_id"]
+        told = json.loads(read_regular(file, MAX_JSON))["eos_token_id"]
     except (OSError, ValueError, KeyError, TypeError):
         return []  # a file that cannot be read is reported with the model
     ids = told if isinstance(told, list) else [told]

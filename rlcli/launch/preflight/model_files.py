@@ -12,7 +12,11 @@ from rlcli.errors import ModelError, ResourceError, RlcliError
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
+    from rlcli.recipe.schema import Role
     from rlcli.recipe.tree import Path as TreePath
+
+NOT_FOLDERS = ("builtin:", "recipe:")
+"""How sources begin that are neither a folder nor a model on the Hub."""
 
 
 def check_model_files(resolved: Resolved, role: str) -> None:
@@ -39,7 +43,7 @@ def local_folder(source: str | None) -> Path | None:
     """Where a model is on this machine: its folder, or what the Hub's cache holds of it; None if it is not here."""
     from rlcli.topology.configs import cached_folder
 
-    if source is None or source.startswith(("builtin:", "recipe:")):
+    if source is None or source.startswith(NOT_FOLDERS):
         return None
     folder = Path(source).expanduser()
     return folder if folder.is_dir() else cached_folder(source)
@@ -48,10 +52,7 @@ def local_folder(source: str | None) -> Path | None:
 def _faults_of_role(resolved: Resolved, role: str) -> Iterator[RlcliError]:
     section = resolved.recipe.models[role]
     if section.scratch is not None:
-        try:
-            check_config(section.scratch, str(resolved.origin(("models", role, "scratch"))))
-        except ModelError as error:
-            yield error
+        yield from _faults_of_scratch(resolved, role, section)
     if section.path is not None:
         yield from _faults(resolved, section.path, ("models", role, "path"), weights=True)
     if section.tokenizer is not None:
@@ -64,9 +65,34 @@ def _faults_of_role(resolved: Resolved, role: str) -> Iterator[RlcliError]:
             yield _at(resolved, ("models", role, "path"), error)
 
 
+def _faults_of_scratch(resolved: Resolved, role: str, section: Role) -> Iterator[ModelError]:
+    """A model that is made from nothing must be one that can be, with a row of its embedding for each token."""
+    from rlcli.topology.architecture import UnknownArchitecture
+    from rlcli.topology.configs import vocabulary_of
+
+    assert section.scratch is not None
+    place = ("models", role, "scratch")
+    try:
+        check_config(section.scratch, str(resolved.origin(place)))
+        rows = section.scratch.get("vocab_size")
+        if isinstance(rows, int) and (tokens := vocabulary_of(section.tokenizer)) > rows:
+            what = f"the tokenizer {section.tokenizer} has {tokens} tokens, the embedding of models.{role} {rows} rows"
+            hint = "leave out vocab_size: a model from scratch gets a row for each token"
+            yield ModelError(what, where=str(resolved.origin((*place, "vocab_size"))), hint=hint, code="F32")
+    except ModelError as error:
+        yield error
+    except UnknownArchitecture:
+        return  # only transformers can read that tokenizer
+
+
 def _faults(resolved: Resolved, source: str, place: TreePath, *, weights: bool) -> Iterator[ModelError]:
     folder = local_folder(source)
     if folder is None:
+        is_offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+        if is_offline and not source.startswith(NOT_FOLDERS):
+            what = f"{source} is not in the Hub's cache, and HF_HUB_OFFLINE is set"
+            hint = f"fetch it where there is a network: hf download {source}"
+            yield ModelError(what, where=str(resolved.origin(place)), hint=hint)
         return
     is_partial = weights and not Path(source).expanduser().is_dir() and not any(folder.glob("*.safetensors*"))
     try:

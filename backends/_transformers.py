@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from rlcli.api.value_model import value_head
 from rlcli.errors import ModelError
-from rlcli.ops.attention import PackedAttention, packed_attention
+from rlcli.ops.attention import PackedAttention, Scoring, packed_attention
 from rlcli.ops.logprobs import Head, token_scores
 from rlcli.ops.packing import all_but_last, positions
 
@@ -20,14 +21,39 @@ ATTENTION = "rlcli_packed"
 """Name of our attention in transformers' registry."""
 
 
+NEEDS = ("s_aux", "sinks", "position_bias", "indices", "block_indices")
+"""Arguments by which layers ask for more than windows and capped scores: what they learn or choose is not offered."""
+
+
 def use_packed_attention(lm: nn.Module) -> None:
-    """Let the model attend by the layout that each forward pass brings along as `packing=`."""
+    """Let the model attend by the layout that each forward pass brings along as `packing=`.
+
+    Raises ModelError for a model with layers in which packed sequences would see each other.
+    """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(ATTENTION, _attention)
     AttentionMaskInterface.register(ATTENTION, _no_mask)
+    _refuse_other_layers(lm)
     lm.set_attn_implementation(ATTENTION)  # type: ignore[operator]
+
+
+def _refuse_other_layers(lm: Any) -> None:
+    config = lm.config.get_text_config()
+    odd = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
+    if odd:
+        reason = f"layers of type {', '.join(odd)}"
+    elif getattr(lm, "_is_stateful", False):
+        reason = "layers that carry a state from token to token"
+    elif not lm._can_set_attn_implementation():
+        reason = "an attention of its own, which cannot be replaced"
+    else:
+        return
+    raise ModelError(
+        f"{config.model_type} has {reason}: its sequences cannot be packed",
+        hint="use a model with full or sliding-window attention, such as llama, qwen3 or gemma3",
+    )
 
 
 def _attention(
@@ -38,19 +64,16 @@ def _attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     packing: Any = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    kind = type(module).__name__
-    if sliding_window is not None and packing.longest > sliding_window:
-        raise ModelError(
-            f"a sequence of {packing.longest} tokens exceeds the sliding window of {kind}, {sliding_window} tokens",
-            hint="shorten the sequences; attention windows are not supported yet",
-        )
-    for name in ("softcap", "s_aux", "position_bias"):
-        if others.get(name) is not None:
-            raise ModelError(f"{kind} needs {name} in its attention, which packed attention does not offer")
-    return packing.attend(query, key.to(query.dtype), value.to(query.dtype), scaling), None
+    missing = [name for name in NEEDS if others.get(name) is not None]
+    if missing or packing is None:
+        reason = f"needs {missing[0]} in its attention" if missing else "does not pass the layout on to its attention"
+        raise ModelError(f"{type(module).__name__} {reason}: packed attention does not offer that")
+    scoring = Scoring(scaling, sliding_window, softcap)
+    return packing.attend(query, key.to(query.dtype), value.to(query.dtype), scoring), None
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
@@ -86,10 +109,10 @@ class PackedOutput:
 
     @cached_property
     def values(self) -> torch.Tensor:
-        score = getattr(self._lm, "score", None)
-        if score is None:
+        head = value_head(self._lm)
+        if head is None:
             raise ModelError("this model has no value head", hint="set head: value for the role")
-        return score(self._hidden)[:, 0].float()
+        return head(self._hidden)[:, 0].float()
 
     @cached_property
     def logits(self) -> torch.Tensor:
@@ -97,7 +120,7 @@ class PackedOutput:
 
     def touch(self) -> torch.Tensor:
         """A zero that depends on every parameter which a loss could reach."""
-        head = getattr(self._lm, "score", None) or self._lm.get_output_embeddings()  # type: ignore[operator]
+        head = value_head(self._lm) or self._lm.get_output_embeddings()  # type: ignore[operator]
         return (self._hidden.sum() + sum(p.sum() for p in head.parameters())) * 0.0
 
     def _scores(self, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -121,7 +144,7 @@ def head_of(lm: nn.Module, temperature: float = 1.0) -> Head:
     linear = lm.get_output_embeddings()  # type: ignore[operator]
     if linear is None:
         raise ModelError("this model has no language-model head", hint="set head: lm for the role")
-    config = lm.config
+    config = lm.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0
     if scaling := getattr(config, "logits_scaling", None):
         scale = 1.0 / scaling

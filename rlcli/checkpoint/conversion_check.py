@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from rlcli.api.model_folder import check_folder
+from rlcli.api.value_model import CRITIC, value_model_class
 from rlcli.api.weight_files import INDEX, WHOLE
 from rlcli.checkpoint.convert import Conversion
 from rlcli.checkpoint.state import fill
@@ -161,12 +162,15 @@ def _no_random_weights() -> AbstractContextManager[None]:
 
 
 def _class_of(config: Any) -> Any:
-    """The class of transformers that config.json names; a language model if it names none."""
+    """The class of transformers that config.json names, or a critic's; a language model if it names none."""
     import transformers
 
-    named = getattr(transformers, str((config.architectures or [""])[0]), None)
+    name = str((config.architectures or [""])[0])
+    named = getattr(transformers, name, None)
     if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel):
         return named
+    if name.endswith(CRITIC):
+        return value_model_class(config)
     return transformers.AutoModelForCausalLM._model_mapping[type(config)]
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.api.chat_template import check_template
 from rlcli.api.model_folder import first_line, model_folder
+from rlcli.api.value_model import value_model_class, value_parameters
 from rlcli.errors import ModelError
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
@@ -77,23 +79,24 @@ def check_vocabulary(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> No
 
 def _pretrained(source: str, head: str) -> nn.Module:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     folder = str(model_folder(source, weights=True))
     options: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
     try:
         config = _without_dropout(AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True))
         options |= {"config": config, "output_loading_info": True, "local_files_only": True}
-        family = AutoModelForCausalLM if head == "lm" else AutoModelForTokenClassification
         if head == "value":
             config.num_labels = 1
+        family: Any = AutoModelForCausalLM if head == "lm" else value_model_class(config)
         model, report = family.from_pretrained(folder, **options)
     except Exception as error:  # transformers, safetensors and torch each have their own
         raise ModelError(f"the model in {source} cannot be loaded: {first_line(error)}") from error
     missing = set(report["missing_keys"])
-    if head == "value" and any(name.startswith("score") for name in missing):
-        _zero_head(model)
-        missing = {name for name in missing if not name.startswith("score")}
+    if head == "value":
+        new = value_parameters(model) & missing
+        _zero(model.get_parameter(name) for name in new)
+        missing -= new
     if missing:
         raise ModelError(
             f"the weights in {source} lack {len(missing)} tensors that the model needs, first {min(missing)}",
@@ -103,7 +106,7 @@ def _pretrained(source: str, head: str) -> nn.Module:
 
 
 def _random(config: Mapping[str, Any], head: str, tokenizer: PreTrainedTokenizerBase | None) -> nn.Module:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     fields = dict(config)
     model_type = fields.pop("model_type", None)
@@ -118,21 +121,19 @@ def _random(config: Mapping[str, Any], head: str, tokenizer: PreTrainedTokenizer
         made = _without_dropout(AutoConfig.for_model(model_type, **fields))
         if head == "lm":
             return AutoModelForCausalLM.from_config(made)
-        lm = AutoModelForCausalLM.from_config(made)
+        lm: Any = AutoModelForCausalLM.from_config(made)
         made.num_labels = 1
-        model = AutoModelForTokenClassification.from_config(made)
+        model: Any = value_model_class(made)(made)
     except Exception as error:  # whatever a configuration class makes of odd values
         raise ModelError(f"no {model_type} model can be made from these settings: {first_line(error)}") from error
     model.base_model.load_state_dict(lm.base_model.state_dict())  # a critic starts from the actor's backbone
-    _zero_head(model)
+    _zero(model.get_parameter(name) for name in value_parameters(model))
     return model
 
 
-def _zero_head(model: nn.Module) -> None:
+def _zero(parameters: Iterable[torch.Tensor]) -> None:
     """A new value head predicts 0 everywhere, so it neither helps nor harms before it has learnt."""
-    if not hasattr(model, "score"):
-        raise ModelError(f"{type(model).__name__} has no value head that rlcli knows how to use")
-    for parameter in model.score.parameters():  # type: ignore[union-attr]
+    for parameter in parameters:
         parameter.data.zero_()
 
 

@@ -1,4 +1,4 @@
-"""Causal attention over packed sequences, and over the slots of a KV cache.
+"""Causal attention over packed sequences, and over the slots of a KV cache, with windows and capped scores.
 
 Shapes follow transformers: queries [B, H, T, D], keys and values [B, H_kv, T, D], result [B, T, H, D].
 """
@@ -17,6 +17,22 @@ from rlcli.ops.packing import cumulative, rectangles
 
 
 @dataclass(frozen=True)
+class Scoring:
+    """How a layer scores the tokens before each token, and which of them it looks at."""
+
+    scale: float | None = None
+    """What products of queries and keys are multiplied with; None for 1 / √D."""
+    window: int | None = None
+    """The latest tokens that each token attends to, itself included; None for all."""
+    softcap: float | None = None
+    """Scores s become softcap · tanh(s / softcap): Gemma 2, https://arxiv.org/abs/2408.00118, section 2."""
+
+    def window_within(self, length: int) -> int | None:
+        """The window, where it is shorter than a sequence of `length` tokens: else it hides nothing."""
+        return self.window if self.window is not None and self.window < length else None
+
+
+@dataclass(frozen=True)
 class PackedAttention:
     """Every sequence attends to itself, causally, and to no other."""
 
@@ -27,22 +43,23 @@ class PackedAttention:
     def longest(self) -> int:
         return max(self.lengths, default=0)
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring) -> torch.Tensor:
         """B is 1: the sequences lie end to end along T."""
         narrow = _narrow_dtype(query)
-        if query.is_cuda and narrow is not None:
-            return self._varlen(query.to(narrow), key.to(narrow), value.to(narrow), scale)
-        return self._rectangles(query, key, value, scale)
+        if query.is_cuda and narrow is not None and scoring.softcap is None:  # torch's kernel caps no scores
+            return self._varlen(query.to(narrow), key.to(narrow), value.to(narrow), scoring)
+        return self._rectangles(query, key, value, scoring)
 
-    def _varlen(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
+    def _varlen(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring) -> torch.Tensor:
         from torch.nn.attention import varlen
 
         attend: Any = varlen.varlen_attn
         packed = [x[0].transpose(0, 1).contiguous() for x in (query, key, value)]  # [T, H, D]
         bounds = (self._starts, self._starts, self.longest, self.longest)
-        causal = (-1, 0)
+        window = scoring.window_within(self.longest)
+        before = -1 if window is None else window - 1
         out: torch.Tensor = attend(
-            *packed, *bounds, scale=scale, window_size=causal, enable_gqa=query.shape[1] != key.shape[1]
+            *packed, *bounds, scale=scoring.scale, window_size=(before, 0), enable_gqa=query.shape[1] != key.shape[1]
         )
         return out[None]
 
@@ -51,21 +68,21 @@ class PackedAttention:
         return cumulative(self.lengths, self.device)
 
     def _rectangles(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
         """Sequences of similar length are padded on the right to a rectangle.
 
-        No mask is needed: causality keeps real queries from the padding behind them.
+        Padding needs no mask: causality keeps real queries from what is behind them.
         """
         layout = self._layout
-        grouped = query.shape[1] != key.shape[1]
         q, k, v = (_Rows.apply(x[0].transpose(0, 1), layout.cells, layout.places, None) for x in (query, key, value))
         rows, begin = [], 0
         for sequences, longest in layout.shapes:
             end = begin + sequences * longest
             a, b, c = (x[begin:end].unflatten(0, (sequences, longest)).transpose(1, 2) for x in (q, k, v))
-            out = scaled_dot_product_attention(a, b, c, is_causal=True, scale=scale, enable_gqa=grouped)
-            rows.append(out.transpose(1, 2).flatten(0, 1))  # [sequences · longest, H, D]
+            window = scoring.window_within(longest)
+            mask = _band(longest, window, self.device) if window is not None else None
+            rows.append(_attend(a, b, c, mask, scoring).transpose(1, 2).flatten(0, 1))  # [sequences · longest, H, D]
             begin = end
         return _Rows.apply(torch.cat(rows), layout.places, layout.cells, layout.filled)[None]
 
@@ -85,6 +102,39 @@ class PackedAttention:
         return _Layout(
             shapes, torch.cat(cells).to(self.device), torch.cat(filled).to(self.device), places.to(self.device)
         )
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scoring: Scoring
+) -> torch.Tensor:
+    """[B, H, T, D]. `mask` says by True which keys a query sees; None for itself and those before it."""
+    if scoring.softcap is not None:
+        return _attend_capped(query, key, value, mask, scoring.softcap, scoring.scale)
+    grouped = query.shape[1] != key.shape[1]
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scoring.scale, enable_gqa=grouped
+    )
+
+
+def _attend_capped(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, softcap: float,
+    scale: float | None,
+) -> torch.Tensor:  # fmt: skip
+    """As above, with all scores in memory at once: torch has no kernel that caps them."""
+    group = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.transpose(-1, -2) * scale
+    scores = softcap * torch.tanh(scores / softcap)
+    seen = _band(query.shape[2], None, query.device) if mask is None else mask
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1, dtype=torch.float32)
+    return weights.to(value.dtype) @ value
+
+
+def _band(length: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """[length, length] bool: the key is one of the `window` tokens that end with the query."""
+    causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return causal if window is None else causal.triu(1 - window)
 
 
 def _narrow_dtype(query: torch.Tensor) -> torch.dtype | None:
@@ -141,16 +191,23 @@ class CachedAttention:
     """[B] int64: tokens in each row, the new one included."""
     longest: int
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
-        out = scaled_dot_product_attention(
-            query, key, value, attn_mask=self._mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
-        )
-        return out.transpose(1, 2)
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+        window = scoring.window_within(self.longest)
+        mask = self._filled if window is None else self._filled & self._recent(window)
+        return _attend(query, key, value, mask, scoring).transpose(1, 2)
 
     @cached_property
-    def _mask(self) -> torch.Tensor:
+    def _filled(self) -> torch.Tensor:
         """[B, 1, 1, longest] bool."""
-        return (torch.arange(self.longest, device=self.filled.device) < self.filled[:, None])[:, None, None]
+        return (self._columns < self.filled[:, None])[:, None, None]
+
+    def _recent(self, window: int) -> torch.Tensor:
+        """[B, 1, 1, longest] bool: one of the last `window` tokens of the row, or a slot behind them."""
+        return (self._columns >= self.filled[:, None] - window)[:, None, None]
+
+    @cached_property
+    def _columns(self) -> torch.Tensor:
+        return torch.arange(self.longest, device=self.filled.device)
 
 
 def packed_attention(lengths: Sequence[int], device: torch.device) -> PackedAttention:

@@ -7,39 +7,55 @@ from typing import Any
 import torch
 from torch import nn
 
+from rlcli.api.value_model import value_model_class
+
 VOCABULARY = 97
 END = 2
 
-_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaConfig", {"num_key_value_heads": 2}),
-    "qwen3": ("Qwen3Config", {"num_key_value_heads": 2, "head_dim": 16}),
-    "mistral": ("MistralConfig", {"num_key_value_heads": 2, "sliding_window": None}),
-    "gpt2": ("GPT2Config", {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}),
-}
+WINDOW = 4
+"""Tokens that families with sliding windows attend to: fewer than a text of the contract has."""
+
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"num_key_value_heads": 2},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 16},
+    "mistral": {"num_key_value_heads": 2, "sliding_window": WINDOW},
+    "qwen2": {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    "gemma2": {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW,
+               "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0},
+    "gemma3_text": {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW,
+                    "layer_types": ["sliding_attention", "full_attention"]},
+    "gpt2": {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
+    "gpt_neox": {},
+    "cohere": {"num_key_value_heads": 2, "logit_scale": 0.25},
+    "granite": {"num_key_value_heads": 2, "logits_scaling": 3.0, "attention_multiplier": 0.2,
+                "residual_multiplier": 0.5, "embedding_multiplier": 2.0},
+    "olmo2": {"num_key_value_heads": 2},
+}  # fmt: skip
+"""By `model_type`. All that scales, caps or hides something differs from what it is without."""
 
 
 def tiny_config(family: str = "llama", **changes: Any) -> Any:
     """A two-layer configuration of `family` over a vocabulary of 97 tokens; token 2 ends a sequence."""
-    import transformers
+    from transformers import AutoConfig
 
-    class_name, extra = _FAMILIES[family]
     size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128}
     if family != "gpt2":
         size["intermediate_size"] = 64
     ids = {"bos_token_id": 1, "eos_token_id": END, "pad_token_id": 0}
-    return getattr(transformers, class_name)(vocab_size=VOCABULARY, **size, **ids, **(extra | changes))
+    settings = {**size, **ids, **_FAMILIES[family], "attn_implementation": "eager", **changes}
+    return AutoConfig.for_model(family, vocab_size=VOCABULARY, **settings)
 
 
 def tiny_model(family: str = "llama", *, head: str = "lm", seed: int = 0, **changes: Any) -> nn.Module:
     """A random model; `head` is "lm" or "value". Matrices are wide enough that tokens differ clearly."""
-    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
     if head == "lm":
         model = AutoModelForCausalLM.from_config(tiny_config(family, **changes))
     else:
         config = tiny_config(family, num_labels=1, classifier_dropout=0.0, **changes)
-        model = AutoModelForTokenClassification.from_config(config)
+        model = value_model_class(config)(config)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.2)

@@ -115,8 +115,6 @@ def _engine(recipe: Recipe, topology: Topology, role: str, sizes: Architecture |
         return f"the memory of the backend {backend.type} is not known here"
     if mesh.size != mesh.dp:
         return f"the memory of a mesh such as {mesh} is not known here: only dp is"
-    if recipe.models[role].head == "value" and sizes.model_type == "gpt2":
-        return "a gpt2 has no value head that rlcli knows how to use"
     return EngineFootprint(
         sizes=sizes,
         head=recipe.models[role].head,

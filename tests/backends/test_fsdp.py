@@ -16,6 +16,7 @@ from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 
 class TestContract(BackendContract):
     name = "fsdp"
+    families = ("llama", "gpt2", "mistral", "gemma2", "gemma3_text", "gpt_neox", "cohere", "granite", "olmo2")
 
 
 @pytest.mark.parametrize(("recompute", "passes"), [(False, 1), (True, 2)])

@@ -13,7 +13,8 @@ from rlcli.testing.backend.generation import generate
 
 class TestContract(BackendContract):
     name = "inference"
-    families = ("llama", "gpt2", "qwen3", "mistral")
+    families = ("llama", "gpt2", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gpt_neox", "cohere", "granite",
+                "olmo2")  # fmt: skip
 
 
 def test_it_does_not_train():

@@ -1,10 +1,16 @@
-"""What the backends make of transformers models: the dtype of their products."""
+"""What the backends make of transformers models: the dtype of their products, attention over packs, refusals."""
 
 import os
 import subprocess
 import sys
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rlcli.backends._transformers import PackedModel, value_head
+from rlcli.errors import ModelError
+from rlcli.testing.tiny_models import tiny_model
 
 OLDER = [
     {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
@@ -24,3 +30,83 @@ print(compute_dtype("auto", torch.device("cpu")))
     environment = {**os.environ, **limits, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "torch.float32\n"
+
+
+# -- windows and capped scores -------------------------------------------------------------------------------
+
+SIZE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
+LENGTHS = (3, 12, 1, 4, 5, 6, 11)
+
+
+def packed_apart(model_type, lengths, **settings):
+    """By how much logits of packed sequences differ from those of transformers' own attention to each alone."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **SIZE, **settings, attn_implementation="eager")
+    plain, packed = (AutoModelForCausalLM.from_config(config).eval() for _ in range(2))
+    for parameter in plain.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.1)
+    packed.load_state_dict(plain.state_dict())
+    tokens = torch.randint(3, 97, (sum(lengths),))
+    with torch.no_grad():
+        wanted = torch.cat([plain(input_ids=part[None]).logits[0] for part in tokens.split(lengths)])
+        found = PackedModel(packed, torch.float32)(tokens, lengths, lambda output: output.logits)
+    return float((found - wanted).abs().max())
+
+
+@pytest.mark.parametrize("window", [1, 4, 5, 6, 11, 12, 13])
+@pytest.mark.parametrize(("model_type", "settings"), [
+    ("mistral", {}),
+    ("mixtral", {"num_local_experts": 2}),
+    ("qwen2", {"use_sliding_window": True, "max_window_layers": 2}),
+    ("qwen3", {"use_sliding_window": True, "max_window_layers": 2}),
+    ("gemma2", {"attn_logit_softcapping": 1.0}),
+    ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention"] * 2}),
+    ("cohere2", {}),
+    ("olmo3", {}),
+    ("phi3", {}),
+    ("starcoder2", {}),
+])  # fmt: skip
+def test_windows_are_those_of_transformers(model_type, settings, window):
+    assert packed_apart(model_type, LENGTHS, sliding_window=window, **settings) < 1e-5
+
+
+OTHERS = {
+    "gpt_oss": ({"num_local_experts": 4}, "GptOssAttention needs s_aux"),
+    "gpt_neo": ({"attention_types": [[["global", "local"], 2]]}, "an attention of its own"),
+    "bloom": ({}, "an attention of its own"),
+    "gptj": ({"rotary_dim": 4}, "an attention of its own"),
+    "mamba": ({}, "linear_attention"),
+    "llama4_text": ({"num_local_experts": 2, "intermediate_size_mlp": 64}, "chunked_attention"),
+    "nemotron": ({}, "does not pass the layout on"),
+}
+"""Packed, their sequences would see each other, or not all that they should."""
+
+
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_what_cannot_be_packed_is_refused_in_one_sentence(model_type):
+    settings, reason = OTHERS[model_type]
+    with pytest.raises(ModelError, match=reason):
+        packed_apart(model_type, LENGTHS, **settings)
+
+
+# -- critics -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_done_to_logits_is_not_done_to_values():
+    """Gemma 2 caps its logits at 5 here; no value is near a cap."""
+    critic = tiny_model("gemma2", head="value")
+    with torch.no_grad():
+        value_head(critic).bias.fill_(1000.0)
+        values = PackedModel(critic, torch.float32)(torch.arange(3, 9), (4, 2), lambda output: output.values)
+    assert values.shape == (6,)
+    assert (values > 900).all()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "gemma3_text", "cohere", "granite", "olmo2"])
+def test_a_values_gradient_reaches_every_parameter(family):
+    critic = tiny_model(family, head="value")
+    tokens, weights = torch.randint(3, 97, (16,)), torch.randn(16)
+    PackedModel(critic, torch.float32)(tokens, (5, 11), lambda output: (output.values * weights).sum()).backward()
+    assert [name for name, p in critic.named_parameters() if p.grad is None or not p.grad.any()] == []

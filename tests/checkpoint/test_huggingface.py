@@ -12,11 +12,12 @@ from transformers import PreTrainedTokenizerFast
 
 from rlcli.api.config import FinetuneSpec
 from rlcli.api.model_folder import check_folder, check_sizes
+from rlcli.api.value_model import value_head
 from rlcli.checkpoint.huggingface import load_model, load_tokenizer
 from rlcli.errors import ModelError
 from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime.roles import build_roles, training_steps
-from rlcli.testing.tiny_models import VOCABULARY, tiny_model
+from rlcli.testing.tiny_models import VOCABULARY, tiny_config, tiny_model
 from rlcli.topology import plan_topology
 
 WEIGHTS = "model.safetensors"
@@ -61,17 +62,35 @@ def test_a_folder_is_read_as_it_was_written_without_dropout(saved):
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
-def test_a_value_head_that_the_folder_lacks_starts_at_zero(saved):
-    model = load_model(str(saved), head="value", tokenizer=None, seed=1)
-    assert same(model.base_model, tiny_model().base_model)
-    assert model.score.weight.shape[0] == 1
-    assert not any(p.any() for p in model.score.parameters())
+CRITICS = ("llama", "gpt2", "gpt_neox", "gemma2", "gemma3_text", "cohere", "granite", "olmo2")
+"""Families that transformers has a model with a number per token for, under several names, or has none for."""
 
 
-def test_a_value_head_that_was_trained_is_kept(tmp_path):
-    tiny_model(head="value").save_pretrained(tmp_path / "critic")
+@pytest.mark.parametrize("family", CRITICS)
+def test_a_value_head_that_the_folder_lacks_starts_at_zero(family, tmp_path):
+    tiny_model(family).save_pretrained(tmp_path / "actor")
+    model = load_model(str(tmp_path / "actor"), head="value", tokenizer=None, seed=1)
+    assert same(model.base_model, tiny_model(family).base_model)
+    assert value_head(model).weight.shape[0] == 1
+    assert not any(p.any() for p in value_head(model).parameters())
+
+
+@pytest.mark.parametrize("family", CRITICS)
+def test_a_value_head_that_was_trained_is_kept(family, tmp_path):
+    tiny_model(family, head="value").save_pretrained(tmp_path / "critic")
     model = load_model(str(tmp_path / "critic"), head="value", tokenizer=None, seed=1)
-    assert torch.equal(model.score.weight, tiny_model(head="value").score.weight)
+    assert same(model, tiny_model(family, head="value"))
+    assert value_head(model).weight.any()
+
+
+def test_of_a_reward_models_head_only_what_it_lacks_starts_at_zero(tmp_path):
+    from transformers import AutoModelForSequenceClassification
+
+    reward = AutoModelForSequenceClassification.from_config(tiny_config(num_labels=1))
+    reward.save_pretrained(tmp_path / "reward")
+    model = load_model(str(tmp_path / "reward"), head="value", tokenizer=None, seed=1)
+    assert torch.equal(value_head(model).weight, reward.score.weight)
+    assert not value_head(model).bias.any()
 
 
 def test_random_weights_are_a_function_of_the_seed():
@@ -85,10 +104,12 @@ def test_random_weights_are_a_function_of_the_seed():
     assert (one.config.eos_token_id, one.config.pad_token_id) == (1, 0)
 
 
-def test_a_critic_from_scratch_has_the_backbone_of_the_actor():
-    actor, critic = (load_model(SCRATCH, head=head, tokenizer=words(20), seed=7) for head in ("lm", "value"))
+@pytest.mark.parametrize("family", ["llama", "cohere", "granite", "olmo2"])
+def test_a_critic_from_scratch_has_the_backbone_of_the_actor(family):
+    scratch = {**SCRATCH, "model_type": family}
+    actor, critic = (load_model(scratch, head=head, tokenizer=words(20), seed=7) for head in ("lm", "value"))
     assert same(actor.base_model, critic.base_model)
-    assert not any(p.any() for p in critic.score.parameters())
+    assert not any(p.any() for p in value_head(critic).parameters())
 
 
 def test_roles_that_start_from_one_role_start_alike():

@@ -1,11 +1,12 @@
 """Attention over packs: each sequence as if it were alone, forward and backward, whatever the lengths."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.functional import scaled_dot_product_attention
 
-from rlcli.ops.attention import CachedAttention, packed_attention
+from rlcli.ops import attention
+from rlcli.ops.attention import CachedAttention, Scoring, packed_attention
 from rlcli.ops.packing import all_but_last, cumulative, positions, rectangles
 
 lengths_lists = st.lists(st.integers(1, 40), min_size=1, max_size=9)
@@ -20,22 +21,37 @@ def test_rectangles_hold_every_sequence_once_and_waste_little(lengths):
         assert longest <= 8 or all(lengths[i] * 1.5 >= longest for i in members)
 
 
-@given(lengths_lists, st.sampled_from([1, 2, 4]))
-@settings(max_examples=25, deadline=None)
-def test_a_pack_equals_its_sequences_alone(lengths, kv_heads):
+windows = st.none() | st.integers(1, 45)
+scorings = st.builds(Scoring, scale=st.sampled_from([None, 0.3]), window=windows, softcap=st.sampled_from([None, 1.5]))
+
+
+def plain_attention(query, key, value, scoring, first=0):
+    """[1, T, H, D], token after token and as it is defined. The queries' places begin at `first`."""
+    group = query.shape[1] // key.shape[1]
+    key, value = (x[0].repeat_interleave(group, dim=0) for x in (key, value))  # [H, T, D]
+    rows = []
+    for place in range(first, first + query.shape[2]):
+        begin = 0 if scoring.window is None else max(0, place + 1 - scoring.window)
+        seen = slice(begin, place + 1)
+        products = (query[0, :, place - first, None] * key[:, seen]).sum(-1)
+        scores = products * (query.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale)
+        if scoring.softcap is not None:
+            scores = scoring.softcap * (scores / scoring.softcap).tanh()
+        rows.append((scores.softmax(-1)[..., None] * value[:, seen]).sum(1))
+    return torch.stack(rows)[None]
+
+
+@given(lengths_lists, st.sampled_from([1, 2, 4]), scorings)
+@settings(max_examples=40, deadline=None)
+def test_a_pack_equals_its_sequences_alone(lengths, kv_heads, scoring):
     torch.manual_seed(0)
     total = sum(lengths)
     shapes = [(1, 4, total, 8), (1, kv_heads, total, 8), (1, kv_heads, total, 8)]
     packed = [torch.randn(shape, requires_grad=True) for shape in shapes]
     alone = [x.detach().clone().requires_grad_() for x in packed]
-    out = packed_attention(lengths, torch.device("cpu")).attend(*packed, None)
-    want = torch.cat(
-        [
-            scaled_dot_product_attention(*part, is_causal=True, enable_gqa=kv_heads != 4).transpose(1, 2)
-            for part in zip(*(x.split(lengths, dim=2) for x in alone), strict=True)
-        ],
-        dim=1,
-    )
+    out = packed_attention(lengths, torch.device("cpu")).attend(*packed, scoring)
+    parts = zip(*(x.split(lengths, dim=2) for x in alone), strict=True)
+    want = torch.cat([plain_attention(*part, scoring) for part in parts], dim=1)
     torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
     weights = torch.randn_like(out)
     (out * weights).sum().backward()
@@ -44,14 +60,47 @@ def test_a_pack_equals_its_sequences_alone(lengths, kv_heads):
         torch.testing.assert_close(a.grad, b.grad, atol=1e-4, rtol=1e-4)
 
 
-def test_one_new_token_sees_the_filled_slots_only():
+@pytest.mark.parametrize("window", [1, 7, 8, 9, None])
+def test_a_window_counts_the_token_itself(window):
     torch.manual_seed(0)
-    query, key, value = torch.randn(2, 4, 1, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
-    out = CachedAttention(torch.tensor([5, 3]), 5).attend(query, key, value, None)
-    short = scaled_dot_product_attention(query[1:], key[1:, :, :3], value[1:, :, :3], enable_gqa=True)
-    torch.testing.assert_close(out[1:], short.transpose(1, 2))
-    key[1, :, 3:] = 99.0
-    torch.testing.assert_close(CachedAttention(torch.tensor([5, 3]), 5).attend(query, key, value, None), out)
+    query, key, value = torch.randn(3, 1, 2, 8, 4)
+    before = packed_attention([8], torch.device("cpu")).attend(query, key, value, Scoring(window=window))
+    key[:, :, 0] = 9.0
+    after = packed_attention([8], torch.device("cpu")).attend(query, key, value, Scoring(window=window))
+    changed = (before != after).any(-1).any(-1)[0].nonzero()[:, 0].tolist()
+    assert set(changed) <= set(range(min(window or 8, 8)))  # the first token alone sees nothing else to weigh
+    assert changed[-1:] == ([min(window or 8, 8) - 1] if window != 1 else [])
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), scorings)
+@settings(max_examples=40, deadline=None)
+def test_a_new_token_sees_the_filled_slots_of_its_window_only(filled, scoring):
+    torch.manual_seed(0)
+    rows, longest = len(filled), max(filled)
+    query, key, value = torch.randn(rows, 4, 1, 8), torch.randn(rows, 2, longest, 8), torch.randn(rows, 2, longest, 8)
+    want = torch.cat([
+        plain_attention(query[i, None], key[i, None, :, :length], value[i, None, :, :length], scoring, first=length - 1)
+        for i, length in enumerate(filled)
+    ])  # fmt: skip
+    for i, length in enumerate(filled):
+        key[i, :, length:] = value[i, :, length:] = 99.0
+    out = CachedAttention(torch.tensor(filled), longest).attend(query, key, value, scoring)
+    torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scoring", [Scoring(), Scoring(window=40)])
+def test_where_a_window_hides_nothing_no_mask_is_made(scoring, monkeypatch):
+    masks = []
+    product = attention.scaled_dot_product_attention
+
+    def recorded(*tensors, attn_mask, **others):
+        masks.append(attn_mask)
+        return product(*tensors, attn_mask=attn_mask, **others)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", recorded)
+    query, key, value = torch.randn(3, 1, 2, 50, 4)
+    packed_attention([10, 40], torch.device("cpu")).attend(query, key, value, scoring)
+    assert masks == [None, None]
 
 
 def test_index_arithmetic_by_hand():

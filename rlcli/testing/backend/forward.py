@@ -50,11 +50,13 @@ class ForwardChecks(BackendChecks):
 
     def test_values_come_from_the_value_head(self) -> None:
         """values: the value head's, each sequence as if alone"""
-        engine, plain = self.engine(head="value"), tiny_model(self.families[0], head="value").double()
-        with torch.no_grad():
-            wanted = torch.cat(logits_of(plain, batch()))[:, 0]
-        found = engine.forward(batch(), post_hook=lambda output, _: output.values)
-        require_close("values", found, wanted, self.tolerance, LEAK, place(engine, "forward_micro_batch"))
+        for family in self.families:
+            engine, plain = self.engine(family, head="value"), tiny_model(family, head="value").double()
+            with torch.no_grad():
+                wanted = torch.cat(logits_of(plain, batch()))[:, 0]
+            found = engine.forward(batch(), post_hook=lambda output, _: output.values)
+            where = place(engine, "forward_micro_batch")
+            require_close(f"values of {family}", found, wanted, self.tolerance, LEAK, where)
 
     def test_bfloat16_stays_close(self) -> None:
         """dtype bfloat16: log-probs and values move, but not far"""

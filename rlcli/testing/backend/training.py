@@ -43,8 +43,9 @@ class TrainingChecks(BackendChecks):
 
     def test_value_heads_train_like_a_plain_loop(self) -> None:
         """steps of a value head equal those of a plain loop"""
-        engine = self.trained_engine(head="value", **SETTINGS)
-        self._require_plain_steps(engine, self.families[0], "value", value_loss, value_weight, plain_value_loss)
+        for family in self.families:
+            engine = self.trained_engine(family, head="value", **SETTINGS)
+            self._require_plain_steps(engine, family, "value", value_loss, value_weight, plain_value_loss)
 
     def test_micro_batches_change_nothing(self) -> None:
         """a step is the same for any micro-batches"""

@@ -13,6 +13,7 @@ from rlcli.api.config import FinetuneSpec, MicroBatchSpec, ModelBackendAbstracti
 from rlcli.api.data import SequenceSample
 from rlcli.api.interface import ModelInterface
 from rlcli.api.model import Model
+from rlcli.api.value_model import value_model_class
 from rlcli.registry import make_backend
 from rlcli.testing.batches import TOKENIZER_FILE, DigitTokenizer
 from rlcli.testing.contract import Violation, place_of
@@ -157,7 +158,7 @@ def _train(
 
 
 def _loaded(folder: Path, head: str) -> torch.nn.Module:
-    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    kind = AutoModelForCausalLM if head == "lm" else AutoModelForTokenClassification
+    kind: Any = AutoModelForCausalLM if head == "lm" else value_model_class(AutoConfig.from_pretrained(folder))
     return kind.from_pretrained(folder, dtype=torch.float32)

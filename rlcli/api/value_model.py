@@ -1,0 +1,63 @@
+"""Models with one number per token in place of logits: critics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlcli.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+CRITIC = "ForTokenClassification"
+"""What the names of such classes end with."""
+
+
+def value_model_class(config: Any) -> type[nn.Module]:
+    """The class of critics for a transformers configuration.
+
+    That is transformers' own model for the classification of tokens. For families that it has none for, one is made of
+    its parts: the family's backbone and a linear head, under the name that transformers would give it. Raises
+    ValueError for a configuration that is not a language model's.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+    from transformers.modeling_layers import GenericForTokenClassification
+
+    known = AutoModelForTokenClassification._model_mapping
+    if type(config) in known:
+        return known[type(config)]
+    language_models = AutoModelForCausalLM._model_mapping
+    if type(config) not in language_models:
+        raise ValueError(f"{config.model_type} is not a language model that transformers knows")
+    lm = language_models[type(config)]
+    family = next(base for base in lm.__mro__ if PreTrainedModel in base.__bases__)
+    name = type(config).__name__.removesuffix("Config") + CRITIC
+    traits = {"base_model_prefix": family.base_model_prefix, "config_class": type(config), "__module__": __name__}
+    made = type(name, (GenericForTokenClassification, family), traits)
+    AutoModelForTokenClassification.register(type(config), made)
+    return made
+
+
+def value_head(model: nn.Module) -> nn.Linear | None:
+    """The layer that gives a number per token, whatever its family calls it; None for a language model."""
+    found = _value_head(model)
+    return found[1] if found else None
+
+
+def value_parameters(model: nn.Module) -> set[str]:
+    """The names of the value head's parameters. Raises ModelError for a model without one."""
+    found = _value_head(model)
+    if found is None:
+        raise ModelError(f"{type(model).__name__} has no value head that rlcli knows how to use")
+    name, head = found
+    return {f"{name}.{parameter}" for parameter, _ in head.named_parameters()}
+
+
+def _value_head(model: nn.Module) -> tuple[str, nn.Linear] | None:
+    """It is the one layer next to the backbone that has one output."""
+    from torch import nn
+
+    for name, child in model.named_children():
+        if child is not model.base_model and isinstance(child, nn.Linear) and child.out_features == 1:
+            return name, child
+    return None

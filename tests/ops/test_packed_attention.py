@@ -103,6 +103,23 @@ def test_where_a_window_hides_nothing_no_mask_is_made(scoring, monkeypatch):
     assert masks == [None, None]
 
 
+@pytest.mark.parametrize(("window", "before"), [(None, -1), (1, 0), (4, 3), (8, 7), (9, -1)])
+def test_cudas_kernel_counts_the_tokens_before_each(window, before, monkeypatch):
+    """It runs on GPUs only; what it is asked for is (tokens before, tokens behind), -1 for all."""
+    from torch.nn.attention import varlen
+
+    asked = {}
+
+    def recorded(query, *others, **settings):
+        asked.update(settings)
+        return query
+
+    monkeypatch.setattr(varlen, "varlen_attn", recorded)
+    tensors = torch.randn(3, 1, 2, 12, 4)
+    packed_attention([9, 3], torch.device("cpu"))._varlen(*tensors, Scoring(window=window))
+    assert asked == {"scale": None, "window_size": (before, 0), "enable_gqa": False}
+
+
 def test_index_arithmetic_by_hand():
     assert cumulative([2, 1, 3]).tolist() == [0, 2, 3, 6]
     assert positions([2, 1, 3]).tolist() == [0, 1, 0, 0, 1, 2]

@@ -46,7 +46,7 @@ def _refuse_other_layers(lm: Any) -> None:
         reason = f"layers of type {', '.join(odd)}"
     elif getattr(lm, "_is_stateful", False):
         reason = "layers that carry a state from token to token"
-    elif not lm._can_set_attn_implementation():
+    elif not lm.base_model._can_set_attn_implementation():
         reason = "an attention of its own, which cannot be replaced"
     else:
         return

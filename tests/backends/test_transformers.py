@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlcli.backends._transformers import PackedModel, value_head
+from rlcli.api.value_model import value_head, value_model_class
+from rlcli.backends._transformers import PackedModel
 from rlcli.errors import ModelError
 from rlcli.testing.tiny_models import tiny_model
 
@@ -89,6 +90,13 @@ def test_what_cannot_be_packed_is_refused_in_one_sentence(model_type):
     settings, reason = OTHERS[model_type]
     with pytest.raises(ModelError, match=reason):
         packed_apart(model_type, LENGTHS, **settings)
+
+
+def test_what_cannot_be_packed_is_refused_as_a_critic_too():
+    """Transformers has no critic of this family; the class that is made for it hides nothing."""
+    config = AutoConfig.for_model("gptj", n_embd=32, n_layer=1, n_head=4, rotary_dim=4, vocab_size=97, num_labels=1)
+    with pytest.raises(ModelError, match="an attention of its own"):
+        PackedModel(value_model_class(config)(config), torch.float32)
 
 
 # -- critics -------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def use_packed_attention(lm: nn.Module) -> None:
     from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(ATTENTION, _attention)
-    AttentionMaskInterface.register(ATTENTION, _no_mask)
+    AttentionMaskInterface.register(ATTENTION, _window_alone)
     _refuse_other_layers(lm)
     lm.set_attn_implementation(ATTENTION)  # type: ignore[operator]
 
@@ -61,7 +61,7 @@ def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    window: int | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -72,12 +72,16 @@ def _attention(
     if missing or packing is None:
         reason = f"needs {missing[0]} in its attention" if missing else "does not pass the layout on to its attention"
         raise ModelError(f"{type(module).__name__} {reason}: packed attention does not offer that")
-    scoring = Scoring(scaling, sliding_window, softcap)
+    scoring = Scoring(scaling, window if sliding_window is None else sliding_window, softcap)
     return packing.attend(query, key.to(query.dtype), value.to(query.dtype), scoring), None
 
 
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """The layout carries all that a mask would say."""
+def _window_alone(*args: Any, local_size: int | None = None, **others: Any) -> int | None:
+    """In place of a mask, what the layout does not say: the window of layers that have one.
+
+    Most families pass it to their attention as well; of some the mask alone shows it.
+    """
+    return local_size
 
 
 class PackedOutput:

@@ -64,6 +64,8 @@ def packed_apart(model_type, lengths, **settings):
     ("qwen3", {"use_sliding_window": True, "max_window_layers": 2}),
     ("gemma2", {"attn_logit_softcapping": 1.0}),
     ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention"] * 2}),
+    ("qwen2_moe", {"use_sliding_window": True, "max_window_layers": 2, "num_experts": 4}),
+    ("phimoe", {"num_local_experts": 2}),
     ("cohere2", {}),
     ("olmo3", {}),
     ("phi3", {}),

@@ -22,6 +22,8 @@ _DTYPES: dict[str, torch.dtype] = {
     if isinstance(dtype := getattr(torch, name, None), torch.dtype)
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+CARRIED = frozenset(_NAMES)
+"""The dtypes that travel between ranks."""
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 

@@ -13,6 +13,20 @@ import numpy as np
 from rlcli.api.config import stable_seed
 
 
+def training_id(epoch: int, row: int) -> str:
+    """What a run calls a sample that it trains on."""
+    return f"e{epoch}r{row}"
+
+
+def evaluation_id(row: int) -> str:
+    return f"eval-r{row}"
+
+
+def row_of(id_: str) -> tuple[bool, int]:
+    """Whether a sample is of the evaluation, and its row."""
+    return id_.startswith("eval-"), int(id_.rpartition("r")[2])
+
+
 @dataclass(frozen=True)
 class DataOrder:
     """The order of a dataset over its epochs. A step that reaches the end of an epoch goes on into the next."""

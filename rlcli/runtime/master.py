@@ -22,7 +22,7 @@ from rlcli.recipe.schema import Recipe
 from rlcli.runtime.calls import Calls, Running
 from rlcli.runtime.checkpoints import Checkpoints, RunState, Schedule, Start
 from rlcli.runtime.commits import RunIdentity
-from rlcli.runtime.data_order import DataOrder
+from rlcli.runtime.data_order import DataOrder, evaluation_id, training_id
 from rlcli.runtime.outputs import Outputs
 from rlcli.runtime.requests import Requests
 from rlcli.runtime.roles import training_steps
@@ -198,7 +198,7 @@ class MasterWorker:
         pause = min(evaluation, schedule.next_after(self.steps_done) or self.steps)
         for step in scheduler.open_steps:
             if self._opened <= step < pause and not self.should_stop():
-                rows = [(f"e{epoch}r{row}", row) for epoch, row in order.step(step)]
+                rows = [(training_id(epoch, row), row) for epoch, row in order.step(step)]
                 self.calls.load(step, train_graph(self.recipe), self.recipe.train.dataset, rows, self._loaded.add)
                 self._opened = step + 1
 
@@ -293,7 +293,7 @@ class MasterWorker:
         began = time.perf_counter()
         self.display.phase(f"evaluating on {ev.dataset}")
         graph, loaded = eval_graph(self.recipe), set[int]()
-        rows = [(f"eval-r{row}", row) for row in range(self.rows[ev.dataset])]
+        rows = [(evaluation_id(row), row) for row in range(self.rows[ev.dataset])]
         self.calls.load(EVALUATION, graph, ev.dataset, rows, loaded.add)
         while not loaded:
             self.requests.wait()

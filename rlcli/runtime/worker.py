@@ -17,15 +17,17 @@ from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
 from rlcli.api.model import Model, ModelBackend, ModelInterface
 from rlcli.checkpoint.disk import failures_told
-from rlcli.errors import DataError, RlcliError, UsageError
+from rlcli.errors import UsageError
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.role_sources import prompt_role
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.buffer import Transfer
 from rlcli.runtime.component_faults import component_faults_told
-from rlcli.runtime.data_order import digest_rows
+from rlcli.runtime.data_order import digest_rows, row_of
 from rlcli.runtime.exchange import carry_out
 from rlcli.runtime.messages import Request, Tell
+from rlcli.runtime.origin import Origin, RowOrigin, origin_of_call
+from rlcli.runtime.output_checks import checked_output, checked_row, read_counts, read_stats
 from rlcli.runtime.roles import Meshes, build_roles, role_tokenizer
 from rlcli.runtime.saving import (
     bytes_to_save,
@@ -108,10 +110,7 @@ class ModelWorker:
         """Take rows, given as (id, row, place in the step's batch); returns their description and the dataset's ids."""
         batch, names = [], {}
         for id_, row, place in rows:
-            sample = self.datasets[dataset][row]
-            if sample.bs != 1:
-                raise DataError(f"row {row} of dataset {dataset} is a batch of {sample.bs} samples; it must be one")
-            sample = sample.select(sample.keys)  # the dataset may keep its own and give it out again
+            sample = checked_row(self.datasets[dataset][row], RowOrigin(dataset, row))  # shares none of its lists
             names[id_] = str(sample.ids[0])
             sample.ids = [id_]
             sample.metadata = {**sample.metadata, "batch_index": [place]}
@@ -150,21 +149,23 @@ class ModelWorker:
         data = self._inputs(mfc, ids) if empty is None else _without_samples(empty)
         data.remap_keys_({old: new for old, new in mfc.input_key_remap.items() if old in data.keys})
         model, interface = self.models[mfc.model_name], self._interface(mfc)
-        batch, stats = None, {}
+        batch, stats = None, dict[str, float]()
+        origin = self._origin(mfc)
         sums: dict[str, tuple[float, int]] = {}
         if mfc.interface_type is ModelInterfaceType.TRAIN_STEP:
-            stats = interface.train_step(model, data, mfc.mb_spec)
+            stats = read_stats(interface.train_step(model, data, mfc.mb_spec), origin)
         elif mfc.interface_type is ModelInterfaceType.EVALUATE:
-            stats = interface.evaluate(model, [data.select_indices(part) for part in parts or []])
+            batches = [data.select_indices(part) for part in parts or []]
+            stats = read_stats(interface.evaluate(model, batches), origin)
         else:
             made = getattr(interface, mfc.interface_type.value)(model, data, mfc.mb_spec)
-            batch, sums = self._keep(mfc, data, made)
+            batch, sums = self._keep(mfc, data, made, origin)
         self._run_hooks(mfc)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return {
             "batch": batch.as_json() if batch is not None else None,
-            "stats": {name: float(value) for name, value in stats.items()},
+            "stats": stats,
             "sums": sums,
             "seconds": time.perf_counter() - began,
         }
@@ -173,27 +174,39 @@ class ModelWorker:
         return SequenceSample.gather([self._samples[id_].select(mfc.input_keys) for id_ in ids])
 
     def _keep(
-        self, mfc: MFCDef, data: SequenceSample, made: SequenceSample | None
-    ) -> tuple[SequenceSample | None, dict[str, tuple[float, int]]]:
+        self, mfc: MFCDef, data: SequenceSample, made: Any, origin: Origin
+    ) -> tuple[SequenceSample, dict[str, tuple[float, int]]]:
         """Store the outputs sample by sample; returns their description, and (sum, count) of what can be averaged."""
-        if made is None:
-            made = SequenceSample(ids=data.ids, seqlens={}, data={})
-        if made.ids != data.ids:
-            raise RlcliError(f"{mfc.interface_impl.type_} answered call {mfc.name} for other samples than asked")
-        missing = [key for key in mfc.output_keys if key not in made.keys]
+        promised = {key: mfc.output_key_remap.get(key, key) for key in mfc.output_keys}
+        made = checked_output(made, data, promised, origin, self.device)
+        missing = [key for key in promised if key not in made.keys]
         if missing:
             raise UsageError(
                 f"{mfc.interface_impl.type_} did not produce {', '.join(missing)}, which call {mfc.name} promises",
                 hint="correct the call's outputs",
                 code="R71",
             )
-        counted = _counted({name: values for name, values in made.metadata.items() if name not in data.metadata})
-        made = made.select(mfc.output_keys)
+        own = {name: values for name, values in made.metadata.items() if name not in data.metadata}
+        counted = read_counts(own, origin)
         made.metadata = {}
-        made.remap_keys_({old: new for old, new in mfc.output_key_remap.items() if old in made.keys})
+        made.remap_keys_(promised)
         for sample in made.unpack():
             self._samples[str(sample.ids[0])].update_(sample)
         return made.meta(), counted | _scores(made)
+
+    def _origin(self, mfc: MFCDef) -> Origin:
+        role = mfc.model_name
+        backend = self.recipe.models[role].backend
+        kind = backend.type if backend is not None else None
+        has_model = self.models[role].module is not None
+        return origin_of_call(mfc, self._interface(mfc), kind, has_model, self._describe_sample)
+
+    def _describe_sample(self, id_: Any) -> str:
+        """`row-17 (row 17 of dataset train)`: what its dataset calls a sample, and where it is there."""
+        is_evaluation, row = row_of(str(id_))
+        dataset = self.recipe.train.eval.dataset if is_evaluation else self.recipe.train.dataset
+        assert dataset is not None
+        return f"{self.datasets[dataset][row].ids[0]} (row {row} of dataset {dataset})"
 
     def _seed_global_streams(self, call: str, step: int) -> None:
         """Nothing of ours draws from the global random streams. A component that does draws the same in every run."""
@@ -225,7 +238,7 @@ class ModelWorker:
         tokenizer = next((m.tokenizer for m in self.models.values() if m.tokenizer is not None), None)
         return {
             "texts": {id_: self._texts(id_, tokenizer) for id_ in texts if tokenizer is not None},
-            "rewards": {id_: _tensors(self._samples[id_])["rewards"].tolist() for id_ in rewards},
+            "rewards": {id_: _tensors(self._samples[id_])["rewards"].double().tolist() for id_ in rewards},
         }
 
     def _texts(self, id_: str, tokenizer: Any) -> dict[str, Any]:
@@ -312,13 +325,4 @@ def _scores(made: SequenceSample) -> dict[str, tuple[float, int]]:
         name: (float(tensors[key].double().sum()), tensors[key].numel())
         for key, name in (("rewards", "reward"), ("solved", "accuracy"))
         if key in tensors
-    }
-
-
-def _counted(metadata: Mapping[str, Sequence[Any]]) -> dict[str, tuple[float, int]]:
-    """Counts that an interface attaches to its samples, such as errors of a reward, by name."""
-    return {
-        name: (float(sum(values)), len(values))
-        for name, values in metadata.items()
-        if values and all(type(value) in (int, float) for value in values)
     }

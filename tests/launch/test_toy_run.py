@@ -258,6 +258,37 @@ def test_an_output_that_an_interface_does_not_make(train, project):
         train()
 
 
+REWARD_FAULTS = {
+    "nan": "gave rewards nan for sample row-.* \\(row .* of dataset train\\), which is not finite",
+    "inf": "gave rewards inf for sample row-",
+    "-inf": "gave rewards -inf for sample row-",
+    "huge": "gave rewards 1e.300 for sample row-.*, which does not fit into a float32",
+    "short": "a batch that does not fit together: data of 'rewards' has shape \\(7,\\), expected \\(8,\\)",
+    "two each": "gave rewards of lengths \\[2\\] for sample row-.*one per sequence: \\[1\\]",
+    "other ids": "nothing for sample row-.* and something for 'nobody', not asked for",
+    "order": "returned the samples in another order",
+    "text": "data of 'rewards' is a list, not a tensor",
+    "nothing": "gave rewards no tensor",
+    "a dict": "returned a value of type dict, not a SequenceSample",
+}
+
+
+@pytest.mark.parametrize("fault", REWARD_FAULTS)
+def test_a_reward_that_cannot_be_used_is_named_before_anything_is_trained_on_it(train, project, components, fault):
+    text = (project / "toy.yaml").read_text()
+    (project / "toy.yaml").write_text(
+        text.replace("interface: toy_reward", f"interface: {{type: toy_reward, args: {{spoil: {fault}}}}}")
+    )
+    with pytest.raises(ProjectError, match=REWARD_FAULTS[fault]) as raised:
+        train("train.eval.at_start=false", "train.eval.every_steps=null")
+    assert (raised.value.exit_code, raised.value.code) == (2, "F54")
+    assert "call score: inference of interface toy_reward" in raised.value.what
+    assert raised.value.where.startswith(str(components / "interfaces/toy_reward.py:"))
+    assert "Traceback" not in str(raised.value)
+    assert numbers(project / "run") == []
+    assert not (project / "run/models").exists()
+
+
 @pytest.mark.parametrize(("rows", "words"), [(0, "has no rows"), (5, "fewer than one step takes")])
 def test_a_dataset_with_too_few_rows(train, rows, words):
     with pytest.raises(DataError, match=words) as raised:

@@ -1,0 +1,101 @@
+"""Who made what is looked at, and whose mistake it is if it cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlcli import registry
+from rlcli.api.dataflow import MFCDef
+from rlcli.errors import DataError, NumericError, ProjectError, RlcliError
+from rlcli.project import is_built_in
+
+CODE = "F54"
+
+
+class Origin(Protocol):
+    """Turns what is wrong with a batch into the error that the user gets."""
+
+    def malformed(self, what: str) -> RlcliError:
+        """The batch cannot be read as what it should be; `what` continues a sentence: `gave rewards of shape …`."""
+
+    def not_finite(self, what: str) -> RlcliError:
+        """It holds a number that nobody can compute with."""
+
+    def describe(self, id_: Hashable) -> str:
+        """How to find a sample: `row-17 (row 17 of dataset train)`."""
+
+
+@dataclass(frozen=True)
+class CallOrigin:
+    """A call of the graph.
+
+    A component of the user's own is at fault for what it returns; for a number that is not finite only if it computes
+    without a model. Where there is one its weights may be what went wrong, as with a loss that is not finite.
+    """
+
+    call: str
+    component: str
+    """`interface my_reward`, and the backend where that is the user's own."""
+    method: str
+    where: str | None
+    """File and line of the component that is the user's own; None if everything involved is built in."""
+    has_model: bool
+    describe: Callable[[Hashable], str]
+
+    def malformed(self, what: str) -> RlcliError:
+        said = f"call {self.call}: {self.method} of {self.component} {what}"
+        if self.where is None:
+            return RlcliError(said, hint="that is a mistake in rlcli, not in the recipe: please report it", code=CODE)
+        hint = f"rlcli test {self.component.partition(' with ')[0]} tries it alone"
+        return ProjectError(said, where=self.where, hint=hint, code=CODE)
+
+    def not_finite(self, what: str) -> RlcliError:
+        if self.where is not None and not self.has_model:
+            return self.malformed(what)
+        return NumericError(
+            f"call {self.call}: {self.method} of {self.component} {what}; nothing was trained on it",
+            where=self.where,
+            hint="look at this sample; if its model has just been trained, its weights may have diverged: go back to a "
+            "checkpoint and lower the learning rate",
+            code=CODE,
+        )
+
+
+@dataclass(frozen=True)
+class RowOrigin:
+    """A row of a dataset."""
+
+    dataset: str
+    row: int
+
+    def malformed(self, what: str) -> RlcliError:
+        return DataError(f"row {self.row} of dataset {self.dataset} {what}", code="F31")
+
+    not_finite = malformed
+
+    def describe(self, id_: Hashable) -> str:
+        return str(id_)
+
+
+def origin_of_call(
+    mfc: MFCDef, interface: Any, backend: str | None, has_model: bool, describe: Callable[[Hashable], str]
+) -> CallOrigin:
+    """`backend`: that of the call's role."""
+    method, name = mfc.interface_type.value, mfc.interface_impl.type_
+    component, where = f"interface {name}", _own_place("interfaces", name, getattr(type(interface), method, None))
+    own_backend = _own_place("backends", backend) if backend is not None else None
+    if own_backend is not None:
+        component += f" with backend {backend}"
+    return CallOrigin(mfc.name, component, method, where or own_backend, has_model, describe)
+
+
+def _own_place(kind: str, name: str, function: Any = None) -> str | None:
+    """File and line of a component that is not built in."""
+    path = registry.path_of(kind, name)
+    if is_built_in(Path(path).parent):
+        return None
+    code = getattr(function, "__code__", None)
+    return f"{path}:{code.co_firstlineno}" if code is not None and Path(code.co_filename) == Path(path) else str(path)

@@ -1,0 +1,230 @@
+"""What a component hands back, looked at before anything is kept, counted or trained on.
+
+A component may return anything. What cannot be used ends the run with one error that names the component, the sample
+and the value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.key_meaning import Meaning, meaning_of
+from rlcli.api.sample_json import CARRIED
+from rlcli.runtime.origin import Origin
+
+ROUNDING = 0.01
+"""Log-probs may be above 0 by this: those of probabilities near 1, computed in 16 bits."""
+
+Lengths = Sequence[Sequence[int]]
+
+
+def checked_output(
+    made: Any, asked: SequenceSample, promised: Mapping[str, str], origin: Origin, device: torch.device
+) -> SequenceSample:
+    """What a call returned for the samples of `asked`, without its graph and on `device`, if it can be used.
+
+    `promised`: the keys that the call writes, as its interface calls them → as the graph calls them. One that is
+    missing is left to the caller; others than these are dropped.
+    """
+    if made is None:
+        return SequenceSample(ids=asked.ids, seqlens={}, data={})
+    whole = _read_again(made, origin)
+    _check_ids(whole.ids, asked.ids, origin)
+    kept = whole.select(key for key in promised if key in whole.keys)
+    assert kept.data is not None
+    kept.data = {key: _plain(key, tensor, origin).to(device) for key, tensor in kept.data.items()}
+    packed = next((one for one in (kept, asked) if "packed_input_ids" in one.keys), None)
+    tokens = packed.seqlens["packed_input_ids"] if packed is not None else None
+    for key, name in promised.items():
+        if key in kept.keys:
+            check_key(kept, key, meaning_of(key) or meaning_of(name), tokens, origin)
+    return kept
+
+
+def checked_row(row: Any, origin: Origin) -> SequenceSample:
+    """A row of a dataset, if it can be used: a batch of one sample."""
+    sample = _read_again(row, origin)
+    if sample.bs != 1:
+        raise origin.malformed(f"is a batch of {sample.bs} samples; it must be one")
+    assert sample.data is not None
+    sample.data = {key: _plain(key, tensor, origin) for key, tensor in sample.data.items()}
+    tokens = sample.seqlens.get("packed_input_ids")
+    for key in sample.keys:
+        check_key(sample, key, meaning_of(key), tokens, origin)
+    return sample
+
+
+def read_stats(stats: Any, origin: Origin) -> dict[str, float]:
+    """Name → number of what a call reports. NaN is a number here: what a step did with one is for its engine to say."""
+    if not isinstance(stats, Mapping):
+        raise origin.malformed(f"returned {_kind(stats)}, not a dict of numbers")
+    for name in stats:
+        if not isinstance(name, str):
+            raise origin.malformed(f"reported a number under {name!r:.60}, which is not a string")
+    return {name: _number(value, f"reported {name}", origin) for name, value in stats.items()}
+
+
+def read_counts(metadata: Mapping[str, Sequence[Any]], origin: Origin) -> dict[str, tuple[float, int]]:
+    """(sum, count) of the numbers that a call attaches to its samples, such as errors of a reward."""
+    counted = {
+        name: [_number(value, f"counted {name}", origin) for value in values]
+        for name, values in metadata.items()
+        if values and all(type(value) in (int, float) for value in values)
+    }
+    return {name: (sum(numbers), len(numbers)) for name, numbers in counted.items()}
+
+
+def check_key(
+    sample: SequenceSample, key: str, meaning: Meaning | None, tokens: Lengths | None, origin: Origin
+) -> None:
+    """Raise an error unless a key holds what its name says, and numbers that are finite.
+
+    `tokens`: the lengths of the sequences that it belongs to, where they are known.
+    """
+    tensor = _tensor(sample, key)
+    if meaning is not None:
+        if not meaning.fits(tensor.dtype):
+            raise origin.malformed(f"gave {key} as {_name(tensor.dtype)}; it must be {meaning.wanted}")
+        if tensor.dim() != 1:
+            raise origin.malformed(f"gave {key} of shape {tuple(tensor.shape)}; it must have one dimension")
+        if meaning.rows is not None and tokens is not None:
+            _check_lengths(sample, key, meaning, tokens, origin)
+    _check_finite(sample, key, origin)
+    if meaning is not None and meaning.is_token:
+        _check_tokens(sample, key, origin)
+    if meaning is not None and meaning.is_logprob and bool((tensor > ROUNDING).any()):
+        row = int((tensor > ROUNDING).nonzero()[0])
+        what = f"gave {key} {float(tensor[row]):g} for {_place(sample, key, row, origin)}"
+        raise origin.malformed(f"{what}; a log-probability is never above 0")
+
+
+def _check_lengths(sample: SequenceSample, key: str, meaning: Meaning, tokens: Lengths, origin: Origin) -> None:
+    assert meaning.rows is not None
+    for id_, lengths, of_tokens in zip(sample.ids, sample.seqlens[key], tokens, strict=True):
+        expected = [meaning.rows(length) for length in of_tokens]
+        if lengths != expected:
+            raise origin.malformed(
+                f"gave {key} of lengths {_few(lengths)} for sample {origin.describe(id_)}; it must be {meaning.per}: "
+                f"{_few(expected)} for sequences of {_few(of_tokens)} tokens"
+            )
+
+
+def _check_finite(sample: SequenceSample, key: str, origin: Origin) -> None:
+    """As float32, in which everybody computes."""
+    tensor = _tensor(sample, key)
+    if not tensor.is_floating_point():
+        return
+    bad = ~tensor.to(torch.float32).isfinite()
+    if not bool(bad.any()):
+        return
+    row = int(bad.nonzero()[0][0])
+    value = float(tensor[row][bad[row]].flatten()[0])
+    why = "does not fit into a float32" if math.isfinite(value) else "is not finite"
+    count = int(bad.sum())
+    others = f" ({count} of {bad.numel()} numbers are like that)" if count > 1 else ""
+    raise origin.not_finite(f"gave {key} {value:g} for {_place(sample, key, row, origin)}, which {why}{others}")
+
+
+def _check_tokens(sample: SequenceSample, key: str, origin: Origin) -> None:
+    tensor = _tensor(sample, key)
+    for id_, lengths in zip(sample.ids, sample.seqlens[key], strict=True):
+        if not all(lengths):
+            where = f"sequence {lengths.index(0) + 1} of {len(lengths)} of sample {origin.describe(id_)}"
+            raise origin.malformed(f"gave {key} without a token for {where}")
+    if bool((tensor < 0).any()):
+        row = int((tensor < 0).nonzero()[0])
+        raise origin.malformed(f"gave {key} the token {int(tensor[row])} for {_place(sample, key, row, origin)}")
+
+
+def _read_again(made: Any, origin: Origin) -> SequenceSample:
+    """The batch as its constructor makes it: its fields may have been changed in place since."""
+    if not isinstance(made, SequenceSample):
+        raise origin.malformed(f"returned {_kind(made)}, not a SequenceSample")
+    if made.data is None:
+        raise origin.malformed("returned a description without data")
+    try:
+        return SequenceSample(
+            ids=made.ids, keys=made.keys, seqlens=made.seqlens, data=made.data, metadata=made.metadata
+        )
+    except (ValueError, TypeError) as problem:
+        raise origin.malformed(f"returned a batch that does not fit together: {problem}") from problem
+
+
+def _check_ids(ids: Sequence[Hashable], asked: Sequence[Hashable], origin: Origin) -> None:
+    if list(ids) == list(asked):
+        return
+    missing = [id_ for id_ in asked if id_ not in set(ids)]
+    strange = [id_ for id_ in ids if id_ not in set(asked)]
+    advice = "return ids=data.ids"
+    if not missing and not strange:
+        first = next(place for place, pair in enumerate(zip(ids, asked, strict=True)) if pair[0] != pair[1])
+        where = f"{ids[first]} where sample {origin.describe(asked[first])} was asked for"
+        raise origin.malformed(f"returned the samples in another order, {where}; {advice}")
+    said = [f"nothing for sample {origin.describe(missing[0])}{_more(missing)}"] if missing else []
+    said += [f"something for {strange[0]!r:.60}{_more(strange)}, not asked for"] if strange else []
+    raise origin.malformed(f"returned {' and '.join(said)}; {advice}")
+
+
+def _plain(key: str, tensor: torch.Tensor | None, origin: Origin) -> torch.Tensor:
+    """Without its graph, which would stay in memory as long as the sample."""
+    if tensor is None:
+        raise origin.malformed(f"gave {key} no tensor")
+    if tensor.is_meta or tensor.layout is not torch.strided:
+        kind = "meta" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
+        raise origin.malformed(f"gave {key} as a {kind} tensor; it must be a plain one")
+    if tensor.dtype not in CARRIED:
+        raise origin.malformed(f"gave {key} as {_name(tensor.dtype)}, which cannot be sent to other ranks")
+    return tensor.detach()
+
+
+def _tensor(sample: SequenceSample, key: str) -> torch.Tensor:
+    tensor = (sample.data or {})[key]
+    assert tensor is not None
+    return tensor
+
+
+def _place(sample: SequenceSample, key: str, row: int, origin: Origin) -> str:
+    """`sample row-17 (row 17 of dataset train), sequence 2 of 4, position 7 of 30`"""
+    for id_, lengths in zip(sample.ids, sample.seqlens[key], strict=True):
+        for number, length in enumerate(lengths, start=1):
+            if row < length:
+                sequence = f", sequence {number} of {len(lengths)}" if len(lengths) > 1 else ""
+                position = f", position {row + 1} of {length}" if length > 1 else ""
+                return f"sample {origin.describe(id_)}{sequence}{position}"
+            row -= length
+    raise AssertionError("the row is in no sequence")
+
+
+def _number(value: Any, what: str, origin: Origin) -> float:
+    fits = value.numel() == 1 and not value.is_meta if isinstance(value, torch.Tensor) else hasattr(value, "__float__")
+    if fits and not isinstance(value, complex):
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            pass
+    raise origin.malformed(f"{what} as {_kind(value)}, which is not a number")
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "None"
+    shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+    shown = f" ({value!r:.40})" if isinstance(value, str | bytes | complex) else ""
+    return f"a value of type {type(value).__name__}{shape}{shown}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _few(lengths: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, lengths[:4]))}{', …' if len(lengths) > 4 else ''}]"
+
+
+def _more(ids: Sequence[Hashable]) -> str:
+    return f" and {len(ids) - 1} more" if len(ids) > 1 else ""

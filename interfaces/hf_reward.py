@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -13,9 +14,11 @@ from rlcli.api.declared_keys import Declaration
 from rlcli.api.limits import Limits, check_limits
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_interface
 from rlcli.api.model_folder import model_folder
-from rlcli.errors import ModelError
+from rlcli.errors import DataError, ModelError
 from rlcli.interfaces._mock import uniform
 from rlcli.interfaces._text import full_texts, response_texts
+
+log = logging.getLogger(__name__)
 
 _LOADING = threading.Lock()
 """transformers changes its own classes while it loads: two threads at once may leave them changed for good."""
@@ -47,39 +50,49 @@ class HFRewardInterface(ModelInterface):
     """Texts per forward pass of the classifier."""
 
     max_length: int = 512
-    """Texts are truncated to this many tokens of the classifier."""
+    """Most tokens of the classifier that a text may have; fewer where the classifier itself takes fewer."""
+
+    overlong: Literal["truncate_left", "truncate_right", "error"] = "truncate_left"
+    """What becomes of longer texts: they lose their beginning (a response ends with its answer), or their end,
+    and are counted as `truncated`; or the run ends."""
 
     classifier: Any = field(init=False, default=None, repr=False)
     tokenizer: Any = field(init=False, default=None, repr=False)
+    limit: int = field(init=False, default=0, repr=False)
+    has_warned: bool = field(init=False, default=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.output not in ("logit", "prob", "logprob"):
             raise ValueError(f"output is {self.output!r}; it must be logit, prob or logprob")
         if self.text not in ("full", "response"):
             raise ValueError(f"text is {self.text!r}; it must be full or response")
+        if self.overlong not in ("truncate_left", "truncate_right", "error"):
+            raise ValueError(f"overlong is {self.overlong!r}; it must be truncate_left, truncate_right or error")
         check_limits(self)
 
     @torch.no_grad()
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """`packed_input_ids` (and `prompt_mask`) → `rewards`."""
+        """`packed_input_ids` (and `prompt_mask`) → `rewards`; metadata `truncated`, the share of each sample's texts
+        that the classifier did not see whole."""
         if self.classifier is None:
             self._load(model.device)
         texts = (full_texts if self.text == "full" else response_texts)(model.tokenizer, data)
+        truncated = self._truncated(texts, data)
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # little padding per batch
         rewards = torch.zeros(len(texts))
         for begin in range(0, len(order), self.batch_size):
             places = order[begin : begin + self.batch_size]
             rewards[places] = self._score([texts[place] for place in places])
-        return SequenceSample.from_default(ids=data.ids, seqlens=_one_each(data), data={"rewards": rewards})
+        return _rewarded(data, rewards, truncated)
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
         """Rewards as a classifier in doubt would give them, by chance."""
         if interface_type != "inference":
             return super().mock(interface_type, model, data)
-        seqlens = _one_each(data)
-        prob = uniform(model, data, seqlens["rewards"], "rewards").clamp(0.01, 0.99)
+        ones = [[1] * len(lengths) for lengths in data.seqlens["packed_input_ids"]]
+        prob = uniform(model, data, ones, "rewards").clamp(0.01, 0.99)
         rewards = {"logit": prob.logit(), "prob": prob, "logprob": prob.log()}[self.output]
-        return SequenceSample.from_default(ids=data.ids, seqlens=seqlens, data={"rewards": rewards})
+        return _rewarded(data, rewards, [False] * len(rewards))
 
     def _load(self, device: torch.device) -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -102,12 +115,44 @@ class HFRewardInterface(ModelInterface):
             raise ModelError(f"{self.path} has no label {self.label!r}", hint=f"it has {', '.join(names)}")
         if isinstance(self.label, int) and not -classifier.num_labels <= self.label < classifier.num_labels:
             raise ModelError(f"{self.path} has {classifier.num_labels} outputs, none with number {self.label}")
+        self.tokenizer.truncation_side = self.overlong.removeprefix("truncate_")
+        self.limit = self._most_tokens(classifier.config)
         self.classifier = classifier.to(device).eval()
 
+    def _most_tokens(self, config: Any) -> int:
+        """Of `max_length`, the classifier's positions and what its tokenizer says: the fewest."""
+        positions = getattr(config, "max_position_embeddings", None) or self.max_length
+        limit = min(self.max_length, positions, self.tokenizer.model_max_length)
+        special = self.tokenizer.num_special_tokens_to_add()
+        if limit <= special:
+            raise ModelError(
+                f"{self.path} cannot score any text: {limit} tokens are the most it may be given, of which {special} "
+                "are its own marks",
+                hint="raise max_length",
+            )
+        return int(limit)
+
+    def _truncated(self, texts: list[str], data: SequenceSample) -> list[bool]:
+        """Whether each text is longer than the classifier may see; reported once, or an error."""
+        counts = [len(ids) for ids in self.tokenizer(texts, verbose=False)["input_ids"]] if texts else []
+        longest = max(range(len(counts)), key=counts.__getitem__, default=None)
+        if longest is None or counts[longest] <= self.limit:
+            return [False] * len(counts)
+        owners = [id_ for id_, lengths in zip(data.ids, data.seqlens["packed_input_ids"], strict=True) for _ in lengths]
+        what = f"the text of sample {owners[longest]} has {counts[longest]} tokens of {self.path}, {self.limit} at most"
+        hint = "raise max_length if the classifier takes more, or lower generation.max_new_tokens"
+        if self.overlong == "error":
+            raise DataError(what, hint=f"{hint}; or set overlong to truncate_left", code="F30")
+        if not self.has_warned:
+            lost = "beginning" if self.overlong == "truncate_left" else "end"
+            log.warning("%s: its %s is not scored, nor that of others (reported as truncated). %s", what, lost, hint)
+            self.has_warned = True
+        return [count > self.limit for count in counts]
+
     def _score(self, texts: list[str]) -> torch.Tensor:
-        inputs = self.tokenizer(
-            texts, padding=True, truncation=True, max_length=self.max_length, return_tensors="pt"
-        ).to(self.classifier.device)
+        inputs = self.tokenizer(texts, padding=True, truncation=True, max_length=self.limit, return_tensors="pt").to(
+            self.classifier.device
+        )
         logits = self.classifier(**inputs).logits.float()
         place = self.classifier.config.label2id[self.label] if isinstance(self.label, str) else self.label
         if self.output != "logit":
@@ -117,8 +162,14 @@ class HFRewardInterface(ModelInterface):
         return (scores.exp() if self.output == "prob" else scores).cpu()
 
 
-def _one_each(data: SequenceSample) -> dict[str, list[list[int]]]:
-    return {"rewards": [[1] * len(lengths) for lengths in data.seqlens["packed_input_ids"]]}
+def _rewarded(data: SequenceSample, rewards: torch.Tensor, truncated: list[bool]) -> SequenceSample:
+    """One reward for each text, and for each sample the share of its texts that were truncated."""
+    ones = [[1] * len(lengths) for lengths in data.seqlens["packed_input_ids"]]
+    flags = iter(truncated)
+    shares = [sum(next(flags) for _ in group) / max(1, len(group)) for group in ones]
+    return SequenceSample.from_default(
+        ids=data.ids, seqlens={"rewards": ones}, data={"rewards": rewards}, metadata={"truncated": shares}
+    )
 
 
 register_interface("hf_reward", HFRewardInterface)

@@ -17,7 +17,7 @@ from transformers import (
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import MicroBatchSpec, Model
-from rlcli.errors import ModelError
+from rlcli.errors import DataError, ModelError
 from rlcli.interfaces.hf_reward import HFRewardInterface
 from rlcli.testing.batches import DigitTokenizer
 from rlcli.testing.interface import InterfaceContract
@@ -146,6 +146,56 @@ def test_outputs_labels_and_response_only(tmp_path, role, data):
     torch.testing.assert_close(rewards(label=1, output="logprob"), full.log_softmax(-1)[:, 1])
     torch.testing.assert_close(rewards(label="positive", text="response"), response[:, 2])
     assert not torch.allclose(full[:, 2], response[:, 2])
+
+
+LAST = [" ".join(text.split()[-3:]) for text in FULL]
+FIRST = [" ".join(text.split()[:3]) for text in FULL]
+
+
+@pytest.mark.parametrize(("overlong", "seen"), [("truncate_left", LAST), ("truncate_right", FIRST)])
+def test_of_a_long_text_the_end_is_scored_unless_told_otherwise(tmp_path, role, data, overlong, seen):
+    path = saved(tmp_path, bert)
+    out = HFRewardInterface(path=path, max_length=3, overlong=overlong).inference(role, data, MicroBatchSpec())
+    torch.testing.assert_close(out.data["rewards"], direct(path, seen)[:, -1], atol=1e-5, rtol=1e-5)
+    assert HFRewardInterface(path=path).overlong == "truncate_left"
+
+
+def test_truncated_texts_are_counted_and_reported_once(tmp_path, role, data, caplog):
+    path = saved(tmp_path, bert)
+    reward = HFRewardInterface(path=path, max_length=4, batch_size=1)
+    for _ in range(2):
+        out = reward.inference(role, data, MicroBatchSpec())
+    assert [len(text.split()) for text in FULL] == [5, 3, 3, 6]
+    assert out.metadata["truncated"] == [0.5, 0.0, 1.0]
+    (warning,) = caplog.records
+    assert "sample 2 has 6 tokens" in warning.getMessage()
+    assert "4 at most" in warning.getMessage()
+    assert "beginning is not scored" in warning.getMessage()
+
+
+def test_texts_that_fit_are_not_counted(tmp_path, role, data, caplog):
+    out = HFRewardInterface(path=saved(tmp_path, bert), max_length=6).inference(role, data, MicroBatchSpec())
+    assert out.metadata["truncated"] == [0.0, 0.0, 0.0]
+    assert not caplog.records
+
+
+def test_a_long_text_may_be_an_error(tmp_path, role, data):
+    reward = HFRewardInterface(path=saved(tmp_path, bert), max_length=5, overlong="error")
+    with pytest.raises(DataError, match=r"sample 2 has 6 tokens of .*, 5 at most") as raised:
+        reward.inference(role, data, MicroBatchSpec())
+    assert raised.value.code == "F30"
+    assert "max_length" in raised.value.hint
+    with pytest.raises(ValueError, match="truncate_left, truncate_right or error"):
+        HFRewardInterface(path="x", overlong="drop")
+
+
+def test_a_text_is_never_longer_than_the_positions_of_the_classifier(tmp_path, role):
+    path = saved(tmp_path, bert)  # 64 positions; the default max_length is 512
+    tokens = torch.tensor([1, 2] * 40)
+    long = SequenceSample(ids=["a"], seqlens={"packed_input_ids": [[80]]}, data={"packed_input_ids": tokens})
+    out = HFRewardInterface(path=path).inference(role, long, MicroBatchSpec())
+    torch.testing.assert_close(out.data["rewards"], direct(path, ["so film " * 32])[:, -1], atol=1e-5, rtol=1e-5)
+    assert out.metadata["truncated"] == [1.0]
 
 
 def test_what_cannot_be_loaded_is_said(tmp_path, role, data):

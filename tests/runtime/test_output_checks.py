@@ -65,6 +65,13 @@ def test_a_call_may_return_nothing_but_its_samples():
     assert check(None).keys == set()
 
 
+def test_a_rank_without_samples_may_give_any_dtype():
+    """`torch.tensor([...])` of no samples is float32, whatever it would have held."""
+    none = ASKED.select_indices([])
+    made = SequenceSample(ids=[], seqlens={"prompt_mask": []}, data={"prompt_mask": torch.tensor([])})
+    assert checked_output(made, none, {"prompt_mask": "prompt_mask"}, MINE, CPU).bs == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
 def test_a_reward_is_a_number_of_any_kind(dtype):
     assert check(output(rewards=torch.ones(3, dtype=dtype))).dtypes["rewards"] == dtype

@@ -146,6 +146,9 @@ class PPOActorInterface(PPOArgs, ModelInterface):
             "advantage_abs": (advantages.abs().sum(), trained),
             "return": (tensors["returns"][tensors["loss_mask"]].double().sum(), trained),
         }
+        if not self.use_dense_reward:
+            scaled = (tensors["rewards"].double() - self.reward_output_bias) * self.reward_output_scaling
+            pairs["reward_clip_fraction"] = ((scaled.abs() > self.max_reward_clip).sum(), responses)
         if "solved" in data.keys:
             pairs["solved"] = (data.data["solved"].sum(), len(data.data["solved"]))
         return means(pairs, reduce) | {"kl_coef": self.controller.coef}

@@ -12,7 +12,7 @@ from rlcli.api.declared_keys import Declaration
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
 from rlcli.interfaces._mock import uniform
 from rlcli.interfaces._ppo import PPOArgs
-from rlcli.interfaces._rollout import average, optimizer_batches, prepare, reduce_over, response_kl
+from rlcli.interfaces._rollout import average, means, optimizer_batches, prepare, reduce_over, response_kl
 from rlcli.ops.kl import KLController
 from rlcli.ops.losses import ppo_critic_loss
 from rlcli.ops.normalization import RunningMeanStd
@@ -55,7 +55,7 @@ class PPOCriticInterface(PPOArgs, ModelInterface):
         reduce = reduce_over(model)
         batch = prepare(self, data.to(model.module.device), self.controller.coef, reduce)
         stats = self._explained(batch, reduce)
-        batch = self._normalized(batch, reduce)
+        batch, clipped = self._normalized(batch, reduce)
         model.module.train()
         steps = [
             model.module.train_batch(
@@ -70,7 +70,7 @@ class PPOCriticInterface(PPOArgs, ModelInterface):
         ]
         self.controller.update(*response_kl(batch, reduce))
         model.inc_version()
-        return stats | average(steps)
+        return stats | clipped | average(steps)
 
     def save(self, model: Model, save_dir: str) -> None:
         model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
@@ -82,15 +82,19 @@ class PPOCriticInterface(PPOArgs, ModelInterface):
         self.controller.load_state_dict(state["kl_controller"])
         self.normalizer.load_state_dict(state["normalizer"])
 
-    def _normalized(self, batch: SequenceSample, reduce: AllReduce) -> SequenceSample:
-        """`values` as the model gave them, `returns` in the units that it is to learn."""
+    def _normalized(self, batch: SequenceSample, reduce: AllReduce) -> tuple[SequenceSample, dict[str, float]]:
+        """`values` as the model gave them, `returns` in the units that it is to learn, and how many of these it is not
+        shown whole."""
         if not self.value_norm:
-            return batch
+            return batch, {}
         tensors = dict(batch.data)
         tensors["values"] = self.normalizer.normalize(tensors["values"], clip=False)  # before the update: its inverse
         self.normalizer.update(tensors["returns"], tensors["loss_mask"], reduce)
+        whole = self.normalizer.normalize(tensors["returns"], clip=False)[tensors["loss_mask"]]
+        beyond = (whole.abs() > self.normalizer.CLIP).sum()
         tensors["returns"] = self.normalizer.normalize(tensors["returns"])
-        return SequenceSample.from_default(ids=batch.ids, seqlens=batch.seqlens, data=tensors, metadata=batch.metadata)
+        made = SequenceSample.from_default(ids=batch.ids, seqlens=batch.seqlens, data=tensors, metadata=batch.metadata)
+        return made, means({"return_clip_fraction": (beyond, len(whole))}, reduce)
 
     def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
         tensors, lengths = batch.data, batch.flat_seqlens("packed_input_ids")

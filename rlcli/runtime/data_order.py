@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from rlcli.api.config import stable_seed
+from rlcli.runtime.origin import RowOrigin
+from rlcli.runtime.output_checks import checked_row
 
 
 def training_id(epoch: int, row: int) -> str:
@@ -67,15 +69,17 @@ LOOKED_AT = 2048
 """Rows that the digest of a dataset reads at most, spread evenly over it."""
 
 
-def digest_rows(dataset: Any) -> str:
+def digest_rows(dataset: Any, name: str = "train") -> str:
     """Tells whether a dataset is the one that a run began with: its length and the content of its rows.
 
-    A dataset with more than LOOKED_AT rows is sampled, unless it has a `digest()` of its own.
+    A dataset with more than LOOKED_AT rows is sampled, unless it has a `digest()` of its own. `name` is what the recipe
+    calls it. Raises DataError for a row that cannot be used.
     """
     if hasattr(dataset, "digest"):
         return str(dataset.digest())
     rows = len(dataset)
     content = hashlib.sha256(str(rows).encode())
     for row in range(0, rows, -(-rows // LOOKED_AT) or 1):
-        content.update(json.dumps(dataset[row].as_json(), sort_keys=True).encode())
+        sample = checked_row(dataset[row], RowOrigin(name, row))
+        content.update(json.dumps(sample.as_json(), sort_keys=True).encode())
     return content.hexdigest()

@@ -6,6 +6,7 @@ and the value.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -53,6 +54,10 @@ def checked_row(row: Any, origin: Origin) -> SequenceSample:
         raise origin.malformed(f"is a batch of {sample.bs} samples; it must be one")
     assert sample.data is not None
     sample.data = {key: _plain(key, tensor, origin) for key, tensor in sample.data.items()}
+    try:
+        json.dumps(sample.metadata)
+    except (TypeError, ValueError) as problem:
+        raise origin.malformed(f"has metadata that cannot be written as JSON: {problem}") from problem
     tokens = sample.seqlens.get("packed_input_ids")
     for key in sample.keys:
         check_key(sample, key, meaning_of(key), tokens, origin)

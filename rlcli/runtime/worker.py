@@ -85,7 +85,7 @@ class ModelWorker:
             self.datasets[name] = registry.make_dataset(DatasetAbstraction(component.type, component.args), util)
         return {
             "rows": {name: len(dataset) for name, dataset in self.datasets.items()},
-            "digests": {name: digest_rows(dataset) for name, dataset in self.datasets.items() if self.rank == 0},
+            "digests": {name: digest_rows(dataset, name) for name, dataset in self.datasets.items() if self.rank == 0},
         }
 
     def build(self, steps: int) -> dict[str, Any]:

@@ -256,6 +256,15 @@ def test_batch_statistics(rollout):
     assert stats["loss_weight"] == float((~rollout.data["prompt_mask"]).sum())
 
 
+def test_rewards_that_are_clipped_are_counted(rollout):
+    """of sixteen rewards, two are above the clip and one below"""
+    rollout.data["rewards"] = torch.tensor([0.0] * 13 + [1.6, -1.4, 30.0])
+    settings = {"reward_output_bias": 0.5, "reward_output_scaling": 2.0, "max_reward_clip": 2.0}
+    stats = PPOActorInterface(**LIMITLESS, **settings).train_step(tiny_model(), rollout, SPEC)
+    assert stats["reward_clip_fraction"] == pytest.approx(3 / 16)
+    assert PPOActorInterface(**LIMITLESS).train_step(tiny_model(), rollout, SPEC)["reward_clip_fraction"] == 1 / 16
+
+
 def test_best_of_k_samples_k(tokenizer):
     prompts = make_batch(["packed_prompts"], [[(3, 1)], [(1, 1)], [(2, 1)]])
     interface = PPOActorInterface(generation=GenerationHyperparameters(max_new_tokens=6), generation_size=3)

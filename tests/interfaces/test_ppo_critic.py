@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from rlcli.api.model import MicroBatchSpec
+from rlcli.interfaces._rollout import prepare
 from rlcli.interfaces.ppo_critic import PPOCriticInterface
+from rlcli.ops.reduce import identity
 from rlcli.testing.interface import InterfaceContract
 from rlcli.testing.tiny_engine import TinyLM, TinyOutput, tiny_model
 
@@ -137,3 +139,21 @@ def test_values_that_stay_within_the_clip_are_not_counted_as_clipped(rollout, n_
     model.module.model.float()
     rollout.data["values"] = torch.randn(len(rollout.data["values"]), generator=torch.Generator().manual_seed(1))
     assert critic.train_step(model, rollout, MicroBatchSpec(n_mbs=n_mbs))["value_clip_fraction"] == 0
+
+
+def test_returns_that_are_clipped_are_counted(rollout):
+    """those beyond five standard deviations, of the tokens that are trained on"""
+    rollout.data["rewards"] = torch.tensor([20.0] + [0.0] * 15)
+    critic = PPOCriticInterface(minibatches=1, kl_ctl=0.0)
+    critic.normalizer.update(torch.tensor([-0.1, 0.1]))
+    before = critic.normalizer.state_dict()
+    assert critic.train_step(tiny_model(), rollout, SPEC)["return_clip_fraction"] > 0
+    batch = prepare(critic, rollout, 0.0, identity)
+    returns, mask = batch.data["returns"].double(), batch.data["loss_mask"]
+    critic.normalizer.load_state_dict(before)
+    critic.normalizer.update(returns, mask)
+    beyond = ((returns[mask] - critic.normalizer.mean).abs() > 5 * critic.normalizer.std).double().mean()
+    critic.normalizer.load_state_dict(before)
+    stats = critic.train_step(tiny_model(), rollout, SPEC)
+    assert stats["return_clip_fraction"] == pytest.approx(float(beyond))
+    assert "return_clip_fraction" not in PPOCriticInterface(value_norm=False).train_step(tiny_model(), rollout, SPEC)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rlcli.api.data import SequenceSample
 from rlcli.errors import DataError, NumericError, ProjectError, RlcliError
+from rlcli.runtime.data_order import digest_rows
 from rlcli.runtime.origin import CallOrigin, RowOrigin
 from rlcli.runtime.output_checks import checked_output, checked_row, read_counts, read_stats
 
@@ -306,3 +307,14 @@ def test_a_row_shares_no_list_with_its_dataset():
     for other, words in ((None, "returned None"), (SequenceSample(ids=["a", "b"], seqlens={}, data={}), "batch of 2")):
         with pytest.raises(DataError, match=f"row 4 of dataset mine .*{words}"):
             checked_row(other, RowOrigin("mine", 4))
+
+
+def test_a_row_whose_metadata_cannot_travel():
+    row = SequenceSample(ids=["r"], seqlens={}, data={}, metadata={"answer": [{1, 2}]})
+    with pytest.raises(DataError, match="row 4 of dataset mine has metadata that cannot be written as JSON"):
+        checked_row(row, RowOrigin("mine", 4))
+
+
+def test_rows_are_looked_at_when_their_dataset_is_told_from_others():
+    with pytest.raises(DataError, match="row 1 of dataset held_out returned a value of type dict"):
+        digest_rows([checked_row(ASKED.select_indices([0]), RowOrigin("held_out", 0)), {}], "held_out")

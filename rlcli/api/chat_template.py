@@ -80,8 +80,8 @@ def conversation_text(
     try:
         return render_chat(template, messages, add_generation_prompt=add_generation_prompt, day=day, **told)
     except TemplateError as error:
-        what = f"the tokenizer's chat template fails: {error}"
-        raise ModelError(what, where=getattr(tokenizer, "name_or_path", None) or None, code="F32") from error
+        source = getattr(tokenizer, "name_or_path", "") or "the tokenizer"
+        raise ModelError(f"the chat template of {source} fails: {error}", code="F32") from error
 
 
 def check_template(tokenizer: Any, source: str) -> None:

@@ -49,12 +49,14 @@ class LightTokenizer:
         special_tokens: Mapping[str, str],
         chat_template: str | None = None,
         extra_special_tokens: Sequence[str] = (),
+        name_or_path: str = "",
     ):
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
         self.special_tokens_map = dict(special_tokens)
         self.chat_template = chat_template
+        self.name_or_path = name_or_path
         self._extra = tuple(extra_special_tokens)
 
     def __len__(self) -> int:
@@ -142,7 +144,7 @@ def read_light_tokenizer(folder: Path) -> LightTokenizer:
     _declare(backend, declared, named, extra)
     return LightTokenizer(
         backend, {name: _content(token) for name, token in named.items()}, _chat_template(folder, config),
-        [_content(token) for token in extra],
+        [_content(token) for token in extra], str(folder),
     )  # fmt: skip
 
 

@@ -1,96 +1,212 @@
-"""Final answers: cut out of a response, and compared as far as that is decided without symbolic maths."""
+"""Final answers: found in a response, and judged as far as that takes no symbolic maths.
+
+One answer states one value. What is found is judged as a whole; no number is picked out of it. Where the expected
+answer is a number, the answer is a number too, written out: with a unit or a sentence around it, but without hedging
+("maybe 5", "about 5"), comparison, a second number, an operator or a variable. `2+3` does not answer 5: it is left to
+be done.
+"""
 
 from __future__ import annotations
 
 import re
-from fractions import Fraction
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
 
-MAX_CHARS = 500
-"""A longer final answer is no answer."""
+from ._answer_expression import Expression, read_expression
+from ._answer_markup import MAX_CHARS, closing_brace, is_clean, readable, undecorated
+from ._answer_value import Value, read_value
+from ._answer_words import retracts
 
-_PLAIN = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)")
-_FRACTION = re.compile(r"([-+]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}|([-+]?\d+)/(\d+)")
-_THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
-_SAID = re.compile(r"\banswer\s*(?:is|:|=)\s*:?", re.IGNORECASE)
-_LAST = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*\{|\s*(?P<token>-?[0-9.,]*[0-9]|\s[^\s{}$\\.,]+))")
+_SAID = re.compile(r"answer\**\s*(?:is|:|=|equals)\s*:?", re.IGNORECASE)
+LONGEST_UNIT = 5
+"""Words of a unit that a row may name; a longer answer of a row is a text."""
+MAX_RESPONSE = 1_000_000
+"""Characters at the end of a response in which its answer is looked for."""
+_SAID_SPAN = 200
+"""Characters around "answer" that are looked at."""
+_BEFORE_BOX = 40
+_ATTEMPTS = 50
+"""Marks that are tried from the end of a response, where only the last that is complete counts."""
+_JOINED = re.compile(r"[\s$.,;/|&]*(?:\\text\{)?\s*(?:or|and)?\s*\}?[\s$,;/|&]*", re.IGNORECASE)
+_LAST = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?", re.ASCII)
+_RETRACTING = ("or", "actually", "wait", "alternatively")
+
+
+class Verdict(StrEnum):
+    """What a response turns out to be."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    UNPARSED = "unparsed"
+    """It has an answer, but not one value or a small expression. Counts as wrong."""
+    TIMEOUT = "timeout"
+    """Comparing it took too long. Counts as wrong."""
+    CRASHED = "crashed"
+    """Comparing it ended the process. Counts as wrong."""
+    NO_GOLD = "no gold"
+    """The row's own answer cannot be read: no fault of the response."""
+
+
+@dataclass(frozen=True)
+class Gold:
+    """The answer of a row: a number, an expression or a text."""
+
+    text: str
+    value: Value | None
+    expression: Expression | None
+
+    @property
+    def is_readable(self) -> bool:
+        return is_clean(self.text) and bool(self.text)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two expressions that take symbolic maths."""
+
+    answer: str
+    expected: str
+
+
+@lru_cache(maxsize=4096)
+def gold_of(text: str) -> Gold:
+    """What a dataset's `answer` holds: what it marks by `####` or `\\boxed`, else all of it."""
+    marked = _after_marker(text) or _boxed(text) or text.strip()
+    value = read_value(marked)
+    if value is not None and value.bare and len(value.unit) <= LONGEST_UNIT:
+        return Gold(marked, value, None)
+    is_word = re.fullmatch(r"[^\W\d_]{2,}", undecorated(marked)) is not None
+    return Gold(marked, None, None if is_word else read_expression(marked))
+
+
+def judge(answer: str | None, gold: Gold) -> Verdict | Comparison:
+    """The verdict, or the comparison that it takes."""
+    if not gold.is_readable:
+        return Verdict.NO_GOLD
+    if answer is None:
+        return Verdict.WRONG
+    if gold.value is not None:
+        value = read_value(answer)
+        if value is None:
+            return Verdict.UNPARSED
+        return Verdict.RIGHT if value.is_same(gold.value) else Verdict.WRONG
+    if not is_clean(answer):
+        return Verdict.UNPARSED
+    if _as_text(answer) == _as_text(gold.text):
+        return Verdict.RIGHT
+    return _judge_expression(answer, gold.expression) if gold.expression else Verdict.WRONG
+
+
+def _judge_expression(answer: str, gold: Expression) -> Verdict | Comparison:
+    found = read_expression(answer)
+    if found is None:
+        return Verdict.UNPARSED
+    if not gold.is_relation:
+        found = found.unnamed()
+    if found.key == gold.key and found.unit in ("", gold.unit):
+        return Verdict.RIGHT
+    other_variables = not found.letters <= gold.letters
+    other_unit = gold.unit and found.unit not in ("", gold.unit)
+    if other_variables or other_unit or (found.is_relation and not gold.is_relation):
+        return Verdict.WRONG
+    return Comparison(found.latex, gold.latex)
 
 
 def final_answer(text: str, last_number: bool = False) -> str | None:
     """What a text gives as its final answer, or None.
 
-    In this order: the line after the last `####`; the last `\\boxed{…}`; the rest of the line after the last
-    "answer is" (or "answer:"), up to the end of the sentence; with `last_number`, the last number of the
-    text.
+    In this order, within the last `<answer>…</answer>` if there is one: the line after the last `####`; the last
+    `\\boxed{…}`, with those that it is listed with; the sentence after the last "answer is" (or "answer:"); all that
+    the tag holds. With `last_number`, the last number of the text.
     """
-    found = _after_marker(text) or _boxed(text) or _said(text)
+    text = text[-MAX_RESPONSE:]
+    tagged = _tagged(text)
+    scope = text if tagged is None else tagged
+    found = _after_marker(scope) or _boxed(scope) or _said(scope) or tagged
     if found is None and last_number:
-        numbers = _LAST.findall(text)
+        numbers = _LAST.findall(text[-10 * MAX_CHARS :])
         found = numbers[-1] if numbers else None
     return found if found and len(found) <= MAX_CHARS else None
 
 
-def truth(text: str) -> str:
-    """The answer that a dataset's `answer` holds: what it marks by `####` or `\\boxed`, else all of it."""
-    return _after_marker(text) or _boxed(text) or text.strip()
-
-
-def quick_match(answer: str, expected: str) -> bool | None:
-    """True or False where plain text or exact arithmetic decides it, None where it takes symbolic maths."""
-    left, right = _clean(answer), _clean(expected)
-    if left == right:
-        return True
-    a, b = _number(left), _number(right)
-    if a is not None and b is not None:
-        return a == b
-    return None
+def _tagged(text: str) -> str | None:
+    tags = list(_places(text, "<answer>"))[:1]
+    return re.split("</answer>", text[tags[0] + len("<answer>") :], maxsplit=1, flags=re.I)[0].strip() if tags else None
 
 
 def _after_marker(text: str) -> str | None:
     _, marker, rest = text.rpartition("####")
-    line = rest.strip().split("\n", 1)[0].strip() if marker else ""
+    line = rest[: 4 * MAX_CHARS].strip().split("\n", 1)[0].strip() if marker else ""
     return line or None
 
 
 def _boxed(text: str) -> str | None:
-    start = text.rfind("\\boxed{")
-    if start < 0:
+    """What is in the last box; "3, 5" for `\\boxed{3} or \\boxed{5}`, which are one answer and not two."""
+    contents: list[str] = []
+    following = len(text)
+    for start in _places(text, "\\boxed", "\\fbox"):
+        found = _BOX.match(text, start)
+        content, end = _content(text, found) if found else (None, start)
+        if content is None:
+            continue
+        if contents and not (following - end < 30 and _JOINED.fullmatch(text, end, following)):
+            break
+        if content not in contents:
+            contents.insert(0, content)
+        following = start
+    if not contents or _is_retracted(text[max(0, following - _BEFORE_BOX) : following]):
         return None
-    depth, begin = 0, start + len("\\boxed{")
-    for place in range(begin - 1, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if depth == 0:
-            return text[begin:place].strip() or None
-    return None
+    return ", ".join(contents)
+
+
+def _content(text: str, found: re.Match[str]) -> tuple[str | None, int]:
+    """What a box holds, and the place after it."""
+    if found["token"]:
+        return found["token"].strip(), found.end()
+    end = closing_brace(text, found.end() - 1)
+    return (text[found.end() : end].strip() or None, end + 1) if end else (None, found.end())
 
 
 def _said(text: str) -> str | None:
-    said = list(_SAID.finditer(text))
-    if not said:
-        return None
-    line = text[said[-1].end() :].lstrip(" ").split("\n", 1)[0]
-    sentence = re.split(r"[.!?](?:\s|$)", line, maxsplit=1)[0]
-    return sentence.strip() or None
+    for place in _places(text, "answer"):
+        said = _SAID.match(text, place)
+        if said is None or (place and text[place - 1].isalpha()):
+            continue
+        clause = re.split(r"[.!?\n,;:]", text[max(0, place - _SAID_SPAN) : place])[-1]
+        line = text[said.end() : said.end() + 4 * MAX_CHARS].strip().split("\n", 1)[0]
+        sentence, *rest = re.split(r"(?<=[.!?])\s+", line, maxsplit=1)
+        follows = re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)*", rest[0][:40])[:1] if rest else []
+        retracted = any(retracts(word) or word.lower() in _RETRACTING for word in follows)
+        if _is_retracted(clause) or retracted:
+            return None
+        return sentence.strip() or None
+    return None
 
 
-def _clean(answer: str) -> str:
-    """Without what does not change a value: dollar signs, spaces, units of money and percent, a closing full
-    stop."""
-    text = answer.strip().strip("$").strip()
-    text = text.removeprefix("\\(").removesuffix("\\)").replace("\\$", "").replace("\\%", "%").replace("\\,", "")
-    text = text.replace("$", "").replace("\\!", "").rstrip(".").strip()
-    if _THOUSANDS.fullmatch(text):
-        text = text.replace(",", "")
-    return re.sub(r"\s+", " ", text.removesuffix("%").strip()).lower()
+def _is_retracted(clause: str) -> bool:
+    """Whether the words right before an answer deny or weaken it."""
+    last = re.split(r"[.!?\n]", clause)[-1]
+    return any(retracts(word) for word in re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)*", last)[-8:])
 
 
-def _number(text: str) -> Fraction | None:
-    if len(text) > 100:
-        return None
-    if _PLAIN.fullmatch(text):
-        return Fraction(text.removesuffix("."))
-    fraction = _FRACTION.fullmatch(text)
-    if fraction is None:
-        return None
-    sign, top, bottom, plain_top, plain_bottom = fraction.groups()
-    numerator, denominator = int((sign or "") + top if top else plain_top), int(bottom or plain_bottom)
-    return Fraction(numerator, denominator) if denominator else None
+def _places(text: str, *marks: str) -> Iterator[int]:
+    """Where the marks are, in small letters or capitals, from the end; the last few of them."""
+    lower = text if marks[0].startswith("\\") else text.lower()
+    end = len(lower)
+    for _ in range(_ATTEMPTS):
+        end = max(lower.rfind(mark, 0, end) for mark in marks)
+        if end < 0:
+            return
+        yield end
+
+
+def _as_text(answer: str) -> str:
+    """Without what makes no difference in a word, a choice or a ratio."""
+    text = readable(answer).rstrip(".").strip().casefold()
+    text = re.sub(r"\s*([^\w\s])\s*", r"\1", re.sub(r"\s+", " ", text))
+    text = re.sub(r"([_^])\{(\w+)\}", r"\1\2", text)
+    choice = re.fullmatch(r"\(?(\w)\)?", text)
+    return choice[1] if choice else text

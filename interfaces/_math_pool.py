@@ -1,5 +1,4 @@
-"""Symbolic comparison in killable processes. A comparison takes its time limit at most, whatever the answer
-does."""
+"""Symbolic comparison in processes of its own, which an expression may hang or break without harm to the run."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import contextlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -15,14 +15,22 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rlcli.errors import ModelError, WorkerError
+from rlcli.interfaces._answers import Comparison, Verdict
 
 START_LIMIT_S = 120.0
 """A worker imports a computer-algebra system first, on a machine that may be busy."""
 
-Verdict = bool | str
-"""Equal or not; or "timeout"; or what went wrong, as "error: …"."""
+WALL_FACTOR = 30
+"""Seconds by the clock for each second of processor time: a worker that has not answered by then is stuck."""
+
+_VERDICTS = {
+    "unparsed": Verdict.UNPARSED,
+    "crashed": Verdict.CRASHED,
+    "no_gold": Verdict.NO_GOLD,
+}
 
 
 @dataclass
@@ -36,8 +44,7 @@ class _Worker:
 
 
 class MathPool:
-    """Compares pairs of answers with math-verify. Processes start at the first call and stay for later
-    ones."""
+    """Compares expressions with math-verify. Processes start at the first call and stay for later ones."""
 
     def __init__(self, n_workers: int, limit_s: float, command: Sequence[str] | None = None):
         script = Path(__file__).with_name("_math_worker.py")
@@ -47,8 +54,12 @@ class MathPool:
         self._workers: list[_Worker] = []
         self._stop = weakref.finalize(self, _stop_all, self._workers)
 
-    def compare(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """A verdict for each (answer, expected), in order."""
+    def compare(self, pairs: Sequence[Comparison]) -> list[Verdict]:
+        """A verdict for each, in order.
+
+        What an answer does to its worker is a verdict on the answer. Raises ModelError where math-verify cannot be
+        imported, WorkerError where a process does not start.
+        """
         verdicts: list[Verdict | None] = [None] * len(pairs)
         waiting = deque(range(len(pairs)))
         self._workers[:] = [worker for worker in self._workers if worker.process.poll() is None]
@@ -59,7 +70,7 @@ class MathPool:
                 if worker.ready and worker.task is None and waiting:
                     self._give(worker, waiting.popleft(), pairs)
             self._collect(verdicts)
-        return [verdict if verdict is not None else "error: no verdict" for verdict in verdicts]
+        return [verdict or Verdict.CRASHED for verdict in verdicts]
 
     def close(self) -> None:
         """End all processes; a later `compare` starts new ones."""
@@ -86,10 +97,10 @@ class MathPool:
         )
         return _Worker(process, deadline=time.monotonic() + START_LIMIT_S)
 
-    def _give(self, worker: _Worker, number: int, pairs: Sequence[tuple[str, str]]) -> None:
-        answer, expected = pairs[number]
-        task = json.dumps({"answer": answer, "expected": expected, "limit_s": self.limit_s}) + "\n"
-        worker.task, worker.deadline = number, time.monotonic() + self.limit_s
+    def _give(self, worker: _Worker, number: int, pairs: Sequence[Comparison]) -> None:
+        pair = pairs[number]
+        task = json.dumps({"answer": pair.answer, "expected": pair.expected, "limit_s": self.limit_s}) + "\n"
+        worker.task, worker.deadline = number, time.monotonic() + WALL_FACTOR * self.limit_s
         assert worker.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # a worker that died is noticed when its replies end
             worker.process.stdin.write(task.encode())
@@ -114,7 +125,10 @@ class MathPool:
         received = os.read(worker.process.stdout.fileno(), 1 << 16)
         worker.buffer += received
         if not received:
-            self._bury(worker, verdicts, f"error: the worker died (exit code {worker.process.wait()})")
+            status = worker.process.wait()
+            out_of_time = status == -signal.SIGPROF
+            verdict = Verdict.TIMEOUT if out_of_time else Verdict.CRASHED
+            self._bury(worker, verdicts, verdict, f"exit code {status}")
         elif worker.buffer.endswith(b"\n"):
             reply, worker.buffer = json.loads(worker.buffer), b""
             if "broken" in reply:
@@ -125,21 +139,27 @@ class MathPool:
                     code="F51",
                 )
             if worker.task is not None:
-                verdicts[worker.task] = reply["equal"] if "equal" in reply else f"error: {reply['error']}"
+                verdicts[worker.task] = _verdict(reply)
             worker.ready, worker.task = True, None
 
     def _check_deadline(self, worker: _Worker, verdicts: list[Verdict | None]) -> None:
         if time.monotonic() >= worker.deadline:
-            self._bury(worker, verdicts, "timeout")
+            self._bury(worker, verdicts, Verdict.TIMEOUT, "it said nothing for too long")
 
-    def _bury(self, worker: _Worker, verdicts: list[Verdict | None], verdict: str) -> None:
+    def _bury(self, worker: _Worker, verdicts: list[Verdict | None], verdict: Verdict, why: str) -> None:
         _stop_all([worker])
         self._workers.remove(worker)
         if not worker.ready:
             self.close()
-            raise WorkerError(f"a math-verify process did not start: {verdict}", code="F52")
+            raise WorkerError(f"a math-verify process did not start: {why}", code="F52")
         if worker.task is not None:
             verdicts[worker.task] = verdict
+
+
+def _verdict(reply: dict[str, Any]) -> Verdict:
+    if "equal" in reply:
+        return Verdict.RIGHT if reply["equal"] else Verdict.WRONG
+    return next(verdict for name, verdict in _VERDICTS.items() if name in reply)
 
 
 def _stop_all(workers: list[_Worker]) -> None:

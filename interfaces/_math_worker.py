@@ -1,9 +1,10 @@
-"""A process that compares mathematical answers: JSON lines in, JSON lines out. Started by `_math_pool`, as a
+"""A process that compares mathematical expressions: JSON lines in, JSON lines out. Started by `_math_pool`, as a
 script.
 
-Answers come from a model, so this process trusts them with nothing: it is started apart, may not write files,
-has a bound on memory, ends when its parent does, and is killed by the kernel when an answer takes too long,
-even if the parent is gone and even if Python never gets the turn to notice.
+Expressions come from a model, so this process trusts them with nothing: it is started apart, may not write files, has
+a bound on memory and ends when its parent does. A comparison that uses up its processor time is ended by the kernel,
+even if the parent is gone and even if Python never gets the turn to notice. It is processor time and not the clock, so
+that a verdict does not depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import resource
 import signal
 import sys
+from functools import lru_cache
 from typing import Any
 
 MEMORY_BYTES = 4 << 30
@@ -23,7 +25,7 @@ PR_SET_PDEATHSIG = 1
 def isolate(parent: int) -> None:
     for asks_to_stop in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # the run, to end its step
         signal.signal(asks_to_stop, signal.SIG_IGN)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -35,18 +37,32 @@ def isolate(parent: int) -> None:
             sys.exit(0)
 
 
-def compare(answer: str, expected: str) -> bool:
-    from math_verify import parse, verify
+def parsed(latex: str) -> Any:
+    """The whole text as one expression; raises if it is none. (math-verify's `parse` would look for one in it.)"""
+    from latex2sympy2_extended import NormalizationConfig, latex2sympy
+    from math_verify.grader import should_treat_as_complex
 
-    # An answer without an anchor parses as an expression; as LaTeX it needs dollar signs.
-    gold = parse(f"${expected}$", parsing_timeout=None) or parse(expected, parsing_timeout=None)
-    if not gold:
-        raise ValueError(f"the expected answer {expected[:80]!r} is no mathematical expression")
-    for text in (f"${answer}$", answer):
-        found = parse(text, parsing_timeout=None)
-        if found and verify(gold, found, timeout_seconds=None):
-            return True
-    return False
+    normalized = NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+    )
+    return latex2sympy(latex, is_real=not should_treat_as_complex(latex), normalization_config=normalized)
+
+
+parsed_gold = lru_cache(maxsize=256)(parsed)
+
+
+def compare(answer: str, expected: str) -> dict[str, Any]:
+    from math_verify import verify
+
+    try:
+        gold = parsed_gold(expected)
+    except Exception as problem:
+        return {"no_gold": f"{type(problem).__name__}: {str(problem)[:200]}"}
+    try:
+        found = parsed(answer)
+    except Exception:
+        return {"unparsed": True}
+    return {"equal": bool(verify(gold, found, timeout_seconds=None))}
 
 
 def serve() -> None:
@@ -65,12 +81,12 @@ def serve() -> None:
     reply({"ready": True})
     for line in sys.stdin:
         task = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, task["limit_s"] + 1.0)
+        signal.setitimer(signal.ITIMER_PROF, task["limit_s"])
         try:
-            message: dict[str, Any] = {"equal": bool(compare(task["answer"], task["expected"]))}
-        except Exception as problem:
-            message = {"error": f"{type(problem).__name__}: {str(problem)[:200]}"}
-        signal.setitimer(signal.ITIMER_REAL, 0)
+            message = compare(task["answer"], task["expected"])
+        except Exception as problem:  # of the answer's own making: the gold was read
+            message = {"crashed": f"{type(problem).__name__}: {str(problem)[:200]}"}
+        signal.setitimer(signal.ITIMER_PROF, 0)
         reply(message)
 
 

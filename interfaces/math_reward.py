@@ -12,9 +12,10 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.interface import ModelInterface, register_interface
-from rlcli.errors import DataError, WorkerError, escape_control
-from rlcli.interfaces._answers import final_answer, quick_match, truth
-from rlcli.interfaces._math_pool import MathPool, Verdict
+from rlcli.api.limits import Limits, check_limits
+from rlcli.errors import DataError, escape_control
+from rlcli.interfaces._answers import Comparison, Gold, Verdict, final_answer, gold_of, judge
+from rlcli.interfaces._math_pool import MathPool
 from rlcli.interfaces._text import response_texts
 
 if TYPE_CHECKING:
@@ -24,15 +25,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+COUNTED = {
+    Verdict.UNPARSED: "reward_unparsed",
+    Verdict.TIMEOUT: "reward_timeouts",
+    Verdict.CRASHED: "reward_crashes",
+    Verdict.NO_GOLD: "reward_errors",
+}
+"""Metrics: shares of the responses that count as wrong for a reason other than their value."""
+
 
 @dataclass(kw_only=True)
 class MathRewardInterface(ModelInterface):
-    """Compares the final answer of each response with the row's `answer`: by text, then by exact arithmetic,
-    and only where neither decides by math-verify, in processes that are killed when they take too long.
+    """Compares the final answer of each response with the row's `answer`: numbers exactly, words as text, and other
+    expressions with math-verify, in processes of their own.
+
+    Whatever a response does, it is right or wrong: an answer that is not one value, or that cannot be compared within
+    bounds, is wrong and counted.
     """
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards", "solved")}
+    LIMITS: ClassVar[Limits] = {"max_error_fraction": {"ge": 0, "le": 1}, "workers": {"ge": 1}, "timeout_s": {"gt": 0}}
 
     correct_reward: float = 1.0
     """Reward of a response with the right final answer."""
@@ -41,53 +54,48 @@ class MathRewardInterface(ModelInterface):
     """Reward of any other response."""
 
     last_number: bool = False
-    """Without `####`, `\\boxed{}` or "answer is", take the last number of the response as its answer."""
+    """Without `####`, `\\boxed{}`, `<answer>` or "answer is", take the last number of the response as its answer."""
 
     symbolic: bool = True
-    """Use math-verify where text and arithmetic do not decide; otherwise such answers are wrong."""
+    """Compare expressions with math-verify where they differ as texts; otherwise they are wrong."""
 
-    timeout_s: float = 5.0
-    """Longest symbolic comparison, in seconds; then its process is killed."""
+    timeout_s: float = 2.0
+    """Longest symbolic comparison, in seconds of processor time; then the answer is wrong."""
 
     workers: int = 2
     """Processes for symbolic comparison, per rank."""
 
     on_error: Literal["stop", "wrong"] = "stop"
-    """A comparison that fails or times out counts as wrong and is reported. "stop": end the run when more
-    than `max_error_fraction` of a call's responses fail. "wrong": go on whatever happens."""
+    """What follows from rows whose own answer cannot be read. "stop": the run ends when more than
+    `max_error_fraction` of a call's samples are such rows. "wrong": all responses to them are wrong."""
 
     max_error_fraction: float = 0.01
-    """Share of a call's responses (rounded up to whole ones) that may fail."""
+    """Share of a call's samples (rounded up to whole ones) whose own answer may be unreadable."""
 
     pool: MathPool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.on_error not in ("stop", "wrong"):
             raise ValueError(f"on_error is {self.on_error!r}; it must be stop or wrong")
-        if not 0 <= self.max_error_fraction <= 1:
-            raise ValueError(f"max_error_fraction is {self.max_error_fraction}; it must lie in [0, 1]")
-        if self.workers < 1 or not self.timeout_s > 0:
-            raise ValueError(f"workers ({self.workers}) must be at least 1 and timeout_s ({self.timeout_s}) above 0")
+        check_limits(self)
         self.pool = MathPool(self.workers, self.timeout_s)
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """`packed_input_ids`, `prompt_mask` → `rewards`, `solved`; metadata `reward_errors`,
-        `reward_timeouts`."""
+        """`packed_input_ids`, `prompt_mask` → `rewards`, `solved` [N]. As metadata, for each sample, the shares of its
+        responses with each verdict of COUNTED.
+
+        Raises DataError for rows without an answer, or with too many that cannot be read.
+        """
         import torch
 
         owners = [sample for sample, lengths in enumerate(data.seqlens["packed_input_ids"]) for _ in lengths]
-        expected = _answers(data)
+        golds = _golds(data)
         texts = response_texts(model.tokenizer, data)
-        verdicts = self._judge(texts, [expected[sample] for sample in owners])
-        timeouts, errors = [0] * data.bs, [0] * data.bs
-        failures = []
-        for sample, verdict in zip(owners, verdicts, strict=True):
-            if isinstance(verdict, str):
-                (timeouts if verdict == "timeout" else errors)[sample] += 1
-                failures.append(f"sample {data.ids[sample]}: {verdict}")
-        self._report(failures, len(owners))
-        solved = torch.tensor([verdict is True for verdict in verdicts], dtype=torch.bool)
-        return self._rewarded(data, solved, errors, timeouts)
+        verdicts = self._judge(texts, [golds[sample] for sample in owners])
+        self._report([f"sample {data.ids[sample]}" for sample in owners], texts, verdicts)
+        self._refuse_rows(data, golds, owners, verdicts)
+        solved = torch.tensor([verdict is Verdict.RIGHT for verdict in verdicts], dtype=torch.bool)
+        return self._rewarded(data, solved, _shares(data, owners, verdicts))
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
         """Half of the responses are right, by chance; no answer is looked at."""
@@ -96,18 +104,16 @@ class MathRewardInterface(ModelInterface):
         if interface_type != "inference":
             return super().mock(interface_type, model, data)
         ones = [[1] * len(lengths) for lengths in data.seqlens["packed_input_ids"]]
-        return self._rewarded(data, uniform(model, data, ones, "solved") < 0.5, [0] * data.bs, [0] * data.bs)
+        return self._rewarded(data, uniform(model, data, ones, "solved") < 0.5, _shares(data, [], []))
 
     def score_texts(self, responses: Sequence[str], answers: Sequence[Any]) -> list[float | None]:
-        """The rewards that `inference` would give these responses; None for a comparison that fails."""
-        verdicts = self._judge(list(responses), [truth(str(answer)) for answer in answers])
-        reward = {True: self.correct_reward, False: self.wrong_reward}
-        return [None if isinstance(verdict, str) else reward[verdict] for verdict in verdicts]
+        """The rewards that `inference` would give these responses; None where the row's own answer cannot be read."""
+        verdicts = self._judge(list(responses), [gold_of(str(answer)) for answer in answers])
+        reward = {Verdict.RIGHT: self.correct_reward, Verdict.NO_GOLD: None}
+        return [reward.get(verdict, self.wrong_reward) for verdict in verdicts]
 
-    def _rewarded(
-        self, data: SequenceSample, solved: torch.Tensor, errors: list[int], timeouts: list[int]
-    ) -> SequenceSample:
-        """One reward for each response; errors and time-outs for each sample."""
+    def _rewarded(self, data: SequenceSample, solved: torch.Tensor, shares: dict[str, list[float]]) -> SequenceSample:
+        """One reward for each response; what is counted for each sample."""
         import torch
 
         ones = [[1] * len(lengths) for lengths in data.seqlens["packed_input_ids"]]
@@ -116,42 +122,68 @@ class MathRewardInterface(ModelInterface):
             ids=data.ids,
             seqlens={"rewards": ones, "solved": ones},
             data={"rewards": rewards, "solved": solved},
-            metadata={"reward_errors": errors, "reward_timeouts": timeouts},
+            metadata=shares,
         )
 
-    def _judge(self, texts: list[str], expected: list[str]) -> list[Verdict]:
-        verdicts: list[Verdict | None] = []
-        undecided: dict[tuple[str, str], list[int]] = {}
-        for place, (text, wanted) in enumerate(zip(texts, expected, strict=True)):
-            answer = final_answer(text, self.last_number)
-            verdict = quick_match(answer, wanted) if answer is not None else False
-            if answer is not None and verdict is None and self.symbolic:
-                undecided.setdefault((answer, wanted), []).append(place)
+    def _judge(self, texts: list[str], golds: list[Gold]) -> list[Verdict]:
+        verdicts: list[Verdict] = []
+        undecided: dict[Comparison, list[int]] = {}
+        for place, (text, gold) in enumerate(zip(texts, golds, strict=True)):
+            verdict = judge(final_answer(text, self.last_number), gold)
+            if isinstance(verdict, Comparison):
+                undecided.setdefault(verdict, []).append(place)
+                verdict = Verdict.WRONG
             verdicts.append(verdict)
-        compared = self.pool.compare(list(undecided)) if undecided else []
-        for places, verdict in zip(undecided.values(), compared, strict=True):
-            for place in places:
-                verdicts[place] = verdict
-        return [False if verdict is None else verdict for verdict in verdicts]
+        if undecided and self.symbolic:
+            for places, verdict in zip(undecided.values(), self.pool.compare(list(undecided)), strict=True):
+                for place in places:
+                    verdicts[place] = verdict
+        return verdicts
 
-    def _report(self, failures: list[str], responses: int) -> None:
-        for failure in failures[:5]:
-            log.warning("reward not computed, counted as wrong: %s", escape_control(failure))
-        if self.on_error == "stop" and len(failures) > math.ceil(self.max_error_fraction * responses):
-            raise WorkerError(
-                f"{len(failures)} of {responses} rewards could not be computed; first: {failures[0]}",
-                hint="look at these answers; on_error: wrong goes on regardless",
-                code="F51",
-            )
+    def _report(self, names: list[str], texts: list[str], verdicts: list[Verdict]) -> None:
+        """Warn of comparisons that failed; answers that are none are too common for that, and only counted."""
+        for what, verdict in (("took too long", Verdict.TIMEOUT), ("ended its process", Verdict.CRASHED)):
+            places = [place for place, found in enumerate(verdicts) if found is verdict]
+            if places:
+                answer = escape_control(str(final_answer(texts[places[0]], self.last_number)))
+                log.warning(
+                    "%d of %d responses count as wrong because comparing their answers %s; first, %s: %s",
+                    len(places), len(verdicts), what, names[places[0]], answer,
+                )  # fmt: skip
+
+    def _refuse_rows(self, data: SequenceSample, golds: list[Gold], owners: list[int], verdicts: list[Verdict]) -> None:
+        rows = list(
+            dict.fromkeys(sample for sample, found in zip(owners, verdicts, strict=True) if found is Verdict.NO_GOLD)
+        )
+        if not rows:
+            return
+        says = (
+            f"the answers of {len(rows)} of {data.bs} samples cannot be read; first, sample {data.ids[rows[0]]}: "
+            f"{escape_control(golds[rows[0]].text[:80])!r}"
+        )
+        if self.on_error == "stop" and len(rows) > math.ceil(self.max_error_fraction * data.bs):
+            hint = "correct these rows; with on_error: wrong, all responses to them count as wrong"
+            raise DataError(says, hint=hint, code="F51")
+        log.warning("%s; responses to them count as wrong", says)
 
 
-def _answers(data: SequenceSample) -> list[str]:
+def _golds(data: SequenceSample) -> list[Gold]:
     answers = data.metadata.get("answer", [None] * data.bs)
     for id_, answer in zip(data.ids, answers, strict=True):
         if answer is None:
             hint = "math_reward needs a dataset whose rows have an answer"
             raise DataError(f"sample {id_} has no answer to compare with", hint=hint, code="F31")
-    return [truth(str(answer)) for answer in answers]
+    return [gold_of(str(answer)) for answer in answers]
+
+
+def _shares(data: SequenceSample, owners: list[int], verdicts: list[Verdict]) -> dict[str, list[float]]:
+    """For each sample the share of its responses that have each counted verdict."""
+    groups = [max(len(lengths), 1) for lengths in data.seqlens["packed_input_ids"]]
+    shares = {name: [0.0] * data.bs for name in COUNTED.values()}
+    for sample, verdict in zip(owners, verdicts, strict=True):
+        if verdict in COUNTED:
+            shares[COUNTED[verdict]][sample] += 1 / groups[sample]
+    return shares
 
 
 register_interface("math_reward", MathRewardInterface)

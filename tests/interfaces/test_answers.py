@@ -1,6 +1,20 @@
-import pytest
+"""Final answers: found, read as one value or an expression, and judged without symbolic maths."""
 
-from rlcli.interfaces._answers import final_answer, quick_match, truth
+import unicodedata
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcli.interfaces._answer_expression import read_expression
+from rlcli.interfaces._answer_number import number_in_words
+from rlcli.interfaces._answer_value import read_value
+from rlcli.interfaces._answer_words import HEDGES, NEGATIONS, OPERATIONS
+from rlcli.interfaces._answers import Comparison, Verdict, final_answer, gold_of, judge
+
+GSM8K_GOLDS = ("72", "10", "5", "1,450", "-3", "0", "2,125", "5600", "0.5", "18.50", "1,000,000", "07")
+"""Golds of each kind that GSM8K has."""
 
 
 @pytest.mark.parametrize(
@@ -11,9 +25,26 @@ from rlcli.interfaces._answers import final_answer, quick_match, truth
         ("so \\boxed{\\frac{1}{2}} it is", "\\frac{1}{2}"),
         ("first \\boxed{1}, then \\boxed{{2}+3}", "{2}+3"),
         ("\\boxed{unfinished", None),
-        ("The answer is 3.5. Good.", "3.5"),
+        ("\\boxed 5", "5"),
+        ("\\boxed5", "5"),
+        ("\\fbox{5}.", "5"),
+        ("\\boxed{3} or \\boxed{5}", "3, 5"),
+        ("\\boxed{1}, \\boxed{2} and \\boxed{3}", "1, 2, 3"),
+        ("\\boxed{5}, that is \\boxed{5}", "5"),
+        ("it is not \\boxed{5}", None),
+        ("<answer>5</answer>", "5"),
+        ("<answer>4</answer> no: <ANSWER>#### 5</ANSWER>", "5"),
+        ("<answer> \\boxed{5} apples </answer>", "5"),
+        ("The answer is 3.5. Good.", "3.5."),
         ("Final answer: 12\nmore", "12"),
-        ("an answer is 1, but the answer is 2!", "2"),
+        ("**Answer:** 12", "** 12"),
+        ("Answer:\n12", "12"),
+        ("an answer is 1, but the answer is 2!", "2!"),
+        ("The answer is not 5.", "not 5."),
+        ("The answer isn't 5.", "n't 5."),
+        ("I don't think the answer is 5.", None),
+        ("The answer is 5. Or maybe 6.", None),
+        ("My answers are 5 and 6", None),
         ("\\boxed{1} #### 2", "2"),
         ("7 8 9", None),
         ("####", None),
@@ -32,34 +63,207 @@ def test_last_number_is_opt_in_and_last():
     assert final_answer("nothing", last_number=True) is None
 
 
-def test_truth():
-    assert truth("Ann has 3 + 4 = <<3+4=7>>7 apples.\n#### 7") == "7"
-    assert truth(" 42 ") == "42"
-    assert truth("thus \\boxed{x+1}") == "x+1"
+@pytest.mark.parametrize(
+    ("answer", "text", "value"),
+    [
+        ("Ann has 3 + 4 = <<3+4=7>>7 apples.\n#### 7", "7", 7),
+        (" 42 ", "42", 42),
+        ("thus \\boxed{x+1}", "x+1", None),
+        ("May 5", "May 5", None),
+        ("\\text{Monday}", "\\text{Monday}", None),
+    ],
+)
+def test_gold(answer, text, value):
+    gold = gold_of(answer)
+    assert gold.text == text
+    assert (gold.value.number if gold.value else None) == value
+
+
+@pytest.mark.parametrize("gold", GSM8K_GOLDS)
+@pytest.mark.parametrize(
+    "form", ["#### {}", "\\boxed{{{}}}", "The answer is {}.", "<answer>${}</answer>", "#### {} apples"]
+)
+def test_golds_of_gsm8k_are_accepted(form, gold):
+    assert judge(final_answer(form.format(gold)), gold_of(f"3 + 4 = <<3+4=7>>7\n#### {gold}")) is Verdict.RIGHT
 
 
 @pytest.mark.parametrize(
     ("answer", "expected", "verdict"),
     [
-        ("7", "7", True),
-        ("$7$", "7", True),
-        ("$1,234.50", "1234.5", True),
-        ("7.", "7", True),
-        ("07", "7", True),
-        ("8", "7", False),
-        ("-7", "7", False),
-        ("700", "7", False),
-        ("0.07", "7", False),
-        ("1/2", "0.5", True),
-        ("\\frac{1}{2}", ".5", True),
-        ("\\dfrac{1}{3}", "0.333", False),
-        ("50\\%", "50", True),
-        ("1/0", "1", None),
-        ("Paris", "paris", True),
-        ("x+1", "1+x", None),
-        ("1,2", "12", None),
-        ("9" * 5000, "7", None),
+        ("7", "7", "right"),
+        ("$7$", "7", "right"),
+        ("$1,234.50", "1234.5", "right"),
+        ("07", "7", "right"),
+        ("8", "7", "wrong"),
+        ("-7", "7", "wrong"),
+        ("700", "7", "wrong"),
+        ("1/2", "0.5", "right"),
+        ("\\frac{1}{2}", ".5", "right"),
+        ("\\dfrac{1}{3}", "0.333", "wrong"),
+        ("50\\%", "50", "right"),
+        ("50%", "0.5", "right"),
+        ("0.5", "50%", "right"),
+        ("0.5", "50", "wrong"),
+        ("5000%", "50%", "wrong"),
+        ("\\therefore 5", "5", "right"),
+        ("=> $5.00 USD", "$5", "right"),
+        ("$5€", "5", "unparsed"),
+        ("5 tens", "5", "unparsed"),
+        ("5 at most", "5", "unparsed"),
+        ("50%", "5000%", "wrong"),
+        ("1/0", "1", "unparsed"),
+        ("10/2", "5", "unparsed"),
+        ("2^{-1}", "\\frac{1}{2}", "unparsed"),
+        ("Paris", "paris", "right"),
+        ("siraP", "Paris", "wrong"),
+        ("1,2", "12", "unparsed"),
+        ("9" * 5000, "7", "unparsed"),
+        ("5 inches", "5 \\text{ cm}", "wrong"),
+        ("5 centimeters", "5 \\text{ cm}", "right"),
+        ("5 cm", "5 \\text{ cm}^2", "wrong"),
+        ("(B)", "\\text{(B)}", "right"),
+        ("3:2", "3 : 2", "right"),
+        ("\\sqrt{3} \\text{ or } 5", "\\sqrt{3}", "unparsed"),
+        ("y+1", "x+1", "wrong"),
+        ("2 = x+1", "x+1", "wrong"),
+        ("1011_{12}", "1011_12", "right"),
+        ("24_6", "24_5", "wrong"),
+        ("24", "24_5", "wrong"),
+        ("5\\pi \\text{ inches}", "5\\pi \\text{ cm}", "wrong"),
+        ("7", "", "no gold"),
+        ("7", "9" * 600, "no gold"),
+        (None, "7", "wrong"),
     ],
 )
-def test_quick_match(answer, expected, verdict):
-    assert quick_match(answer, expected) is verdict
+def test_judged_without_symbolic_maths(answer, expected, verdict):
+    assert judge(answer, gold_of(expected)) == verdict
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "compared"),
+    [
+        ("1+x", "x+1", ("1+x", "x+1")),
+        ("y = 1+x", "x+1", ("1+x", "x+1")),
+        ("x \\in (-\\infty, 6)", "(-\\infty, 5)", ("(-\\infty, 6)", "(-\\infty, 5)")),
+        ("the set is $\\{2, 1\\}$", "\\{1,2\\}", ("\\{2, 1\\}", "\\{1,2\\}")),
+        ("√3/2 \\text{ cm}", "\\frac{\\sqrt{3}}{2}\\text{ cm}", ("\\sqrt3/2", "\\frac{\\sqrt{3}}{2}")),
+    ],
+)
+def test_what_takes_symbolic_maths(answer, gold, compared):
+    assert judge(answer, gold_of(gold)) == Comparison(*compared)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "9^{9^9}", "10^{10^{10}}", "9^9^9", "9**9**9", "2^{99999}", "x^{101}", "(x+1)^{21}", "((x+1)^{9})^{9}",
+        "1000000!", "(10!)!", "3!!", "\\binom{1000}{500}", "9" * 21, "\\sqrt{" * 11 + "2" + "}" * 11,
+        "(" * 11 + "2" + ")" * 11,
+        "1+" * 61 + "1", "x" * 121, "\\sin" * 11 + " x", "\\sum_{n=1}^{9} n", "\\int_0^1 x dx", "\\lim x", "2^{50!}",
+        "\\begin{pmatrix}" + "1&" * 25 + "1\\end{pmatrix}", "x+\u202e1", "x+\x001", "x = 1 ; DROP @", "2^{2^{2^x}}",
+    ],
+)  # fmt: skip
+def test_expressions_out_of_bounds_are_not_compared(answer):
+    assert read_expression(answer) is None
+    assert judge(answer, gold_of("\\frac{\\sqrt{3}}{2}")) is Verdict.UNPARSED
+
+
+@pytest.mark.parametrize(
+    "gold",
+    [
+        "x+1", "\\frac{\\sqrt{3}}{2}", "(-\\infty, 5)", "[2,5)", "\\{1,2\\}", "2^{2004}", "x^{100}", "(x+1)^{10}",
+        "e^{x^2}",
+        "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\binom{20}{10}", "n!", "y = 2x + 3", "x \\le 3", "1,-2", "5\\pi",
+        "\\log_2 3", "(0,1) \\cup (2,3)", "3 + 4i", "\\sqrt[3]{2}", "\\frac{1}{1+\\frac{1}{1+\\frac{1}{x}}}",
+    ],
+)  # fmt: skip
+def test_usual_golds_are_within_bounds(gold):
+    assert gold_of(gold).expression is not None
+
+
+# -- laws ------------------------------------------------------------------------------------------------
+
+WHOLE = st.integers(0, 10**12)
+PLAIN_FORMS = (
+    "{}", "{:,}", "{}.0", "$ {} $", "${:,}", "**{}**", "`{}`", "\\text{{{}}}", "x = {}", "({})", "{} apples", "0{}",
+    "{} km/h", "{:,} \\text{{ cm}}^2", "Tom has {} left.", "it is {:,}.", "{}%", "+{}", "\\boxed{{{}}}",
+)  # fmt: skip
+
+
+@given(WHOLE, st.sampled_from(PLAIN_FORMS))
+def test_a_number_reads_as_itself_in_every_form(number, form):
+    value = read_value(form.format(number))
+    assert value is not None
+    assert value.number == number
+
+
+@given(st.integers(1, 10**6), st.integers(2, 10**6))
+def test_fractions_are_their_quotient(top, bottom):
+    quotient = Fraction(top, bottom)
+    for form in ("{}/{}", "\\frac{{{}}}{{{}}}", "\\dfrac{{{}}}{{{}}}", "{} / {} hours"):
+        value = read_value(form.format(top, bottom))
+        assert (value.number if value else None) == (quotient if quotient.denominator > 1 else None)
+
+
+@given(
+    WHOLE,
+    WHOLE,
+    st.sampled_from([" ", ", ", "; ", " or ", "+", " - ", " = ", "/3/", ":", "^", " and ", "x", "!", " (", "_"]),
+)
+def test_two_numbers_are_no_value(one, other, between):
+    assert read_value(f"{one}{between}{other}") is None
+
+
+@given(
+    WHOLE, st.sampled_from(sorted(HEDGES | NEGATIONS | (OPERATIONS - {"minus", "negative", "times"}))), st.booleans()
+)
+def test_words_that_qualify_are_refused_on_both_sides(number, word, before):
+    assert read_value(f"{word} {number}" if before else f"{number} {word}") is None
+
+
+@given(WHOLE, st.sampled_from("xyznabijkKMπθ"))
+def test_a_variable_is_refused(number, letter):
+    assert read_value(f"{number}{letter}") is None
+
+
+@given(st.integers(0, 999_999))
+def test_numbers_in_words(number):
+    assert number_in_words(_said(number).split()) == number
+    assert read_value(_said(number)).number == number
+    assert read_value(f"{_said(number)} or one") is None
+
+
+@given(st.text(max_size=600), st.sampled_from(["5", "x+1", "Monday", "\\frac{1}{2}", "(2,3)"]))
+def test_whatever_is_written_has_a_verdict(text, gold):
+    for response in (f"#### {text}", f"\\boxed{{{text}}}", f"The answer is {text}.", f"<answer>{text}"):
+        verdict = judge(final_answer(response), gold_of(gold))
+        assert isinstance(verdict, Comparison | Verdict)
+
+
+@given(st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1, max_size=60))
+def test_every_readable_gold_is_its_own_answer(text):
+    gold = gold_of(text)
+    assert judge(gold.text, gold) is (Verdict.RIGHT if gold.is_readable else Verdict.NO_GOLD)
+
+
+@given(st.characters(categories=["Cc", "Cf"]).filter(lambda character: character not in "\n\t"))
+def test_invisible_characters_are_refused(character):
+    assert unicodedata.category(character) in ("Cc", "Cf")
+    assert read_value(f"5{character}") is None
+
+
+ONES = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+seventeen eighteen nineteen""".split()  # noqa: SIM905
+TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+
+
+def _said(number):
+    if number >= 1000:
+        rest = number % 1000
+        return f"{_said(number // 1000)} thousand" + (f" {_said(rest)}" if rest else "")
+    if number >= 100:
+        rest = number % 100
+        return f"{ONES[number // 100]} hundred" + (f" and {_said(rest)}" if rest else "")
+    if number >= 20:
+        return TENS[number // 10 - 2] + (f"-{ONES[number % 10]}" if number % 10 else "")
+    return ONES[number]

@@ -1,6 +1,7 @@
 """The rule-based reward, and the processes behind it, which must die when told to."""
 
 import os
+import random
 import sys
 import textwrap
 import time
@@ -12,6 +13,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import MicroBatchSpec, Model
 from rlcli.errors import DataError, ModelError, UsageError, WorkerError
+from rlcli.interfaces._answers import Comparison, Verdict
 from rlcli.interfaces._math_pool import MathPool
 from rlcli.interfaces.math_reward import MathRewardInterface
 from rlcli.testing.interface import InterfaceContract
@@ -77,17 +79,66 @@ def test_rewards_by_sample_and_response():
     assert out.data["solved"].tolist() == [True, False, False, True]
     assert out.seqlens["rewards"] == [[1, 1], [1, 1]]
     assert out.ids == data.ids
-    assert out.metadata == {"reward_errors": [0, 0], "reward_timeouts": [0, 0]}
+    assert out.metadata == {
+        "reward_unparsed": [0, 0], "reward_timeouts": [0, 0], "reward_crashes": [0, 0], "reward_errors": [0, 0],
+    }  # fmt: skip
     assert not interface.pool._workers, "numbers need no processes"
+
+
+HEDGED_OR_WRONG = {
+    "5": (
+        "#### 1 2 3 4 5", "#### 3 or 5", "#### 7 maybe 5", "#### not 5", "#### 7 != 5", "#### 9=5", "#### 5 thousand",
+        "#### 5k", "#### 5!", "#### 5x", "\\boxed{5x}", "\\boxed{(-\\infty, 5)}", "\\boxed{6=5}", "\\boxed{\\geq 5}",
+        "#### about 5", "#### 2+3", "#### 10/2", "#### 5 dozen", "#### 5,5", "#### half of 5", "#### -5",
+        "#### at least 5", "#### 5?",
+        "The answer is not 5.", "Maybe the answer is 5.", "The answer is 5. Or maybe 6.", "\\boxed{3} or \\boxed{5}",
+    ),
+    "7": ("#### 7; DROP TABLE", "#### 7 5"),
+    "30": ("#### 12 hours 30 minutes",),
+    "6": ("#### 5 (not 6)",),
+    "2,125": ("#### 2,1250", "#### 2.125"),
+    "5 \\text{ cm}": ("#### 5 inches", "#### $5"),
+    "12": ("#### a dozen", "#### 1,2"),
+    "\\sqrt{5}": ("#### 2 = \\sqrt{5}", "#### \\sqrt{5} \\text{ or } 2", "#### \\sqrt{5} x"),
+    "1/2": ("#### 1/0", "#### -1/2", "#### 1"),
+}  # fmt: skip
+ONE_VALUE = {
+    "5": (
+        "\\boxed 5", "\\fbox{5}", "<answer>5</answer>", "#### five", "#### 5 apples", "#### $5", "The answer is 5.",
+        "#### 5 kilometers per hour", "#### x = 5", "#### 5.0", "#### Tom has 5 cards left.", "\\boxed{5\\text{ cm}^2}",
+    ),
+    "7": ("#### `7`", "#### **7**", "#### $\\boxed{7}$", "#### 7."),
+    "1000": ("#### 1e3", "#### 1,000", "#### 1 \\times 10^3", "#### one thousand"),
+    "0.5": ("#### ½", "#### 1/2", "#### \\frac12", "#### 50%", "#### .5"),
+    "3/2": ("#### 1 1/2", "#### 1½", "#### 1\\frac{1}{2}"),
+    "-7": ("#### -7", "#### −7", "#### minus seven", "#### -$7"),
+    "5 \\text{ cm}": ("#### 5", "#### 5 cm", "#### 5 centimeters"),
+    "5000000": ("#### 5 million", "#### $5,000,000"),
+    "Paris": ("#### paris", "\\boxed{\\text{Paris}}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("gold", HEDGED_OR_WRONG)
+def test_hedging_and_wrong_values_earn_nothing(gold):
+    responses = HEDGED_OR_WRONG[gold]
+    scores = MathRewardInterface().score_texts(responses, [gold] * len(responses))
+    assert dict(zip(responses, scores, strict=True)) == dict.fromkeys(responses, 0.0)
+
+
+@pytest.mark.parametrize("gold", ONE_VALUE)
+def test_one_value_is_right_in_all_its_forms(gold):
+    responses = ONE_VALUE[gold]
+    scores = MathRewardInterface().score_texts(responses, [gold] * len(responses))
+    assert dict(zip(responses, scores, strict=True)) == dict.fromkeys(responses, 1.0)
 
 
 def test_symbolic_comparison_in_real_processes():
     data = batch(
         [
             ["#### x + 1", "\\boxed{1+x}", "#### x - 1"],
-            ["\\boxed{\\frac{\\sqrt{4}}{4}}", "#### 2^{-1}", "#### ((("],
+            ["\\boxed{\\frac{\\sqrt{12}}{4}}", "#### \\sqrt{3} \\cdot 2^{-1}", "#### ((("],
         ],
-        ["1 + x", "\\frac{1}{2}"],
+        ["1 + x", "\\frac{\\sqrt{3}}{2}"],
     )
     interface = MathRewardInterface(workers=1, timeout_s=60)
     assert interface.inference(role(), data, SPEC).data["solved"].tolist() == [
@@ -105,63 +156,169 @@ def test_symbolic_comparison_in_real_processes():
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
+def test_one_that_is_no_expression_is_unparsed_and_its_row_is_another_matter():
+    pool = MathPool(1, 60.0)
+    pairs = [Comparison("x+", "x"), Comparison("x", "x+"), Comparison("x", "x"), Comparison("2x", "x")]
+    assert pool.compare(pairs) == [Verdict.UNPARSED, Verdict.NO_GOLD, Verdict.RIGHT, Verdict.WRONG]
+    pool.close()
+
+
+def test_a_number_is_not_looked_for_in_an_expression():
+    pool = MathPool(1, 60.0)
+    pairs = [
+        Comparison(answer, "\\sqrt{5}")
+        for answer in ("1, \\sqrt{5}", "\\sqrt{5} ,", "\\sqrt{5} 2", "\\{\\sqrt{5}, 1\\}")
+    ]
+    assert Verdict.RIGHT not in pool.compare(pairs)
+    pool.close()
+
+
 def test_verdicts_come_back_in_order_whoever_is_quicker(tmp_path):
-    pool = fake_pool(tmp_path, "time.sleep(float(t['answer']))\nr = {'equal': t['expected'] == 'yes'}\n", n_workers=3)
+    body = "time.sleep(float(t['answer']))\nr = {'equal': t['expected'] == 'yes'}\n"
+    pool = fake_pool(tmp_path, body, n_workers=3)
     pairs = [("0.2", "yes"), ("0", "no"), ("0.1", "yes"), ("0", "yes"), ("0", "no")]
-    assert pool.compare(pairs) == [True, False, True, True, False]
+    wanted = [Verdict.RIGHT, Verdict.WRONG, Verdict.RIGHT, Verdict.RIGHT, Verdict.WRONG]
+    assert pool.compare([Comparison(*pair) for pair in pairs]) == wanted
     pool.close()
 
 
-def test_a_hanging_comparison_is_killed_in_time_and_the_others_go_on(tmp_path):
+def test_processor_time_is_limited_and_the_others_are_compared():
+    """By the kernel, in a real process: a verdict does not depend on how busy the machine is."""
+    easy, hard = Comparison("x", "x"), Comparison("(x+1)^{20} (x-1)^{20}", "(x^2-1)^{20} + \\sin(x)^2 + \\cos(x)^2")
+    pool = MathPool(1, 60.0)
+    assert pool.compare([easy]) == [Verdict.RIGHT]
+    pool.limit_s = 0.01
+    assert pool.compare([hard]) == [Verdict.TIMEOUT]
+    pool.limit_s = 60.0
+    assert pool.compare([easy]) == [Verdict.RIGHT]
+    pool.close()
+
+
+def test_a_worker_that_waits_for_the_processor_is_given_time(tmp_path):
+    pool = fake_pool(tmp_path, "time.sleep(0.5)\nr = {'equal': True}\n", n_workers=1, limit_s=0.1)
+    assert pool.compare([Comparison("a", "")]) == [Verdict.RIGHT]
+    pool.close()
+
+
+def test_a_stuck_worker_is_killed_in_time_and_the_others_are_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlcli.interfaces._math_pool.WALL_FACTOR", 1)
     pool = fake_pool(tmp_path, "while t['answer'] == 'hang': pass\nr = {'equal': True}\n", n_workers=1, limit_s=0.3)
-    begun = time.monotonic()
-    assert pool.compare([("a", ""), ("hang", ""), ("b", "")]) == [True, "timeout", True]
-    assert time.monotonic() - begun < 5
+    pairs = [Comparison(answer, "") for answer in ("a", "hang", "b")]
+    assert pool.compare(pairs) == [Verdict.RIGHT, Verdict.TIMEOUT, Verdict.RIGHT]
     pool.close()
 
 
-def test_a_dying_worker_is_an_error_and_is_replaced(tmp_path):
+def test_a_dying_worker_is_a_verdict_and_is_replaced(tmp_path):
     pool = fake_pool(tmp_path, "os._exit(3) if t['answer'] == 'die' else None\nr = {'equal': True}\n", n_workers=1)
-    first, second = pool.compare([("die", ""), ("a", "")])
-    assert first == "error: the worker died (exit code 3)"
-    assert second is True
+    assert pool.compare([Comparison("die", ""), Comparison("a", "")]) == [Verdict.CRASHED, Verdict.RIGHT]
     pool._workers[0].process.kill()
     pool._workers[0].process.wait()
-    assert pool.compare([("a", "")]) == [True], "one that died while idle is replaced in silence"
+    assert pool.compare([Comparison("a", "")]) == [Verdict.RIGHT], "one that died while idle is replaced in silence"
     pool.close()
 
 
-def test_failures_are_counted_and_stop_the_run_above_the_limit(tmp_path, caplog):
+def test_what_responses_do_is_wrong_and_counted_and_never_ends_the_run(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("rlcli.interfaces._math_pool.WALL_FACTOR", 1)
     body = """\
-        time.sleep(9 if t['answer'] == 'slow' else 0)
-        r = {'error': 'boom'} if t['answer'] == 'bad' else {'equal': True}
+        time.sleep(9 if t['answer'] == 'y' else 0)
+        r = {'x+1': {'equal': True}, 'x+2': {'crashed': 'boom'}, 'x+3': {'unparsed': True}}[t['answer']]
     """
-    data = batch([["#### ok", "#### bad"], ["#### slow", "#### bad"]], ["x", "y"])
+    data = batch([["#### x+1", "#### x+2"], ["#### y", "#### x+3", "#### \\sum x", "#### x+4"]], ["x", "y+x"])
+    interface = MathRewardInterface(timeout_s=0.3)
+    interface.pool = fake_pool(tmp_path, body, limit_s=0.3)
+    out = interface.inference(role(), data, SPEC)
+    assert out.data["rewards"].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert out.metadata == {
+        "reward_unparsed": [0.0, 0.5],
+        "reward_timeouts": [0.0, 0.25],
+        "reward_crashes": [0.5, 0.25],
+        "reward_errors": [0.0, 0.0],
+    }
+    assert (
+        "1 of 6 responses count as wrong because comparing their answers took too long; first, sample q1: y"
+        in caplog.text
+    )
+    assert "2 of 6 responses count as wrong because comparing their answers ended its process" in caplog.text
 
-    def interface(**settings):
-        made = MathRewardInterface(timeout_s=0.3, **settings)
-        made.pool = fake_pool(tmp_path, body, limit_s=0.3)
-        return made
 
-    with pytest.raises(WorkerError, match=r"3 of 4 rewards.*sample q0: error: boom") as caught:
-        interface().inference(role(), data, SPEC)
+def test_rows_that_cannot_be_read_are_the_users(caplog):
+    """An empty answer, one that is too long, one that math-verify does not understand."""
+    groups, answers = [["#### 5"], ["#### x^2"], ["#### x"], ["#### x+"]], ["", "x^3+", "9" * 600, "x"]
+    data = batch(groups, answers)
+    with pytest.raises(DataError, match=r"answers of 3 of 4 samples cannot be read; first, sample q0: ''") as caught:
+        MathRewardInterface(workers=1, timeout_s=60).inference(role(), data, SPEC)
     assert caught.value.code == "F51"
-    tolerant = interface(on_error="wrong")
-    out = tolerant.inference(role(), data, SPEC)
-    assert out.data["rewards"].tolist() == [1.0, 0.0, 0.0, 0.0]
-    assert out.metadata == {"reward_errors": [1, 1], "reward_timeouts": [0, 1]}
-    assert "sample q1: timeout" in caplog.text
-    assert interface(max_error_fraction=0.75).inference(role(), data, SPEC).data["solved"].sum() == 1
+    assert "on_error: wrong" in caught.value.hint
+    for settings in ({"on_error": "wrong"}, {"max_error_fraction": 0.75}):
+        out = MathRewardInterface(workers=1, timeout_s=60, **settings).inference(role(), data, SPEC)
+        assert not out.data["solved"].any()
+        assert out.metadata["reward_errors"] == [1, 1, 1, 0]
+        assert out.metadata["reward_unparsed"] == [0, 0, 0, 1]
+    assert "3 of 4 samples cannot be read" in caplog.text
+    assert MathRewardInterface().score_texts(["#### 5"], [""]) == [None]
+
+
+HOSTILE = (
+    "9^{9^9}", "10^{10^{10}}", "9^9^9^9", "9**9**9", "2^{99999999}", "1000000!", "(10!)!", "9" * 5000,
+    "\\frac{1}{" * 10_000 + "2" + "}" * 10_000, "\\sqrt{" * 100 + "2" + "}" * 100, "(" * 200 + "9" + ")" * 200,
+    "\\begin{pmatrix}" + "1&" * 100 + "1\\end{pmatrix}", "5\x00", "\u202e5", "1+" * 5000 + "1", "x^{x^{x^{x}}}",
+    "\\binom{1000000}{500000}", "\\int_0^{9^9} x dx", "\\sum_{n=1}^{10^9} n", "((x+1)^{100})^{100}", "1e999999999",
+    "e^{e^{e^{e^{9}}}}", "*a" * 240, "`" * 480, "_" * 480, "{" * 480, "$" * 480, "\\text{" * 80, "\\boxed{" * 60,
+    "1," * 240, "1 " * 240, "=" * 480, "-" * 480 + "5", "a-" * 240, "a'" * 240, "answer" * 70, "five hundred " * 38,
+    "a" * 10_000_000, "a" * 400 + "1 $x$",
+    "a " * 200 + "1 $x$", " " * 400 + "\\text{ x", "**a" * 150, "\\(" * 200 + "x",
+)  # fmt: skip
+
+
+def test_hostile_answers_are_scored_without_a_comparison(monkeypatch):
+    """However much work they ask for: none starts a process, none ends the run, whatever the row's answer is."""
+    monkeypatch.setattr(MathPool, "_start", lambda _: pytest.fail("a comparison was started"))
+    for answer in ("5", "\\frac{\\sqrt{3}}{2}", "x+1", "Monday", "(0, 1)"):
+        for form in ("#### {}", "\\boxed{{{}}}", "The answer is {}.", "<answer>{}</answer>"):
+            responses = [form.format(body) for body in HOSTILE]
+            begun = time.process_time()
+            scores = MathRewardInterface().score_texts(responses, [answer] * len(responses))
+            assert scores == [0.0] * len(responses)
+            assert time.process_time() - begun < 5.0, "about 0.2 seconds, or endless"
+
+
+def test_sixty_four_hostile_answers_do_not_end_a_run():
+    data = batch([["#### 9^{9^9}"] * 8] * 8, ["5", "\\sqrt{3}"] * 4)
+    interface = MathRewardInterface()
+    out = interface.inference(role(), data, SPEC)
+    assert out.data["rewards"].tolist() == [0.0] * 64
+    assert out.metadata["reward_unparsed"] == [1.0] * 8
+    assert not interface.pool._workers
+
+
+def test_verdicts_do_not_depend_on_company_or_order():
+    answers = [
+        "#### x+1",
+        "#### 1+x",
+        "#### x-1",
+        "#### (x+1)^{20}",
+        "#### 9^{9^9}",
+        "#### \\sin(x)^2",
+        "#### 5",
+        "#### (((x",
+    ]
+    interface = MathRewardInterface(workers=2, timeout_s=60)
+    alone = [interface.score_texts([answer], ["x+1"])[0] for answer in answers]
+    mixed = list(enumerate(answers * 3))
+    random.Random(0).shuffle(mixed)
+    together = interface.score_texts([answer for _, answer in mixed], ["x+1"] * len(mixed))
+    assert all(score == alone[place % len(answers)] for (place, _), score in zip(mixed, together, strict=True))
+    interface.pool.close()
 
 
 def test_a_missing_library_is_said_and_not_scored(tmp_path):
     script = tmp_path / "worker.py"
     script.write_text('print(\'{"broken": "ImportError: no math_verify"}\')')
     with pytest.raises(ModelError, match="no math_verify"):
-        MathPool(1, 1.0, [sys.executable, str(script)]).compare([("a", "b")])
+        MathPool(1, 1.0, [sys.executable, str(script)]).compare([Comparison("a", "b")])
     script.write_text("raise SystemExit(5)")
     with pytest.raises(WorkerError, match=r"did not start.*exit code 5"):
-        MathPool(1, 1.0, [sys.executable, str(script)]).compare([("a", "b")])
+        MathPool(1, 1.0, [sys.executable, str(script)]).compare([Comparison("a", "b")])
 
 
 def test_a_row_without_an_answer():
@@ -180,8 +337,8 @@ def test_processes_end_with_their_parent(tmp_path):
 
     script = tmp_path / "parent.py"
     script.write_text(
-        "import sys\nfrom rlcli.interfaces._math_pool import MathPool\n"
-        "pool = MathPool(1, 60.0)\npool.compare([('x+1', '1+x')])\n"
+        "import sys\nfrom rlcli.interfaces._math_pool import Comparison, MathPool\n"
+        "pool = MathPool(1, 60.0)\npool.compare([Comparison('x+1', '1+x')])\n"
         "print(pool._workers[0].process.pid, flush=True)\nsys.stdin.read()\n"
     )
     parent = subprocess.Popen(

@@ -1,0 +1,213 @@
+"""Answers that are mathematical expressions, and bounds on them.
+
+Comparing expressions may take for ever (`9^{9^9}`), so what may be compared is limited beforehand, by what is written
+and not by the clock: a verdict must not depend on how busy a machine is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from ._answer_markup import is_clean, undecorated
+from ._answer_words import is_plain_word, qualifies, unit_of, words
+
+MAX_TOKENS = 120
+MAX_DEPTH = 10
+MAX_DIGITS = 20
+MAX_EXPONENT = 3000
+"""Of a number; of a variable MAX_DEGREE."""
+MAX_DEGREE = 100
+MAX_GROUP_EXPONENT = 20
+"""Product of the exponents of sums, functions and the like, which may be multiplied out."""
+MAX_FUNCTIONS = 10
+MAX_ARGUMENT = 50
+"""Of a factorial or a binomial."""
+MAX_CELLS = 25
+
+_FUNCTIONS = words("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt")
+_GREEK = words(
+    """
+    alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi varphi chi psi
+    omega Delta Gamma Lambda Omega Phi Sigma Theta
+    """
+)
+_COMMANDS = (
+    _FUNCTIONS
+    | _GREEK
+    | words(
+        """
+    frac dfrac tfrac cfrac binom dbinom tbinom pi cdot times div pm mp infty cup cap setminus emptyset varnothing in
+    notin le leq ge geq ne neq lt gt lfloor rfloor lceil rceil lvert rvert vert mid mathbb begin end
+    """
+    )
+)
+"""What may occur in an expression. Sums, integrals and limits may not: their work cannot be told from their looks."""
+_OPERANDS_OF_LIMITED_SIZE = re.compile(
+    r"(?:(?P<number>[0-9.]+)|(?P<other>\S))\s*!(?P<again>\s*!)?|\\[dt]?binom\s*(?P<pair>.{0,60})"
+)
+_AS_LATEX = {
+    "π": r"\pi ", "√": r"\sqrt", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "×": r"\times ",
+    "·": r"\cdot ", "÷": r"\div ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ", "θ": r"\theta ",
+    "²": "^2", "³": "^3",
+}  # fmt: skip
+_TOKEN = re.compile(
+    r"\\(?P<command>[A-Za-z]+)|\\[{}\\|,;:! ]|(?P<number>[0-9]+(?:\.[0-9]*)?)|(?P<letter>[A-Za-z])|(?P<sign>\S)"
+)
+_SIGNS = frozenset("+-*/^_=<>()[]{}|,.;:!&")
+_MATRIX = re.compile(r"\\(?:begin|end)\{[pbvB]?matrix\}")
+_NAME = re.compile(r"^\s*(?:[A-Za-z]|\\[a-z]+)(?:_\w|_\{\w+\}|\([A-Za-z]\))?\s*(?:=(?!=)|\\in(?![a-z]))")
+_TOWER = re.compile(r"\^\s*[-+]?(?:[0-9.]+|[A-Za-z]|\\[A-Za-z]+)\s*\^")
+_OTHER_BASE = re.compile(r"[0-9]\s*_")
+"""A number to another base: math-verify would overlook the base, so it is compared as text."""
+_SHORT_POWER = re.compile(r"-?[0-9.]+|\\[A-Za-z]+|.?", re.DOTALL)
+_UNIT = re.compile(r"(?:\\[,;: ]|\s|~)*\\(?:text|mathrm|mbox|textrm)\{([^{}]*)\}(?:\^\{?[23]\}?)?\.?$")
+_SPAN = re.compile(r"^([^$\\]*)(?:\$([^$]+)\$|\\\((.+?)\\\))([^$\\]*)$")
+_PROSE = re.compile(r"[A-Za-z',:=\s-]*")
+_DELIMITERS = re.compile(r"^\s*(?:\$\$?|\\[(\[])|(?:\$\$?|\\[)\]])\s*$")
+_SPACING = re.compile(
+    r"\\(?:left|right|displaystyle|big|Big|bigl|bigr)(?![A-Za-z])|(?<!\\)\\[!,;: ]|\\q?quad(?![A-Za-z])|~"
+)
+_AND = re.compile(r"\\(?:text|mathrm)\{\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])")
+_WITHOUT_BACKSLASH = re.compile(r"(?<![A-Za-z\\])(pi|infty|" + "|".join(sorted(_FUNCTIONS)) + r")(?![A-Za-z])")
+
+
+@dataclass(frozen=True)
+class Expression:
+    """LaTeX that is small enough to be compared."""
+
+    latex: str
+    letters: frozenset[str]
+    """Variables, and what could be one: letters and Greek letters."""
+    unit: str = ""
+
+    @property
+    def key(self) -> str:
+        """The same for texts that differ in blanks and sizes alone."""
+        return re.sub(r"\s+", "", re.sub(r"\\[dtc]frac", r"\\frac", self.latex))
+
+    @property
+    def is_relation(self) -> bool:
+        return re.search(r"[=<>]|\\(?:l[et]q?|g[et]q?|neq?|in)(?![a-z])", self.latex) is not None
+
+    def unnamed(self) -> Expression:
+        """Without "x =" or "x \\in" before it."""
+        bare = read_expression(_NAME.sub("", self.latex)) if _NAME.match(self.latex) else None
+        return bare or self
+
+
+def read_expression(text: str) -> Expression | None:
+    """The expression that the whole text is, or None: also where a comparison might take too long."""
+    if not is_clean(text):
+        return None
+    latex, unit = _without_unit(_math_of(undecorated(text)))
+    if latex is None or not latex.strip() or _OTHER_BASE.search(latex):
+        return None
+    names = _letters(_MATRIX.sub(" ", latex))
+    if names is None or not _is_small(latex):
+        return None
+    return Expression(latex.strip(), names, unit)
+
+
+def _math_of(text: str) -> str:
+    """The formula in a sentence that says nothing else of it; otherwise the text without delimiters."""
+    span = _SPAN.match(text)
+    if span and _is_plain_prose(span[1]) and _is_plain_prose(span[4].rstrip(".")):
+        text = span[2] or span[3]
+    text = _AND.sub(",", _SPACING.sub(" ", _DELIMITERS.sub("", text)))
+    for sign, latex in _AS_LATEX.items():
+        text = text.replace(sign, latex)
+    text = text.replace("**", "^").replace("*", r" \cdot ").strip()
+    return _WITHOUT_BACKSLASH.sub(r"\\\1", text).rstrip(".")
+
+
+def _is_plain_prose(text: str) -> bool:
+    """Whether it is words alone, none of which hedges, denies or computes."""
+    return _PROSE.fullmatch(text) is not None and not any(qualifies(word) for word in re.findall(r"[\w'-]+", text))
+
+
+def _without_unit(latex: str) -> tuple[str | None, str]:
+    found = _UNIT.search(latex)
+    if found is None:
+        return latex, ""
+    unit = found[1].split()
+    if any(qualifies(word) or not is_plain_word(word, glued=False) for word in unit):
+        return None, ""
+    return latex[: found.start()], "".join(unit_of(word) for word in unit)
+
+
+def _letters(latex: str) -> frozenset[str] | None:
+    """The variables, if there is nothing in it but mathematics."""
+    found: set[str] = set()
+    for place, token in enumerate(_TOKEN.finditer(latex)):
+        command, letter, sign = token["command"], token["letter"], token["sign"]
+        if place >= MAX_TOKENS or (sign and sign not in _SIGNS):
+            return None
+        if command:
+            if command not in _COMMANDS:
+                return None
+            if command in _GREEK:
+                found.add(command)
+        if letter:
+            found.add(letter)
+        if token["number"] and len(token["number"]) > MAX_DIGITS:
+            return None
+    return frozenset(found)
+
+
+def _is_small(latex: str) -> bool:
+    """Whether its depth, powers, functions, factorials and matrices are within bounds."""
+    return (
+        _depth(latex) <= MAX_DEPTH
+        and latex.count("&") + latex.count("\\\\") < MAX_CELLS
+        and sum(name in _FUNCTIONS for name in re.findall(r"\\([a-z]+)", latex)) <= MAX_FUNCTIONS
+        and _has_small_powers(latex)
+        and all(_is_small_operand(found) for found in _OPERANDS_OF_LIMITED_SIZE.finditer(latex))
+    )
+
+
+def _depth(latex: str) -> int:
+    depth = deepest = 0
+    for character in latex:
+        depth += {"{": 1, "(": 1, "[": 1, "}": -1, ")": -1, "]": -1}.get(character, 0)
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _has_small_powers(latex: str) -> bool:
+    """No towers (but e^{x^2} is fine), and no large exponents."""
+    if _TOWER.search(latex):
+        return False
+    product = 1.0
+    for power in re.finditer(r"(?P<base>(?:(?<![A-Za-z\\])[A-Za-z]|[0-9])?)\s*\^\s*", latex):
+        rest = latex[power.end() :]
+        exponent = rest[: _end_of_group(rest)] if rest[:1] in ("{", "(") else _SHORT_POWER.match(rest)[0]
+        if re.search(r"[0-9)}\]]\s*\^|!|binom", exponent) or exponent.count("^") > 1:
+            return False
+        largest = max((float(number) for number in re.findall(r"[0-9]+(?:\.[0-9]+)?", exponent)), default=1.0)
+        base = power["base"]
+        if base:
+            product *= 1.0 if largest <= (MAX_EXPONENT if base.isdigit() else MAX_DEGREE) else math.inf
+        else:
+            product *= max(largest, 1.0)
+    return product <= MAX_GROUP_EXPONENT
+
+
+def _end_of_group(text: str) -> int:
+    depth = 0
+    for place, character in enumerate(text):
+        depth += {"{": 1, "(": 1, "}": -1, ")": -1}.get(character, 0)
+        if depth == 0:
+            return place + 1
+    return len(text)
+
+
+def _is_small_operand(found: re.Match[str]) -> bool:
+    if found["again"]:
+        return False
+    if found["pair"] is not None:
+        return all(int(number) <= MAX_ARGUMENT for number in re.findall(r"[0-9]+", found["pair"]))
+    if found["number"] is not None:
+        return found["number"].isdigit() and int(found["number"]) <= MAX_ARGUMENT
+    return found["other"].isalpha()  # n!, but no (…)! or 3!!

@@ -1,0 +1,104 @@
+"""Numbers as answers write them: 5, 1,234.50, 1e3, 1.5 × 10^3, 3/4, \\frac{3}{4}, 1 3/4, 1½, 5 million, five."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from fractions import Fraction
+
+from ._answer_words import NUMBERS, SCALES, SMALL_NUMBERS, TENS
+
+MAX_DIGITS = 100
+MAX_EXPONENT = 100
+
+_PLAIN = r"(?:[0-9]+(?:,[0-9]+)*(?:\.[0-9]*)?|\.[0-9]+)"
+_FRACTION = r"""\\[dtc]?frac\s*(?:
+    \{\s*-?[0-9]+\s*\}\s*\{\s*[0-9]+\s*\} | [0-9]\s*[0-9](?![0-9])
+    | \{\s*-?[0-9]+\s*\}\s*[0-9](?![0-9]) | [0-9]\s*\{\s*[0-9]+\s*\})"""
+_VULGAR = "[¼-¾⅐-⅞]"
+_RATIO = r"[0-9]+\s*/\s*[0-9]+"
+_POWER_OF_TEN = r"\s*(?:×|·|\*|\\times|\\cdot)\s*10\s*\^\s*(?:\{\s*[+-]?[0-9]+\s*\}|[+-]?[0-9]+)"
+WRITTEN = rf"""
+    (?:[0-9]+\s*(?:{_VULGAR}|{_FRACTION}) | [0-9]+\s+{_RATIO}
+    | {_FRACTION} | {_VULGAR} | {_RATIO}
+    | {_PLAIN}(?:{_POWER_OF_TEN} | [eE][+-]?[0-9]+(?!\w|\.[0-9]) | \s+(?:{"|".join(SCALES)})(?!\w))?)
+"""
+"""Pattern (verbose) of a number in digits, without its sign."""
+
+_PARTS = re.compile(
+    rf"""(?:(?P<whole>[0-9]+)(?:\s+(?=[0-9])|\s*(?=[^0-9\s])))?
+    (?:(?P<vulgar>{_VULGAR}) | (?P<fraction>{_FRACTION}) | (?P<ratio>{_RATIO}))""",
+    re.VERBOSE,
+)
+_SCALED = re.compile(
+    rf"(?P<plain>{_PLAIN})(?:[eE](?P<e>.+)|\s+(?P<scale>[a-z]+)|\s*[^0-9\s].*\^[\s{{]*(?P<ten>[^\s}}]+).*)?"
+)
+_THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")
+
+
+def number_in_digits(text: str) -> Fraction | None:
+    """The value of what WRITTEN matches, or None: for misplaced commas, a division by zero or that leaves nothing over
+    (it was not carried out), and numbers out of bounds."""
+    if sum(character.isdigit() for character in text) > MAX_DIGITS:
+        return None
+    parts = _PARTS.fullmatch(text)
+    if parts is None:
+        return _scaled(text)
+    part = _part(parts)
+    if parts["whole"] is None or part is None:
+        return part
+    return int(parts["whole"]) + part if 0 < part < 1 else None
+
+
+def _part(parts: re.Match[str]) -> Fraction | None:
+    if parts["vulgar"]:
+        return Fraction(unicodedata.numeric(parts["vulgar"])).limit_denominator(10)
+    numbers = re.findall("-?[0-9]+", parts["fraction"] or parts["ratio"])
+    if len(numbers) == 1:  # \frac12
+        numbers = list(numbers[0])
+    top, bottom = map(int, numbers)
+    return Fraction(top, bottom) if bottom and top % bottom else None
+
+
+def _scaled(text: str) -> Fraction | None:
+    found = _SCALED.fullmatch(text)
+    if found is None or ("," in found["plain"] and not _THOUSANDS.fullmatch(found["plain"])):
+        return None
+    number = Fraction(found["plain"].replace(",", "").removesuffix("."))
+    exponent = found["e"] or found["ten"] or "0"
+    if len(exponent) > 5 or abs(int(exponent)) > MAX_EXPONENT:
+        return None
+    return number * Fraction(10) ** int(exponent) * SCALES.get(found["scale"] or "", 1)
+
+
+def is_number_word(word: str) -> bool:
+    """Whether it is one or contains one, as "twenty-five", "five-year" and "thousands" do."""
+    return any(part in NUMBERS or part.removesuffix("s") in NUMBERS for part in word.lower().split("-"))
+
+
+def number_in_words(words: Sequence[str]) -> int | None:
+    """The whole number that all these words say ("one hundred and twenty-five"), or None."""
+    parts = [part for word in words for part in word.lower().split("-")]
+    total, group, smallest = 0, 0, 10**15
+    previous = ""
+    for place, part in enumerate(parts):
+        if part == "and" and previous in SCALES and place + 1 < len(parts):
+            pass
+        elif part in SMALL_NUMBERS and _may_follow(part, previous):
+            group += SMALL_NUMBERS[part]
+        elif part == "hundred" and 1 <= group < 100:
+            group *= 100
+        elif part in SCALES and part != "hundred" and group and SCALES[part] < smallest:
+            smallest = SCALES[part]
+            total, group = total + group * smallest, 0
+        else:
+            return None
+        previous = part
+    return total + group if parts else None
+
+
+def _may_follow(part: str, previous: str) -> bool:
+    if previous in TENS:
+        return 1 <= SMALL_NUMBERS[part] <= 9
+    return previous == "" or previous in SCALES or previous == "and"

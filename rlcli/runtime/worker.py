@@ -25,6 +25,7 @@ from rlcli.runtime.buffer import Transfer
 from rlcli.runtime.component_faults import component_faults_told
 from rlcli.runtime.data_order import digest_rows, row_of
 from rlcli.runtime.exchange import carry_out
+from rlcli.runtime.heap import keep_freed_memory
 from rlcli.runtime.messages import Request, Tell
 from rlcli.runtime.origin import Origin, RowOrigin, origin_of_call
 from rlcli.runtime.output_checks import checked_output, checked_row, read_counts, read_stats
@@ -46,6 +47,7 @@ class ModelWorker:
     def __init__(
         self, recipe: Recipe, topology: Topology, rank: int, device: torch.device, meshes: Meshes, report: Tell
     ):
+        keep_freed_memory()
         self.recipe = recipe
         self.topology = topology
         self.rank = rank

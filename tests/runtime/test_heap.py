@@ -1,0 +1,37 @@
+"""Memory that a step frees is there for the next one."""
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+FAULTS = """
+import resource, sys
+import torch
+from rlcli.runtime.heap import keep_freed_memory
+
+if sys.argv[1] == "kept":
+    assert keep_freed_memory()
+
+def step():
+    activations = [torch.ones(n, 512) for n in range(1000, 2000, 50)]  # 2 to 4 MB each, freed at the end
+
+for _ in range(3):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    step()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 5)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="asks for glibc")
+def test_a_step_takes_no_new_pages():
+    def faults(how):
+        done = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    assert faults("returned") > 5_000  # 60 MB in pages of 4 KiB: 15,000
+    assert faults("kept") < 100

@@ -60,7 +60,7 @@ def test_what_is_said_of_a_run(command, tmp_path, tiny_ppo):
     trained = command("train", "ppo_math", *tiny_ppo, "--run-dir", "run", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     for words in ABOUT_A_RUN:
-        replaced = [{"runs/ppo_math/<time>": "run", "train.steps=80": "train.steps=3"}.get(w, w) for w in words]
+        replaced = [{"runs/ppo_math/<time>": "run", "train.steps=40": "train.steps=3"}.get(w, w) for w in words]
         done = command(*replaced, cwd=tmp_path)
         assert done.returncode == 0, f"{words}: {done.stderr}"
         assert done.stdout.strip()

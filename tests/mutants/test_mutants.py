@@ -66,10 +66,10 @@ spec.loader.exec_module(kill_rate)
 kill_rate.LOADED_ONCE = ("pytest",)
 def mutant(test, file, old, new):
     return kill_rate.Mutant(test.split()[0], "x", test, file, old, new)
-steps, lr = "  steps: 1300", "lr: 3e-3"
+steps, lr = "  steps: 1200", "lr: 3e-3"
 chosen = [
-    mutant("recipe sft_math -k validates", "recipes/sft_math.yaml", steps, "  steps: 1301"),
-    mutant("recipe sft_math -k validates", "recipes/sft_math.yaml", steps, "  stepps: 1300"),
+    mutant("recipe sft_math -k validates", "recipes/sft_math.yaml", steps, "  steps: 1201"),
+    mutant("recipe sft_math -k validates", "recipes/sft_math.yaml", steps, "  stepps: 1200"),
     mutant("interface reference -k none", "interfaces/reference.py", "import annotations", "import nonesuch"),
     mutant("recipe sft_math -k validates", "recipes/sft_math.yaml", "not there", ""),
 ]
@@ -80,8 +80,8 @@ print(json.dumps(found))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found == {
-        "  steps: 1301": "survived",
-        "  stepps: 1300": "killed",
+        "  steps: 1201": "survived",
+        "  stepps: 1200": "killed",
         "import nonesuch": "invalid",
         "": "invalid",
     }

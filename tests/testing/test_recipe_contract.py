@@ -51,7 +51,7 @@ def test_a_recipe_that_does_not_hold_says_so_once(examine):
 
 
 def test_what_it_says_in_vain_is_named_with_its_line(examine):
-    outcomes, (failure,) = examine("extends: sft_math\ntrain:\n  steps: 1300\n")
+    outcomes, (failure,) = examine("extends: sft_math\ntrain:\n  steps: 1200\n")
     assert outcomes["it says nothing that its parents or the defaults say"] == "FAIL"
     assert (failure.found, failure.where) == ("without train (line 2) it is the same", "mine.yaml:2")
 

@@ -21,8 +21,14 @@ ATTENTION = "rlcli_packed"
 """Name of our attention in transformers' registry."""
 
 
-NEEDS = ("s_aux", "sinks", "position_bias", "indices", "block_indices")
-"""Arguments by which layers ask for more than windows and capped scores: what they learn or choose is not offered."""
+_NOT_OFFERED = {
+    "s_aux": "attention sinks",
+    "sinks": "attention sinks",
+    "position_bias": "position biases",
+    "indices": "keys that it chooses",
+    "block_indices": "keys that it chooses",
+}
+"""Arguments that some layers attend with, and what they stand for."""
 
 
 def use_packed_attention(lm: nn.Module) -> None:
@@ -50,8 +56,12 @@ def _refuse_other_layers(lm: Any) -> None:
         reason = "an attention of its own, which cannot be replaced"
     else:
         return
-    raise ModelError(
-        f"{config.model_type} has {reason}: its sequences cannot be packed",
+    raise _cannot_be_packed(config.model_type, reason)
+
+
+def _cannot_be_packed(kind: str, reason: str) -> ModelError:
+    return ModelError(
+        f"{kind} has {reason}: its sequences cannot be packed",
         hint="use a model with full or sliding-window attention, such as llama, qwen3 or gemma3",
     )
 
@@ -68,10 +78,11 @@ def _attention(
     packing: Any = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    missing = [name for name in NEEDS if others.get(name) is not None]
-    if missing or packing is None:
-        reason = f"needs {missing[0]} in its attention" if missing else "does not pass the layout on to its attention"
-        raise ModelError(f"{type(module).__name__} {reason}: packed attention does not offer that")
+    for name, reason in _NOT_OFFERED.items():
+        if others.get(name) is not None:
+            raise _cannot_be_packed(type(module).__name__, reason)
+    if packing is None:
+        raise _cannot_be_packed(type(module).__name__, "no way to learn which tokens belong together")
     scoring = Scoring(scaling, window if sliding_window is None else sliding_window, softcap)
     return packing.attend(query, key.to(query.dtype), value.to(query.dtype), scoring), None
 

@@ -76,13 +76,13 @@ def test_windows_are_those_of_transformers(model_type, settings, window):
 
 
 OTHERS = {
-    "gpt_oss": ({"num_local_experts": 4}, "GptOssAttention needs s_aux"),
+    "gpt_oss": ({"num_local_experts": 4}, "GptOssAttention has attention sinks"),
     "gpt_neo": ({"attention_types": [[["global", "local"], 2]]}, "an attention of its own"),
     "bloom": ({}, "an attention of its own"),
     "gptj": ({"rotary_dim": 4}, "an attention of its own"),
     "mamba": ({}, "linear_attention"),
     "llama4_text": ({"num_local_experts": 2, "intermediate_size_mlp": 64}, "chunked_attention"),
-    "nemotron": ({}, "does not pass the layout on"),
+    "nemotron": ({}, "NemotronAttention has no way to learn which tokens belong together"),
 }
 """Packed, their sequences would see each other, or not all that they should."""
 

@@ -15,6 +15,7 @@ from rlcli.checkpoint.convert import convert, parse_size, plan_from_hf, plan_to_
 from rlcli.checkpoint.state import HostCopy, Part, write_weights
 from rlcli.checkpoint.tensor_files import stored_tensors
 from rlcli.errors import ModelError, UsageError
+from rlcli.testing.tiny_models import tiny_model
 
 
 def _beside(name):
@@ -170,6 +171,17 @@ def test_a_critic(hub, tmp_path):
     back = plan_to_hf(sharded.target, tmp_path / "back")
     _checked(back)
     assert "score.weight" in stored_tensors(back.target)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "cohere"])
+def test_a_critic_under_another_name_or_of_a_class_that_transformers_lacks(family, tmp_path):
+    model = tiny_model(family, head="value")
+    source = family_models.save(model, tmp_path / "source")
+    sharded = plan_from_hf(source, tmp_path / "sharded", ranks=2)
+    assert _checked(sharded).parameters == len(list(model.parameters()))
+    back = plan_to_hf(sharded.target, tmp_path / "back")
+    assert _checked(back).parameters == len(list(model.parameters()))
+    assert (back.target / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
 
 
 def test_a_reward_model_with_a_head_of_another_kind(tmp_path):

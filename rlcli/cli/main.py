@@ -147,6 +147,10 @@ def _run(arguments: list[str], is_whole_process: bool) -> int:
         return _report(error, arguments)
     except typer.Exit as error:
         return error.exit_code
+    except SystemExit as error:  # not ours: a component or a library wants to be done, perhaps with 0
+        from rlcli.runtime.component_faults import fault
+
+        return _report(fault(error), arguments)
     except (KeyboardInterrupt, typer.Abort):
         if _verb(arguments) in VERBS["Train"]:
             print_talk("interrupted")

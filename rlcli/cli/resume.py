@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlcli.cli.recipe_arguments import Overrides
-from rlcli.cli.supervision import NoSupervisor, is_to_supervise
+from rlcli.cli.supervision import NoSupervisor, is_to_supervise, supervise
 
 
 def resume(
@@ -30,9 +30,7 @@ def resume(
     Example: rlcli resume runs/ppo_math/20261121-120000 train.steps=80
     """
     if is_to_supervise(context, no_supervisor):
-        from rlcli.launch.supervisor import supervise
-
-        return supervise()
+        return supervise(context, quiet, as_json)
 
     from rlcli.cli.output import print_text
     from rlcli.cli.train import tell

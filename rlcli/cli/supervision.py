@@ -21,3 +21,16 @@ def is_to_supervise(context: typer.Context, no_supervisor: bool) -> bool:
     if lifeline.attach() or no_supervisor:
         return False
     return bool((context.obj or {}).get(WHOLE_PROCESS))
+
+
+def supervise(context: typer.Context, quiet: bool, as_json: bool) -> int:
+    """Have the command done by a child. Returns its exit code; raises RlcliError if it did not end by itself."""
+    from rlcli.launch import supervisor
+
+    told = context.parent.params if context.parent is not None else {}
+    before = [
+        *(["--debug"] if told.get("debug") else []),
+        *(["--project", str(told["project"])] if told.get("project") else []),
+    ]
+    after = [*(["--quiet"] if quiet else []), *(["--json"] if as_json else [])]
+    return supervisor.supervise(lambda run: [*before, "resume", *after, "--", run])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
-from rlcli.cli.supervision import NoSupervisor, is_to_supervise
+from rlcli.cli.supervision import NoSupervisor, is_to_supervise, supervise
 
 if TYPE_CHECKING:
     from rlcli.launch.run import Finished
@@ -31,9 +31,7 @@ def train(
     Example: rlcli train ppo_math ppo.kl_ctl=0.02 launch=local cluster.devices_per_node=2
     """
     if is_to_supervise(context, no_supervisor):
-        from rlcli.launch.supervisor import supervise
-
-        return supervise()
+        return supervise(context, quiet, as_json)
 
     from rlcli.launch.run import run_recipe
     from rlcli.observe.display import open_display

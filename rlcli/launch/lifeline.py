@@ -1,6 +1,7 @@
 """A supervised run's line to its supervisor: JSON facts that say where it is, so that its end can be told from outside.
 
-    {"run": "/…/runs/ppo_math/20260412-093011", "warm_start": false}    it works in this folder from now on
+    {"run": "/…/runs/ppo_math/20260412-093011", "warm_start": false, "max_restarts": 0}
+                                                                        it works in this folder from now on
     {"waiting": "actor_train", "limit": 3600}                           a call that may take so many seconds began
     {"waiting": null}                                                   and ended
     {"debugging": true}                                                 someone is at a breakpoint: deadlines are off

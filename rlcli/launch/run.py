@@ -158,7 +158,7 @@ def drive(
         has_begun = True
 
     with _status_of_failures(run, lambda: has_begun):
-        lifeline.report(run=str(run.path), warm_start=title != STEP)
+        lifeline.report(run=str(run.path), warm_start=title != STEP, max_restarts=recipe.launch.max_restarts)
         check_failpoints()
         remove_abandoned()
         for restarts in range(recipe.launch.max_restarts + 1):

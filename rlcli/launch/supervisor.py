@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -28,6 +28,7 @@ from typing import IO, Any
 from rlcli.errors import HangError, RlcliError, WorkerError
 from rlcli.launch.lifeline import SHOW_STACKS, VARIABLE
 from rlcli.launch.stopping import SIGNALS, heeded, passed_on
+from rlcli.observe.display import PlainDisplay
 from rlcli.observe.run_directory import RunDirectory, read_status
 
 TICK = 1.0
@@ -50,6 +51,7 @@ class Facts:
 
     run: str | None = None
     warm_start: bool = False
+    max_restarts: int = 0
     waiting: str | None = None
     limit: float = 0.0
     since: float = 0.0
@@ -69,27 +71,44 @@ class Facts:
         return self.waiting is not None and not self.debugging and now > self.since + self.limit
 
 
-def supervise() -> int:
+def supervise(resume: Callable[[str], Sequence[str]]) -> int:
     """Run this very command as a child and see it through. Returns its exit code.
 
+    A run that dies or hangs is resumed as often as its `launch.max_restarts` allows, by `rlcli <resume(folder)>`.
     Raises WorkerError if it ended without having said how, HangError if a call of it passed its deadline.
     """
-    with tempfile.TemporaryFile() as stacks, _Child(stacks) as child:
-        is_late = child.follow()
-        code = child.process.returncode
-        if child.facts.verdict is not None and (child.facts.verdict != 0 or child.is_done()):
-            return child.facts.verdict
-        if stopped_by := _stop_signal(code, child.signals):
-            return 128 + stopped_by
-        error = _late(child) if is_late else _ended(child)
-        _leave_behind(child, error)
-        raise error
+    command, restarts = sys.argv[1:], 0
+    while True:
+        with tempfile.TemporaryFile() as stacks, _Child(command, stacks) as child:
+            try:
+                return _see_through(child)
+            except (WorkerError, HangError) as error:
+                facts = child.facts
+                if not facts.run or facts.warm_start or child.signals or restarts == facts.max_restarts:
+                    raise
+                restarts += 1
+                again = f"{error}\nresuming the run, restart {restarts} of {facts.max_restarts}"
+                PlainDisplay(sys.stderr).warning(again)
+                command = [*resume(facts.run)]
+
+
+def _see_through(child: _Child) -> int:
+    is_late = child.follow()
+    code = child.process.returncode
+    if child.facts.verdict is not None and (child.facts.verdict != 0 or child.is_done()):
+        return child.facts.verdict
+    if stopped_by := _stop_signal(code, child.signals):
+        return 128 + stopped_by
+    error = _late(child) if is_late else _ended(child)
+    _leave_behind(child, error)
+    raise error
 
 
 class _Child:
     """The process that does the work, as far as it can be known from outside."""
 
-    def __init__(self, stacks: IO[bytes]):
+    def __init__(self, command: Sequence[str], stacks: IO[bytes]):
+        """Start `rlcli <command>` the way that this process was started."""
         self.facts = Facts()
         self.signals: list[int] = []
         """Those of SIGNALS that came to us."""
@@ -98,18 +117,18 @@ class _Child:
         self._heard = b""
         self._looked = time.monotonic()
         self._line, line = os.pipe()
-        self._woken, waker = os.pipe()
+        self._woken, self._waker = os.pipe()
         self._listened_to = [self._line, self._woken]
         for descriptor in (line, stacks.fileno()):
             os.set_inheritable(descriptor, True)
-        for descriptor in (self._line, self._woken, waker):
+        for descriptor in (self._line, self._woken, self._waker):
             os.set_blocking(descriptor, False)
-        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)  # so that it wakes us
         for number in heeded():
             signal.signal(number, self._note_signal)
         self.process = subprocess.Popen(
-            [sys.executable, *sys.orig_argv[1:]],
+            [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1], *command],
             env={**os.environ, VARIABLE: f"{line}:{stacks.fileno()}:{os.getpid()}"},
             close_fds=False,
         )
@@ -181,6 +200,8 @@ class _Child:
         self.process.kill()
         self.process.wait()
         signal.set_wakeup_fd(-1)
+        for descriptor in (self._line, self._woken, self._waker):
+            os.close(descriptor)
 
 
 def _available(descriptor: int) -> Iterator[bytes]:

@@ -183,7 +183,7 @@ class Launch(Section):
     type: Literal["inline", "local"] = "inline"
     """inline: in one process, one device; local: one process per device on this machine, by torchrun."""
     max_restarts: NotNegative = 0
-    """Restarts of the workers after one has died (local)."""
+    """Restarts from the last checkpoint after a process of the run has died or hung."""
     startup_deadline: Seconds = 600.0
     """Seconds until all workers must have loaded their models."""
     step_deadline: Seconds = 3600.0

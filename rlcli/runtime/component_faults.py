@@ -22,19 +22,22 @@ def component_faults_told() -> Iterator[None]:
     except RlcliError:
         raise
     except SystemExit as error:
-        raise _fault(error, _place_in_a_component(error)) from error
+        raise fault(error) from error
     except Exception as error:
-        place = _place_in_a_component(error)
-        if place is None:
+        if _place_in_a_component(error) is None:
             raise
-        raise _fault(error, place) from error
+        raise fault(error) from error
 
 
-def _fault(error: BaseException, place: tuple[str, Path, int] | None) -> RlcliError:
+def fault(error: BaseException) -> RlcliError:
+    """The error to report for an exception: the component's with its innermost line there; else that of the run."""
+    place = _place_in_a_component(error)
     what = f"{type(error).__name__}: {error}".rstrip(": ")
     if place is None:
         *_, (frame, line) = traceback.walk_tb(error.__traceback__)
-        return WorkerError(what, where=f"{frame.f_code.co_filename}:{line}", hint="it must not end the run")
+        return WorkerError(
+            what, where=f"{frame.f_code.co_filename}:{line}", hint="nothing but rlcli may end its process"
+        )
     kind, file, line = place
     alone = "" if file.stem.startswith("_") else f"rlcli test {kind.removesuffix('s')} {file.stem} tries it alone; "
     return ProjectError(what, where=f"{file}:{line}", hint=f"{alone}--debug before the verb shows the traceback")

@@ -138,6 +138,34 @@ def test_interrupt_exits_130(rlcli, monkeypatch):
     assert rlcli("ls") == (130, "", "")
 
 
+LEAVING = '''
+"""Rows that nobody gets to see."""
+
+import sys
+from dataclasses import dataclass
+
+from rlcli.api.data import register_dataset
+
+sys.exit(0)
+
+
+@register_dataset("leaving")
+@dataclass
+class Leaving:
+    util: object
+'''
+
+
+def test_a_component_cannot_end_a_command_as_if_all_were_well(rlcli, tmp_path):
+    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets/leaving.py").write_text(LEAVING)
+    (tmp_path / "mine.yaml").write_text("extends: sft_math\ndatasets: {train: {type: leaving}}\n")
+    code, _, err = rlcli("check", "mine.yaml")
+    assert code == 2
+    assert f"{tmp_path}/datasets/leaving.py:9: SystemExit: 0" in err
+
+
 def test_a_bug_exits_1_and_names_its_report(rlcli, monkeypatch, tmp_path):
     def broken(*_args, **_options):
         raise ZeroDivisionError("x\x1b[31m")

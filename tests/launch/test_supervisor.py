@@ -167,6 +167,22 @@ def test_a_breakpoint_suspends_the_deadline(train, project):
     assert process.returncode == 0, err
 
 
+def test_a_run_that_dies_is_resumed_as_often_as_allowed(end, project):
+    code, err, status = end(trouble("kill -9"), "launch.max_restarts=1", "checkpoint.every_steps=1", "--quiet")
+    assert code == 0, err
+    assert "resuming the run, restart 1 of 1" in err
+    assert (status["state"], status["step"]) == ("done", 3)
+    steps = [json.loads(line)["step"] for line in (project / "run/metrics.jsonl").read_text().splitlines()]
+    assert steps == [0, 1, 2, 3]
+
+
+def test_and_no_oftener(end):
+    code, err, status = end(trouble("os._exit(0)"), "launch.max_restarts=1", "checkpoint.every_seconds=null")
+    assert code == 7, err
+    assert err.count("before its work was done") == 2
+    assert (status["state"], status["exit_code"]) == ("failed", 7)
+
+
 # -- signals ---------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -17,8 +18,9 @@ NoSupervisor = Annotated[
 
 
 def is_to_supervise(context: typer.Context, no_supervisor: bool) -> bool:
-    """Whether the work is to be done by a child of this process, as it is once we are that child."""
-    if lifeline.attach() or no_supervisor:
+    """Whether the work is to be done by a child of this process: not if we are that child, nor under a debugger, which
+    would follow the wrong one."""
+    if lifeline.attach() or no_supervisor or sys.gettrace() is not None:
         return False
     return bool((context.obj or {}).get(WHOLE_PROCESS))
 

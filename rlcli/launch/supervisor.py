@@ -27,6 +27,7 @@ from typing import IO, Any
 
 from rlcli.errors import HangError, RlcliError, WorkerError
 from rlcli.launch.lifeline import SHOW_STACKS, VARIABLE
+from rlcli.launch.orphans import adopt_orphans, bury_orphans, end_orphans
 from rlcli.launch.stopping import SIGNALS, heeded, passed_on
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.run_directory import RunDirectory, read_status
@@ -77,6 +78,7 @@ def supervise(resume: Callable[[str], Sequence[str]]) -> int:
     A run that dies or hangs is resumed as often as its `launch.max_restarts` allows, by `rlcli <resume(folder)>`.
     Raises WorkerError if it ended without having said how, HangError if a call of it passed its deadline.
     """
+    adopt_orphans()
     command, restarts = sys.argv[1:], 0
     while True:
         with tempfile.TemporaryFile() as stacks, _Child(command, stacks) as child:
@@ -99,6 +101,7 @@ def _see_through(child: _Child) -> int:
         return child.facts.verdict
     if stopped_by := _stop_signal(code, child.signals):
         return 128 + stopped_by
+    end_orphans()
     error = _late(child) if is_late else _ended(child)
     _leave_behind(child, error)
     raise error
@@ -140,6 +143,7 @@ class _Child:
             self._pass_on_signals()
             select.select(self._listened_to, [], [], PASS_ON_AFTER if self._to_pass_on else TICK)
             self._listen()
+            bury_orphans(self.process.pid)
             if self.facts.is_late(time.monotonic()):
                 self._end()
                 return True

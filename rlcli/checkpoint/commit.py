@@ -2,7 +2,10 @@
 
 Files are written into a folder beside the checkpoints, synced and digested by the ranks that wrote them. The manifest
 comes last, and one rename makes the checkpoint appear. What dies on the way leaves the older checkpoints as they were,
-and a `.tmp-` folder that the next save clears away.
+and a `.tmp-` folder that the next save of the run clears away.
+
+Only what is known to be the run's own is ever deleted: checkpoints whose manifest says so, and folders that carry its
+id.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterable
@@ -27,7 +31,7 @@ from rlcli.checkpoint.disk import (
     sync_folder,
 )
 from rlcli.checkpoint.manifest import MANIFEST, FileDigest, Manifest
-from rlcli.checkpoint.verify import ASIDE
+from rlcli.checkpoint.verify import ASIDE, belongs
 from rlcli.errors import ResourceError
 from rlcli.failpoints import failpoint
 from rlcli.files import make_folder, replace_file
@@ -35,7 +39,9 @@ from rlcli.files import make_folder, replace_file
 LATEST = "LATEST.json"
 """Names the newest checkpoint. A hint for people and scripts: what a folder holds is told by its manifest alone."""
 TEMPORARY, DOOMED = ".tmp-", ".del-"
-"""How the names of folders begin that are being written, and deleted."""
+"""How the names of folders begin that are being written, and deleted; the run's id is part of the name."""
+IN_THE_WAY = ".not-of-"
+"""Before the run's id in the new name of something that had the name of one of its checkpoints."""
 LATE = 10.0
 """Seconds to wait for files that other ranks have written and this one does not see yet."""
 
@@ -49,13 +55,13 @@ def begin(checkpoints: Path, step: int, run_id: str, needed: int = 0) -> Path:
     """Make the folder that the files of a checkpoint are written into, empty. Raises ResourceError, F28 if `needed`
     bytes do not fit on the disk.
 
-    What dead saves have left is cleared away: only one run writes here, the one that holds the run's lock.
+    What dead saves of the run have left is cleared away: it holds its lock, so nobody else is writing.
     """
     with failures_told(checkpoints):
         if not checkpoints.exists():
             make_folder(checkpoints)
             sync_folder(checkpoints.parent)
-        clear_leftovers(checkpoints)
+        clear_leftovers(checkpoints, run_id)
         check_free_space(checkpoints, needed)
         temporary = checkpoints / f"{TEMPORARY}{step}-{run_id}"
         temporary.mkdir(mode=0o700)
@@ -81,8 +87,8 @@ def write_json(file: Path, value: Any) -> Path:
 def commit(temporary: Path, manifest: Manifest) -> Path:
     """Make a checkpoint of a folder whose files are all sealed; returns its new path. Raises ResourceError.
 
-    A checkpoint of the same step that was there before, left by a run that went on from an earlier one, is replaced in
-    one piece: at any moment one of the two is there.
+    A checkpoint of that step which the run made before it resumed from an earlier one is replaced in one piece: at any
+    moment one of the two is there. Anything else of that name is renamed.
     """
     checkpoints = temporary.parent
     final = checkpoints / folder_name(manifest.step)
@@ -94,7 +100,7 @@ def commit(temporary: Path, manifest: Manifest) -> Path:
         for folder in (*(path for path in temporary.rglob("*") if path.is_dir()), temporary):
             sync_folder(folder)
         failpoint("checkpoint.synced")
-        _appear(temporary, final)
+        _appear(temporary, final, manifest.run_id)
         failpoint("checkpoint.appeared")
     with contextlib.suppress(OSError):  # it is only a hint; a disk that is broken or full fails the next save
         latest = {"checkpoint": final.name, "step": manifest.step}
@@ -109,24 +115,36 @@ def abandon(temporary: Path) -> None:
     discard(temporary)
 
 
-def clear_leftovers(checkpoints: Path) -> None:
-    """Remove what saves and deletions that died have left, and put back what was only set aside."""
+def clear_leftovers(checkpoints: Path, run_id: str) -> None:
+    """Remove what saves and deletions of a run that died have left, and put back what was only set aside."""
     for path in checkpoints.iterdir() if checkpoints.is_dir() else ():
         replaced = path.with_name(path.name.removeprefix(ASIDE))
-        if path.name.startswith(ASIDE) and not replaced.exists():
+        if path.name.startswith(ASIDE) and not os.path.lexists(replaced):
             path.rename(replaced)
-        elif path.name.startswith((TEMPORARY, DOOMED, ASIDE, f".{LATEST}.")):
+        elif path.name.startswith(ASIDE) and belongs(path, run_id):
+            remove(path, run_id)
+        elif is_leftover(path, run_id):
             discard(path)
 
 
-def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint: it stops being one in a single rename, before its first file goes. Raises ResourceError."""
-    doomed = checkpoint.with_name(f"{DOOMED}{checkpoint.name}-{uuid.uuid4().hex[:8]}")
+def is_leftover(path: Path, run_id: str) -> bool:
+    """Whether a name is one that only saves and deletions of this run give."""
+    own = rf"{re.escape(TEMPORARY)}\d+-{re.escape(run_id)}|{re.escape(DOOMED)}{re.escape(run_id)}-.+"
+    return re.fullmatch(rf"{own}|\.{re.escape(LATEST)}\.[0-9a-f]{{32}}", path.name) is not None
+
+
+def remove(checkpoint: Path, run_id: str) -> None:
+    """Delete a checkpoint of a run: it stops being one in a single rename, before its first file goes. Raises
+    ResourceError."""
     with failures_told(checkpoint):
-        checkpoint.rename(doomed)
+        doomed = checkpoint.rename(_doomed(checkpoint, run_id))
         sync_folder(checkpoint.parent)
         failpoint("checkpoint.doomed")
     discard(doomed)
+
+
+def _doomed(checkpoint: Path, run_id: str) -> Path:
+    return checkpoint.with_name(f"{DOOMED}{run_id}-{checkpoint.name}-{uuid.uuid4().hex[:8]}")
 
 
 def _sealed(folder: Path, file: Path) -> FileDigest:
@@ -155,18 +173,21 @@ def _disagreement(temporary: Path, manifest: Manifest) -> str | None:
     return min((name for name, _ in there.items() ^ sealed.items()), default=None)
 
 
-def _appear(temporary: Path, final: Path) -> None:
+def _appear(temporary: Path, final: Path, run_id: str) -> None:
     """Give a folder its name, in the place of one that may have it already."""
     checkpoints = final.parent
+    if os.path.lexists(final) and not belongs(final, run_id):
+        final.rename(final.with_name(f"{final.name}{IN_THE_WAY}{run_id[:8]}-{uuid.uuid4().hex[:8]}"))
     if not os.path.lexists(final):
         temporary.rename(final)
         sync_folder(checkpoints)
         return
-    replaced = temporary
-    if not exchange(temporary, final):
-        replaced = final.with_name(ASIDE + final.name)
-        final.rename(replaced)
-        failpoint("checkpoint.aside")
-        temporary.rename(final)
+    if exchange(temporary, final):
+        sync_folder(checkpoints)
+        discard(temporary)
+        return
+    aside = final.rename(final.with_name(ASIDE + final.name))
+    failpoint("checkpoint.aside")
+    temporary.rename(final)
     sync_folder(checkpoints)
-    discard(replaced)
+    discard(aside.rename(_doomed(aside, run_id)))

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlcli.checkpoint.commit import LATEST, remove
+from rlcli.checkpoint.commit import LATEST, is_leftover, remove
 from rlcli.checkpoint.disk import failures_told
-from rlcli.checkpoint.verify import Report, checkpoints_in, examine, newest_verified
+from rlcli.checkpoint.manifest import read_manifest
+from rlcli.checkpoint.verify import NAME, Report, belongs, checkpoints_in, examine, newest_verified
 
 
 @dataclass(frozen=True)
@@ -23,27 +24,43 @@ class Best:
 
 
 def prune(
-    folder: Path, keep_last: int, keep_best: Best | None = None, *, committed: Path | None = None, dry_run: bool = False
-) -> list[Path]:
-    """Delete all checkpoints but those that stay; returns the deleted ones. Raises ResourceError.
+    folder: Path, keep_last: int, keep_best: Best | None = None, *, run_id: str | None = None,
+    committed: Path | None = None, dry_run: bool = False,
+) -> list[Path]:  # fmt: skip
+    """Delete all checkpoints of a run but those that stay; returns the deleted ones. Raises ResourceError.
 
     Judged by what is on the disk: damaged checkpoints count for nothing. Whatever the numbers say, the one that LATEST
-    names and the newest whole one stay, and where none is whole nothing is deleted. `committed`: the checkpoint that
-    the run has just written, known to be whole; any that is newer was passed over when the run was resumed, and goes.
+    names and the newest whole one stay, and where none is whole nothing is deleted. Nor is anything whose manifest does
+    not say that it belongs to the run: `run_id`, or that of the newest whole one. `committed`: the checkpoint that the
+    run has just written, known to be whole; any that is newer was passed over when the run was resumed, and goes.
     """
-    with failures_told(folder):
-        candidates = checkpoints_in(folder)
-    last = committed or _newest_whole(folder)
+    last = committed or _newest_whole(folder, run_id)
     if last is None:
         return []
+    owner = run_id or read_manifest(last).run_id
+    candidates = [path for path in checkpoints_in(folder) if belongs(path, owner)]
     reports = [examine(path, read=False) for path in candidates if committed is None or path.name <= committed.name]
     whole = [report for report in reports if not report.faults]
     stay = {report.path.name for report in (*whole[:keep_last], *best_of(whole, keep_best))}
     stay |= {last.name, latest_name(folder)}
     doomed = [path for path in candidates if path.name not in stay]
     for path in reversed(doomed) if not dry_run else ():
-        remove(path)
+        remove(path, owner)
     return doomed
+
+
+def strangers(folder: Path, run_id: str) -> list[Path]:
+    """What lies among the checkpoints of a run and is not known to be its own; it is never deleted. Raises
+    ResourceError."""
+    with failures_told(folder):
+        there = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [
+        path
+        for path in there
+        if path.name != LATEST
+        and not is_leftover(path, run_id)
+        and not (NAME.fullmatch(path.name) and belongs(path, run_id))
+    ]
 
 
 def best_of(reports: Sequence[Report], best: Best | None) -> list[Report]:
@@ -67,6 +84,6 @@ def latest_name(folder: Path) -> str:
         return ""
 
 
-def _newest_whole(folder: Path) -> Path | None:
-    checkpoint, _ = newest_verified(folder)
+def _newest_whole(folder: Path, run_id: str | None) -> Path | None:
+    checkpoint, _ = newest_verified(folder, run_id)
     return checkpoint.path if checkpoint else None

@@ -98,6 +98,17 @@ def newest_verified(folder: Path, run_id: str | None = None) -> tuple[Checkpoint
     return None, rejected
 
 
+def belongs(path: Path, run_id: str) -> bool:
+    """Whether a manifest says that this is a checkpoint of the run, whole or not."""
+    if path.is_symlink():
+        return False
+    try:
+        _check_belongs(path, read_manifest(path), run_id)
+    except ModelError:
+        return False
+    return True
+
+
 def _check_belongs(checkpoint: Path, manifest: Manifest, run_id: str | None) -> None:
     """A folder that was copied from elsewhere must not be taken for what its name says."""
     named = NAME.fullmatch(checkpoint.name)

@@ -131,10 +131,12 @@ def prune(
     if place.only is not None:
         raise UsageError(f"{run} is one checkpoint", hint=f"rlcli ckpt prune {place.folder} --keep-last {keep_last}")
     with contextlib.nullcontext() if dry_run else _held(place):
-        if place.run is not None and not dry_run:  # without its run's lock a save may be under way in the folder
-            clear_leftovers(place.folder)
+        run_id = _run_id(place)
+        if run_id is not None and not dry_run:  # without its run's lock a save may be under way in the folder
+            clear_leftovers(place.folder, run_id)
         before = {entry.report.path: entry for entry in overview(place, None)}
-        deleted = delete(place.folder, keep_last, _best(place, keep_best, best_metric, best_is), dry_run=dry_run)
+        best = _best(place, keep_best, best_metric, best_is)
+        deleted = delete(place.folder, keep_last, best, run_id=run_id, dry_run=dry_run)
     stay = [entry for path, entry in before.items() if path not in deleted]
     if as_json:
         gone, left = ([_entry_as_json(entry) for entry in some] for some in ((before[p] for p in deleted), stay))

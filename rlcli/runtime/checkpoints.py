@@ -213,8 +213,8 @@ class Checkpoints:
                 raise outcome.error
             else:
                 self._failed = 0
-            if outcome.warning is not None:
-                self._display.warning(outcome.warning)
+            for warning in outcome.warnings:
+                self._display.warning(warning)
 
     def settle_at_error(self, patience: float) -> None:
         """Before an error ends the run: commit the checkpoint whose files are safe, or will be within `patience`

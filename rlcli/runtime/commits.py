@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlcli.checkpoint.commit import abandon, commit
 from rlcli.checkpoint.manifest import FileDigest, Manifest
-from rlcli.checkpoint.retention import Best, prune
+from rlcli.checkpoint.retention import Best, prune, strangers
 from rlcli.errors import ResourceError
 from rlcli.recipe.schema import Checkpoint
 
@@ -36,7 +36,7 @@ class Outcome:
     step: int
     error: Exception | None = None
     """Why it was not committed."""
-    warning: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass
@@ -68,6 +68,7 @@ class Commits:
         self._lock = threading.Lock()
         self._begun: _Begun | None = None
         self._outcomes: list[Outcome] = []
+        self._mentioned: set[Path] = set()
 
     @property
     def writing(self) -> int | None:
@@ -124,7 +125,7 @@ class Commits:
             abandon(begun.folder)
             return Outcome(begun.step, error)
         self.committed = begun.step
-        return Outcome(begun.step, warning=self._prune(committed))
+        return Outcome(begun.step, warnings=(*self._prune(committed), *self._mention_strangers()))
 
     def _commit(self, begun: _Begun) -> Path:
         manifest = Manifest(
@@ -138,12 +139,28 @@ class Commits:
         )
         return commit(begun.folder, manifest)
 
-    def _prune(self, committed: Path) -> str | None:
+    def _prune(self, committed: Path) -> list[str]:
         """Clear older checkpoints away; returns what is to be said about it."""
         settings = self._settings
         best = Best(settings.best_metric, settings.best_is, settings.keep_best) if settings.keep_best else None
         try:
-            prune(self._folder, keep_last=settings.keep_last, keep_best=best, committed=committed)
+            prune(
+                self._folder,
+                keep_last=settings.keep_last,
+                keep_best=best,
+                run_id=self._identity.run_id,
+                committed=committed,
+            )
         except Exception as error:
-            return f"old checkpoints could not be removed: {error}"
-        return None
+            return [f"old checkpoints could not be removed: {error}"]
+        return []
+
+    def _mention_strangers(self) -> list[str]:
+        """Once each."""
+        try:
+            found = [path for path in strangers(self._folder, self._identity.run_id) if path not in self._mentioned]
+        except ResourceError:
+            return []
+        self._mentioned.update(found)
+        names = ", ".join(path.name for path in found[:5]) + (" …" if len(found) > 5 else "")
+        return [f"not known to be checkpoints of this run, left alone in {self._folder}: {names}"] if found else []

@@ -45,7 +45,7 @@ def save(checkpoints: Path, step: int, content: str = "", keep_last: int | None 
         abandon(temporary)
         raise failure from error
     if keep_last is not None:
-        prune(checkpoints, keep_last, committed=committed)
+        prune(checkpoints, keep_last, run_id=RUN, committed=committed)
     return committed
 
 

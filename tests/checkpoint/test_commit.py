@@ -108,9 +108,9 @@ def test_a_new_save_clears_away_what_dead_ones_left(checkpoints):
     first = save(checkpoints, 1)
     stale = begin(checkpoints, 2, RUN)
     write_json(stale / "state.json", {})
-    (checkpoints / ".del-step-000000000000-5a").mkdir()
-    (checkpoints / ".LATEST.json.5a5a").write_text("{")
-    (checkpoints / ".tmp-link").symlink_to(first)
+    (checkpoints / f".del-{RUN}-step-000000000000-5a").mkdir()
+    (checkpoints / f".LATEST.json.{RUN}").write_text("{")
+    (checkpoints / f".tmp-7-{RUN}").symlink_to(first)
     second = save(checkpoints, 2)
     assert names(checkpoints) == {first.name, second.name, "LATEST.json"}
     assert verify(first).manifest.step == 1
@@ -122,6 +122,47 @@ def test_what_is_no_part_of_the_protocol_stays(checkpoints):
     (checkpoints / ".hidden").mkdir()
     save(checkpoints, 2)
     assert {"notes.txt", ".hidden"} < names(checkpoints)
+
+
+def test_folders_of_other_runs_that_are_half_written_stay(checkpoints):
+    other = "00" * 16
+    there = {f".tmp-2-{other}", f".del-{other}-step-000000000001-5a", f".tmp-2-{RUN}-more", ".LATEST.json.5a", ".tmp-x"}
+    for name in there:
+        (checkpoints / name).mkdir(parents=True)
+    save(checkpoints, 1)
+    clear_leftovers(checkpoints, RUN)
+    assert there < names(checkpoints)
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+@pytest.mark.parametrize("what", ["file", "link", "folder", "checkpoint of another run"])
+def test_what_has_the_name_of_a_new_checkpoint_gives_way_and_stays(
+    checkpoints, monkeypatch, tmp_path, what, can_exchange
+):
+    if not can_exchange:
+        monkeypatch.setattr(commit_module, "exchange", lambda one, other: False)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("precious")
+    checkpoints.mkdir()
+    there = checkpoints / "step-000000000005"
+    if what == "file":
+        there.write_text("precious")
+    elif what == "link":
+        there.symlink_to(elsewhere)
+    elif what == "folder":
+        elsewhere.rename(there)
+    else:
+        monkeypatch.setitem(save.__globals__, "RUN", "00" * 16)
+        save(checkpoints, 5, "precious")
+        monkeypatch.undo()
+    before = there.lstat().st_ino
+    committed = save(checkpoints, 5, "now")
+    assert json.loads((verify(committed).path / "state.json").read_text())["content"] == "now"
+    (moved,) = checkpoints.glob("step-000000000005.*")
+    assert moved.lstat().st_ino == before
+    assert what == "file" or what.startswith("check") or (moved / "precious").read_text() == "precious"
+    assert newest_verified(checkpoints, RUN)[0].path == committed
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])
@@ -139,7 +180,7 @@ def test_one_that_was_set_aside_counts_until_the_new_one_is_there(checkpoints):
     aside = committed.rename(committed.with_name(f".old-{committed.name}"))
     checkpoint, rejected = newest_verified(checkpoints)
     assert (checkpoint.path, rejected) == (aside, [])
-    clear_leftovers(checkpoints)
+    clear_leftovers(checkpoints, RUN)
     assert newest_verified(checkpoints)[0].path == committed
     (checkpoints / f".old-{committed.name}").mkdir()
     assert checkpoints_in(checkpoints) == [committed]
@@ -159,10 +200,10 @@ def test_exchange_swaps_two_folders(tmp_path):
 
 def test_a_checkpoint_that_is_removed_is_gone_at_once(checkpoints):
     committed = save(checkpoints, 1)
-    remove(committed)
+    remove(committed, RUN)
     assert names(checkpoints) == {"LATEST.json"}
     with pytest.raises(ResourceError):
-        remove(committed)
+        remove(committed, RUN)
 
 
 def test_an_abandoned_save_leaves_nothing(checkpoints):

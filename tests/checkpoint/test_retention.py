@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcli.checkpoint.commit import begin, remove
-from rlcli.checkpoint.retention import Best, prune
-from rlcli.checkpoint.verify import checkpoints_in, examine, newest_verified
+from rlcli.checkpoint.retention import Best, prune, strangers
+from rlcli.checkpoint.verify import belongs, checkpoints_in, examine, newest_verified, verify
 from rlcli.errors import ModelError
 
 one_save = runpy.run_path(str(Path(__file__).with_name("one_save.py")))
@@ -110,6 +110,28 @@ def test_what_a_resumed_run_has_passed_over_goes_with_its_next_save(folder):
     assert steps(folder) == [3, 2]
 
 
+def test_what_is_not_known_to_be_a_checkpoint_of_the_run_is_never_deleted(folder, tmp_path, monkeypatch):
+    """Folders, links and files of such names, and what another run has copied here."""
+    elsewhere = tmp_path / "elsewhere"
+    kept = {f"step-{number:012d}" for number in range(1, 6)}
+    save(elsewhere, 1)
+    folder.mkdir()
+    (folder / "step-000000000001").mkdir()
+    (folder / "step-000000000001" / "precious").touch()
+    (folder / "step-000000000002").symlink_to(elsewhere / "step-000000000001")
+    (folder / "step-000000000003").write_text("precious")
+    with monkeypatch.context() as patch:
+        patch.setitem(save.__globals__, "RUN", "00" * 16)
+        save(folder, 4)
+    shutil.copytree(elsewhere / "step-000000000001", folder / "step-000000000005")  # its manifest says step 1
+    (folder / "notes.txt").touch()
+    for step in (6, 7, 8):
+        save(folder, step, keep_last=1)
+    assert {path.name for path in strangers(folder, RUN)} == kept | {"notes.txt"}
+    assert {path.name for path in folder.iterdir()} == kept | {"notes.txt", "step-000000000008", "LATEST.json"}
+    assert verify(elsewhere / "step-000000000001").manifest.step == 1
+
+
 actions = st.one_of(
     st.tuples(st.just("save"), st.integers(1, 4), st.floats(0, 1), st.integers(1, 3)),
     st.tuples(st.just("prune"), st.integers(1, 3), st.integers(0, 2)),
@@ -134,7 +156,7 @@ def test_the_last_whole_one_always_stays(sequence):
                 save(folder, step, metrics={"m": values[1]}, keep_last=values[2])
                 after, rejected = newest_verified(folder)
                 assert (after.manifest.step, rejected) == (step, [])
-                assert len(steps(folder)) <= values[2]
+                assert len([path for path in checkpoints_in(folder) if belongs(path, RUN)]) <= values[2]
                 assert {path.name[:5] for path in folder.iterdir()} <= {"step-", "LATES"}
             elif kind == "prune":
                 keep, best = values
@@ -166,11 +188,11 @@ def _damage_if_whole(path: Path, how: str) -> None:
 
 
 def _die_while_deleting(path: Path) -> None:
-    doomed = path.rename(path.with_name(f".del-{path.name}-{len(path.name)}{path.stat().st_ino}"))
+    doomed = path.rename(path.with_name(f".del-{RUN}-{path.name}-{path.stat().st_ino}"))
     next(doomed.glob("*.json")).unlink(missing_ok=True)
 
 
 def test_removing_what_is_not_there_is_told(folder):
     with pytest.raises(Exception, match="No such file") as caught:
-        remove(folder / "step-000000000001")
+        remove(folder / "step-000000000001", RUN)
     assert not isinstance(caught.value, ModelError)

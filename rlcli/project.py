@@ -18,7 +18,7 @@ FOLDERS = ("interfaces", "backends", "datasets", "recipes")
 """The folders of a project that rlcli reads."""
 
 _TRUSTED = (os.getuid(), 0)
-"""Owners of files that may make a folder a project."""
+"""Owners whose files are trusted wherever they lie."""
 
 VARIABLE = "RLCLI_PROJECT"
 """Names the user's project in every process of a run; without it the working directory decides."""
@@ -78,17 +78,37 @@ def _marks_project(marker: Path, mtime: int, size: int) -> bool:
 def find_project(start: Path) -> Path | None:
     """The nearest project at or above `start`.
 
-    A project's code is run, so in a folder where anybody may put a file, such as /tmp, only one of the user's own or of
-    root counts as found. Raises ProjectError for another's.
+    A project's code is run, so one that another user has planted does not count as found. Raises ProjectError.
     """
     found = next((folder for folder in _upward(start.resolve()) if is_project(folder)), None)
-    if found is not None and found.stat().st_mode & stat.S_IWOTH and _owner(found / "pyproject.toml") not in _TRUSTED:
-        raise ProjectError(
-            "somebody else has put this file into a folder that all may write to; it makes the folder a project",
-            where=str(found / "pyproject.toml"),
-            hint=f"if you trust it and the code beside it: rlcli --project {found} …",
-        )
+    if found is not None:
+        check_not_planted(found / "pyproject.toml", f"the code of project {found}", f"--project {found} …")
     return found
+
+
+def check_not_planted(file: Path, what: str, trusting: str) -> None:
+    """Raises ProjectError if another user may have planted a file that decides about `what` is run; `trusting`: the
+    arguments that say that it is meant."""
+    place = planted(file)
+    if place is not None:
+        raise ProjectError(
+            f"another user has put this into a folder that all may write to, and it decides that {what} is run",
+            where=str(place),
+            hint=f"if you trust it: rlcli {trusting}",
+        )
+
+
+def planted(path: Path) -> Path | None:
+    """What makes a path one that another user may have put there: it, or the nearest folder above it, that belongs to
+    another user and lies where anybody may make files, such as in /tmp. None if nothing does; root is trusted.
+    """
+    for place in _upward(path.resolve()):
+        try:
+            if place.parent.stat().st_mode & stat.S_IWOTH and _owner(place) not in _TRUSTED:
+                return place
+        except OSError:  # it is not there
+            continue
+    return None
 
 
 def _owner(file: Path) -> int:

@@ -78,10 +78,21 @@ def best_of(reports: Sequence[Report], best: Best | None) -> list[Report]:
 
 def latest_name(folder: Path) -> str:
     """The folder that LATEST names; empty if it names none."""
+    return str(_latest(folder).get("checkpoint", ""))
+
+
+def latest_step(folder: Path) -> int | None:
+    """The step of the checkpoint that LATEST names, be it there or not; None if it names none."""
+    step = _latest(folder).get("step")
+    return step if type(step) is int and step >= 0 else None
+
+
+def _latest(folder: Path) -> dict[str, object]:
     try:
-        return str(json.loads((folder / LATEST).read_bytes())["checkpoint"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return ""
+        latest = json.loads((folder / LATEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return latest if isinstance(latest, dict) else {}
 
 
 def _newest_whole(folder: Path, run_id: str | None) -> Path | None:

@@ -287,7 +287,7 @@ def _recipe_settings(place: Place) -> dict[str, Any]:
 
 
 def _run_id(place: Place) -> str | None:
-    from rlcli.observe.run_directory import read_status
+    from rlcli.observe.run_record import read_status
 
     status = read_status(place.run) if place.run is not None else None
     run_id = status.get("run_id") if status is not None else None

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import ResourceError, UsageError
 from rlcli.launch import lifeline
-from rlcli.launch.run import DIGEST_FILE, Finished, drive, last_checkpoint, outcome_of
+from rlcli.launch.run import DIGEST_FILE, RESUMES, Finished, drive, last_checkpoint, outcome_of
 from rlcli.launch.stopping import StopSignals
-from rlcli.project import VARIABLE
+from rlcli.project import VARIABLE, check_not_planted, planted
 
 if TYPE_CHECKING:
     from rlcli.observe.display import Display
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.checkpoints import Start
 
-RESUMES = "resumes.jsonl"
 WITHOUT_EFFECT = ("cluster", "launch", "checkpoint", "log", "name")
 """Sections that the trained model does not depend on."""
 
@@ -50,10 +49,12 @@ def resume_run(
     recipe_file: str | None = None,
     accept_changes: bool = False,
 ) -> Resumed:
-    """Go on with a run from its last verified checkpoint, or from its beginning if it has none. Raises RlcliError."""
+    """Continue a run from its last verified checkpoint, or from its beginning if none was committed yet. Raises
+    RlcliError."""
     from rlcli.observe.run_directory import RunDirectory
 
     named = _found_from_here(recipe_file)
+    _check_place(run_dir)
     with (
         RunDirectory.reopen(run_dir) as run,
         StopSignals(display.warning) as stop,
@@ -83,22 +84,39 @@ def _found_from_here(recipe_file: str | None) -> str | None:
     return next((str(path.absolute()) for path in candidates if path.is_file()), recipe_file)
 
 
+def _check_place(run_dir: Path) -> None:
+    """The folder of a run decides which project's code is run. Raises ProjectError if another user may have made it, or
+    a file in it, and nobody has named the project."""
+    if VARIABLE in os.environ or not run_dir.is_dir():
+        return
+    for path in (run_dir, *run_dir.iterdir()):
+        check_not_planted(path, "the code of a project", f"--project PROJECT resume {run_dir}")
+
+
 @contextmanager
 def _in_its_folder(run: RunDirectory, display: Display) -> Iterator[None]:
     """A run works in the folder that it was started in: there its relative paths and its project are found. Then back
-    to where the user is."""
-    told = _read_json(run.environment)
+    to where the user is. One that another user may have planted works where the user is, in the project that was named.
+    """
+    told = _read_json(run.environment) if planted(run.environment) is None else {}
     folder, here = told.get("working_directory"), Path.cwd()
+    variables = told.get("variables")
+    project = variables.get(VARIABLE) if isinstance(variables, dict) else None
+    names_project = isinstance(project, str) and project != "" and VARIABLE not in os.environ
+    if names_project:
+        marker = Path(str(project)).expanduser() / "pyproject.toml"
+        check_not_planted(marker, f"the code of project {project}", f"--project {project} resume {run.path}")
     if isinstance(folder, str) and Path(folder).is_dir() and Path(folder) != here:
         display.note(f"working in {folder}, where the run was started")
         os.chdir(folder)
-    project = told.get("variables", {}).get(VARIABLE)
-    if project and VARIABLE not in os.environ:
-        os.environ[VARIABLE] = str(project)
     try:
+        if names_project:
+            os.environ[VARIABLE] = str(project)
         yield
     finally:
         os.chdir(here)
+        if names_project:
+            os.environ.pop(VARIABLE, None)
 
 
 def _resolved_recipe(run: RunDirectory) -> Resolved:
@@ -148,7 +166,7 @@ def _shown(value: Any) -> str:
 
 def _say(before: Recipe, now: Recipe, found: Sequence[Change], start: Start | None, display: Display) -> None:
     if start is None:
-        display.note("there is no checkpoint yet: starting from step 0")
+        display.note("no checkpoint was committed yet: starting from step 0")
     else:
         ranks = _read_json(start.folder / "MANIFEST.json").get("world_size")
         world = now.cluster.nodes * now.cluster.devices_per_node
@@ -164,8 +182,11 @@ def _say(before: Recipe, now: Recipe, found: Sequence[Change], start: Start | No
 
 def _is_over(run: RunDirectory, found: Sequence[Change], step: int) -> bool:
     """Whether the run has done all its steps, left its models behind, and is not to be any longer."""
-    status = _read_json(run.status)
-    is_done = status.get("state") == "done" and step >= status.get("steps", step + 1)
+    from rlcli.observe.run_record import read_status
+
+    status = read_status(run.path) or {}
+    steps = status.get("steps")
+    is_done = status.get("state") == "done" and steps is not None and step >= steps
     return is_done and not any(change.key in ("train.steps", "train.epochs") for change in found)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlcli import __version__
 from rlcli.errors import HangError, ModelError, RlcliError, WorkerError
@@ -19,8 +21,10 @@ from rlcli.launch import lifeline
 from rlcli.launch.meeting import remove_abandoned
 from rlcli.launch.preflight.before_start import check_before_start
 from rlcli.launch.stopping import StopSignals
+from rlcli.project import planted
 
 if TYPE_CHECKING:
+    from rlcli.checkpoint.verify import Checkpoint
     from rlcli.observe.display import Display
     from rlcli.observe.report import Outcome
     from rlcli.observe.run_directory import RunDirectory
@@ -31,9 +35,13 @@ if TYPE_CHECKING:
     from rlcli.runtime.transport import Transport
     from rlcli.topology import Topology
 
+log = logging.getLogger(__name__)
+
 DIGEST_FILE = "recipe.digest"
 STEP = "step"
 """What the display calls the steps of the run that was asked for; those of a warm start it calls by its name."""
+RESUMES = "resumes.jsonl"
+"""A line for each time that the run was resumed."""
 
 
 @dataclass(frozen=True)
@@ -96,15 +104,17 @@ def runs_first(resolved: Resolved, log_dir: str) -> list[Resolved]:
 
 def find_result(source: Resolved, log_dir: str, role: str) -> Path | None:
     """The newest finished run of exactly this recipe, if there is one: the folder of a role's saved model."""
-    from rlcli.observe.run_directory import read_status
+    from rlcli.observe.run_record import read_status
 
     wanted = digest(source)
     for marker in sorted(Path(log_dir, source.recipe.name).glob(f"*/{DIGEST_FILE}"), reverse=True):
-        status = read_status(marker.parent)
         folder = marker.parent / "models" / role
-        is_done = status is not None and status.get("state") == "done" and (folder / "config.json").is_file()
-        if is_done and marker.read_text().strip() == wanted:
-            return folder.absolute()
+        if planted(folder / "config.json") is not None or planted(marker) is not None:
+            log.warning("%s is left out: another user has put it into a folder that all may write to", marker.parent)
+        elif (folder / "config.json").is_file() and marker.read_text().strip() == wanted:
+            status = read_status(marker.parent)
+            if status is not None and status["state"] == "done":
+                return folder.absolute()
     return None
 
 
@@ -145,6 +155,7 @@ def drive(
     `write_down` is called once the workers are up and have taken in data and state. A run that is gone on with stays as
     it was, its status too, if anything fails before.
     """
+    from rlcli.checkpoint.disk import failures_told
     from rlcli.runtime.commits import RunIdentity
 
     identity = RunIdentity(run.run_id, recipe_digest, __version__)
@@ -152,7 +163,12 @@ def drive(
 
     def begin(step: int) -> None:
         nonlocal has_begun
-        run.forget_after(step)
+        for dropped in run.forget_after(step):
+            say = display.warning if dropped.unreadable else display.note
+            say(f"  {dropped}; what follows step {max(step, 0)} is done again")
+        if step >= 0:
+            with failures_told(run.path):
+                run.record.update(step=step)
         if write_down is not None and not has_begun:
             write_down()
         has_begun = True
@@ -177,24 +193,58 @@ def drive(
 def last_checkpoint(run: RunDirectory, display: Display) -> Start | None:
     """The newest checkpoint that is whole, and a warning for each newer one that is not; None if there is none yet.
 
-    Raises ModelError if there are some and none is whole: what was trained must not be thrown away in silence.
+    Raises ModelError if there are some and none is whole, or F21 if one was committed and there is none now: what was
+    trained must not be thrown away in silence.
     """
     from rlcli.checkpoint.disk import check_writable
     from rlcli.checkpoint.verify import newest_verified
     from rlcli.runtime.checkpoints import RunState, Start
 
-    if not os.path.lexists(run.checkpoints):
-        return None
-    check_writable(run.checkpoints)  # it may be a link to a disk that is not there, or cannot be written
-    checkpoint, rejected = newest_verified(run.checkpoints, run.run_id)
+    checkpoint: Checkpoint | None = None
+    rejected: list[ModelError] = []
+    if os.path.lexists(run.checkpoints):
+        check_writable(run.checkpoints)  # it may be a link to a disk that is not there, or cannot be written
+        checkpoint, rejected = newest_verified(run.checkpoints, run.run_id)
     for one in rejected:
         display.warning(f"[{one.code}] {one.where}: {one.what}")
+    committed = last_committed(run)
     if checkpoint is not None:
+        if committed is not None and committed > checkpoint.manifest.step and not rejected:
+            display.warning(
+                f"[F21] {run.checkpoints}: the last checkpoint was that of step {committed}, and it is gone"
+            )
         return Start(checkpoint.path, RunState.read(checkpoint.path))
     if rejected:
-        hint = f"to start again from step 0, remove {run.checkpoints}"
-        raise ModelError("no checkpoint is whole", where=str(run.checkpoints), hint=hint, code=rejected[0].code)
-    return None
+        what, code = "no checkpoint is whole", rejected[0].code
+    elif committed is not None:
+        what, code = f"step {committed} was committed, and there is no checkpoint now", "F21"
+    elif run.record.is_unreadable:
+        what, code = (
+            "there is no checkpoint, and committed.json, which says whether there was one, cannot be read",
+            "F21",
+        )
+    else:
+        return None
+    hint = f"put it back; or start over in a new folder: rlcli train {shlex.quote(str(run.resolved_recipe))}"
+    raise ModelError(what, where=str(run.checkpoints), hint=hint, code=code)
+
+
+def last_committed(run: RunDirectory) -> int | None:
+    """The last step that was committed, wherever the checkpoints are now; None if there was none yet."""
+    from rlcli.checkpoint.retention import latest_step
+
+    resumed = [step for entry in read_resumes(run) if isinstance(step := entry.get("step"), int) and step > 0]
+    known = [run.record.step, latest_step(run.checkpoints), *resumed]
+    return max((step for step in known if step is not None), default=None)
+
+
+def read_resumes(run: RunDirectory) -> list[dict[str, Any]]:
+    """What was written down each time that the run was resumed, as far as it can be read."""
+    entries = []
+    for line in (run.path / RESUMES).read_bytes().splitlines() if (run.path / RESUMES).is_file() else ():
+        with suppress(ValueError):
+            entries.append(json.loads(line))
+    return [entry for entry in entries if isinstance(entry, dict)]
 
 
 def _attempt(
@@ -244,7 +294,7 @@ def _status_of_failures(run: RunDirectory, has_begun: Callable[[], bool]) -> Ite
     try:
         yield
     except BaseException as error:
-        from rlcli.observe.run_directory import read_status
+        from rlcli.observe.run_record import read_status
 
         if not has_begun():
             raise

@@ -11,7 +11,9 @@ from typing import Any
 from rlcli.errors import ResourceError
 from rlcli.observe.metrics import read_metrics
 from rlcli.observe.report import before_and_after
-from rlcli.observe.run_directory import RunDirectory, read_status
+from rlcli.observe.run_directory import RunDirectory
+from rlcli.observe.run_record import is_run as is_run
+from rlcli.observe.run_record import read_status
 from rlcli.observe.series import series
 from rlcli.recipe.difference import Values, values_of
 from rlcli.recipe.interpolation import interpolate
@@ -47,11 +49,6 @@ class Pair:
     name: str
     before: Any
     now: Any
-
-
-def is_run(path: Path) -> bool:
-    """Whether a folder is that of a run."""
-    return path.is_dir() and read_status(path) is not None
 
 
 def read_run(path: Path) -> Recorded:

@@ -14,13 +14,14 @@ import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rlcli.errors import ResourceError, UsageError
-from rlcli.files import FOLDER_MODE, make_folder, replace_file
+from rlcli.files import FOLDER_MODE, make_folder, open_private, replace_file
 from rlcli.observe.environment import describe_environment
-from rlcli.observe.json_lines import keep_until
+from rlcli.observe.json_lines import Dropped, keep_until
 from rlcli.observe.run_lock import RunLock
+from rlcli.observe.run_record import Record, read_status
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ class RunDirectory:
         self.logs = path / "logs"
         self.environment = path / "environment.json"
         self.readme = path / "README.md"
+        self.record = Record(path, run_id)
+        """What is safe of the run."""
         self._started = _now()
         self._warned = False
 
@@ -107,8 +110,9 @@ class RunDirectory:
         folder = Path(path).absolute()
         status = read_status(folder)
         if status is None:
-            raise ResourceError(f"{folder} is not the folder of a run", hint="no status.json", code="F72")
-        run = cls(folder, str(status.get("run_id", "")))
+            what = "it has neither status.json nor committed.json nor the README.md of a run"
+            raise ResourceError(f"{folder} is not the folder of a run", hint=what, code="F72")
+        run = cls(folder, status["run_id"])
         run._started = str(status.get("started", run._started))
         return run
 
@@ -119,16 +123,22 @@ class RunDirectory:
         run = cls.open(path)
         try:
             run._lock = RunLock.acquire(run.path / "lock")
-            replace_file(run.status, run.status.read_bytes())  # tells whether the folder can be written
+            _check_writable(run.path)
         except OSError as error:
             run.close()
             raise _not_writable(run.path, error) from None
         return run
 
-    def forget_after(self, step: int) -> None:
-        """Take what was recorded of later steps out of the metrics, the samples and the ledger: it is made again."""
-        for file in (self.metrics, self.samples, self.ledger):
-            keep_until(file, step)
+    def forget_after(self, step: int) -> list[Dropped]:
+        """Take what was recorded of later steps out of the metrics, the samples and the ledger: it is made again.
+
+        Returns what was taken out. Raises ResourceError F75.
+        """
+        try:
+            dropped = [keep_until(file, step) for file in (self.metrics, self.samples, self.ledger)]
+        except OSError as error:
+            raise _not_writable(self.path, error) from None
+        return [one for one in dropped if one is not None]
 
     def model(self, role: str) -> Path:
         """Where the trained model of a role is saved."""
@@ -173,6 +183,7 @@ class RunDirectory:
             "updated": _now(),
         }
         try:
+            self.record.update(is_done=state == "done")
             replace_file(self.status, _json(status))
             self._warned = False
         except OSError as error:
@@ -199,13 +210,11 @@ class RunDirectory:
         self.write_text("README.md", _readme(recipe_name, self.run_id, self._started, command))
 
 
-def read_status(folder: Path | str) -> dict[str, Any] | None:
-    """What status.json says; None if there is none that can be read."""
-    try:
-        status = json.loads((Path(folder) / "status.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    return status if isinstance(status, dict) else None
+def _check_writable(folder: Path) -> None:
+    """Raises OSError if no file can be made there."""
+    probe = folder / f".writable-{uuid.uuid4().hex}"
+    os.close(open_private(probe, os.O_WRONLY | os.O_EXCL))
+    probe.unlink()
 
 
 def check_new_folder(folder: Path, *, is_run: bool) -> None:
@@ -292,7 +301,8 @@ Started {started} (run {run_id}). To repeat it, in `{folder}`:
 | `samples.jsonl` | prompts, responses, rewards |
 | `curve.png` | the learning curve |
 | `ledger.jsonl` | the rows of the dataset that each step took, `e<epoch>r<row>` |
-| `checkpoints/` | what `rlcli resume` goes on from |
+| `checkpoints/` | what `rlcli resume` continues from |
+| `committed.json` | the last committed step, and whether the run is done |
 | `models/<role>/` | the trained models, as `transformers.from_pretrained` reads them |
 | `recipe/`, `recipe.resolved.yaml`, `origins.json` | the recipe as written, as it ran, and its origins |
 | `environment.json` | versions, machine, commit |

@@ -24,6 +24,7 @@ from rlcli.errors import (
     WorkerError,
 )
 from rlcli.observe.display import Display
+from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.schema import Checkpoint, Recipe
 from rlcli.runtime.commits import MASTER, WRITTEN, Commits, RunIdentity
 from rlcli.runtime.data_order import DataOrder
@@ -140,15 +141,17 @@ class Schedule:
 class Checkpoints:
     """Has the workers write checkpoints, sees to it that they are committed, and says what became of them."""
 
-    def __init__(self, folder: Path, identity: RunIdentity, recipe: Recipe, topology: Topology, requests: Requests,
+    def __init__(self, run: RunDirectory, identity: RunIdentity, recipe: Recipe, topology: Topology, requests: Requests,
                  display: Display):  # fmt: skip
-        self.folder = folder
+        folder = self.folder = run.checkpoints
         self._identity = identity
         self._recipe = recipe
         self._topology = topology
         self._requests = requests
         self._display = display
-        self._commits = Commits(folder, identity, recipe.checkpoint, topology.world_size)
+        self._commits = Commits(
+            folder, identity, recipe.checkpoint, topology.world_size, lambda step: run.record.update(step=step)
+        )
         self._failed = 0
         self._size = 0
         """Of a checkpoint, in bytes."""

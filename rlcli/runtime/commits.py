@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,13 +58,17 @@ class Commits:
     Training goes on meanwhile, so nothing is raised or printed here: `outcomes` are for the master's own thread.
     """
 
-    def __init__(self, folder: Path, identity: RunIdentity, settings: Checkpoint, world_size: int):
+    def __init__(
+        self, folder: Path, identity: RunIdentity, settings: Checkpoint, world_size: int, note: Callable[[int], None]
+    ):
+        """`note` writes down outside of the folder that a step is committed; it may raise OSError."""
         self.committed: int | None = None
         """The last step that is safe."""
         self._folder = folder
         self._identity = identity
         self._settings = settings
         self._world_size = world_size
+        self._note = note
         self._lock = threading.Lock()
         self._begun: _Begun | None = None
         self._outcomes: list[Outcome] = []
@@ -125,7 +129,8 @@ class Commits:
             abandon(begun.folder)
             return Outcome(begun.step, error)
         self.committed = begun.step
-        return Outcome(begun.step, warnings=(*self._prune(committed), *self._mention_strangers()))
+        warnings = [*self._write_down(begun.step), *self._prune(committed), *self._mention_strangers()]
+        return Outcome(begun.step, warnings=tuple(warnings))
 
     def _commit(self, begun: _Begun) -> Path:
         manifest = Manifest(
@@ -138,6 +143,13 @@ class Commits:
             metrics=begun.metrics,
         )
         return commit(begun.folder, manifest)
+
+    def _write_down(self, step: int) -> list[str]:
+        try:
+            self._note(step)
+        except OSError as error:
+            return [f"that step {step} is committed could not be written down: {error}"]
+        return []
 
     def _prune(self, committed: Path) -> list[str]:
         """Clear older checkpoints away; returns what is to be said about it."""

@@ -55,7 +55,7 @@ class MasterWorker:
         """What the display calls this run's steps."""
         self.requests = Requests(transport, topology.world_size, recipe.launch.step_deadline)
         self.calls = Calls(recipe, topology, self.requests, display.phase)
-        self.checkpoints = Checkpoints(directory.checkpoints, identity, recipe, topology, self.requests, display)
+        self.checkpoints = Checkpoints(directory, identity, recipe, topology, self.requests, display)
         self.rows: dict[str, int] = {}
         self.steps = 0
         self.steps_done = 0

@@ -96,7 +96,7 @@ def test_what_others_put_into_a_folder_for_all_is_no_project_by_itself(tmp_path,
     shared = make_project(tmp_path / "shared")
     (shared / "mine").mkdir()
     shared.chmod(mode)
-    monkeypatch.setattr(project, "_owner", lambda file: owner)
+    monkeypatch.setattr(project, "_owner", lambda file: owner if file.is_relative_to(shared) else 0)
     if trusted:
         assert project.find_project(shared / "mine") == shared
         return
@@ -104,3 +104,27 @@ def test_what_others_put_into_a_folder_for_all_is_no_project_by_itself(tmp_path,
         project.find_project(shared / "mine")
     monkeypatch.setenv("RLCLI_PROJECT", str(shared))
     assert project.current_project() == shared
+
+
+def test_what_lies_anywhere_below_anothers_folder_is_planted(tmp_path, monkeypatch):
+    """/tmp/stranger/project: the stranger's folder lies where anybody may make one."""
+    deep = make_project(tmp_path / "everybody" / "stranger" / "project")
+    shared = tmp_path.resolve() / "everybody"
+    shared.chmod(0o1777)
+    monkeypatch.setattr(project, "_owner", lambda file: 12345 if file.is_relative_to(shared / "stranger") else 0)
+    assert project.planted(deep / "pyproject.toml") == shared / "stranger"
+    assert project.planted(deep / "missing") == shared / "stranger"
+    with pytest.raises(ProjectError, match="rlcli --project"):
+        project.find_project(deep)
+    link = tmp_path / "link"
+    link.symlink_to(deep)
+    assert project.planted(link / "pyproject.toml") == shared / "stranger"
+    shared.chmod(0o755)
+    assert project.planted(deep / "pyproject.toml") is None
+    assert project.find_project(deep) == deep
+
+
+def test_ones_own_folder_where_anybody_may_write_is_ones_own(tmp_path):
+    mine = make_project(tmp_path / "everybody" / "mine")
+    (tmp_path / "everybody").chmod(0o1777)
+    assert project.planted(mine / "pyproject.toml") is None

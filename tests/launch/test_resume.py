@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rlcli.cli.main import main
-from rlcli.errors import DataError, ResourceError, UsageError, WorkerError
+from rlcli.errors import DataError, ModelError, ResourceError, UsageError, WorkerError
 from rlcli.launch.resume import resume_run
-from rlcli.launch.run import run_recipe
+from rlcli.launch.run import find_result, run_recipe
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.resolve import load_recipe
@@ -138,15 +138,110 @@ def test_a_damaged_checkpoint_is_passed_over(train, resume, project, capsys):
     assert numbers(project / "run") == numbers(whole)
 
 
-def test_without_a_checkpoint_a_run_begins_anew(train, resume, project):
+def test_a_run_that_died_before_its_first_checkpoint_begins_anew(train, resume, project, capsys):
+    fail = "graph.train_actor.interface.args.fail_rank"
     _, whole = train("train.steps=2", name="whole")
-    train("train.steps=2")
-    shutil.rmtree(project / "run/checkpoints")
+    with pytest.raises(DataError):
+        train("train.steps=2", f"{fail}=0")
+    assert [line["step"] for line in numbers(project / "run")] == [0, 1]
     run_id = json.loads((project / "run/status.json").read_text())["run_id"]
-    (project / "run/status.json").write_text(json.dumps({"run_id": run_id, "state": "running", "step": 1}))
-    assert resume().step == 0
+    capsys.readouterr()
+    assert resume(f"{fail}=-1", accept=True).step == 0
+    said = capsys.readouterr().err
+    assert "no checkpoint was committed yet: starting from step 0" in said
+    assert "metrics.jsonl: 2 lines of steps 0 to 1 dropped" in said
+    assert "ledger.jsonl: 1 line of step 1 dropped" in said
     assert numbers(project / "run") == numbers(whole)
     assert json.loads((project / "run/status.json").read_text())["run_id"] == run_id
+
+
+def lose_folder(run):
+    shutil.rmtree(run / "checkpoints")
+
+
+def lose_content(run):
+    for checkpoint in (run / "checkpoints").glob("step-*"):
+        shutil.rmtree(checkpoint)
+
+
+def lose_all_but_the_record(run):
+    lose_folder(run)
+    for name in ("status.json", "ledger.jsonl", "metrics.jsonl"):
+        (run / name).unlink()
+
+
+def lose_the_record_too(run):
+    lose_content(run)
+    (run / "committed.json").unlink()
+
+
+def garble_the_record(run):
+    lose_folder(run)
+    (run / "committed.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    "lose", [lose_folder, lose_content, lose_all_but_the_record, lose_the_record_too, garble_the_record]
+)
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(train, resume, project, lose):
+    train("train.steps=2")
+    lose(project / "run")
+    before = files(project / "run")
+    with pytest.raises(ModelError) as caught:
+        resume("train.steps=3")
+    assert (caught.value.code, caught.value.exit_code) == ("F21", 5)
+    assert "rlcli train" in caught.value.hint
+    assert files(project / "run") == before
+
+
+def test_started_over_as_the_hint_says_it_is_the_same_run(train, resume, project):
+    train("train.steps=2")
+    lose_folder(project / "run")
+    with pytest.raises(ModelError) as caught:
+        resume()
+    recipe = caught.value.hint.rpartition(" ")[2]
+    with PlainDisplay(sys.stderr) as display:
+        run_recipe(load_recipe(recipe), project / "again", display)
+    assert numbers(project / "again") == numbers(project / "run")
+
+
+def test_where_the_last_checkpoint_is_gone_the_one_before_is_taken_and_it_is_said(train, resume, project, capsys):
+    _, whole = train(*LONG, name="whole")
+    train("train.steps=4", "checkpoint.every_steps=2")
+    shutil.rmtree(project / "run/checkpoints/step-000000000004")
+    capsys.readouterr()
+    assert resume("train.steps=5").step == 2
+    said = capsys.readouterr().err
+    assert "the last checkpoint was that of step 4, and it is gone" in said
+    assert "metrics.jsonl: 2 lines of steps 3 to 4 dropped" in said
+    assert numbers(project / "run") == numbers(whole)
+
+
+@pytest.mark.parametrize("status", [None, "", '{"state": "running", "st', "[]", '{"run_id": 3, "state": "done"}'])
+def test_without_its_status_a_run_is_resumed(train, resume, project, caplog, status):
+    _, whole = train("train.steps=3", name="whole")
+    train("train.steps=2")
+    file = project / "run/status.json"
+    run_id = json.loads(file.read_text())["run_id"]
+    file.unlink() if status is None else file.write_text(status)
+    assert resume().was_over
+    assert ("is missing" if status is None else "cannot be read") in caplog.text
+    assert resume("train.steps=3").finished.exit_code == 0
+    assert numbers(project / "run") == numbers(whole)
+    assert json.loads(file.read_text())["run_id"] == run_id
+
+
+def test_without_its_status_a_result_is_found(project, caplog):
+    resolved = load_recipe("toy.yaml", ["train.steps=1"])
+    with PlainDisplay(sys.stderr) as display:
+        folder = run_recipe(resolved, None, display).outcome.run_dir
+    found = find_result(resolved, "runs", "actor")
+    assert found == folder / "models/actor"
+    (folder / "status.json").unlink()
+    assert find_result(resolved, "runs", "actor") == found
+    assert "done, step 1 is committed" in caplog.text
+    (folder / "committed.json").unlink()  # nothing says that its models are complete
+    assert find_result(resolved, "runs", "actor") is None
 
 
 def test_a_run_that_is_done_stays_as_it_is(train, resume, project):

@@ -145,11 +145,12 @@ def test_the_script_starts_the_run_and_hands_on_its_exit_code(run):
         assert calls[-2][0] == "srun"
 
 
-def test_a_run_that_was_begun_is_resumed(run, tmp_path):
+@pytest.mark.parametrize("sign", ["status.json", "recipe.resolved.yaml"])
+def test_a_run_that_was_begun_is_resumed(run, tmp_path, sign):
     start, finish = run
     folder = tmp_path / "runs" / "sft_math" / "slurm-7"
     folder.mkdir(parents=True)
-    (folder / "status.json").write_text("{}")
+    (folder / sign).write_text("{}")
     status, calls = finish(start(script(), "exit 0"))
     assert status == 0
     assert calls[-1] == ["rlcli", "resume", "runs/sft_math/slurm-7"]

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.errors import ResourceError, UsageError
-from rlcli.observe.run_directory import RunDirectory, check_name, read_status
+from rlcli.observe.run_directory import RunDirectory, check_name
+from rlcli.observe.run_record import Committed, read_committed, read_status
 
 HOLDER = """
 import sys
@@ -176,3 +177,48 @@ def test_model_folder_of_a_role(run):
     assert run.model("actor") == run.path / "models" / "actor"
     with pytest.raises(UsageError):
         run.model("../actor")
+
+
+# -- what is known without status.json -----------------------------------------------------------------------
+
+
+def test_what_is_committed_is_written_down_apart_from_the_status(run):
+    run.write_status("running", 3, 5)
+    assert read_committed(run.path) is None
+    run.record.update(step=3)
+    run.write_status("done", 5, 5)
+    assert read_committed(run.path) == Committed(run.run_id, 3, is_done=True)
+    run.write_status("running", 5, 9)
+    assert read_committed(run.path) == Committed(run.run_id, 3)
+    assert RunDirectory.open(run.path).record.step == 3
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"{", b"[]", b"[" * 9999, b"{}", b'{"run_id": "a", "state": "done", "step": -1}']
+)
+@pytest.mark.parametrize(("done", "told"), [(True, ("done", 4, 4)), (False, ("unknown", 4, None))])
+def test_a_status_that_cannot_be_read_is_made_up_from_the_rest(run, caplog, content, done, told):
+    run.record.update(step=4, is_done=done)
+    run.status.unlink()
+    if content is not None:
+        run.status.write_bytes(content)
+    status = read_status(run.path)
+    assert (status["state"], status["step"], status["steps"]) == told
+    assert status["run_id"] == run.run_id
+    assert "status.json" in caplog.text
+    assert RunDirectory.open(run.path).run_id == run.run_id
+
+
+def test_the_readme_knows_the_run_as_well(run):
+    run.status.unlink()
+    assert RunDirectory.open(run.path).run_id == run.run_id
+    run.readme.unlink()
+    with pytest.raises(ResourceError, match="is not the folder of a run"):
+        RunDirectory.open(run.path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"run_id": "a"}', '{"run_id": "a", "step": true, "is_done": true}'])
+def test_a_record_that_cannot_be_read_says_so(run, content):
+    (run.path / "committed.json").write_text(content)
+    assert read_committed(run.path) is None
+    assert RunDirectory.open(run.path).record.is_unreadable

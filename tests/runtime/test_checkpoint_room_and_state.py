@@ -21,7 +21,7 @@ def make(tmp_path):
         recipe, topology = SimpleNamespace(checkpoint=settings), SimpleNamespace(placements=[], world_size=1)
         requests = SimpleNamespace(ask_all=lambda op, args: {0: answer}, listen=lambda name, take: None)
         return Checkpoints(
-            tmp_path,
+            SimpleNamespace(checkpoints=tmp_path, record=None),
             SimpleNamespace(run_id="run"),
             recipe,
             topology,

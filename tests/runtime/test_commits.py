@@ -21,7 +21,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def commits(folder):
-    return Commits(folder, RunIdentity("run", "digest", "1"), Checkpoint(keep_last=2), world_size=2)
+    return Commits(folder, RunIdentity("run", "digest", "1"), Checkpoint(keep_last=2), 2, lambda step: None)
 
 
 def begun(commits, folder, step=1):

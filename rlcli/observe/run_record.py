@@ -1,0 +1,130 @@
+"""What is safe of a run: the last committed step, and whether its models are complete.
+
+committed.json holds it, apart from status.json, which changes with every step and says how the run stands.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import threading
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlcli.files import replace_file
+
+log = logging.getLogger(__name__)
+
+FILE = "committed.json"
+RUN_ID = re.compile(r"\(run ([0-9a-f]{32})\)")
+"""How README.md names the run."""
+SIGNS = ("status.json", "recipe.resolved.yaml", FILE)
+"""Files of which each shows that a folder is that of a run."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What committed.json says."""
+
+    run_id: str
+    step: int | None = None
+    """Of the last checkpoint that was committed; None: there was none yet."""
+    is_done: bool = False
+    """All steps are done, and the models in models/ are complete."""
+
+
+class Record:
+    """Keeps committed.json true. Checkpoints are committed in other threads than the master's."""
+
+    def __init__(self, folder: Path, run_id: str):
+        self._file = folder / FILE
+        self.is_unreadable = os.path.lexists(self._file) and read_committed(folder) is None
+        """Something was written down once, and cannot be read."""
+        self._lock = threading.Lock()
+        self._known = read_committed(folder) or Committed(run_id)
+
+    @property
+    def step(self) -> int | None:
+        """The last committed step."""
+        return self._known.step
+
+    def update(self, **changes: Any) -> None:
+        """Write down what has changed; on disk when this returns. Raises OSError."""
+        with self._lock:
+            known = replace(self._known, **changes)
+            if known != self._known:
+                replace_file(self._file, (json.dumps(asdict(known)) + "\n").encode())
+                descriptor = os.open(self._file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+                self._known = known
+
+
+def read_committed(folder: Path) -> Committed | None:
+    """What the file says; None if there is none that can be read."""
+    fields = _read(folder / FILE)
+    if fields is None or fields.keys() != Committed.__dataclass_fields__.keys():
+        return None
+    known = Committed(**fields)
+    is_valid = isinstance(known.run_id, str) and known.run_id and isinstance(known.is_done, bool)
+    return known if is_valid and (known.step is None or _is_count(known.step)) else None
+
+
+def read_status(folder: Path | str) -> dict[str, Any] | None:
+    """What status.json says; None if the folder is not that of a run.
+
+    Where that file is missing or cannot be read, a warning, and what other files say: its `state` is then `done` or
+    `unknown`.
+    """
+    folder = Path(folder)
+    status = _read(folder / "status.json")
+    if status is not None and _is_status(status):
+        return status
+    known = read_committed(folder)
+    run_id = known.run_id if known else _run_id_of_readme(folder)
+    if run_id is None:
+        return None
+    step = (known.step if known else None) or 0
+    is_done = known is not None and known.is_done
+    state = "done" if is_done else "unknown"
+    what = "cannot be read" if os.path.lexists(folder / "status.json") else "is missing"
+    log.warning(
+        "%s %s; other files of the run say: %s, step %d is committed", folder / "status.json", what, state, step
+    )
+    return {"run_id": run_id, "state": state, "step": step, "steps": step if is_done else None}
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run."""
+    return any((folder / name).is_file() for name in SIGNS)
+
+
+def _is_status(fields: dict[str, Any]) -> bool:
+    run_id, steps = fields.get("run_id"), fields.get("steps")
+    is_named = isinstance(run_id, str) and run_id != "" and isinstance(fields.get("state"), str)
+    return is_named and _is_count(fields.get("step")) and (steps is None or _is_count(steps))
+
+
+def _run_id_of_readme(folder: Path) -> str | None:
+    try:
+        found = RUN_ID.search((folder / "README.md").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    return found[1] if found else None
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0

@@ -1,0 +1,117 @@
+"""Whose code a resumed run may run: not that of a project which another user has put where anybody may write."""
+
+import json
+import os
+import shutil
+import sys
+
+import pytest
+
+from rlcli import project as projects
+from rlcli.errors import ProjectError
+from rlcli.launch.resume import resume_run
+from rlcli.launch.run import find_result, run_recipe
+from rlcli.observe.display import PlainDisplay
+from rlcli.recipe.resolve import load_recipe
+
+STRANGER = 12345
+
+
+@pytest.fixture
+def give_away(monkeypatch):
+    """Make a folder, and all that it holds, another user's: really where we may, else by the owner that is reported."""
+    given, owner = [], projects._owner
+    monkeypatch.setattr(
+        projects, "_owner", lambda file: STRANGER if any(file.is_relative_to(one) for one in given) else owner(file)
+    )
+
+    def give(folder):
+        if os.getuid() == 0:
+            for path in (folder, *folder.rglob("*")):
+                os.lchown(path, STRANGER, STRANGER)
+        else:
+            given.append(folder.resolve())
+
+    return give
+
+
+@pytest.fixture
+def everybody(tmp_path):
+    """Like /tmp."""
+    folder = tmp_path / "everybody"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
+
+
+@pytest.fixture
+def trained(project, components, monkeypatch, everybody):
+    """A run in our own folder, whose project is named by its environment.json alone."""
+    home = shutil.copytree(components, everybody / "project")
+    monkeypatch.setenv("RLCLI_PROJECT", str(home))
+    with PlainDisplay(sys.stderr) as display:
+        run_recipe(load_recipe("toy.yaml", ["train.steps=1"]), project / "run", display)
+    monkeypatch.delenv("RLCLI_PROJECT")
+    return project / "run"
+
+
+def resume(run, *overrides):
+    with PlainDisplay(sys.stderr) as display:
+        return resume_run(run, overrides, display)
+
+
+def test_a_project_of_ones_own_is_used_wherever_it_lies(trained):
+    assert resume(trained).was_over
+
+
+def test_a_project_that_another_has_planted_is_refused(trained, everybody, give_away, monkeypatch):
+    home = everybody / "project"
+    give_away(home)
+    before = (trained / "status.json").read_bytes()
+    with pytest.raises(ProjectError) as caught:
+        resume(trained, "train.steps=2")
+    assert caught.value.where == str(home)
+    assert f"--project {home} resume" in caught.value.hint
+    assert (trained / "status.json").read_bytes() == before
+    assert "RLCLI_PROJECT" not in os.environ
+    monkeypatch.setenv("RLCLI_PROJECT", str(home))  # what --project does
+    assert resume(trained).was_over
+
+
+def test_a_run_that_another_has_planted_is_refused(trained, everybody, components, give_away, monkeypatch, tmp_path):
+    run = shutil.copytree(trained, everybody / "run")
+    told = json.loads((run / "environment.json").read_text())
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    told |= {"variables": {"RLCLI_PROJECT": str(components)}, "working_directory": str(elsewhere)}
+    (run / "environment.json").write_text(json.dumps(told))
+    give_away(run)
+    with pytest.raises(ProjectError, match="another user") as caught:
+        resume(run)
+    assert caught.value.where == str(run)
+    assert f"--project PROJECT resume {run}" in caught.value.hint
+    monkeypatch.setenv("RLCLI_PROJECT", str(components))
+    assert resume(run).was_over
+
+
+def test_a_file_that_another_has_planted_in_ones_run_is_refused(trained, give_away):
+    trained.chmod(0o777)
+    (trained / "environment.json").rename(trained / "theirs")
+    (trained / "environment.json").write_text("{}")
+    if os.getuid() == 0:
+        os.chown(trained / "environment.json", STRANGER, STRANGER)
+    else:
+        give_away(trained / "environment.json")
+    with pytest.raises(ProjectError) as caught:
+        resume(trained)
+    assert caught.value.where == str(trained / "environment.json")
+
+
+def test_a_result_that_another_has_planted_is_not_started_from(project, everybody, give_away, caplog):
+    resolved = load_recipe("toy.yaml", ["train.steps=1", f"log.dir={everybody}"])
+    with PlainDisplay(sys.stderr) as display:
+        folder = run_recipe(resolved, None, display).outcome.run_dir
+    assert find_result(resolved, str(everybody), "actor") == folder / "models/actor"
+    give_away(everybody / "toy")
+    assert find_result(resolved, str(everybody), "actor") is None
+    assert "another user" in caplog.text

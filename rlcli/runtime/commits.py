@@ -19,6 +19,10 @@ MASTER = -1
 """The part of a checkpoint that the master writes; each rank writes the part of its own number."""
 
 
+LONGEST_COMMIT = 60.0
+"""Seconds that a commit under way is waited for when the run ends."""
+
+
 @dataclass(frozen=True)
 class RunIdentity:
     """What a manifest says about the run that a checkpoint belongs to."""
@@ -69,7 +73,7 @@ class Commits:
         self._settings = settings
         self._world_size = world_size
         self._note = note
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._begun: _Begun | None = None
         self._outcomes: list[Outcome] = []
         self._mentioned: set[Path] = set()
@@ -88,7 +92,7 @@ class Commits:
 
     def begin(self, step: int, folder: Path, metrics: dict[str, float]) -> None:
         """From now on parts of this checkpoint are taken in. There must be no other one under way."""
-        with self._lock:
+        with self._changed:
             self._begun = _Begun(step, folder, metrics, {MASTER, *range(self._world_size)})
 
     def add(self, step: int, part: int, files: Sequence[FileDigest] = (), failure: Exception | None = None) -> None:
@@ -96,26 +100,35 @@ class Commits:
 
         Parts of a checkpoint that was given up are ignored.
         """
-        with self._lock:
+        with self._changed:
             begun = self._begun
             if begun is None or begun.step != step or part not in begun.missing:
                 return
             begun.files += files
             begun.failures += [failure] if failure is not None else []
             begun.missing.discard(part)
-            if not begun.missing:
-                self._outcomes.append(self._end(begun))
+            if begun.missing:
+                return
+        try:
+            outcome = self._end(begun)  # without the lock: nobody waits while old checkpoints are deleted
+            with self._changed:
+                self._outcomes.append(outcome)
+        finally:
+            with self._changed:
                 self._begun = None
+                self._changed.notify_all()
 
     def outcomes(self) -> list[Outcome]:
         """What has become of checkpoints since the last call, in order."""
-        with self._lock:
+        with self._changed:
             told, self._outcomes = self._outcomes, []
         return told
 
     def give_up(self) -> None:
-        """Commit nothing any more: what is still being written stays behind in its temporary folder."""
-        with self._lock:
+        """Commit nothing any more: what is still being written stays behind in its temporary folder. A commit that
+        another thread has begun is waited for."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._begun is None or bool(self._begun.missing), LONGEST_COMMIT)
             self._begun = None
 
     def _end(self, begun: _Begun) -> Outcome:

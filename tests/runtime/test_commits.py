@@ -9,6 +9,7 @@ from rlcli.checkpoint.commit import begin, seal
 from rlcli.checkpoint.verify import checkpoints_in, newest_verified
 from rlcli.errors import NumericError, ResourceError
 from rlcli.recipe.schema import Checkpoint
+from rlcli.runtime import commits as commits_module
 from rlcli.runtime.commits import MASTER, Commits, RunIdentity
 
 PARTS = (MASTER, 0, 1)
@@ -100,3 +101,46 @@ def test_it_waits_for_ranks_only_once_the_master_has_done_its_part(commits, fold
     assert commits.waits_for_ranks
     commits.add(1, 1, files[1])
     assert not commits.waits_for_ranks
+
+
+def test_nobody_waits_for_a_commit_but_who_gives_up(commits, folder, monkeypatch):
+    files, go_on, begun_to = begun(commits, folder), threading.Event(), threading.Event()
+    commit = commits_module.commit
+
+    def slow(temporary, manifest):
+        begun_to.set()
+        go_on.wait(20)
+        return commit(temporary, manifest)
+
+    monkeypatch.setattr(commits_module, "commit", slow)
+    for part in (0, 1):
+        commits.add(1, part, files[part])
+    threads = [threading.Thread(target=commits.add, args=(1, MASTER, files[MASTER]))]
+    threads[0].start()
+    begun_to.wait(20)
+    assert (commits.outcomes(), commits.writing, checkpoints_in(folder)) == ([], 1, [])
+    threads.append(threading.Thread(target=commits.give_up))
+    threads[1].start()
+    threads[1].join(0.1)
+    assert threads[1].is_alive()
+    go_on.set()
+    for thread in threads:
+        thread.join(20)
+    assert newest_verified(folder)[0].manifest.step == 1
+    assert [outcome.step for outcome in commits.outcomes()] == [1]
+
+
+def test_a_commit_that_is_torn_away_leaves_nothing_to_wait_for(commits, folder, monkeypatch):
+    """The second Ctrl-C may arrive in its middle."""
+    files = begun(commits, folder)
+
+    def torn(temporary, manifest):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commits_module, "commit", torn)
+    for part in (0, 1):
+        commits.add(1, part, files[part])
+    with pytest.raises(KeyboardInterrupt):
+        commits.add(1, MASTER, files[MASTER])
+    commits.give_up()
+    assert (commits.outcomes(), commits.writing) == ([], None)

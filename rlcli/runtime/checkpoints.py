@@ -233,8 +233,7 @@ class Checkpoints:
                 break
             except RlcliError:  # of another rank that met the same error
                 continue
-        lost = self._commits.writing
-        self._commits.give_up()
+        lost = self._commits.give_up()
         for outcome in self._commits.outcomes():
             if outcome.error is not None:
                 self._display.warning(f"the checkpoint of step {outcome.step} was not committed: {outcome.error}")

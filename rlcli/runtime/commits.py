@@ -124,12 +124,13 @@ class Commits:
             told, self._outcomes = self._outcomes, []
         return told
 
-    def give_up(self) -> None:
-        """Commit nothing any more: what is still being written stays behind in its temporary folder. A commit that
-        another thread has begun is waited for."""
+    def give_up(self) -> int | None:
+        """Commit nothing any more: what is still being written stays behind in its temporary folder; returns its step.
+        A commit that another thread has begun is waited for."""
         with self._changed:
             self._changed.wait_for(lambda: self._begun is None or bool(self._begun.missing), LONGEST_COMMIT)
-            self._begun = None
+            given_up, self._begun = self._begun, None
+        return given_up.step if given_up is not None else None
 
     def _end(self, begun: _Begun) -> Outcome:
         if begun.failures:

@@ -82,7 +82,7 @@ def test_late_and_doubled_parts_are_ignored(commits, folder):
     commits.add(1, 0, files[0])
     commits.add(1, 0, files[0])
     assert commits.writing == 1
-    commits.give_up()
+    assert commits.give_up() == 1
     for part in PARTS:
         commits.add(1, part, files[part])
     assert checkpoints_in(folder) == []

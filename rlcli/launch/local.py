@@ -16,7 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rlcli.errors import HangError, WorkerError
+from rlcli.errors import HangError, ResourceError, WorkerError
+from rlcli.files import open_private
 from rlcli.launch.cores import available_cores
 from rlcli.launch.meeting import MeetingFolder
 from rlcli.launch.stopping import SIGNALS
@@ -214,7 +215,12 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def _private_file(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    """A new file for its owner alone. Raises ResourceError F75, also for a link, which would lead elsewhere."""
+    try:
+        return open_private(path, os.O_WRONLY | os.O_TRUNC)
+    except OSError as error:
+        what = f"not writable: {error.strerror or error}"
+        raise ResourceError(what, where=str(path), hint="remove it, or choose another folder", code="F75") from None
 
 
 def _kill_session(pid: int) -> None:

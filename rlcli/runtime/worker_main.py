@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcli.files import open_private
 from rlcli.runtime.parent_death import die_with_parent
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def _start(run_dir: Path, rank: int, local_rank: int, report: Tell) -> ModelWork
 
 def _log_to(path: Path) -> None:
     """Everything that this process prints, libraries included, goes to its own file."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    descriptor = open_private(path, os.O_WRONLY | os.O_APPEND)
     os.dup2(descriptor, sys.stdout.fileno())
     os.dup2(descriptor, sys.stderr.fileno())
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rlcli import project as projects
-from rlcli.errors import ProjectError
+from rlcli.errors import ProjectError, ResourceError
 from rlcli.launch.resume import resume_run
 from rlcli.launch.run import find_result, run_recipe
 from rlcli.observe.display import PlainDisplay
@@ -115,3 +115,15 @@ def test_a_result_that_another_has_planted_is_not_started_from(project, everybod
     give_away(everybody / "toy")
     assert find_result(resolved, str(everybody), "actor") is None
     assert "another user" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["worker.json", "logs/torchrun.log"])
+def test_a_link_in_the_place_of_a_file_of_the_run_leads_nowhere(trained, tmp_path, monkeypatch, everybody, name):
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (trained / name).parent.mkdir(exist_ok=True)
+    (trained / name).symlink_to(precious)
+    with pytest.raises(ResourceError) as caught:
+        resume(trained, "train.steps=2", "launch=local", "cluster.devices_per_node=2")
+    assert (caught.value.code, caught.value.where) == ("F75", str(trained / name))
+    assert precious.read_text() == "mine"

@@ -36,16 +36,9 @@ def train(folder):
     return run
 
 
-@pytest.fixture
-def slow_disk(project, monkeypatch):
-    """The files of the first checkpoint take so many seconds to be safe, counted in each process."""
-
-    def slow(seconds):
-        monkeypatch.setenv("RLCLI_ENABLE_FAILPOINTS", "1")
-        monkeypatch.setenv("RLCLI_FAILPOINT_EVENTS", str(project / "events.jsonl"))
-        monkeypatch.setenv("RLCLI_FAILPOINTS", f"checkpoint.sealed:sleep{seconds}@2;{project.name}:note")
-
-    return slow
+def slow(seconds):
+    """The files of a checkpoint are safe so many seconds after it was begun."""
+    return f"models.actor.backend={{type: toy, args: {{slow: {seconds}}}}}"
 
 
 def committed(folder):
@@ -75,35 +68,33 @@ def watched(checkpoint):
 def test_while_a_call_is_under_way(train, folder, launch):
     first = folder / "checkpoints/step-000000000001"
     with watched(first) as seen:
-        train(*launch, f"{TRAIN}.nap=3.0")
+        train(*launch, f"{TRAIN}.nap=4.0", slow(1.0))
     files = [file for file in first.rglob("*") if file.is_file() and file.name != "MANIFEST.json"]
     safe = max(file.stat().st_mtime for file in files)
-    assert seen[0] - safe < 1.0
+    assert seen[0] - safe < 2.0  # the call ends three seconds after them
     assert committed(folder) == [1, 2]
 
 
 @launches
 def test_before_an_error_ends_the_run(train, folder, launch, capsys):
     with pytest.raises(DataError, match="a row that nobody can train on"):
-        train(*launch, f"{TRAIN}.fail_rank=0")
+        train(*launch, f"{TRAIN}.nap=2.0", slow(1.0), f"{TRAIN}.fail_rank=0")
     assert newest_verified(folder / "checkpoints")[0].manifest.step == 1
     assert "the last checkpoint is that of step 1" in capsys.readouterr().err
 
 
 @launches
-def test_an_error_waits_for_files_that_are_nearly_written(train, folder, launch, slow_disk):
-    slow_disk(1.5)
+def test_an_error_waits_for_files_that_are_nearly_written(train, folder, launch):
     with pytest.raises(DataError):
-        train(*launch, f"{TRAIN}.fail_rank=0")
+        train(*launch, slow(1.5), f"{TRAIN}.fail_rank=0")
     assert newest_verified(folder / "checkpoints")[0].manifest.step == 1
 
 
-def test_an_error_does_not_wait_for_ever(train, folder, slow_disk, monkeypatch, capsys):
-    slow_disk(3)
+def test_an_error_does_not_wait_for_ever(train, folder, monkeypatch, capsys):
     monkeypatch.setattr(master, "LAST_WAIT", 0.2)
     began = time.monotonic()
     with pytest.raises(DataError):
-        train(f"{TRAIN}.fail_rank=0")
+        train(slow(3), f"{TRAIN}.fail_rank=0")
     assert "step 1 was not committed: its files are not complete" in capsys.readouterr().err
     time.sleep(max(0.0, began + 6 - time.monotonic()))  # the thread ends some time: nobody takes its report any more
     assert committed(folder) == []
@@ -111,12 +102,12 @@ def test_an_error_does_not_wait_for_ever(train, folder, slow_disk, monkeypatch, 
 
 def test_before_a_dead_rank_ends_the_run(train, folder):
     with pytest.raises(WorkerError):
-        train(*LAUNCHES["two ranks"], f"{TRAIN}.kill_rank=1", f"{TRAIN}.nap=1.5")
+        train(*LAUNCHES["two ranks"], f"{TRAIN}.kill_rank=1", f"{TRAIN}.nap=3.0", slow(1.0))
     assert newest_verified(folder / "checkpoints")[0].manifest.step == 1
 
 
 def test_before_a_streak_of_bad_steps_ends_the_run(train, folder):
     with pytest.raises(NumericError) as caught:
-        train(f"{TRAIN}.poison=true", "train.max_nonfinite_streak=2")
+        train(f"{TRAIN}.poison=true", "train.max_nonfinite_streak=2", slow(1.0))
     assert caught.value.code == "F37"
     assert newest_verified(folder / "checkpoints")[0].manifest.step == 1

@@ -30,7 +30,8 @@ from rlcli.launch.lifeline import SHOW_STACKS, VARIABLE
 from rlcli.launch.orphans import adopt_orphans, bury_orphans, end_orphans
 from rlcli.launch.stopping import SIGNALS, heeded, passed_on
 from rlcli.observe.display import PlainDisplay
-from rlcli.observe.run_directory import RunDirectory, read_status
+from rlcli.observe.run_directory import RunDirectory
+from rlcli.observe.run_record import read_status
 
 TICK = 1.0
 """Seconds between two looks at the clock."""

@@ -207,22 +207,18 @@ def last_checkpoint(run: RunDirectory, display: Display) -> Start | None:
         checkpoint, rejected = newest_verified(run.checkpoints, run.run_id)
     for one in rejected:
         display.warning(f"[{one.code}] {one.where}: {one.what}")
-    committed = last_committed(run)
     if checkpoint is not None:
-        if committed is not None and committed > checkpoint.manifest.step and not rejected:
-            display.warning(
-                f"[F21] {run.checkpoints}: the last checkpoint was that of step {committed}, and it is gone"
-            )
+        last = run.record.step
+        if last is not None and last > checkpoint.manifest.step and not rejected:
+            display.warning(f"[F21] {run.checkpoints}: the last checkpoint was that of step {last}, and it is gone")
         return Start(checkpoint.path, RunState.read(checkpoint.path))
+    code, committed = "F21", last_committed(run)
     if rejected:
-        what, code = "no checkpoint is whole", rejected[0].code
+        code, what = rejected[0].code, "no checkpoint is whole"
     elif committed is not None:
-        what, code = f"step {committed} was committed, and there is no checkpoint now", "F21"
+        what = f"step {committed} was committed, and there is no checkpoint now"
     elif run.record.is_unreadable:
-        what, code = (
-            "there is no checkpoint, and committed.json, which says whether there was one, cannot be read",
-            "F21",
-        )
+        what = "there is no checkpoint, and committed.json, which says whether there was one, cannot be read"
     else:
         return None
     hint = f"put it back; or start over in a new folder: rlcli train {shlex.quote(str(run.resolved_recipe))}"

@@ -47,11 +47,14 @@ def everybody(tmp_path):
 @pytest.fixture
 def trained(project, components, monkeypatch, everybody):
     """A run in our own folder, whose project is named by its environment.json alone."""
-    home = shutil.copytree(components, everybody / "project")
-    monkeypatch.setenv("RLCLI_PROJECT", str(home))
     with PlainDisplay(sys.stderr) as display:
         run_recipe(load_recipe("toy.yaml", ["train.steps=1"]), project / "run", display)
     monkeypatch.delenv("RLCLI_PROJECT")
+    home = shutil.copytree(components, everybody / "project")  # for later: a process imports a component once
+    environment = project / "run/environment.json"
+    told = json.loads(environment.read_text())
+    assert told["variables"]["RLCLI_PROJECT"] == str(components)
+    environment.write_text(json.dumps(told | {"variables": {"RLCLI_PROJECT": str(home)}}))
     return project / "run"
 
 

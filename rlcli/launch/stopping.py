@@ -52,13 +52,13 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         for number in heeded():
             self._before[number] = signal.signal(number, self._arrive)
-            signal.signal(passed_on(number), self._arrive_passed_on)  # stays: some are still on their way at the end
+            signal.signal(passed_on(number), self._arrive_passed_on)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._is_ending = True
         for number, handler in self._before.items():
             signal.signal(number, handler)
+            signal.signal(passed_on(number), signal.SIG_IGN)  # on its way when the run ended: there is nothing to stop
 
     def _arrive(self, number: int, frame: FrameType | None) -> None:
         self._arrived[number] += 1
@@ -76,10 +76,8 @@ class StopSignals:
         if self.requested is not None and number == signal.SIGHUP:
             return  # the kernel, the shell and the terminal each send one when a terminal closes
         if self._is_ending:
-            if signal.getsignal(number) == self._arrive:
-                signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-            return
         if self.requested is not None:
             self._is_ending = True
             stopped = Stopped(f"stopped at once by {signal.Signals(number).name}; the step under way is lost")

@@ -50,17 +50,25 @@ def test_one_that_comes_by_two_ways_is_one(first):
         os.kill(os.getpid(), other(signal.SIGTERM))  # does not end the clearing up
 
 
-def test_one_that_is_passed_on_late_disturbs_nothing():
+@pytest.mark.parametrize("came_before", [False, True])
+def test_one_that_is_passed_on_when_the_run_is_over_disturbs_nothing(came_before):
     with StopSignals(lambda text: None):
-        os.kill(os.getpid(), signal.SIGTERM)
+        if came_before:
+            os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), passed_on(signal.SIGTERM))
 
 
-def test_one_that_only_the_supervisor_got_does_what_it_does_after_the_run():
-    with StopSignals(lambda text: None):
-        pass
-    with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), passed_on(signal.SIGINT))
+def test_a_third_one_does_not_wait_for_the_clearing_up():
+    child = os.fork()
+    if child == 0:
+        with StopSignals(lambda text: None):
+            for _ in range(3):
+                try:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                except Stopped:
+                    continue
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
 
 
 def test_a_terminal_that_closes_says_so_several_times():

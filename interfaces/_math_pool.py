@@ -26,6 +26,9 @@ START_LIMIT_S = 120.0
 WALL_FACTOR = 30
 """Seconds by the clock for each second of processor time: a worker that has not answered by then is stuck."""
 
+LONGEST_WAIT_S = 3600.0
+"""Between two looks at the deadlines; the kernel takes no wait of many days."""
+
 _VERDICTS = {
     "unparsed": Verdict.UNPARSED,
     "crashed": Verdict.CRASHED,
@@ -114,7 +117,7 @@ class MathPool:
                 assert worker.process.stdout is not None
                 selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
             patience = min(worker.deadline for worker in waited_for) - time.monotonic()
-            for key, _ in selector.select(max(patience, 0.0)):
+            for key, _ in selector.select(min(max(patience, 0.0), LONGEST_WAIT_S)):
                 self._read(key.data, verdicts)
         for worker in waited_for:
             if worker in self._workers and (worker.task is not None or not worker.ready):

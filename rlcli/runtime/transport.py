@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,10 +23,10 @@ from rlcli.runtime.messages import LARGEST, Failure, ProtocolError, Reply, Repor
 
 log = logging.getLogger(__name__)
 
-HELLO = -1
-"""Number of the reply that a worker sends unasked when it is up, or when it cannot get up."""
-BEAT = -2
-"""Number of the replies that a worker sends every second, whatever it is doing."""
+HELLO = "hello"
+"""Name of the report that a worker is up, or cannot start."""
+BEAT = "beat"
+"""Name of the reports that a worker sends every second, whatever it is doing."""
 
 LAST_REQUEST = "shutdown"
 
@@ -130,9 +131,9 @@ class ZmqMaster:
         end = time.monotonic() + deadline
         while len(self._identities) < self._world_size:
             missing = sorted(set(range(self._world_size)) - set(self._identities))
-            reply = self._next(end - time.monotonic(), f"rank {missing[0]} to start")
-            if reply is not None and reply.failure is not None:
-                raise reply.failure.as_error()
+            message = self._next(end - time.monotonic(), f"rank {missing[0]} to start")
+            if message.failure is not None:
+                raise message.failure.as_error()
 
     def send(self, rank: int, request: Request) -> None:
         zmq = zeromq()
@@ -148,23 +149,25 @@ class ZmqMaster:
             raise WorkerError(f"rank {rank} cannot be reached: {error}", where=f"rank {rank}") from error
 
     def receive(self, deadline: float, waiting_for: str) -> Reply | None:
-        return self._next(deadline, waiting_for)
+        message = self._next(deadline, waiting_for)
+        if isinstance(message, Report):
+            self.on_report(message)
+            return None
+        return message
 
     def cancel(self) -> None:
         """They are on their way."""
 
-    def _next(self, deadline: float, waiting_for: str) -> Reply | None:
+    def _next(self, deadline: float, waiting_for: str) -> Reply | Report:
         self._time_away()
         end = time.monotonic() + deadline
         while True:
             has_message = self._socket.poll(timeout=200)
             end += self._time_away()
             message = self._read() if has_message else None
-            if isinstance(message, Report):
-                self.on_report(message)
-                return None
             if message is not None:
-                if message.failure is not None and message.failure.is_unexpected:
+                is_reply = isinstance(message, Reply)
+                if is_reply and message.failure is not None and message.failure.is_unexpected:
                     self._await_death()
                 return message
             if not has_message:  # what a rank sent before it died is heard first
@@ -193,12 +196,10 @@ class ZmqMaster:
             log.warning("a message on the control socket was thrown away: %s", error)
             return None
         self._heard[message.rank] = time.monotonic()
-        if isinstance(message, Report):
-            return message
-        if message.number == HELLO:
+        if isinstance(message, Report) and message.name == HELLO:
             self._identities[message.rank] = identity
             self.pids[message.rank] = int(message.value.get("pid", 0))
-        return None if message.number == BEAT else message
+        return None if isinstance(message, Report) and message.name == BEAT else message
 
     def _check_clocks(self, end: float, deadline: float, waiting_for: str) -> None:
         """Raises HangError if the answer is late, or a rank has been silent for too long."""
@@ -246,13 +247,13 @@ class ZmqWorker:
 
     def fail(self, failure: Failure) -> None:
         """Tell the master that this rank cannot start."""
-        self._send(Reply(HELLO, self._rank, {"pid": os.getpid()}, failure))
+        self._send(Report(self._rank, HELLO, {"pid": os.getpid()}, failure))
 
     def report(self, name: str, value: dict[str, Any], failure: Failure | None = None) -> None:
         """Tell the master something that it has not asked for. For any thread: it goes over a socket of its own, so it
         may overtake replies and other reports."""
         socket = self._control.connect(self._context)
-        socket.send_multipart(split(pack(Report(self._rank, name, value, failure), self._token)))
+        socket.send_multipart(self._frames(Report(self._rank, name, value, failure)))
         socket.close()
 
     def serve(
@@ -265,7 +266,7 @@ class ZmqWorker:
 
         Waiting here has no deadline: the parent-death signal ends a worker whose master is gone.
         """
-        self._send(Reply(HELLO, self._rank, {"pid": os.getpid()}))
+        self._send(Report(self._rank, HELLO, {"pid": os.getpid()}))
         while True:
             try:
                 request: Request = unpack(join(self._socket.recv_multipart()), self._token, Request)
@@ -286,17 +287,20 @@ class ZmqWorker:
         self._socket.close()
         self._context.term()
 
-    def _send(self, reply: Reply) -> None:
-        message = pack(reply, self._token)
-        if len(message) > LARGEST:
-            what = f"the answer of {len(message)} bytes is too long; at most {LARGEST} can be sent"
-            message = pack(Reply(reply.number, reply.rank, failure=Failure.of(RlcliError(what), "", "")), self._token)
-        self._socket.send_multipart(split(message))
+    def _send(self, message: Reply | Report) -> None:
+        self._socket.send_multipart(self._frames(message))
+
+    def _frames(self, message: Reply | Report) -> list[bytes]:
+        packed = pack(message, self._token)
+        if len(packed) > LARGEST:
+            what = f"the answer of {len(packed)} bytes is too long; at most {LARGEST} can be sent"
+            packed = pack(replace(message, value={}, failure=Failure.of(RlcliError(what), "", "")), self._token)
+        return split(packed)
 
     def _beat(self) -> None:
         socket = self._control.connect(self._context)
         while not self._ended.wait(BEAT_SECONDS):
-            socket.send(pack(Reply(BEAT, self._rank), self._token))
+            socket.send(pack(Report(self._rank, BEAT), self._token))
         socket.close()
 
 

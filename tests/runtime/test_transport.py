@@ -266,7 +266,7 @@ def test_a_flood_of_strangers_takes_no_memory(busy_master, flood):
 
 def test_strangers_are_not_heard(ranks):
     stranger = ranks.stranger()
-    stranger.send(pack(Reply(HELLO, 0, {"pid": 1}), b"wrong" * 6))
+    stranger.send(pack(Report(0, HELLO, {"pid": 1}), b"wrong" * 6))
     stranger.send(b"\x93garbage")
     stranger.send_multipart([b"a", b"b", b""])
     with pytest.raises(errors.HangError, match="rank 0 to start"):
@@ -280,7 +280,7 @@ def test_strangers_are_not_heard(ranks):
 
 def test_a_rank_that_is_not_of_this_run_is_not_heard(ranks):
     stranger = ranks.stranger()
-    stranger.send(pack(Reply(HELLO, 5, {"pid": 1}), ranks.master._token))
+    stranger.send(pack(Report(5, HELLO, {"pid": 1}), ranks.master._token))
     with pytest.raises(errors.HangError):
         ranks.master.wait_for_workers(1)
     assert ranks.master.rejected == 1

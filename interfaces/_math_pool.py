@@ -19,6 +19,7 @@ from typing import Any
 
 from rlcli.errors import ModelError, WorkerError
 from rlcli.interfaces._answers import Comparison, Verdict
+from rlcli.processes import start_isolated
 
 START_LIMIT_S = 120.0
 """A worker imports a computer-algebra system first, on a machine that may be busy."""
@@ -83,21 +84,7 @@ class MathPool:
         return sum(worker.task is not None for worker in self._workers)
 
     def _start(self) -> _Worker:
-        keep = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
-        process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=keep
-            | {
-                "PYTHONHASHSEED": "0",
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "OMP_NUM_THREADS": "1",
-                "LC_ALL": "C.UTF-8",
-            },
-            cwd="/",
-        )
+        process = start_isolated(self._command, OMP_NUM_THREADS="1")
         return _Worker(process, deadline=time.monotonic() + START_LIMIT_S)
 
     def _give(self, worker: _Worker, number: int, pairs: Sequence[Comparison]) -> None:

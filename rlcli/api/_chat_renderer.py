@@ -7,15 +7,15 @@ verdict does not depend on what else the machine does.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import resource
 import signal
 import sys
 from datetime import date, datetime
 from functools import lru_cache
 from typing import Any
+
+from rlcli.processes import isolate
 
 MEMORY_BYTES = 512 << 20
 LONGEST = 16 << 20
@@ -25,26 +25,10 @@ LIMITS: dict[type[Exception], str] = {
     RecursionError: "it calls itself too deeply",
     OverflowError: "it uses a number or a range that is too large",
 }
-PR_SET_PDEATHSIG = 1
 
 
 class TooLong(ValueError):
     """The text that a template writes."""
-
-
-def isolate(parent: int) -> None:
-    for asks_to_stop in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # the run, to end its step
-        signal.signal(asks_to_stop, signal.SIG_IGN)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            sys.exit(0)
 
 
 def serve() -> None:
@@ -160,5 +144,5 @@ def _refuse_private(name: Any) -> None:
 
 
 if __name__ == "__main__":
-    isolate(parent=int(sys.argv[1]))
+    isolate(parent=int(sys.argv[1]), memory_bytes=MEMORY_BYTES)
     serve()

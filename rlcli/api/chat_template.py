@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import ModelError
+from rlcli.processes import start_isolated
 
 SAFE_JINJA = (3, 1, 6)
 """Older versions of jinja2 have known ways out of their sandbox, and a template is somebody else's code."""
@@ -162,16 +163,8 @@ def _renderer() -> _Renderer:
 
 def _start() -> subprocess.Popen[bytes]:
     _refuse_old_jinja()
-    keep = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ") if name in os.environ}
     script = Path(__file__).with_name("_chat_renderer.py")
-    return subprocess.Popen(
-        [sys.executable, "-P", str(script), str(os.getpid())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=keep | {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"},
-        cwd="/",
-    )
+    return start_isolated([sys.executable, "-P", str(script), str(os.getpid())])
 
 
 def _asked(process: subprocess.Popen[bytes], task: bytes) -> dict[str, Any] | None:

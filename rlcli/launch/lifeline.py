@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 from rlcli.launch.stopping import heeded, passed_on
-from rlcli.runtime.parent_death import die_with_parent
+from rlcli.processes import die_with_parent
 
 VARIABLE = "RLCLI_SUPERVISOR"
 """Descriptor of the line, descriptor for stacks, process id of the supervisor."""

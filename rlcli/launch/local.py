@@ -20,9 +20,8 @@ from rlcli.errors import HangError, ResourceError, WorkerError
 from rlcli.files import open_private
 from rlcli.launch.cores import available_cores
 from rlcli.launch.meeting import MeetingFolder
-from rlcli.launch.stopping import SIGNALS
+from rlcli.processes import STOP_SIGNALS, die_with_parent
 from rlcli.project import VARIABLE, current_project
-from rlcli.runtime.parent_death import die_with_parent
 from rlcli.runtime.worker_main import MASTER, MEETING
 
 if TYPE_CHECKING:
@@ -246,5 +245,5 @@ def _become_child(parent: int) -> None:
     die_with_parent()
     if os.getppid() != parent:  # it was gone before we asked
         os._exit(1)
-    for number in SIGNALS:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -14,8 +14,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from rlcli.errors import Stopped
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+from rlcli.processes import STOP_SIGNALS
 
 
 def passed_on(number: int) -> int:
@@ -24,12 +23,12 @@ def passed_on(number: int) -> int:
 
 
 def heeded() -> list[signal.Signals]:
-    """SIGNALS, without SIGHUP where it is ignored: under `nohup` a run outlives its terminal."""
-    return [one for one in SIGNALS if one is not signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
+    """STOP_SIGNALS, without SIGHUP where it is ignored: under `nohup` a run outlives its terminal."""
+    return [one for one in STOP_SIGNALS if one is not signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
 
 
 class StopSignals:
-    """Context in which each of SIGNALS asks for an orderly stop; `requested` is the first that came."""
+    """Context in which each of STOP_SIGNALS asks for an orderly stop; `requested` is the first that came."""
 
     def __init__(self, say: Callable[[str], None]):
         self.requested: signal.Signals | None = None

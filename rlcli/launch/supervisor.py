@@ -28,10 +28,11 @@ from typing import IO, Any
 from rlcli.errors import HangError, RlcliError, WorkerError
 from rlcli.launch.lifeline import SHOW_STACKS, VARIABLE
 from rlcli.launch.orphans import adopt_orphans, bury_orphans, end_orphans
-from rlcli.launch.stopping import SIGNALS, heeded, passed_on
+from rlcli.launch.stopping import heeded, passed_on
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_record import read_status
+from rlcli.processes import STOP_SIGNALS
 
 TICK = 1.0
 """Seconds between two looks at the clock."""
@@ -115,7 +116,7 @@ class _Child:
         """Start `rlcli <command>` the way that this process was started."""
         self.facts = Facts()
         self.signals: list[int] = []
-        """Those of SIGNALS that came to us."""
+        """Those of STOP_SIGNALS that came to us."""
         self._stacks = stacks
         self._to_pass_on: list[tuple[float, int]] = []
         self._heard = b""
@@ -222,7 +223,7 @@ def _stop_signal(code: int, signals: list[int]) -> int | None:
     """The signal that ended it before it could handle one, as it would have ended any process."""
     if code == 128 + signal.SIGINT and signal.SIGINT in signals:
         return signal.SIGINT
-    return next((number for number in SIGNALS if -code in (number, passed_on(number))), None)
+    return next((number for number in STOP_SIGNALS if -code in (number, passed_on(number))), None)
 
 
 def _ended(child: _Child) -> RlcliError:

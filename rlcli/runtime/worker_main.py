@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.files import open_private
-from rlcli.runtime.parent_death import die_with_parent
+from rlcli.processes import die_with_parent
 
 if TYPE_CHECKING:
     from rlcli.runtime.messages import Tell

@@ -6,7 +6,8 @@ import signal
 import pytest
 
 from rlcli.errors import Stopped
-from rlcli.launch.stopping import SIGNALS, StopSignals, heeded, passed_on
+from rlcli.launch.stopping import StopSignals, heeded, passed_on
+from rlcli.processes import STOP_SIGNALS
 
 
 @pytest.mark.parametrize(("number", "code"), [
@@ -32,10 +33,10 @@ def test_the_second_one_ends_the_run_now():
 
 
 def test_afterwards_signals_are_what_they_were():
-    before = [signal.getsignal(number) for number in SIGNALS]
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with StopSignals(lambda text: None):
-        assert [signal.getsignal(number) for number in SIGNALS] != before
-    assert [signal.getsignal(number) for number in SIGNALS] == before
+        assert [signal.getsignal(number) for number in STOP_SIGNALS] != before
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
 @pytest.mark.parametrize("first", [lambda number: number, passed_on])

@@ -15,9 +15,9 @@ import pytest
 
 from rlcli.errors import DataError, HangError, NumericError, ProjectError, ResourceError, UsageError, WorkerError
 from rlcli.launch.run import digest, find_result, run_recipe
-from rlcli.launch.stopping import SIGNALS
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.samples import read_samples
+from rlcli.processes import STOP_SIGNALS
 from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime import transport
 from rlcli.runtime.control import Control
@@ -326,7 +326,7 @@ def test_a_signal_to_every_process_of_a_job_lets_the_step_end_and_saves(project)
         (master,) = psutil.Process(process.pid).children()
         others = master.children(recursive=True)
         assert len(others) >= 3
-        for number in (*SIGNALS, signal.SIGTERM):
+        for number in (*STOP_SIGNALS, signal.SIGTERM):
             for one in others:
                 one.send_signal(number)
         master.send_signal(signal.SIGTERM)

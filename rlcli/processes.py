@@ -1,0 +1,69 @@
+"""Processes that end with the one that started them, and those that are isolated from it.
+
+An isolated process works on input from elsewhere that may hang it or break it, such as a chat template or what a model
+wrote. The parent calls `start_isolated`, the child `isolate` before it looks at any input.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that ask a run to stop; a scheduler may send them to every process of a job."""
+
+PR_SET_PDEATHSIG = 1
+KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
+"""What an isolated process sees of the environment: no tokens, no keys."""
+
+
+def die_with_parent() -> None:
+    """Ask for SIGKILL once the parent is gone. It may be gone already: compare `os.getppid()` afterwards."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def start_isolated(command: Sequence[str], **variables: str) -> Popen[bytes]:
+    """Start a command that reads tasks from stdin and writes replies to stdout."""
+    import subprocess
+
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    fixed = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"}
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=kept | fixed | variables,
+        cwd="/",
+    )
+
+
+def isolate(parent: int, memory_bytes: int) -> None:
+    """From now on this process writes no files, uses at most so much memory and ends with its parent.
+
+    A signal that asks the run to stop does not reach it: the run needs its replies to finish the step. SIGPROF ends it
+    where it is, even if Python never gets to handle it, so `signal.setitimer(ITIMER_PROF, …)` is a hard limit on
+    processor time.
+    """
+    import resource
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    if sys.platform == "linux":
+        die_with_parent()
+        if os.getppid() != parent:
+            sys.exit(0)

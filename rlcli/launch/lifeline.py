@@ -5,7 +5,7 @@
     {"waiting": "actor_train", "limit": 3600}                           a call that may take so many seconds began
     {"waiting": null}                                                   and ended
     {"debugging": true}                                                 someone is at a breakpoint: deadlines are off
-    {"over": true}                                                      the run that it is to resume needs nothing more
+    {"run": "/…", "over": true}                                         the run that it is to resume needs nothing more
     {"verdict": 0}                                                      it has said how it ended; the exit code follows
 
 Without a supervisor nothing is said and nobody listens.
@@ -13,7 +13,9 @@ Without a supervisor nothing is said and nobody listens.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import fcntl
 import json
 import os
 import signal
@@ -33,12 +35,17 @@ SHOW_STACKS = signal.SIGRTMIN
 DEBUGGERS = ("builtins.breakpoint", "pdb.Pdb")
 """Audit events by which someone who debugs is noticed. A hook of breakpoint() would be a frame in their way."""
 
+OUT_OF_THE_WAY = 128
+"""The line's descriptor is at least this: no component closes or writes to it that means the first few."""
+
 _line: int | None = None
+_process: int | None = None
+"""Who speaks over the line. A copy that a component forks keeps silent."""
 
 
 def attach() -> bool:
     """Whether we are supervised; if so, tie this process to its supervisor's life, signals and questions."""
-    global _line
+    global _line, _process
     told = os.environ.pop(VARIABLE, None)
     if told is None:
         return False
@@ -46,9 +53,8 @@ def attach() -> bool:
     die_with_parent()
     if os.getppid() != supervisor:
         os._exit(1)  # it was gone before we asked
-    for descriptor in (line, stacks):
-        os.set_inheritable(descriptor, False)
-    _line = line
+    line, stacks = (_moved_out_of_the_way(descriptor) for descriptor in (line, stacks))
+    _line, _process = line, os.getpid()
     faulthandler.enable(stacks)
     faulthandler.register(SHOW_STACKS, stacks, all_threads=True)
     for number in heeded():
@@ -58,9 +64,10 @@ def attach() -> bool:
 
 
 def report(**facts: Any) -> None:
-    """Say something to the supervisor, if there is one."""
-    if _line is not None:
-        os.write(_line, (json.dumps(facts) + "\n").encode())
+    """Say something to the supervisor, if there is one. A line that a component has closed is no reason to end."""
+    if _line is not None and os.getpid() == _process:
+        with contextlib.suppress(OSError):
+            os.write(_line, (json.dumps(facts) + "\n").encode())
 
 
 @contextmanager
@@ -71,6 +78,17 @@ def waiting(what: str, limit: float) -> Iterator[None]:
         yield
     finally:
         report(waiting=None)
+
+
+def _moved_out_of_the_way(descriptor: int) -> int:
+    """The same file under a high number, which a child process does not inherit."""
+    try:
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)
+    except OSError:  # the limit on open files is lower
+        os.set_inheritable(descriptor, False)
+        return descriptor
+    os.close(descriptor)
+    return moved
 
 
 def _take_as_sent(number: int, frame: FrameType | None) -> None:

@@ -66,7 +66,7 @@ def resume_run(
         start = last_checkpoint(run, display)
         step = start.state.step if start is not None else 0
         if _is_over(run, found, step):
-            lifeline.report(over=True)
+            lifeline.report(run=str(run.path), over=True)
             return Resumed(step, found, Finished(outcome_of(before.recipe, run), 0, step, step), was_over=True)
         _say(before.recipe, now.recipe, found, start, display)
         recipe, recipe_digest = _with_starts(run, now.recipe), _digest(run, found, step)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli import __version__
-from rlcli.errors import HangError, ModelError, RlcliError, WorkerError
+from rlcli.errors import DataError, HangError, ModelError, RlcliError, WorkerError
 from rlcli.failpoints import check_failpoints
 from rlcli.launch import lifeline
 from rlcli.launch.meeting import remove_abandoned
@@ -319,7 +319,8 @@ def _workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Tran
 
 
 def outcome_of(recipe: Recipe, run: RunDirectory, seconds: float | None = None) -> Outcome:
-    """What a run that has ended leaves behind."""
+    """What a run that has ended leaves behind. Files that cannot be read cost a warning and are left out: they were
+    written to by somebody else, and the models are none the worse for it."""
     from rlcli.observe.metrics import read_metrics
     from rlcli.observe.report import Outcome
     from rlcli.observe.samples import changed_responses
@@ -327,8 +328,16 @@ def outcome_of(recipe: Recipe, run: RunDirectory, seconds: float | None = None) 
     return Outcome(
         recipe=recipe.name,
         run_dir=run.path,
-        records=read_metrics(run.metrics),
+        records=_read_or_warn(read_metrics, run.metrics),
         seconds=seconds,
         models={role: run.model(role) for role in recipe.saved_roles},
-        samples=changed_responses(run.samples),
+        samples=_read_or_warn(changed_responses, run.samples),
     )
+
+
+def _read_or_warn(read: Callable[[Path], list[Any]], file: Path) -> list[Any]:
+    try:
+        return read(file)
+    except (DataError, OSError) as error:
+        log.warning("the report leaves out %s: %s", file.name, error)
+        return []

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO, Any, get_type_hints
 
 from rlcli.errors import HangError, RlcliError, WorkerError
 from rlcli.launch.lifeline import SHOW_STACKS, VARIABLE
@@ -62,7 +62,15 @@ class Facts:
     over: bool = False
     verdict: int | None = None
 
-    def take(self, told: dict[str, Any], now: float) -> None:
+    def take(self, line: bytes, now: float) -> None:
+        """Note what a line says; what is no fact was written by somebody else, who found the descriptor open."""
+        try:
+            told = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        known = get_type_hints(Facts)
+        if not isinstance(told, dict) or not all(_fits(value, known.get(name)) for name, value in told.items()):
+            return
         for name, value in told.items():
             setattr(self, name, value)
         if "waiting" in told or "verdict" in told:
@@ -72,6 +80,10 @@ class Facts:
         if self.verdict is not None:
             return now > self.since + LEAVES_WITHIN
         return self.waiting is not None and not self.debugging and now > self.since + self.limit
+
+
+def _fits(value: object, kind: Any) -> bool:
+    return isinstance(value, kind | int if kind is float else kind or ())
 
 
 def supervise(resume: Callable[[str], Sequence[str]]) -> int:
@@ -99,11 +111,11 @@ def supervise(resume: Callable[[str], Sequence[str]]) -> int:
 def _see_through(child: _Child) -> int:
     is_late = child.follow()
     code = child.process.returncode
-    if child.facts.verdict is not None and (child.facts.verdict != 0 or child.is_done()):
-        return child.facts.verdict
+    end_orphans()
+    if child.facts.verdict or child.is_done():
+        return child.facts.verdict or 0
     if stopped_by := _stop_signal(code, child.signals):
         return 128 + stopped_by
-    end_orphans()
     error = _late(child) if is_late else _ended(child)
     _leave_behind(child, error)
     raise error
@@ -148,16 +160,15 @@ class _Child:
             bury_orphans(self.process.pid)
             if self.facts.is_late(time.monotonic()):
                 self._end()
+                self._listen()
                 return True
         self._listen()
         return False
 
     def is_done(self) -> bool:
-        """What status.json says of the run that was asked for, if this start of it wrote that."""
-        if self.facts.over:
-            return True
+        """What status.json says of the run that was asked for, if this start of it wrote that or found it so."""
         status = self.status() if not self.facts.warm_start else {}
-        return status.get("state") == "done" and status.get("pid") == self.process.pid
+        return status.get("state") == "done" and (self.facts.over or status.get("pid") == self.process.pid)
 
     def status(self) -> dict[str, Any]:
         return (read_status(self.facts.run) or {}) if self.facts.run else {}
@@ -189,7 +200,7 @@ class _Child:
                     self._heard += some
         *lines, self._heard = self._heard.split(b"\n")
         for line in lines:
-            self.facts.take(json.loads(line), now)
+            self.facts.take(line, now)
 
     def _end(self) -> None:
         """Ask where it is, then end it."""
@@ -233,7 +244,8 @@ def _ended(child: _Child) -> RlcliError:
         why = " (out of memory?)" if -code == signal.SIGKILL else ""
         what = f"the run was killed by {signal.Signals(-code).name}{why}{during}"
     else:
-        what = f"the run ended with exit code {code}{during}, before its work was done: sys.exit or os._exit was called"
+        why = ": os._exit was called" if code == 0 else ""
+        what = f"the run ended with exit code {code}{during}, before its work was done{why}"
     return WorkerError(what, where=_where(child), hint=_hint(child), code="F01")
 
 

@@ -147,7 +147,8 @@ class JsonLines:
 
     def _let_go(self) -> None:
         if self._descriptor is not None:
-            os.close(self._descriptor)
+            with contextlib.suppress(OSError):  # a component may have closed it
+                os.close(self._descriptor)
             self._descriptor = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -49,7 +50,8 @@ class RunLock:
 
     def release(self) -> None:
         if self._descriptor is not None:
-            os.close(self._descriptor)
+            with contextlib.suppress(OSError):  # a component may have closed it
+                os.close(self._descriptor)
             self._descriptor = None
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rlcli.errors import DataError, escape_control
 from rlcli.observe.json_lines import JsonLines, Warn, is_nonfinite, plain_number, read_json_lines
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,16 @@ class SampleWriter:
 
 
 def read_samples(path: Path) -> list[SampleRecord]:
-    return [SampleRecord(**fields) for fields in read_json_lines(path)]
+    """The samples of a file, in order. Raises DataError for a line that is none."""
+    records = []
+    for fields in read_json_lines(path):
+        try:
+            records.append(SampleRecord(**fields))
+        except TypeError as error:
+            raise DataError(
+                f"a line is not a sample: {escape_control(str(error))}", where=str(path), code="F31"
+            ) from None
+    return records
 
 
 def changed_responses(path: Path) -> list[tuple[SampleRecord, SampleRecord]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,23 +18,34 @@ KINDS = ("interfaces", "backends", "datasets")
 @contextmanager
 def component_faults_told() -> Iterator[None]:
     """An exception that went through a component which is not built in, as ProjectError with the innermost line there;
-    what else goes wrong, as it is. SystemExit too is an exception here: no component may end a run."""
+    what else goes wrong, as it is. SystemExit and its like are exceptions here: no component may end a run. Nor may a
+    copy of this process that a component forked continue the run next to it: the copy ends here.
+    """
+    process = os.getpid()
     try:
         yield
     except RlcliError:
         raise
     except SystemExit as error:
         raise fault(error) from error
-    except Exception as error:
-        if _place_in_a_component(error) is None:
+    except BaseException as error:
+        if _is_ctrl_c(error) or _place_in_a_component(error) is None:
             raise
         raise fault(error) from error
+    finally:
+        if os.getpid() != process:
+            os._exit(1)
+
+
+def _is_ctrl_c(error: BaseException) -> bool:
+    """A run has handlers of its own for SIGINT; where it has none, KeyboardInterrupt is the user's."""
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def fault(error: BaseException) -> RlcliError:
     """The error to report for an exception: the component's with its innermost line there; else that of the run."""
     place = _place_in_a_component(error)
-    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    what = f"{type(error).__name__}: {_words(error)}".rstrip(": ")
     if place is None:
         *_, (frame, line) = traceback.walk_tb(error.__traceback__)
         return WorkerError(
@@ -41,6 +54,13 @@ def fault(error: BaseException) -> RlcliError:
     kind, file, line = place
     alone = "" if file.stem.startswith("_") else f"rlcli test {kind.removesuffix('s')} {file.stem} tries it alone; "
     return ProjectError(what, where=f"{file}:{line}", hint=f"{alone}--debug before the verb shows the traceback")
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as another:
+        return f"its text cannot be made ({type(another).__name__})"
 
 
 def _place_in_a_component(error: BaseException) -> tuple[str, Path, int] | None:

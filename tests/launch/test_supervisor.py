@@ -94,6 +94,9 @@ def gone(process, seconds=10):
 
 @pytest.mark.parametrize(("kind", "code", "says"), [
     ("sys.exit(0)", 2, at("sys.exit(0)") + ": SystemExit: 0. hint: rlcli test interface toy_trouble"),
+    ("KeyboardInterrupt", 2, at("raise error") + ": KeyboardInterrupt. hint: rlcli test"),
+    ("no Exception", 2, ": Speechless: its text cannot be made (ZeroDivisionError). hint: rlcli test"),
+    ("write everywhere and end", 7, "the run ended with exit code 0 during score on rank 0, before its work was done"),
     ("os._exit(0)", 7, "the run ended with exit code 0 during score on rank 0, before its work was done"),
     ("segmentation fault", 7, "the run was killed by SIGSEGV during score on rank 0"),
     ("kill -9", 7, "the run was killed by SIGKILL (out of memory?) during score on rank 0"),
@@ -113,6 +116,7 @@ def test_a_run_that_did_not_finish_says_so_and_never_exits_0(end, kind, code, sa
 
 @pytest.mark.parametrize(("kind", "code", "says"), [
     ("sys.exit(0)", 2, at("sys.exit(0)") + ": SystemExit: 0"),
+    ("KeyboardInterrupt", 2, ": KeyboardInterrupt"),
     ("a rank leaves", 7, "rank 1 ended with exit code 0 before the run was over"),
 ])  # fmt: skip
 def test_nor_does_one_of_several_ranks(end, kind, code, says):
@@ -142,6 +146,30 @@ def test_the_exit_code_is_0_once_the_run_is_done(end, project):
     )  # fmt: skip
     assert again.returncode == 0, again.stderr
     assert "all 3 steps are done" in again.stdout
+
+
+def test_a_component_that_closes_files_does_not_end_the_run(end):
+    code, err, status = end(trouble("close files"), "checkpoint.every_steps=null")
+    assert (code, status["state"]) == (0, "done"), err
+
+
+def test_what_a_component_writes_into_open_files_is_no_fact_and_costs_no_finished_run(end):
+    code, err, status = end(trouble("write everywhere"), "checkpoint.every_steps=null")
+    assert (code, status["state"], status["exit_code"]) == (0, "done", 0), err
+    assert "the report leaves out samples.jsonl" in err
+
+
+def test_a_copy_that_a_component_forks_neither_continues_the_run_nor_outlives_it(end, project):
+    code, err, status = end(trouble("fork"))
+    assert (code, status["state"]) == (0, "done"), err
+    steps = [json.loads(line)["step"] for line in (project / "run/metrics.jsonl").read_text().splitlines()]
+    assert steps == [0, 1, 2, 3]
+
+
+def test_the_exit_code_is_that_of_the_status_where_the_question_where_it_is_wakes_a_call(end):
+    code, err, status = end(trouble("a sleep that a signal ends"), "launch.step_deadline=3")
+    assert (code, status["state"]) in ((0, "done"), (8, "failed")), err
+    assert status["exit_code"] == code
 
 
 def test_a_call_that_passes_its_deadline_is_ended_and_named(end, project):
@@ -204,6 +232,13 @@ def test_nothing_that_it_started_outlives_a_run_that_is_killed(train):
     process.communicate(timeout=200)
     assert process.returncode == 7
     assert all(gone(one, 0) for one in family)
+
+
+def test_nor_a_run_that_is_done(train):
+    process = train(trouble("daemon"))
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert not psutil.pid_exists(int(out.split("daemon ")[1].split()[0]))
 
 
 @pytest.mark.parametrize(("number", "to"), [

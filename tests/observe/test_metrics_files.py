@@ -274,6 +274,21 @@ def test_samples_round_trip_with_control_characters_as_data(tmp_path):
     assert (second.reward, second.phase) == (None, "eval")
 
 
+def test_a_line_that_is_no_sample_is_named(tmp_path):
+    (tmp_path / "samples.jsonl").write_text('{"step": 1, "who": "a stranger"}\n')
+    with pytest.raises(DataError, match=r"not a sample.*who"):
+        read_samples(tmp_path / "samples.jsonl")
+
+
+def test_a_file_that_somebody_has_closed_is_opened_again(tmp_path):
+    with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
+        writer.write(1, {"loss": 1.0})
+        os.close(writer.lines._descriptor)
+        writer.write(2, {"loss": 2.0})
+        writer.write(3, {"loss": 3.0})
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+
+
 @given(st.text(st.characters()))
 def test_any_text_is_one_printable_line_and_comes_back(text):
     line = encode({"text": text})

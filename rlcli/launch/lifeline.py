@@ -2,6 +2,7 @@
 
     {"run": "/…/runs/ppo_math/20260412-093011", "warm_start": false, "max_restarts": 0}
                                                                         it works in this folder from now on
+    {"begun": true}                                                     all that was asked for is written down there
     {"waiting": "actor_train", "limit": 3600}                           a call that may take so many seconds began
     {"waiting": null}                                                   and ended
     {"debugging": true}                                                 someone is at a breakpoint: deadlines are off

@@ -172,20 +172,20 @@ def drive(
         if write_down is not None and not has_begun:
             write_down()
         has_begun = True
+        lifeline.report(begun=True)
 
     with _status_of_failures(run, lambda: has_begun):
-        lifeline.report(run=str(run.path), warm_start=title != STEP, max_restarts=recipe.launch.max_restarts)
+        warm_start, restarts = title != STEP, recipe.launch.max_restarts
+        lifeline.report(run=str(run.path), begun=has_begun, warm_start=warm_start, max_restarts=restarts)
         check_failpoints()
         remove_abandoned()
-        for restarts in range(recipe.launch.max_restarts + 1):
+        for attempt in range(restarts + 1):
             try:
                 return _attempt(recipe, run, display, stop, identity, start, title, begin)
             except (WorkerError, HangError) as error:
-                if restarts == recipe.launch.max_restarts or stop():
+                if attempt == restarts or stop():
                     raise
-                display.warning(
-                    f"{error}\nstarting again, for the {restarts + 1}. of {recipe.launch.max_restarts} times"
-                )
+                display.warning(f"{error}\nstarting the workers again, restart {attempt + 1} of {restarts}")
             start = last_checkpoint(run, display)
     raise AssertionError("a run ends or raises")
 

@@ -44,6 +44,8 @@ STACKS_WITHIN = 1.0
 """Seconds for a child that hangs to write where it is."""
 LEAVES_WITHIN = 30.0
 """Seconds for a child that has said how it ended to be gone."""
+GONE_WITHIN = 10.0
+"""Seconds for a killed child to be gone."""
 STACKS_FILE = Path("logs", "stacks.log")
 KINDS = ("interfaces", "backends", "datasets")
 
@@ -53,6 +55,7 @@ class Facts:
     """What the child has said of itself (see `lifeline`)."""
 
     run: str | None = None
+    begun: bool = False
     warm_start: bool = False
     max_restarts: int = 0
     waiting: str | None = None
@@ -89,7 +92,8 @@ def _fits(value: object, kind: Any) -> bool:
 def supervise(resume: Callable[[str], Sequence[str]]) -> int:
     """Run this very command as a child and see it through. Returns its exit code.
 
-    A run that dies or hangs is resumed as often as its `launch.max_restarts` allows, by `rlcli <resume(folder)>`.
+    A run that dies or hangs is resumed as often as its `launch.max_restarts` allows, by `rlcli <resume(folder)>`; one
+    that is resumed and dies before it has begun, by the same command, for its folder does not hold all of it yet.
     Raises WorkerError if it ended without having said how, HangError if a call of it passed its deadline.
     """
     adopt_orphans()
@@ -105,7 +109,7 @@ def supervise(resume: Callable[[str], Sequence[str]]) -> int:
                 restarts += 1
                 again = f"{error}\nresuming the run, restart {restarts} of {facts.max_restarts}"
                 PlainDisplay(sys.stderr).warning(again)
-                command = [*resume(facts.run)]
+                command = [*resume(facts.run)] if facts.begun else command
 
 
 def _see_through(child: _Child) -> int:
@@ -207,15 +211,19 @@ class _Child:
         self.process.send_signal(SHOW_STACKS)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STACKS_WITHIN)
+        self._kill()
+
+    def _kill(self) -> None:
+        """End it. One that not even SIGKILL ends, for its disk does not answer, is left to the kernel."""
         self.process.kill()
-        self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(GONE_WITHIN)
 
     def __enter__(self) -> _Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
+        self._kill()
         signal.set_wakeup_fd(-1)
         for descriptor in (self._line, self._woken, self._waker):
             os.close(descriptor)

@@ -116,7 +116,7 @@ def test_dead_ranks_are_started_again_as_often_as_the_recipe_allows(train, capsy
     finished, folder = train(*settings, kill, "launch.max_restarts=2")
     assert finished.exit_code == 0
     assert numbers(folder) == numbers(whole)
-    assert "starting again" in capsys.readouterr().err
+    assert "starting the workers again, restart 2 of 2" in capsys.readouterr().err
 
 
 def test_on_another_number_of_ranks(train, resume, project, capsys):

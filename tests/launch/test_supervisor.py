@@ -204,6 +204,19 @@ def test_a_run_that_dies_is_resumed_as_often_as_allowed(end, project):
     assert steps == [0, 1, 2, 3]
 
 
+def test_one_that_dies_before_it_has_begun_again_is_still_resumed_with_what_was_asked_for(end, project):
+    code, err, _ = end(trouble("none"), "launch.max_restarts=1")
+    assert code == 0, err
+    changes = ("train.steps=5", f"graph.score.interface.args.dies_once={project / 'died'}", "--accept-changes")
+    again = subprocess.run(
+        [sys.executable, "-m", "rlcli", "resume", "run", *changes], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": HOME}, check=False,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    assert "restart 1 of 1" in again.stderr
+    assert json.loads((project / "run/status.json").read_text())["step"] == 5
+
+
 def test_and_no_oftener(end):
     code, err, status = end(trouble("os._exit(0)"), "launch.max_restarts=1", "checkpoint.every_seconds=null")
     assert code == 7, err

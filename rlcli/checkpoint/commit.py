@@ -28,13 +28,12 @@ from rlcli.checkpoint.disk import (
     failures_told,
     files_under,
     open_to_read,
-    sync_folder,
 )
 from rlcli.checkpoint.manifest import MANIFEST, FileDigest, Manifest
 from rlcli.checkpoint.verify import ASIDE, belongs
 from rlcli.errors import ResourceError
 from rlcli.failpoints import failpoint
-from rlcli.files import make_folder, replace_file
+from rlcli.files import make_folder, replace_file, sync_folder
 
 LATEST = "LATEST.json"
 """Names the newest checkpoint. A hint for people and scripts: what a folder holds is told by its manifest alone."""

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from rlcli.api.family import Form, HFFamily, ModelConfig
 from rlcli.api.weight_files import INDEX, PARTS, inside
-from rlcli.checkpoint.disk import check_free_space, failures_told, sync_folder
+from rlcli.checkpoint.disk import check_free_space, failures_told
 from rlcli.checkpoint.families import family_of
 from rlcli.checkpoint.tensor_dtypes import NAMES
 from rlcli.checkpoint.tensor_files import OFFSETS, SHARDING, StoredTensor, TensorSpec, stored_tensors
@@ -32,6 +32,7 @@ from rlcli.checkpoint.tensor_moves import (
 )
 from rlcli.checkpoint.tensor_writing import FilePlan, Progress, TensorWriter, rank_files, whole_files
 from rlcli.errors import ModelError, ResourceError, UsageError
+from rlcli.files import sync_folder
 
 ACCOMPANYING = ("*.json", "*.jinja", "*.txt", "*.model", "*.md", "LICENSE*", "additional_chat_templates/*.jinja")
 """What goes along with the weights, byte for byte."""

@@ -50,15 +50,6 @@ def files_under(folder: Path) -> dict[str, Path]:
     return found
 
 
-def sync_folder(folder: Path) -> None:
-    """Have what was made, renamed or removed in a folder on disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def exchange(one: Path, other: Path) -> bool:
     """Swap two folders in one step; False where the system or the file system cannot."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

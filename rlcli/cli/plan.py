@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
-from rlcli.recipe.schema import MAX_DEVICES_PER_NODE, MAX_NODES
+from rlcli.recipe.mesh import MAX_DEVICES_PER_NODE, MAX_NODES
 
 
 def plan(

@@ -290,15 +290,12 @@ def _status_of_failures(run: RunDirectory, has_begun: Callable[[], bool]) -> Ite
     try:
         yield
     except BaseException as error:
-        from rlcli.observe.run_record import read_status
-
         if not has_begun():
             raise
-        status = read_status(run.path) or {}
         code = error.exit_code if isinstance(error, RlcliError) else 1
         if isinstance(error, KeyboardInterrupt):
             code = 130
-        run.write_status("failed", int(status.get("step") or 0), status.get("steps"), code, str(error)[:2000])
+        run.write_failure(code, str(error))
         raise
 
 

@@ -33,11 +33,10 @@ from rlcli.observe.display import PlainDisplay
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_record import read_status
 from rlcli.processes import STOP_SIGNALS
+from rlcli.runtime.own_pauses import OwnPauses
 
 TICK = 1.0
 """Seconds between two looks at the clock."""
-AWAY = 5.0
-"""Seconds between two looks after which we were away ourselves, as after Ctrl-Z; they count against nobody."""
 PASS_ON_AFTER = 0.2
 """Seconds in which a signal that was sent to every process reaches the child by itself."""
 STACKS_WITHIN = 1.0
@@ -47,7 +46,6 @@ LEAVES_WITHIN = 30.0
 GONE_WITHIN = 10.0
 """Seconds for a killed child to be gone."""
 STACKS_FILE = Path("logs", "stacks.log")
-KINDS = ("interfaces", "backends", "datasets")
 
 
 @dataclass
@@ -136,7 +134,7 @@ class _Child:
         self._stacks = stacks
         self._to_pass_on: list[tuple[float, int]] = []
         self._heard = b""
-        self._looked = time.monotonic()
+        self._pauses = OwnPauses()
         self._line, line = os.pipe()
         self._woken, self._waker = os.pipe()
         self._listened_to = [self._line, self._woken]
@@ -194,8 +192,7 @@ class _Child:
     def _listen(self) -> None:
         """Take in what it said, and how long nobody listened."""
         now = time.monotonic()
-        passed, self._looked = now - self._looked, now
-        self.facts.since += passed if passed > AWAY else 0.0
+        self.facts.since += self._pauses.since_last_look()
         for descriptor in list(self._listened_to):
             for some in _available(descriptor):
                 if not some:  # it has closed the line; we wait for its end
@@ -267,6 +264,7 @@ def _late(child: _Child) -> RlcliError:
 def _where(child: _Child) -> str | None:
     """Where the thread was that crashed or was asked, else the main one, which comes last: its innermost line in a
     component, if it was in one."""
+    from rlcli.api.component import KINDS
     from rlcli.project import search_path
 
     threads = re.findall(r"^(Current t|T)hread .*\n((?:  File .*\n)+)", child.read_stacks(), re.MULTILINE)
@@ -297,4 +295,4 @@ def _leave_behind(child: _Child, error: RlcliError) -> None:
         if stacks := child.read_stacks():
             run.write_text(STACKS_FILE, stacks)
         if status.get("state") in ("starting", "running", "stopping"):
-            run.write_status("failed", int(status.get("step") or 0), status.get("steps"), error.exit_code, str(error))
+            run.write_failure(error.exit_code, str(error))

@@ -12,7 +12,6 @@ from rlcli.errors import ResourceError
 from rlcli.observe.metrics import read_metrics
 from rlcli.observe.report import before_and_after
 from rlcli.observe.run_directory import RunDirectory
-from rlcli.observe.run_record import is_run as is_run
 from rlcli.observe.run_record import read_status
 from rlcli.observe.series import series
 from rlcli.recipe.difference import Values, values_of

@@ -191,8 +191,13 @@ class RunDirectory:
                 log.warning("status.json is not written: %s (%s)", error.strerror or error, self.status)
             self._warned = True
 
+    def write_failure(self, exit_code: int, message: str) -> None:
+        """Record in status.json that the run failed, at the step that it had reached."""
+        status = read_status(self.path) or {}
+        self.write_status("failed", status.get("step", 0), status.get("steps"), exit_code, message[:2000])
+
     def close(self) -> None:
-        """Let go of the lock; the files stay."""
+        """Release the lock; the files stay."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlcli.files import replace_file
+from rlcli.files import replace_file, sync_folder
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +57,7 @@ class Record:
             known = replace(self._known, **changes)
             if known != self._known:
                 replace_file(self._file, (json.dumps(asdict(known)) + "\n").encode())
-                descriptor = os.open(self._file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                sync_folder(self._file.parent)
                 self._known = known
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rlcli.recipe.schema import Cluster
     from rlcli.recipe.schema import Mesh as MeshSection
 
+MAX_NODES, MAX_DEVICES_PER_NODE = 4096, 1024
 MAX_WORLD = 65_536
 """Devices of a cluster. Plans list every rank, so this bounds their time and memory."""
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
 
 from rlcli.api.config import GenerationHyperparameters
+from rlcli.recipe.mesh import MAX_DEVICES_PER_NODE, MAX_NODES
 
-MAX_NODES, MAX_DEVICES_PER_NODE = 4096, 1024
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 KEY_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
 

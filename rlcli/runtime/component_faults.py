@@ -11,8 +11,7 @@ from pathlib import Path
 
 from rlcli.errors import ProjectError, RlcliError, WorkerError
 from rlcli.project import is_built_in, search_path
-
-KINDS = ("interfaces", "backends", "datasets")
+from rlcli.registry import KINDS
 
 
 @contextmanager

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-from rlcli.checkpoint.disk import failures_told, sync_folder
+from rlcli.checkpoint.disk import failures_told
 from rlcli.errors import ResourceError
+from rlcli.files import sync_folder
 from rlcli.observe.json_lines import JsonLines, Warn
 from rlcli.observe.metrics import MetricsWriter
 from rlcli.observe.run_directory import RunDirectory

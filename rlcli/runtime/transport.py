@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from rlcli.errors import HangError, RlcliError, WorkerError
 from rlcli.runtime.control import CONTROL_FILE, Control, join, listen, split, zeromq
 from rlcli.runtime.messages import LARGEST, Failure, ProtocolError, Reply, Report, Request, pack, unpack
+from rlcli.runtime.own_pauses import OwnPauses
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +36,6 @@ SILENT = 10.0
 """Seconds without a heartbeat after which a rank is named as the one that hangs."""
 LONGEST_SILENCE = 300.0
 """Seconds without a heartbeat after which a rank counts as hanging, whatever the other deadlines are."""
-AWAY = 5.0
-"""Seconds without a look at the socket after which the master was away: stopped by Ctrl-Z, or busy with a slow disk."""
 LAST_GASP = 5.0
 """Seconds to find out whether an unexpected error of one rank is the echo of another rank's death."""
 
@@ -117,7 +116,8 @@ class ZmqMaster:
         self._world_size = world_size
         self._identities: dict[int, bytes] = {}
         self._heard: dict[int, float] = {}
-        self._looked = self._listening_since = time.monotonic()
+        self._pauses = OwnPauses()
+        self._listening_since = time.monotonic()
         self.pids: dict[int, int] = {}
         """Rank → its process."""
         self.has_let_go = False
@@ -159,11 +159,11 @@ class ZmqMaster:
         """They are on their way."""
 
     def _next(self, deadline: float, waiting_for: str) -> Reply | Report:
-        self._time_away()
+        self._own_pause()
         end = time.monotonic() + deadline
         while True:
             has_message = self._socket.poll(timeout=200)
-            end += self._time_away()
+            end += self._own_pause()
             message = self._read() if has_message else None
             if message is not None:
                 is_reply = isinstance(message, Reply)
@@ -174,15 +174,13 @@ class ZmqMaster:
                 self._is_alive()
             self._check_clocks(end, deadline, waiting_for)
 
-    def _time_away(self) -> float:
-        """Seconds in which nobody listened since the last look, 0 if it was but a moment. They count against no rank:
-        its heartbeats wait to be read, or it was stopped as we were."""
-        now = time.monotonic()
-        passed, self._looked = now - self._looked, now
-        if passed < AWAY:
-            return 0.0
-        self._listening_since = now
-        return passed
+    def _own_pause(self) -> float:
+        """Seconds in which the master did not listen. They count against no rank: its heartbeats wait to be read, or it
+        was stopped as we were."""
+        seconds = self._pauses.since_last_look()
+        if seconds:
+            self._listening_since = time.monotonic()
+        return seconds
 
     def _read(self) -> Reply | Report | None:
         """The message that has arrived; None for a heartbeat, or for one that is not from our workers."""

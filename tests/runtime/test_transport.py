@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from rlcli import errors
 from rlcli.launch.meeting import MeetingFolder
-from rlcli.runtime import control, messages, transport
+from rlcli.runtime import control, messages, own_pauses, transport
 from rlcli.runtime.control import Control
 from rlcli.runtime.messages import Failure, ProtocolError, Reply, Report, Request, pack, unpack
 from rlcli.runtime.requests import Requests
@@ -354,7 +354,8 @@ def clock(monkeypatch):
         told.away += told.hurry
         return time.monotonic() + told.away
 
-    monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
+    for module in (transport, own_pauses):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
     return told
 
 
@@ -364,7 +365,7 @@ def clock(monkeypatch):
 ])  # fmt: skip
 def test_a_rank_without_heartbeat_is_the_one_that_is_named(ranks, monkeypatch, clock, deadline, says):
     monkeypatch.setattr(transport, "BEAT_SECONDS", 1000.0)
-    monkeypatch.setattr(transport, "AWAY", 1000.0)
+    monkeypatch.setattr(own_pauses, "PAUSE", 1000.0)
     monkeypatch.setattr(transport, "LONGEST_SILENCE", 20.0)
     ranks.start(0, echo)
     ranks.master.wait_for_workers(10)

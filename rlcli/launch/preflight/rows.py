@@ -106,7 +106,7 @@ class Tokenizers:
         """`light`: a light one will do. Raises ModelError."""
         if light not in self._opened:
             source = _tokenizer_source(self._resolved, prompt_role(self._resolved.recipe))
-            self._opened[light] = open_tokenizer(source, light=light, or_else=not self._only_light)
+            self._opened[light] = open_tokenizer(source, light=light, only_light=self._only_light)
         return self._opened[light]
 
 
@@ -124,8 +124,8 @@ def _tokenizer_source(resolved: Resolved, role: str) -> str:
     return str(folder) if folder is not None else _tokenizer_source(start.source, start.source_role)
 
 
-def open_tokenizer(source: str, *, light: bool = True, or_else: bool = True) -> OpenTokenizer:
-    """The tokenizer of a folder, a Hub id or a `builtin:<name>`. Raises ModelError; without `or_else` also NotLight,
+def open_tokenizer(source: str, *, light: bool = True, only_light: bool = False) -> OpenTokenizer:
+    """The tokenizer of a folder, a Hub id or a `builtin:<name>`. Raises ModelError; with `only_light` also NotLight,
     where transformers would have to read it."""
     if source.startswith("builtin:"):
         return _builtin_tokenizer(source, light)
@@ -137,7 +137,7 @@ def open_tokenizer(source: str, *, light: bool = True, or_else: bool = True) -> 
     folder = Path(source).expanduser()
     if not folder.is_dir():
         folder = cached_folder(source) or folder
-    if not folder.is_dir() and not or_else:
+    if not folder.is_dir() and only_light:
         raise NotLight("it is not on this machine yet")
     if not light or not folder.is_dir():
         why = "the dataset may ask anything of it" if folder.is_dir() else "it is not on this machine yet"
@@ -146,7 +146,7 @@ def open_tokenizer(source: str, *, light: bool = True, or_else: bool = True) -> 
     try:
         return OpenTokenizer(with_end_token(read_light_tokenizer(folder), source), source)
     except NotLight as why_not:
-        if not or_else:
+        if only_light:
             raise
         return OpenTokenizer(load_tokenizer(source), source, str(why_not))
     except ModelError:

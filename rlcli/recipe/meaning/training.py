@@ -10,6 +10,8 @@ from rlcli.recipe.tree import Path
 
 EVALUATIONS = "eval/"
 """What the names of numbers begin with that an evaluation makes."""
+LONGEST_PATH = 4096
+"""Linux's limit. It also bounds the time that looking at all parent folders takes."""
 
 
 def check(notes: Notes) -> None:
@@ -69,10 +71,6 @@ def _kept(notes: Notes) -> None:
         hint = "set train.eval.dataset, or a checkpoint.best_metric of training such as reward"
         needs = [("train", "eval", "dataset"), ("checkpoint", "best_metric")]
         notes.note("R71", what, ("checkpoint", "keep_best"), hint, needs=needs)
-
-
-LONGEST_PATH = 4096
-"""Linux' own limit, and that of the time that it takes to look at all folders above."""
 
 
 def _folder(notes: Notes) -> None:

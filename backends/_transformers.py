@@ -28,7 +28,7 @@ _NOT_OFFERED = {
     "indices": "keys that it chooses",
     "block_indices": "keys that it chooses",
 }
-"""Arguments that some layers attend with, and what they stand for."""
+"""Arguments that some layers pass to their attention, and what they stand for."""
 
 
 def use_packed_attention(lm: nn.Module) -> None:
@@ -47,9 +47,9 @@ def use_packed_attention(lm: nn.Module) -> None:
 
 def _refuse_other_layers(lm: Any) -> None:
     config = lm.config.get_text_config()
-    odd = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
-    if odd:
-        reason = f"layers of type {', '.join(odd)}"
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
+    if others:
+        reason = f"layers of type {', '.join(others)}"
     elif getattr(lm, "_is_stateful", False):
         reason = "layers that carry a state from token to token"
     elif not lm.base_model._can_set_attn_implementation():
@@ -213,7 +213,7 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
 def _multiplies_bfloat16(device: torch.device) -> bool:
     """Whether products in bfloat16 are faster than in float32; on a CPU without AMX they are up to 100 times slower.
 
-    oneDNN multiplies and torch's own kernels attend: the variables that restrict either to older instructions count.
+    oneDNN computes the products, torch's own kernels the attention: environment variables may restrict either.
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)

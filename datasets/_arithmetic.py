@@ -26,7 +26,7 @@ GAINS = ("buys", "finds", "gets", "wins", "makes", "picks")
 LOSSES = ("eats", "loses", "sells", "drops", "gives away", "breaks")
 LARGEST_TOTAL = 99
 MAX_LEVEL = 64
-"""Operations of a problem; a longer sum is no problem for a language model to learn from."""
+"""Operations of a problem; longer sums teach a language model nothing."""
 
 PATIENCE = 20_000
 """Draws in a row that bring no new problem, after which there are taken to be no more."""

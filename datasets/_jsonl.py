@@ -23,7 +23,7 @@ T = TypeVar("T")
 BadRows = Literal["error", "skip"]
 
 MAX_ROW = 8 << 20
-"""Bytes of a line. The longest contexts of today's models are about as long."""
+"""Bytes of a line. About the longest context of today's models."""
 MAX_LIST = 128 << 20
 """Bytes of a JSON list, all of which must be in memory; lines need not be."""
 
@@ -152,7 +152,7 @@ def _parsed_rows(file: Path) -> Iterator[tuple[int, int, dict[str, Any] | BadRow
 
 
 def _is_list(file: BinaryIO) -> bool:
-    """Whether the first sign is that of a JSON list. The file is then at its start again, a byte order mark skipped."""
+    """Whether the first character that is not blank opens a JSON list. Rewinds the file, but past a byte order mark."""
     start = file.read(3)
     start = b"" if start == codecs.BOM_UTF8 else start
     place = file.tell() - len(start)
@@ -164,7 +164,7 @@ def _is_list(file: BinaryIO) -> bool:
 
 
 def _lined_rows(file: BinaryIO) -> Iterator[tuple[int, int, dict[str, Any] | BadRow]]:
-    """The rows of a file with one per line. Of a line that is too long no more than a row's length is in memory."""
+    """The rows of a file with one per line. At most MAX_ROW bytes of a line that is too long are in memory."""
     line = 0
     while raw := file.readline(MAX_ROW + 1):
         line += 1

@@ -124,10 +124,10 @@ def _policies(
     """(log-probs of the policy that sampled, those that the ratio is taken to, weight of each action, actions still
     trained on).
 
-    The KL penalty is that of the policy that sampled, for the estimators of `rlcli.ops.kl` are expectations over its
-    samples: with another policy's log-probs they estimate no KL at all. `recompute_logprob` takes the trainer's numbers
-    for that policy, everywhere; `use_decoupled_loss` keeps the sampler's, and uses the proximal policy in the loss
-    alone. AReaL does the same.
+    The KL penalty is that of the policy that sampled, because the estimators of `rlcli.ops.kl` are expectations over
+    its samples: with another policy's log-probs they estimate no KL at all. `recompute_logprob` takes the trainer's
+    numbers for that policy, everywhere; `use_decoupled_loss` keeps the sampler's, and uses the proximal policy in the
+    loss alone. AReaL does the same.
     """
     behaviour = _need(tensors, "packed_logprobs")
     ones = torch.ones_like(behaviour)

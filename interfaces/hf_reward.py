@@ -73,7 +73,7 @@ class HFRewardInterface(ModelInterface):
     @torch.no_grad()
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
         """`packed_input_ids` (and `prompt_mask`) → `rewards`; metadata `truncated`, the share of each sample's texts
-        that the classifier did not see whole."""
+        that were truncated."""
         if self.classifier is None:
             self._load(model.device)
         texts = (full_texts if self.text == "full" else response_texts)(model.tokenizer, data)
@@ -86,7 +86,7 @@ class HFRewardInterface(ModelInterface):
         return _rewarded(data, rewards, truncated)
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
-        """Rewards as a classifier in doubt would give them, by chance."""
+        """Random rewards, as an uncertain classifier would give them."""
         if interface_type != "inference":
             return super().mock(interface_type, model, data)
         ones = [[1] * len(lengths) for lengths in data.seqlens["packed_input_ids"]]
@@ -120,14 +120,14 @@ class HFRewardInterface(ModelInterface):
         self.classifier = classifier.to(device).eval()
 
     def _most_tokens(self, config: Any) -> int:
-        """Of `max_length`, the classifier's positions and what its tokenizer says: the fewest."""
+        """The smallest of `max_length`, the classifier's positions and its tokenizer's limit."""
         positions = getattr(config, "max_position_embeddings", None) or self.max_length
         limit = min(self.max_length, positions, self.tokenizer.model_max_length)
         special = self.tokenizer.num_special_tokens_to_add()
         if limit <= special:
             raise ModelError(
                 f"{self.path} cannot score any text: {limit} tokens are the most it may be given, of which {special} "
-                "are its own marks",
+                "are special tokens",
                 hint="raise max_length",
             )
         return int(limit)

@@ -98,7 +98,7 @@ class MathRewardInterface(ModelInterface):
         return self._rewarded(data, solved, _shares(data, owners, verdicts))
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
-        """Half of the responses are right, by chance; no answer is looked at."""
+        """Marks a random half of the responses as right, whatever they say."""
         from rlcli.interfaces._mock import uniform
 
         if interface_type != "inference":

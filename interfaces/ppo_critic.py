@@ -83,8 +83,8 @@ class PPOCriticInterface(PPOArgs, ModelInterface):
         self.normalizer.load_state_dict(state["normalizer"])
 
     def _normalized(self, batch: SequenceSample, reduce: AllReduce) -> tuple[SequenceSample, dict[str, float]]:
-        """`values` as the model gave them, `returns` in the units that it is to learn, and how many of these it is not
-        shown whole."""
+        """`values` as the model gave them, `returns` in the units that it is to learn, and the share of these that is
+        clipped."""
         if not self.value_norm:
             return batch, {}
         tensors = dict(batch.data)

@@ -1,5 +1,5 @@
-"""Files for their owner alone: mode 0600 in 0700 folders, replaced in one piece, never through a link. And files of
-others, which may be anything: read only if they are ordinary ones, and up to a limit."""
+"""Files for their owner alone: mode 0600 in 0700 folders, replaced in one piece, never through a link. And files that
+others made: read only if they are ordinary ones, and up to a limit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_regular(path: Path | str, flags: int = 0) -> int:
 
 
 def read_regular(path: Path | str, most: int) -> bytes:
-    """What an ordinary file of at most so many bytes holds. Raises OSError, also for one that is larger."""
+    """The content of an ordinary file of at most `most` bytes. Raises OSError, also for one that is larger."""
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         content = b"" if size > most else file.read(most + 1)

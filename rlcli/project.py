@@ -87,12 +87,12 @@ def find_project(start: Path) -> Path | None:
 
 
 def check_not_planted(file: Path, what: str, trusting: str) -> None:
-    """Raises ProjectError if another user may have planted a file that decides about `what` is run; `trusting`: the
-    arguments that say that it is meant."""
+    """Raises ProjectError if another user may have planted a file that makes `what` run; `trusting`: the arguments by
+    which the user trusts it."""
     place = planted(file)
     if place is not None:
         raise ProjectError(
-            f"another user has put this into a folder that all may write to, and it decides that {what} is run",
+            f"another user has put this into a folder that all may write to, and it makes rlcli run {what}",
             where=str(place),
             hint=f"if you trust it: rlcli {trusting}",
         )

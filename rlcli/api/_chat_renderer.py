@@ -1,8 +1,8 @@
 """A process that renders chat templates: JSON lines in, JSON lines out. Started by `chat_template`, as a script.
 
-A template is somebody else's code. jinja2's sandbox keeps it from calling anything harmful, but not from looping for
-ever or from making a text that fills the memory; the limits of a process do. Time is the processor's, so that a
-verdict does not depend on what else the machine does.
+A template is somebody else's code. jinja2's sandbox keeps it from calling anything harmful, but not from looping
+forever or filling the memory; the limits of a process do. Time is processor time, so that the outcome does not depend
+on the load of the machine.
 """
 
 from __future__ import annotations

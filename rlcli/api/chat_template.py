@@ -29,19 +29,19 @@ REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names under which a message's reasoning is passed; templates read the first, some the second."""
 
 LIMIT_S = 1.0
-"""Of the processor's time, for one conversation: a hundred times what the longest templates of today take."""
+"""Seconds of processor time for one conversation: a hundred times what today's longest templates take."""
 PATIENCE_S = 120.0
-"""Until the process must have answered, on a machine that may be busy."""
+"""Seconds until the process must have replied, on a machine that may be busy."""
 MAX_TEMPLATE = 1 << 20
 """Characters of a template."""
 
 
 class TemplateError(ValueError):
-    """What a template raises, or which limit it goes beyond."""
+    """What a template raises, or which limit it exceeds."""
 
 
 class TooMuch(TemplateError):
-    """It goes beyond a limit, so that no conversation may ever be rendered."""
+    """It exceeds a limit, and so might for any conversation."""
 
 
 def render_chat(
@@ -52,7 +52,7 @@ def render_chat(
     day: date | None = None,
     **variables: Any,
 ) -> str:
-    """The text of a conversation. `day`: what the template is told if it asks for the date; None: today.
+    """The text of a conversation. `day`: what the template gets if it asks for the date; None: today.
 
     Raises TemplateError, within a bounded time whatever the template does.
     """
@@ -60,14 +60,14 @@ def render_chat(
         raise ValueError("a conversation needs at least one message")
     if len(template) > MAX_TEMPLATE:
         raise TooMuch(f"it has {len(template)} characters; a chat template may have {MAX_TEMPLATE}")
-    told = {
+    variables = {
         **variables,
         "messages": [_with_reasoning({k: v for k, v in message.items() if v is not None}) for message in messages],
         "tools": None,
         "documents": None,
         "add_generation_prompt": add_generation_prompt,
     }
-    conversation = {"template": template, "day": day and day.isoformat(), "variables": told}
+    conversation = {"template": template, "day": day and day.isoformat(), "variables": variables}
     return _renderer().render(json.dumps({"limit_s": LIMIT_S, "conversation": conversation}, default=str))
 
 
@@ -77,17 +77,17 @@ def conversation_text(
     """The text of a conversation by a tokenizer's template, transformers' or ours. Raises ModelError F32."""
     named = tokenizer.chat_template
     template = named["default"] if isinstance(named, dict) else named
-    told = dict(tokenizer.special_tokens_map)
+    special = tokenizer.special_tokens_map
     try:
-        return render_chat(template, messages, add_generation_prompt=add_generation_prompt, day=day, **told)
+        return render_chat(template, messages, add_generation_prompt=add_generation_prompt, day=day, **special)
     except TemplateError as error:
         source = getattr(tokenizer, "name_or_path", "") or "the tokenizer"
         raise ModelError(f"the chat template of {source} fails: {error}", code="F32") from error
 
 
 def check_template(tokenizer: Any, source: str) -> None:
-    """Try a tokenizer's template on one message. Raises ModelError F32 if it goes beyond a limit; what else it may
-    object to depends on the conversation."""
+    """Try a tokenizer's template on one message. Raises ModelError F32 if it exceeds a limit; its other
+    errors depend on the conversation."""
     named = tokenizer.chat_template
     templates = named if isinstance(named, dict) else {"default": named}
     for template in templates.values():
@@ -147,7 +147,7 @@ class _Renderer:
         code = self._process.poll()
         self.close()
         if code == -signal.SIGPROF or code is None:
-            return f"it takes more than {LIMIT_S:g} s of the processor"
+            return f"it takes more than {LIMIT_S:g} s of processor time"
         return f"the process that renders it died ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
 
 
@@ -155,7 +155,7 @@ _held: list[_Renderer] = []
 
 
 def _renderer() -> _Renderer:
-    """That of this process: one that was forked must not use its parent's pipes."""
+    """The renderer of this process: a forked one must not use its parent's pipes."""
     if not _held or _held[0].owner != os.getpid():
         _held[:] = [_Renderer()]
     return _held[0]
@@ -168,7 +168,7 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def _asked(process: subprocess.Popen[bytes], task: bytes) -> dict[str, Any] | None:
-    """The process' answer; None if it died of the question, or says nothing."""
+    """The process's reply; None if it died of the task, or does not reply in time."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:

@@ -30,8 +30,8 @@ class ModelInterface:
 
     A training interface implements `train_step` and `save`, an inference one `inference`, a generation one
     `generate`. `data` holds this rank's samples with the call's input keys; outputs carry the same ids in the
-    same order. Numbers must be finite as float32, and keys that everybody knows must be what `rlcli.api.key_meaning`
-    says: otherwise the run ends before anything is trained on them. What it says of itself in its class, in literals,
+    same order. Numbers must be finite as float32, and well-known keys must hold what `rlcli.api.key_meaning` says:
+    otherwise the run ends before anything is trained on them. What it says of itself in its class, in literals,
     recipes and `rlcli test` hold it to:
 
         READS: ClassVar[Declaration] = {"train_step": ("packed_input_ids", "prompt_mask", "solved if given")}

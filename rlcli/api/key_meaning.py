@@ -1,4 +1,4 @@
-"""What the keys that everybody knows hold: of which kind, and how many rows for each sequence."""
+"""What well-known keys hold: which kind of numbers, and how many rows for each sequence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NUMBERS = ("advantages", "dense_rewards", "kl_rewards", "returns", "values")
 _SCORES = ("base_scores", "greedy_base_scores", "greedy_rewards", "rewards", "solved")
 
 _ROWS = {**KNOWN_RULES, "dense_rewards": full, "proximal_logprobs": minus_one}
-_OF_THEIR_OWN = ("input_ids", "packed_prompts", "packed_seq", "seq")
+_OTHER_SEQUENCES = ("input_ids", "packed_prompts", "packed_seq", "seq")
 """Sequences that need not be those of `packed_input_ids`."""
 _PER = {one: "one per sequence", full: "one per token", minus_one: "one per token but the first"}
 
@@ -39,7 +39,7 @@ class Meaning:
     """The dtypes that it may have, in words."""
     fits: Callable[[torch.dtype], bool]
     rows: Callable[[int], int] | None
-    """Rows in a sequence of so many tokens; None if that is not known."""
+    """Number of tokens of a sequence → its rows; None if that is not known."""
     is_token: bool = False
     is_logprob: bool = False
 
@@ -50,7 +50,7 @@ class Meaning:
 
 def meaning_of(key: str) -> Meaning | None:
     """None for a key that only its own components know."""
-    rows = None if key in _OF_THEIR_OWN else _ROWS.get(key)
+    rows = None if key in _OTHER_SEQUENCES else _ROWS.get(key)
     if key in _TOKENS:
         return Meaning("whole numbers (int64)", _is_whole, rows, is_token=True)
     if key in _MASKS:

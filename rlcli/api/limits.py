@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Limits = Mapping[str, Mapping[str, float]]
-"""Argument → its bounds, any of `BOUNDS`. Written as a literal, for it is read without importing the class:
+"""Argument → its bounds, any of `BOUNDS`. Written as a literal, because it is read without importing the class:
 `LIMITS: ClassVar[Limits] = {"minibatches": {"ge": 1}, "discount": {"ge": 0, "le": 1}}`."""
 
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}

@@ -21,7 +21,7 @@ WANTED_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja"
 """What is downloaded of a model on the Hub: no code, no pickles."""
 
 ADAPTER = "adapter_config.json"
-"""Where it lies, transformers would load another model first, which nobody has checked."""
+"""If there is one, transformers first loads another model, which was not checked."""
 
 OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.gguf", "*.msgpack")
 
@@ -76,7 +76,7 @@ def check_folder(folder: Path, *, weights: bool) -> None:
 
 
 def check_config(config: Any, where: str) -> None:
-    """The sizes in a configuration must be those of a model that can be. Raises ModelError."""
+    """The sizes in a configuration must be possible ones. Raises ModelError."""
     if not isinstance(config, dict):
         raise ModelError("it holds no configuration", where=where)
     if wrong := next(wrong_sizes(config), None):
@@ -84,14 +84,14 @@ def check_config(config: Any, where: str) -> None:
 
 
 def _refuse_special_files(folder: Path) -> None:
-    """Opening a pipe would wait for ever, and a device never ends."""
+    """Opening a pipe may block, and reading a device may never end."""
     for path in sorted(folder.iterdir()):
         if path.exists() and not path.is_file() and not path.is_dir():
             raise ModelError(f"{path} is not an ordinary file", hint="a model folder holds files only")
 
 
 def _check_described(folder: Path, stored: Mapping[str, tuple[int, ...]]) -> None:
-    """What config.json describes must not be larger than what the files hold: the rest would be made of nothing, in any
+    """What config.json describes must not be larger than what the files hold: the rest would be made up, in any
     amount. `stored`: tensor → shape. Raises ModelError."""
     config = _read_json(folder / "config.json")
     inner = config.get("text_config") or config

@@ -1,4 +1,4 @@
-"""The sizes in a model's configuration, judged before anything is made of them: no real model has a billion layers."""
+"""The sizes in a model's configuration, checked before anything is built: no real model has a billion layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZES = (
     "num_experts_per_tok",
 )  # fmt: skip
 MOST = 1 << 28
-"""Of any other size. The longest context and the largest vocabulary of today lie far below."""
+"""Of any other size. Today's longest contexts and largest vocabularies are far smaller."""
 
 
 def wrong_size(key: str, value: Any) -> str | None:

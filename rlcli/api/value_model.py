@@ -16,7 +16,7 @@ CRITIC = "ForTokenClassification"
 def value_model_class(config: Any) -> type[nn.Module]:
     """The class of critics for a transformers configuration.
 
-    That is transformers' own model for the classification of tokens. For families that it has none for, one is made of
+    That is transformers' own model for the classification of tokens. For families without one, it is built from
     its parts: the family's backbone and a linear head, under the name that transformers would give it. Raises
     ValueError for a configuration that is not a language model's.
     """

@@ -38,7 +38,7 @@ class Head:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that make up the model, and no others that may lie beside them. Raises ModelError."""
+    """The safetensors files that make up the model, and no others next to them. Raises ModelError."""
     index = folder / INDEX
     if index.is_file():
         names = sorted(set(weight_map(inside(folder, index)).values()))
@@ -64,11 +64,11 @@ def _refuse_odd(index: Path, names: Sequence[str]) -> None:
             what = f"it names {shown(name)}, a pickle, which can run code when it is read"
             raise ModelError(what, where=str(index), hint=SAVE_AGAIN, code="S5")
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise ModelError(f"it names {shown(name)}, which is no file of this folder", where=str(index), code="S7")
+            raise ModelError(f"it names {shown(name)}, which is not a file of this folder", where=str(index), code="S7")
 
 
 def inside(folder: Path, file: Path) -> Path:
-    """The file, which must lie in the folder, links followed. A Hub cache's links to its own blobs do too.
+    """The file, which must be in the folder, links followed. A Hub cache's links to its own blobs do too.
 
     Raises ModelError S7.
     """
@@ -82,8 +82,8 @@ def inside(folder: Path, file: Path) -> Path:
 
 
 def read_head(file: Path) -> Head:
-    """Raises ModelError if the file is damaged or cut off. The safetensors library judges that; it maps the file and
-    reads its head alone, whose offsets must tile the file exactly."""
+    """Read the head of a safetensors file. Raises ModelError if the file is damaged or cut off: the safetensors library
+    checks that the offsets in its head tile the file exactly."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -103,8 +103,8 @@ def damaged(file: Path, why: object) -> ModelError:
 
 
 def check_weights(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Every file that makes up the model is there, whole, and holds what the index says. Returns name → shape of what
-    the files hold. Raises ModelError."""
+    """Check that every file of the model is there, complete, and holds what the index says. Returns name → shape of
+    what the files hold. Raises ModelError."""
     heads = {file.name: read_head(file) for file in weight_files(folder)}
     index = folder / INDEX
     for name, file in weight_map(index).items() if index.is_file() else ():

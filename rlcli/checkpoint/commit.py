@@ -36,11 +36,11 @@ from rlcli.failpoints import failpoint
 from rlcli.files import make_folder, replace_file, sync_folder
 
 LATEST = "LATEST.json"
-"""Names the newest checkpoint. A hint for people and scripts: what a folder holds is told by its manifest alone."""
+"""Names the newest checkpoint. A hint for people and scripts: only its manifest says what a folder holds."""
 TEMPORARY, DOOMED = ".tmp-", ".del-"
 """How the names of folders begin that are being written, and deleted; the run's id is part of the name."""
 IN_THE_WAY = ".not-of-"
-"""Before the run's id in the new name of something that had the name of one of its checkpoints."""
+"""Marks, before the run's id, what was renamed because it had the name of one of its checkpoints."""
 LATE = 10.0
 """Seconds to wait for files that other ranks have written and this one does not see yet."""
 

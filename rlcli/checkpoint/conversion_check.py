@@ -116,8 +116,8 @@ def _seen(folder: Path, dtype: torch.dtype, rows: tuple[int, int] | None) -> _Se
 def _align(model: nn.Module) -> None:
     """Start every weight on a boundary of `ALIGNMENT` bytes, so that equal weights give equal logits, bit for bit.
 
-    Weights that are mapped from a file start wherever its header ends. Where that is decides on some processors how a
-    matrix product treats its edges, and with that the last bit of its sums.
+    Weights that are mapped from a file start wherever its header ends. On some processors the address decides how
+    a matrix product treats its edges, and so the last bit of its sums.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.data_ptr() % ALIGNMENT:

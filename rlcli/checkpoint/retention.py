@@ -50,7 +50,7 @@ def prune(
 
 
 def strangers(folder: Path, run_id: str) -> list[Path]:
-    """What lies among the checkpoints of a run and is not known to be its own; it is never deleted. Raises
+    """What a run's checkpoint folder holds that may not be its own; this is never deleted. Raises
     ResourceError."""
     with failures_told(folder):
         there = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -82,7 +82,7 @@ def latest_name(folder: Path) -> str:
 
 
 def latest_step(folder: Path) -> int | None:
-    """The step of the checkpoint that LATEST names, be it there or not; None if it names none."""
+    """The step of the checkpoint that LATEST names, whether or not it exists; None if it names none."""
     step = _latest(folder).get("step")
     return step if type(step) is int and step >= 0 else None
 

@@ -1,4 +1,4 @@
-"""What `train` and `resume` share: whether this process does the work, or watches over one that does."""
+"""What `train` and `resume` share: whether this process does the work, or watches one that does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WHOLE_PROCESS = "whole process"
 """Set in a command's context if the process was started for this command alone."""
 
 NoSupervisor = Annotated[
-    bool, typer.Option("--no-supervisor", help="Train in this process: no deadlines, no word if it dies.")
+    bool, typer.Option("--no-supervisor", help="Train in this process: no deadlines, no report if it dies.")
 ]
 
 
@@ -29,10 +29,10 @@ def supervise(context: typer.Context, quiet: bool, as_json: bool) -> int:
     """Have the command done by a child. Returns its exit code; raises RlcliError if it did not end by itself."""
     from rlcli.launch import supervisor
 
-    told = context.parent.params if context.parent is not None else {}
+    options = context.parent.params if context.parent is not None else {}
     before = [
-        *(["--debug"] if told.get("debug") else []),
-        *(["--project", str(told["project"])] if told.get("project") else []),
+        *(["--debug"] if options.get("debug") else []),
+        *(["--project", str(options["project"])] if options.get("project") else []),
     ]
     after = [*(["--quiet"] if quiet else []), *(["--json"] if as_json else [])]
     return supervisor.supervise(lambda run: [*before, "resume", *after, "--", run])

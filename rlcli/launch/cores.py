@@ -1,4 +1,4 @@
-"""The processor cores that a run may really use, which a container or a job may have fewer of than the machine."""
+"""How many processor cores a run may use: in a container or a job often fewer than the machine has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_cores(environment: Mapping[str, str] = os.environ) -> int:
-    """The least of: the cores we may run on, the share of time that the control group has, what Slurm gave the task."""
+    """The smallest of: the cores in our affinity mask, the control group's CPU quota, and what Slurm gave the task."""
     limits = [float(_allowed()), *_quotas(Path("/proc/self/cgroup"), CGROUPS)]
     given = environment.get("SLURM_CPUS_PER_TASK", "")
     if given.isdecimal():
@@ -24,7 +24,7 @@ def _allowed() -> int:
 
 
 def _quotas(membership: Path, root: Path) -> Iterator[float]:
-    """Cores' worth of time that each control group around this process may use, in both versions of them."""
+    """The CPU quota, in cores, of each control group (v1 or v2) that this process is in."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -38,7 +38,7 @@ def _quotas(membership: Path, root: Path) -> Iterator[float]:
 
 
 def _limits_of(root: Path, place: str, quota: Callable[[Path], float]) -> Iterator[float]:
-    """Of a group and those around it; in a container the outer ones cannot be seen."""
+    """Quotas of a group and its parents, as far as they are visible: in a container the outer ones are not."""
     folder = root / place.lstrip("/")
     while folder == root or root in folder.parents:
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
@@ -48,7 +48,7 @@ def _limits_of(root: Path, place: str, quota: Callable[[Path], float]) -> Iterat
 
 def _quota_v2(folder: Path) -> float:
     limit, period = (folder / "cpu.max").read_text().split()
-    return int(limit) / int(period)  # "max" is no number: ValueError, no limit
+    return int(limit) / int(period)  # "max" raises ValueError: no limit
 
 
 def _quota_v1(folder: Path) -> float:

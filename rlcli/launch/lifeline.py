@@ -1,15 +1,15 @@
-"""A supervised run's line to its supervisor: JSON facts that say where it is, so that its end can be told from outside.
+"""A supervised run's pipe to its supervisor: JSON lines about what it is doing, so that its end can be reported.
 
     {"run": "/…/runs/ppo_math/20260412-093011", "warm_start": false, "max_restarts": 0}
                                                                         it works in this folder from now on
-    {"begun": true}                                                     all that was asked for is written down there
-    {"waiting": "actor_train", "limit": 3600}                           a call that may take so many seconds began
-    {"waiting": null}                                                   and ended
+    {"begun": true}                                                     everything that was asked for is written there
+    {"waiting": "actor_train", "limit": 3600}                           a call began that may take this many seconds
+    {"waiting": null}                                                   the call ended
     {"debugging": true}                                                 someone is at a breakpoint: deadlines are off
-    {"run": "/…", "over": true}                                         the run that it is to resume needs nothing more
-    {"verdict": 0}                                                      it has said how it ended; the exit code follows
+    {"run": "/…", "over": true}                                         the run to resume was already complete
+    {"verdict": 0}                                                      its exit code; it is about to exit
 
-Without a supervisor nothing is said and nobody listens.
+Without a supervisor nothing is sent.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from rlcli.launch.stopping import heeded, passed_on
 from rlcli.processes import die_with_parent
 
 VARIABLE = "RLCLI_SUPERVISOR"
-"""Descriptor of the line, descriptor for stacks, process id of the supervisor."""
+"""Descriptor of the pipe, descriptor for stacks, process id of the supervisor."""
 SHOW_STACKS = signal.SIGRTMIN
-"""Makes a supervised process write where each of its threads is."""
+"""Makes a supervised process write the stacks of its threads."""
 DEBUGGERS = ("builtins.breakpoint", "pdb.Pdb")
-"""Audit events by which someone who debugs is noticed. A hook of breakpoint() would be a frame in their way."""
+"""Audit events that reveal a debugger. Replacing sys.breakpointhook would add a frame to the user's stack."""
 
 OUT_OF_THE_WAY = 128
-"""The line's descriptor is at least this: no component closes or writes to it that means the first few."""
+"""The pipe's descriptor is at least this, so that no component closes or writes to it by mistake."""
 
 _line: int | None = None
 _process: int | None = None
-"""Who speaks over the line. A copy that a component forks keeps silent."""
+"""The process that reports. A copy that a component forks must not."""
 
 
 def attach() -> bool:
     """Whether we are supervised; if so, tie this process to its supervisor's life, signals and questions."""
     global _line, _process
-    told = os.environ.pop(VARIABLE, None)
-    if told is None:
+    value = os.environ.pop(VARIABLE, None)
+    if value is None:
         return False
-    line, stacks, supervisor = (int(number) for number in told.split(":"))
+    line, stacks, supervisor = (int(number) for number in value.split(":"))
     die_with_parent()
     if os.getppid() != supervisor:
         os._exit(1)  # it was gone before we asked
@@ -65,7 +65,7 @@ def attach() -> bool:
 
 
 def report(**facts: Any) -> None:
-    """Say something to the supervisor, if there is one. A line that a component has closed is no reason to end."""
+    """Send facts to the supervisor, if there is one. If a component has closed the pipe, nothing is sent."""
     if _line is not None and os.getpid() == _process:
         with contextlib.suppress(OSError):
             os.write(_line, (json.dumps(facts) + "\n").encode())
@@ -93,7 +93,7 @@ def _moved_out_of_the_way(descriptor: int) -> int:
 
 
 def _take_as_sent(number: int, frame: FrameType | None) -> None:
-    """Outside of a run a signal that is passed on does what it does by itself."""
+    """Outside a run, a signal that the supervisor passed on has its usual effect."""
     signal.raise_signal(number - signal.SIGRTMIN)
 
 

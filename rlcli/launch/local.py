@@ -132,7 +132,7 @@ class LocalRanks:
         raise WorkerError(what, where=place, hint=f"the whole story is in {self._logs}", code="F01")
 
     def _first_that_left(self) -> int | None:
-        """A rank that has ended though nobody let it go; torchrun thinks nothing of it if its exit code is 0."""
+        """A rank that has ended without being asked to; torchrun does not report one whose exit code is 0."""
         import psutil
 
         if self.transport.has_let_go:
@@ -146,7 +146,7 @@ class LocalRanks:
         return None
 
     def _await_torchrun(self) -> None:
-        """If the rank failed, torchrun notices, and knows its exit code."""
+        """If the rank failed, torchrun notices, and reports its exit code."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(REPORT_WITHIN)
 

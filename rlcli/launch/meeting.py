@@ -1,7 +1,7 @@
-"""The folder in which the processes of a run meet: its socket, the files of its ranks. It goes with its master.
+"""The folder in which the processes of a run meet: it holds the control socket and a file through which ranks connect.
 
-The master holds a lock on a file in it, which the kernel frees however the master dies. By that lock, and never by the
-name alone, the next run recognises a folder that was left behind, and removes it.
+The master removes it at the end. It holds a lock on a file in it, which the kernel releases however the master dies. By
+that lock, and never by the name alone, the next run recognises a folder that was left behind, and removes it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _make_folder() -> Path:
             return Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
         except OSError as error:
             failures.append(f"{place}: {error.strerror or error}")
-    what = f"there is no folder in which the processes of the run could meet ({'; '.join(failures)})"
+    what = f"cannot make a private folder for the processes of the run ({'; '.join(failures)})"
     raise ResourceError(what, hint="set TMPDIR to a short path that you may write to", code="F75")
 
 

@@ -1,4 +1,4 @@
-"""What a run started and left behind when it died: it becomes ours, and is ended."""
+"""Processes that a run left behind when it died: the supervisor adopts and ends them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 PR_SET_CHILD_SUBREAPER = 36
 LEAVE_WITHIN = 2.0
-"""Seconds in which what notices by itself that the run is gone may clear up after itself."""
+"""Seconds for processes that notice the end of the run themselves to clean up."""
 END_WITHIN = 10.0
 
 
@@ -18,8 +18,8 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def bury_orphans(child: int) -> None:
-    """Let those go that have ended, as init would; the child itself is left to whoever waits for it."""
+def reap_orphans(child: int) -> None:
+    """Reap those that have ended, as init would; the child itself is left to whoever waits for it."""
     while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
         if ended.si_pid == child:
             return
@@ -27,7 +27,7 @@ def bury_orphans(child: int) -> None:
 
 
 def end_orphans() -> None:
-    """End all that is left below us, once the child is gone."""
+    """End all remaining descendants, once the child is gone."""
     import psutil
 
     patience, end = LEAVE_WITHIN, time.monotonic() + END_WITHIN
@@ -35,4 +35,4 @@ def end_orphans() -> None:
         _, left = psutil.wait_procs(orphans, timeout=patience)
         for one in left:
             one.kill()
-        patience = 0.1  # whose parents were killed just now come next
+        patience = 0.1  # next come those whose parents were killed just now

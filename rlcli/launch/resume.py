@@ -86,7 +86,7 @@ def _found_from_here(recipe_file: str | None) -> str | None:
 
 def _check_place(run_dir: Path) -> None:
     """The folder of a run decides which project's code is run. Raises ProjectError if another user may have made it, or
-    a file in it, and nobody has named the project."""
+    a file in it, and the user has not named a project."""
     if VARIABLE in os.environ or not run_dir.is_dir():
         return
     for path in (run_dir, *run_dir.iterdir()):
@@ -98,9 +98,9 @@ def _in_its_folder(run: RunDirectory, display: Display) -> Iterator[None]:
     """A run works in the folder that it was started in: there its relative paths and its project are found. Then back
     to where the user is. One that another user may have planted works where the user is, in the project that was named.
     """
-    told = _read_json(run.environment) if planted(run.environment) is None else {}
-    folder, here = told.get("working_directory"), Path.cwd()
-    variables = told.get("variables")
+    environment = _read_json(run.environment) if planted(run.environment) is None else {}
+    folder, here = environment.get("working_directory"), Path.cwd()
+    variables = environment.get("variables")
     project = variables.get(VARIABLE) if isinstance(variables, dict) else None
     names_project = isinstance(project, str) and project != "" and VARIABLE not in os.environ
     if names_project:

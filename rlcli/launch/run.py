@@ -41,7 +41,7 @@ DIGEST_FILE = "recipe.digest"
 STEP = "step"
 """What the display calls the steps of the run that was asked for; those of a warm start it calls by its name."""
 RESUMES = "resumes.jsonl"
-"""A line for each time that the run was resumed."""
+"""One line for each time that the run was resumed."""
 
 
 @dataclass(frozen=True)
@@ -150,10 +150,10 @@ def drive(
     recipe: Recipe, run: RunDirectory, display: Display, stop: StopSignals, *, recipe_digest: str,
     start: Start | None = None, title: str = STEP, write_down: Callable[[], None] | None = None,
 ) -> Finished:  # fmt: skip
-    """See a run through, from a checkpoint if there is a `start`; with new workers if some die, so often as allowed.
+    """Run to the end, from a checkpoint if there is a `start`; workers that die are replaced while restarts are left.
 
-    `write_down` is called once the workers are up and have taken in data and state. A run that is gone on with stays as
-    it was, its status too, if anything fails before.
+    `write_down` is called once the workers are up and have taken in data and state. If anything fails before that, a
+    run that is being resumed stays as it was, its status included.
     """
     from rlcli.checkpoint.disk import failures_told
     from rlcli.runtime.commits import RunIdentity
@@ -165,7 +165,7 @@ def drive(
         nonlocal has_begun
         for dropped in run.forget_after(step):
             say = display.warning if dropped.unreadable else display.note
-            say(f"  {dropped}; what follows step {max(step, 0)} is done again")
+            say(f"  {dropped}; the steps after {max(step, 0)} are repeated")
         if step >= 0:
             with failures_told(run.path):
                 run.record.update(step=step)
@@ -194,7 +194,7 @@ def last_checkpoint(run: RunDirectory, display: Display) -> Start | None:
     """The newest checkpoint that is whole, and a warning for each newer one that is not; None if there is none yet.
 
     Raises ModelError if there are some and none is whole, or F21 if one was committed and there is none now: what was
-    trained must not be thrown away in silence.
+    trained must not be discarded silently.
     """
     from rlcli.checkpoint.disk import check_writable
     from rlcli.checkpoint.verify import newest_verified
@@ -210,13 +210,13 @@ def last_checkpoint(run: RunDirectory, display: Display) -> Start | None:
     if checkpoint is not None:
         last = run.record.step
         if last is not None and last > checkpoint.manifest.step and not rejected:
-            display.warning(f"[F21] {run.checkpoints}: the last checkpoint was that of step {last}, and it is gone")
+            display.warning(f"[F21] {run.checkpoints}: the last checkpoint, of step {last}, is missing")
         return Start(checkpoint.path, RunState.read(checkpoint.path))
     code, committed = "F21", last_committed(run)
     if rejected:
         code, what = rejected[0].code, "no checkpoint is whole"
     elif committed is not None:
-        what = f"step {committed} was committed, and there is no checkpoint now"
+        what = f"step {committed} was committed, but there is no checkpoint now"
     elif run.record.is_unreadable:
         what = "there is no checkpoint, and committed.json, which says whether there was one, cannot be read"
     else:
@@ -235,7 +235,7 @@ def last_committed(run: RunDirectory) -> int | None:
 
 
 def read_resumes(run: RunDirectory) -> list[dict[str, Any]]:
-    """What was written down each time that the run was resumed, as far as it can be read."""
+    """The entries written each time that the run was resumed, as far as they can be read."""
     entries = []
     for line in (run.path / RESUMES).read_bytes().splitlines() if (run.path / RESUMES).is_file() else ():
         with suppress(ValueError):
@@ -247,7 +247,7 @@ def _attempt(
     recipe: Recipe, run: RunDirectory, display: Display, stop: StopSignals, identity: RunIdentity,
     start: Start | None, title: str, begin: Callable[[int], None],
 ) -> Finished:  # fmt: skip
-    """Start the workers of a run, and its master, and let them work to the end. `begin(step)`: they are ready to."""
+    """Start the workers of a run, and its master, and let them work to the end; `begin(step)` runs once they can."""
     from rlcli.observe.plot import plot_curves
     from rlcli.runtime.master import MasterWorker
     from rlcli.runtime.outputs import open_outputs
@@ -271,8 +271,8 @@ def _attempt(
 
 
 def _write_down(run: RunDirectory, resolved: Resolved, recipe: Recipe, recipe_digest: str) -> None:
-    """The recipe as written and as it runs, and where each value came from. With the last file there is a run that can
-    be gone on with."""
+    """The recipe as written and as it runs, and where each value came from. Once the last file is written, the run can
+    be resumed."""
     for layer in resolved.layers:
         run.write_text(Path("recipe") / layer.label, layer.text)
     if resolved.overrides:
@@ -316,8 +316,8 @@ def _workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Tran
 
 
 def outcome_of(recipe: Recipe, run: RunDirectory, seconds: float | None = None) -> Outcome:
-    """What a run that has ended leaves behind. Files that cannot be read cost a warning and are left out: they were
-    written to by somebody else, and the models are none the worse for it."""
+    """What a run that has ended leaves behind. Files that cannot be read are left out, with a warning: other code has
+    written to them, and the models are not affected."""
     from rlcli.observe.metrics import read_metrics
     from rlcli.observe.report import Outcome
     from rlcli.observe.samples import changed_responses

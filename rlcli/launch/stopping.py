@@ -1,8 +1,8 @@
-"""Being asked to stop: the first signal ends the run after the step under way, a second one ends it now.
+"""Stop signals: the first one ends the run after the current step, a second one ends it now.
 
 A supervised run (see `supervisor`) may get a signal twice: from whoever sends it to every process of a job or a
 terminal, and from its supervisor, which cannot know whether the run got it too. The supervisor's has a number of its
-own, so that both can be counted, and the larger count is believed.
+own, so that both can be counted; the larger count is right.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StopSignals:
         self.requested: signal.Signals | None = None
         self._say = say
         self._is_ending = False
-        """A further signal is not held up by clearing up."""
+        """Clean-up has begun; a further signal interrupts it."""
         self._before: dict[int, Any] = {}
         self._arrived: Counter[int] = Counter()
         self._passed_on: Counter[int] = Counter()
@@ -57,7 +57,7 @@ class StopSignals:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-            signal.signal(passed_on(number), signal.SIG_IGN)  # on its way when the run ended: there is nothing to stop
+            signal.signal(passed_on(number), signal.SIG_IGN)  # it may arrive after the run has ended: nothing to stop
 
     def _arrive(self, number: int, frame: FrameType | None) -> None:
         self._arrived[number] += 1
@@ -70,7 +70,7 @@ class StopSignals:
 
     def _heed(self, number: int) -> None:
         if max(self._arrived[number], self._passed_on[number]) == self._heeded[number]:
-            return  # the same one, by its other way
+            return  # the same one, by the other route
         self._heeded[number] += 1
         if self.requested is not None and number == signal.SIGHUP:
             return  # the kernel, the shell and the terminal each send one when a terminal closes

@@ -1,7 +1,7 @@
-"""The light process over a run: it owns the deadlines, the passing on of signals and the exit code.
+"""The light process that watches a run: it enforces deadlines, passes signals on and decides the exit code.
 
 The run is a child with the same command line. It keeps the terminal and the process group, so keys, the live display
-and a debugger work as if there were no other process. Whatever becomes of it (a component that calls os._exit(0), a
+and a debugger work as if there were no other process. Whatever happens to it (a component that calls os._exit(0), a
 crash, SIGKILL, a call that never returns), this process is still there to report it; it returns 0 only if the run's own
 status.json says that the run is done. Nothing heavy is imported here.
 """
@@ -27,7 +27,7 @@ from typing import IO, Any, get_type_hints
 
 from rlcli.errors import HangError, RlcliError, WorkerError
 from rlcli.launch.lifeline import SHOW_STACKS, VARIABLE
-from rlcli.launch.orphans import adopt_orphans, bury_orphans, end_orphans
+from rlcli.launch.orphans import adopt_orphans, end_orphans, reap_orphans
 from rlcli.launch.stopping import heeded, passed_on
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.run_directory import RunDirectory
@@ -40,9 +40,9 @@ TICK = 1.0
 PASS_ON_AFTER = 0.2
 """Seconds in which a signal that was sent to every process reaches the child by itself."""
 STACKS_WITHIN = 1.0
-"""Seconds for a child that hangs to write where it is."""
+"""Seconds that a hanging child gets to write its stacks."""
 LEAVES_WITHIN = 30.0
-"""Seconds for a child that has said how it ended to be gone."""
+"""Seconds that a child gets to exit after reporting its exit code."""
 GONE_WITHIN = 10.0
 """Seconds for a killed child to be gone."""
 STACKS_FILE = Path("logs", "stacks.log")
@@ -50,7 +50,7 @@ STACKS_FILE = Path("logs", "stacks.log")
 
 @dataclass
 class Facts:
-    """What the child has said of itself (see `lifeline`)."""
+    """What the child has reported about itself (see `lifeline`)."""
 
     run: str | None = None
     begun: bool = False
@@ -64,17 +64,17 @@ class Facts:
     verdict: int | None = None
 
     def take(self, line: bytes, now: float) -> None:
-        """Note what a line says; what is no fact was written by somebody else, who found the descriptor open."""
+        """Note what a line says. Anything but facts was written by other code that found the descriptor open."""
         try:
-            told = json.loads(line)
+            report = json.loads(line)
         except (ValueError, RecursionError):
             return
         known = get_type_hints(Facts)
-        if not isinstance(told, dict) or not all(_fits(value, known.get(name)) for name, value in told.items()):
+        if not isinstance(report, dict) or not all(_fits(value, known.get(name)) for name, value in report.items()):
             return
-        for name, value in told.items():
+        for name, value in report.items():
             setattr(self, name, value)
-        if "waiting" in told or "verdict" in told:
+        if "waiting" in report or "verdict" in report:
             self.since = now
 
     def is_late(self, now: float) -> bool:
@@ -88,11 +88,11 @@ def _fits(value: object, kind: Any) -> bool:
 
 
 def supervise(resume: Callable[[str], Sequence[str]]) -> int:
-    """Run this very command as a child and see it through. Returns its exit code.
+    """Run this same command as a child process and wait for its end. Returns its exit code.
 
-    A run that dies or hangs is resumed as often as its `launch.max_restarts` allows, by `rlcli <resume(folder)>`; one
-    that is resumed and dies before it has begun, by the same command, for its folder does not hold all of it yet.
-    Raises WorkerError if it ended without having said how, HangError if a call of it passed its deadline.
+    A run that dies or hangs is resumed up to `launch.max_restarts` times, by `rlcli <resume(folder)>`. A resumed run
+    that dies before it has begun is restarted by the same command, because its folder does not hold all of it yet.
+    Raises WorkerError if it ended without reporting how, HangError if one of its calls passed its deadline.
     """
     adopt_orphans()
     command, restarts = sys.argv[1:], 0
@@ -124,13 +124,13 @@ def _see_through(child: _Child) -> int:
 
 
 class _Child:
-    """The process that does the work, as far as it can be known from outside."""
+    """The process that does the work, seen from outside."""
 
     def __init__(self, command: Sequence[str], stacks: IO[bytes]):
         """Start `rlcli <command>` the way that this process was started."""
         self.facts = Facts()
         self.signals: list[int] = []
-        """Those of STOP_SIGNALS that came to us."""
+        """Those of STOP_SIGNALS that we received."""
         self._stacks = stacks
         self._to_pass_on: list[tuple[float, int]] = []
         self._heard = b""
@@ -154,12 +154,12 @@ class _Child:
         os.close(line)
 
     def follow(self) -> bool:
-        """Until it has ended, which it is made to if it passes a deadline: then True."""
+        """Wait until it has ended. Returns True if it had to be ended because a call passed its deadline."""
         while self.process.poll() is None:
             self._pass_on_signals()
             select.select(self._listened_to, [], [], PASS_ON_AFTER if self._to_pass_on else TICK)
             self._listen()
-            bury_orphans(self.process.pid)
+            reap_orphans(self.process.pid)
             if self.facts.is_late(time.monotonic()):
                 self._end()
                 self._listen()
@@ -168,7 +168,7 @@ class _Child:
         return False
 
     def is_done(self) -> bool:
-        """What status.json says of the run that was asked for, if this start of it wrote that or found it so."""
+        """Whether the requested run is done, by a status.json that this child wrote, or found so."""
         status = self.status() if not self.facts.warm_start else {}
         return status.get("state") == "done" and (self.facts.over or status.get("pid") == self.process.pid)
 
@@ -176,7 +176,7 @@ class _Child:
         return (read_status(self.facts.run) or {}) if self.facts.run else {}
 
     def read_stacks(self) -> str:
-        """What faulthandler wrote when it crashed, or was asked where it is."""
+        """The stacks that faulthandler wrote, at a crash or on request."""
         self._stacks.seek(0)
         return self._stacks.read().decode(errors="replace")
 
@@ -190,7 +190,7 @@ class _Child:
             self.process.send_signal(passed_on(self._to_pass_on.pop(0)[1]))
 
     def _listen(self) -> None:
-        """Take in what it said, and how long nobody listened."""
+        """Read its reports. Time in which we were paused ourselves does not count against it."""
         now = time.monotonic()
         self.facts.since += self._pauses.since_last_look()
         for descriptor in list(self._listened_to):
@@ -204,14 +204,14 @@ class _Child:
             self.facts.take(line, now)
 
     def _end(self) -> None:
-        """Ask where it is, then end it."""
+        """Have it write its stacks, then end it."""
         self.process.send_signal(SHOW_STACKS)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STACKS_WITHIN)
         self._kill()
 
     def _kill(self) -> None:
-        """End it. One that not even SIGKILL ends, for its disk does not answer, is left to the kernel."""
+        """End it. One that even SIGKILL does not end, because its disk does not answer, is left to the kernel."""
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(GONE_WITHIN)
@@ -227,7 +227,7 @@ class _Child:
 
 
 def _available(descriptor: int) -> Iterator[bytes]:
-    """What can be read; empty bytes at the end of the line."""
+    """What can be read now; empty bytes once the pipe is closed."""
     some = b"-"
     with contextlib.suppress(BlockingIOError):
         while some:
@@ -236,14 +236,14 @@ def _available(descriptor: int) -> Iterator[bytes]:
 
 
 def _stop_signal(code: int, signals: list[int]) -> int | None:
-    """The signal that ended it before it could handle one, as it would have ended any process."""
+    """The stop signal that ended it before its handlers were installed, if one did."""
     if code == 128 + signal.SIGINT and signal.SIGINT in signals:
         return signal.SIGINT
     return next((number for number in STOP_SIGNALS if -code in (number, passed_on(number))), None)
 
 
 def _ended(child: _Child) -> RlcliError:
-    """It ended without a word, or with a word that is not true."""
+    """The error for a child that reported no exit code, or 0 although the run is not done."""
     code, during = child.process.returncode, f" during {child.facts.waiting}" if child.facts.waiting else ""
     if code < 0:
         why = " (out of memory?)" if -code == signal.SIGKILL else ""
@@ -262,8 +262,8 @@ def _late(child: _Child) -> RlcliError:
 
 
 def _where(child: _Child) -> str | None:
-    """Where the thread was that crashed or was asked, else the main one, which comes last: its innermost line in a
-    component, if it was in one."""
+    """Where the thread was that crashed or handled the request, else the main one, which comes last: the innermost line
+    in a component, if there is one."""
     from rlcli.api.component import KINDS
     from rlcli.project import search_path
 
@@ -279,13 +279,13 @@ def _where(child: _Child) -> str | None:
 def _hint(child: _Child) -> str:
     if not child.facts.run:
         return "nothing was trained yet; start it again"
-    stacks = f"{Path(child.facts.run) / STACKS_FILE} says where it was; " if child.read_stacks() else ""
+    stacks = f"{Path(child.facts.run) / STACKS_FILE} shows where it was; " if child.read_stacks() else ""
     again = " and then this command again" if child.facts.warm_start else ""
     return f"{stacks}rlcli resume {shlex.quote(child.facts.run)} continues from the last checkpoint{again}"
 
 
 def _leave_behind(child: _Child, error: RlcliError) -> None:
-    """What the child could not do any more: the run's status, its stacks, and a usable terminal."""
+    """Do what the child no longer could: write the run's status and stacks, and restore the terminal."""
     if sys.stderr.isatty():
         sys.stderr.write("\x1b[?25h\n")  # the live display hides the cursor
     status = child.status()

@@ -22,7 +22,7 @@ Warn = Callable[[str], None]
 log = logging.getLogger(__name__)
 
 LARGEST_BACKLOG = 64 << 20
-"""Bytes of lines that may wait for a disk that takes them."""
+"""Bytes of lines that may wait in memory."""
 BLOCK = 1 << 16
 
 
@@ -50,7 +50,7 @@ def is_nonfinite(value: Any) -> bool:
 class JsonLines:
     """Appends objects to a file, as whole lines only.
 
-    A disk that fails does not stop a training: what it does not take waits in memory and is written later, in order.
+    A failing disk does not stop training: lines that cannot be written wait in memory and are written later, in order.
     """
 
     def __init__(self, path: Path, warn: Warn = log.warning):
@@ -85,7 +85,7 @@ class JsonLines:
             raise ResourceError(what, where=str(self.path), hint="make room, then rlcli resume", code="F28")
 
     def sync(self) -> None:
-        """Have every line that was written on disk. Raises OSError; a later call tries again."""
+        """Have every line on disk that was written. Raises OSError; a later call tries again."""
         error = self._catch_up()
         if error is not None:
             raise error
@@ -122,7 +122,7 @@ class JsonLines:
             self._is_failing = True
             return error
         if self._is_failing:
-            self._warn(f"{self.path.name} is written again; no line of it is missing")
+            self._warn(f"{self.path.name} is being written again; no line is missing")
         self._is_failing = False
         return None
 
@@ -170,7 +170,7 @@ class Dropped:
 
     file: str
     steps: tuple[int, ...]
-    """That the lines are of, each once, in order."""
+    """The steps of these lines, each once, in order."""
     lines: int
     unreadable: int = 0
     """Of these lines, those whose step cannot be read."""

@@ -18,8 +18,8 @@ NONFINITE = "nonfinite"
 
 
 class MetricsWriter:
-    """Writes the records of a run. Lines that a disk does not take are kept and written later; TensorBoard's files are
-    given up with a warning."""
+    """Writes the records of a run. Lines that cannot be written are kept and written later; TensorBoard's files are
+    abandoned with a warning."""
 
     def __init__(self, path: Path, tensorboard: Path | None = None, warn: Warn = log.warning):
         """`path` is the metrics.jsonl; `tensorboard` the folder of the event files, None for none."""

@@ -65,7 +65,7 @@ class RunDirectory:
         self.environment = path / "environment.json"
         self.readme = path / "README.md"
         self.record = Record(path, run_id)
-        """What is safe of the run."""
+        """What the run has safely on disk."""
         self._started = _now()
         self._warned = False
 
@@ -110,8 +110,8 @@ class RunDirectory:
         folder = Path(path).absolute()
         status = read_status(folder)
         if status is None:
-            what = "it has neither status.json nor committed.json nor the README.md of a run"
-            raise ResourceError(f"{folder} is not the folder of a run", hint=what, code="F72")
+            missing = "it has neither status.json nor committed.json nor the README.md of a run"
+            raise ResourceError(f"{folder} is not the folder of a run", hint=missing, code="F72")
         run = cls(folder, status["run_id"])
         run._started = str(status.get("started", run._started))
         return run

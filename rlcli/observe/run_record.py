@@ -1,6 +1,6 @@
-"""What is safe of a run: the last committed step, and whether its models are complete.
+"""What a run has safely on disk: the last committed step, and whether its models are complete.
 
-committed.json holds it, apart from status.json, which changes with every step and says how the run stands.
+committed.json holds it, apart from status.json, which changes with every step and describes the current state.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Record:
     def __init__(self, folder: Path, run_id: str):
         self._file = folder / FILE
         self.is_unreadable = os.path.lexists(self._file) and read_committed(folder) is None
-        """Something was written down once, and cannot be read."""
+        """There is a record, and it cannot be read."""
         self._lock = threading.Lock()
         self._known = read_committed(folder) or Committed(run_id)
 
@@ -52,7 +52,7 @@ class Record:
         return self._known.step
 
     def update(self, **changes: Any) -> None:
-        """Write down what has changed; on disk when this returns. Raises OSError."""
+        """Record changes; they are on disk when this returns. Raises OSError."""
         with self._lock:
             known = replace(self._known, **changes)
             if known != self._known:

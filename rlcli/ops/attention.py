@@ -21,7 +21,7 @@ class Scoring:
     """How a layer scores the tokens before each token, and which of them it looks at."""
 
     scale: float | None = None
-    """What products of queries and keys are multiplied with; None for 1 / √D."""
+    """Factor of the products of queries and keys; None for 1 / √D."""
     window: int | None = None
     """The latest tokens that each token attends to, itself included; None for all."""
     softcap: float | None = None

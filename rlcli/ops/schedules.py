@@ -11,7 +11,7 @@ def learning_rate(
     """The rate of training step `step` (from 0); above 0 at every step of a run whose `peak` is.
 
     It rises linearly over `warmup_steps`, reaching `peak` at step `warmup_steps`, then follows `schedule` (constant,
-    linear or cosine) down towards `floor · peak`. Both ends lie one step outside the run: the rate would be 0 one step
+    linear or cosine) down towards `floor · peak`. Both ends are one step outside the run: the rate would be 0 one step
     before the first, and `floor · peak` at step `total_steps`, one after the last. So no step is spent on a rate of 0,
     and a run of n steps learns n times.
 

@@ -1,4 +1,4 @@
-"""Commits a checkpoint once its last part is safe, in whichever thread that becomes known."""
+"""Commits a checkpoint once its last part is on disk, in the thread that reports this part."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from rlcli.recipe.schema import Checkpoint
 WRITTEN = "checkpoint_written"
 """Name of the report that a rank's files of a checkpoint are safe, or cannot be."""
 MASTER = -1
-"""The part of a checkpoint that the master writes; each rank writes the part of its own number."""
-
-
+"""The part of a checkpoint that the master writes; each rank writes the part with its number."""
 LONGEST_COMMIT = 60.0
 """Seconds that a commit under way is waited for when the run ends."""
 
@@ -59,7 +57,7 @@ class _Begun:
 class Commits:
     """Takes in the parts of one checkpoint after the other; the thread that brings the last part commits it.
 
-    Training goes on meanwhile, so nothing is raised or printed here: `outcomes` are for the master's own thread.
+    Training continues meanwhile, so nothing is raised or printed here: `outcomes` are for the master's own thread.
     """
 
     def __init__(
@@ -121,11 +119,11 @@ class Commits:
     def outcomes(self) -> list[Outcome]:
         """What has become of checkpoints since the last call, in order."""
         with self._changed:
-            told, self._outcomes = self._outcomes, []
-        return told
+            outcomes, self._outcomes = self._outcomes, []
+        return outcomes
 
     def give_up(self) -> int | None:
-        """Commit nothing any more: what is still being written stays behind in its temporary folder; returns its step.
+        """Commit nothing more: what is still being written stays behind in its temporary folder; returns its step.
         A commit that another thread has begun is waited for."""
         with self._changed:
             self._changed.wait_for(lambda: self._begun is None or bool(self._begun.missing), LONGEST_COMMIT)
@@ -162,7 +160,7 @@ class Commits:
         try:
             self._note(step)
         except OSError as error:
-            return [f"that step {step} is committed could not be written down: {error}"]
+            return [f"could not record that step {step} is committed: {error}"]
         return []
 
     def _prune(self, committed: Path) -> list[str]:
@@ -189,4 +187,4 @@ class Commits:
             return []
         self._mentioned.update(found)
         names = ", ".join(path.name for path in found[:5]) + (" …" if len(found) > 5 else "")
-        return [f"not known to be checkpoints of this run, left alone in {self._folder}: {names}"] if found else []
+        return [f"kept in {self._folder}, as these may not be checkpoints of this run: {names}"] if found else []

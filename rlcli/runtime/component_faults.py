@@ -1,4 +1,4 @@
-"""Whose mistake an exception is: one that comes out of a component of the user's own is reported with its place."""
+"""Whose mistake an exception is: one raised in a user's component is reported with its place."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fault(error: BaseException) -> RlcliError:
     if place is None:
         *_, (frame, line) = traceback.walk_tb(error.__traceback__)
         return WorkerError(
-            what, where=f"{frame.f_code.co_filename}:{line}", hint="nothing but rlcli may end its process"
+            what, where=f"{frame.f_code.co_filename}:{line}", hint="only rlcli itself may end its process"
         )
     kind, file, line = place
     alone = "" if file.stem.startswith("_") else f"rlcli test {kind.removesuffix('s')} {file.stem} tries it alone; "

@@ -1,8 +1,8 @@
-"""The door between master and workers: one socket, a key without which it does not open, and a token.
+"""The connection between master and workers: one socket, encrypted with a key of the run, and a token.
 
-On one machine it is a Unix socket in a folder that only its owner may enter. Whoever connects must know the master's
-CURVE key, made for this run; until then the socket keeps at most one frame of them. Address, key and token reach the
-workers in a file of that folder, never by a command line or the environment.
+On one machine it is a Unix socket in a folder that only its owner may enter. A peer must know the master's CURVE key,
+made for this run; until it has proved that, at most one of its frames is kept in memory. Address, key and token reach
+the workers in a file of that folder, never by a command line or the environment.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ SOCKET = "control"
 """Name of the Unix socket; `launch.meeting` keeps its path within what a socket's address can hold."""
 
 FRAME = 1 << 18
-"""Bytes of a frame. A message travels in as many as it needs; of a peer that has not proved to know the key no more
-than one is ever held in memory."""
+"""Bytes of a frame. A message takes as many as it needs; of a peer that has not proved that it knows the key, no more
+than one is held in memory."""
 ENCRYPTION = 1 << 10
 """Bytes that encryption may add to a frame."""
 
@@ -41,8 +41,8 @@ class Control:
 
     @classmethod
     def read(cls, folder: Path) -> Control:
-        told = json.loads((folder / CONTROL_FILE).read_text())
-        return cls(told["address"], told["key"], bytes.fromhex(told["token"]))
+        fields = json.loads((folder / CONTROL_FILE).read_text())
+        return cls(fields["address"], fields["key"], bytes.fromhex(fields["token"]))
 
     def write(self, folder: Path) -> None:
         descriptor = open_private(folder / CONTROL_FILE, os.O_WRONLY | os.O_EXCL)
@@ -103,7 +103,7 @@ def _new_socket(context: Any, kind: int) -> Any:
 
 
 def zeromq() -> Any:
-    """The module, as one whose constants are made at run time."""
+    """The module, untyped: its constants are made at run time."""
     import zmq
 
     return zmq

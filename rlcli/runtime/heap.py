@@ -9,7 +9,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGEST_KEPT = 32 << 20
 """Bytes of the largest block that is kept; glibc takes no more on 64-bit machines."""
 FREE_AT_THE_TOP = 1 << 30
-"""Bytes that may lie free at the end of the heap."""
+"""Bytes that may stay free at the end of the heap."""
 
 
 def keep_freed_memory() -> bool:

@@ -35,7 +35,7 @@ EVALUATION = -1
 LAST_WAIT = 30.0
 """Seconds that a run which ends by an error waits for the files of a checkpoint."""
 SHORT_WAIT = 0.5
-"""The same where it was told to stop at once: enough to read the reports that have arrived."""
+"""The same where it was asked to stop at once: enough to read the reports that have arrived."""
 
 
 class MasterWorker:

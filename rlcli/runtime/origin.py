@@ -1,4 +1,4 @@
-"""Who made what is looked at, and whose mistake it is if it cannot be used."""
+"""Who made a batch, and whose mistake it is if the batch cannot be used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Origin(Protocol):
         """The batch cannot be read as what it should be; `what` continues a sentence: `gave rewards of shape …`."""
 
     def not_finite(self, what: str) -> RlcliError:
-        """It holds a number that nobody can compute with."""
+        """It holds a number that is not finite."""
 
     def describe(self, id_: Hashable) -> str:
         """How to find a sample: `row-17 (row 17 of dataset train)`."""
@@ -32,23 +32,23 @@ class Origin(Protocol):
 class CallOrigin:
     """A call of the graph.
 
-    A component of the user's own is at fault for what it returns; for a number that is not finite only if it computes
-    without a model. Where there is one its weights may be what went wrong, as with a loss that is not finite.
+    A user's component is at fault for what it returns, but for a number that is not finite only if it computes without
+    a model. Where there is a model, its weights may be the cause, as with a loss that is not finite.
     """
 
     call: str
     component: str
-    """`interface my_reward`, and the backend where that is the user's own."""
+    """`interface my_reward`, and the backend if that is the user's."""
     method: str
     where: str | None
-    """File and line of the component that is the user's own; None if everything involved is built in."""
+    """File and line of the user's component; None if everything involved is built in."""
     has_model: bool
     describe: Callable[[Hashable], str]
 
     def malformed(self, what: str) -> RlcliError:
         said = f"call {self.call}: {self.method} of {self.component} {what}"
         if self.where is None:
-            return RlcliError(said, hint="that is a mistake in rlcli, not in the recipe: please report it", code=CODE)
+            return RlcliError(said, hint="this is a bug in rlcli, not in the recipe: please report it", code=CODE)
         hint = f"rlcli test {self.component.partition(' with ')[0]} tries it alone"
         return ProjectError(said, where=self.where, hint=hint, code=CODE)
 

@@ -1,4 +1,4 @@
-"""What a component hands back, looked at before anything is kept, counted or trained on.
+"""Checks on what a component returns, before anything is kept, counted or trained on.
 
 A component may return anything. What cannot be used ends the run with one error that names the component, the sample
 and the value.
@@ -65,7 +65,7 @@ def checked_row(row: Any, origin: Origin) -> SequenceSample:
 
 
 def read_stats(stats: Any, origin: Origin) -> dict[str, float]:
-    """Name → number of what a call reports. NaN is a number here: what a step did with one is for its engine to say."""
+    """Name → number of what a call reports. NaN is accepted here: engines decide what a step does about it."""
     if not isinstance(stats, Mapping):
         raise origin.malformed(f"returned {_kind(stats)}, not a dict of numbers")
     for name in stats:
@@ -120,7 +120,7 @@ def _check_lengths(sample: SequenceSample, key: str, meaning: Meaning, tokens: L
 
 
 def _check_finite(sample: SequenceSample, key: str, origin: Origin) -> None:
-    """As float32, in which everybody computes."""
+    """As float32, the dtype of all computation on them."""
     tensor = _tensor(sample, key)
     if not tensor.is_floating_point():
         return
@@ -131,7 +131,7 @@ def _check_finite(sample: SequenceSample, key: str, origin: Origin) -> None:
     value = float(tensor[row][bad[row]].flatten()[0])
     why = "does not fit into a float32" if math.isfinite(value) else "is not finite"
     count = int(bad.sum())
-    others = f" ({count} of {bad.numel()} numbers are like that)" if count > 1 else ""
+    others = f" ({count} of {bad.numel()} numbers)" if count > 1 else ""
     raise origin.not_finite(f"gave {key} {value:g} for {_place(sample, key, row, origin)}, which {why}{others}")
 
 
@@ -147,7 +147,7 @@ def _check_tokens(sample: SequenceSample, key: str, origin: Origin) -> None:
 
 
 def _read_again(made: Any, origin: Origin) -> SequenceSample:
-    """The batch as its constructor makes it: its fields may have been changed in place since."""
+    """The batch as its constructor makes it: its fields may have been changed since."""
     if not isinstance(made, SequenceSample):
         raise origin.malformed(f"returned {_kind(made)}, not a SequenceSample")
     if made.data is None:
@@ -176,9 +176,9 @@ def _check_ids(ids: Sequence[Hashable], asked: Sequence[Hashable], origin: Origi
 
 
 def _plain(key: str, tensor: torch.Tensor | None, origin: Origin) -> torch.Tensor:
-    """Without its graph, which would stay in memory as long as the sample."""
+    """Detached: the graph would stay in memory as long as the sample."""
     if tensor is None:
-        raise origin.malformed(f"gave {key} no tensor")
+        raise origin.malformed(f"gave no tensor for {key}")
     if tensor.is_meta or tensor.layout is not torch.strided:
         kind = "meta" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
         raise origin.malformed(f"gave {key} as a {kind} tensor; it must be a plain one")

@@ -1,4 +1,4 @@
-"""Where the master writes while it trains."""
+"""The files that the master writes while it trains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.samples import SampleWriter
 
 LAST_TRIES, PAUSE = 10, 0.5
-"""How often, and after how many seconds each, the last lines of a run are tried to be written."""
+"""Attempts to write the last lines of a run, and seconds between them."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Outputs:
         return self.metrics.lines, self.samples.lines, self.ledger
 
     def sync(self) -> None:
-        """Have all that was written so far on disk: a run that resumes keeps these lines. Raises ResourceError with the
+        """Have everything written so far on disk: a run that resumes keeps these lines. Raises ResourceError with the
         id of the fault."""
         for lines in self.lines:
             with failures_told(lines.path):

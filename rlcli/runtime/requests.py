@@ -74,7 +74,7 @@ class Requests:
             pending.then(pending.answers)
 
     def cancel(self) -> None:
-        """Wait for no answer any more; reports are still taken."""
+        """Stop waiting for answers; reports are still taken."""
         self._pending.clear()
         self._transport.cancel()
 

@@ -35,8 +35,8 @@ def write_and_report(
             with component_faults_told():
                 sealed = seal(folder, write())
         except BaseException as error:
-            told = "".join(traceback.format_exception(error))
-            failure = Failure.of(disk_failure(error, folder) or error, f"rank {rank}", told)
+            trace = "".join(traceback.format_exception(error))
+            failure = Failure.of(disk_failure(error, folder) or error, f"rank {rank}", trace)
         report(WRITTEN, {"step": step, "files": [digest.as_json() for digest in sealed]}, failure)
 
     thread = threading.Thread(target=work, name="checkpoint", daemon=True)

@@ -1,6 +1,6 @@
 """How requests reach workers and replies come back: plain calls in one process, or ZeroMQ between processes.
 
-Over ZeroMQ every message carries the run's random token; who may connect at all is the affair of `control`.
+Over ZeroMQ every message carries the run's random token; `control` decides who may connect.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class ZmqMaster:
         return message
 
     def cancel(self) -> None:
-        """They are on their way."""
+        """Requests are sent at once: there is nothing to drop."""
 
     def _next(self, deadline: float, waiting_for: str) -> Reply | Report:
         self._own_pause()

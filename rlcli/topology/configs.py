@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
 
 MAX_CONFIG_SIZE = 1 << 20
-"""Bytes; a larger file is no configuration."""
+"""Bytes; a larger file is not a configuration."""
 
 
 def architecture_of(resolved: Resolved, role: str) -> Architecture | str:

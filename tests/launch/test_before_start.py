@@ -60,7 +60,7 @@ def faults(*overrides: str, run_dir: Path | None = None) -> list[RlcliError]:
 
 
 def rlcli(*arguments: str) -> tuple[int, str]:
-    """(exit code, stderr) of a command in a process of its own, which may take 512 MiB and 2 s of the processor."""
+    """(exit code, stderr) of a command in a process of its own, which may take 512 MiB and 2 s of processor time."""
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_CPU, (2, 3));"
         "resource.setrlimit(resource.RLIMIT_DATA, (512 << 20,) * 2);"

@@ -37,7 +37,7 @@ def train(folder):
 
 
 def slow(seconds):
-    """The files of a checkpoint are safe so many seconds after it was begun."""
+    """The files of a checkpoint are safe this many seconds after it was begun."""
     return f"models.actor.backend={{type: toy, args: {{slow: {seconds}}}}}"
 
 
@@ -90,7 +90,7 @@ def test_an_error_waits_for_files_that_are_nearly_written(train, folder, launch)
     assert newest_verified(folder / "checkpoints")[0].manifest.step == 1
 
 
-def test_an_error_does_not_wait_for_ever(train, folder, monkeypatch, capsys):
+def test_an_error_does_not_wait_forever(train, folder, monkeypatch, capsys):
     monkeypatch.setattr(master, "LAST_WAIT", 0.2)
     began = time.monotonic()
     with pytest.raises(DataError):

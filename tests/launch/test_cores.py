@@ -10,7 +10,7 @@ from rlcli.launch.cores import available_cores
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine of 64 cores with control groups as told: files below /sys/fs/cgroup, and our place among them."""
+    """A machine of 64 cores with given control groups: files below /sys/fs/cgroup, and our place among them."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
 
     def make(membership, files):

@@ -69,7 +69,7 @@ def test_for_a_moment_costs_nothing(project, disk, capsys):
     assert lines(project / "run") == lines(project / "whole")
     told = capsys.readouterr().err
     assert "cannot be written now, its lines are kept: No space left on device" in told
-    assert "is written again" in told
+    assert "is being written again" in told
 
 
 def test_to_the_end_no_checkpoint_claims_the_steps_whose_lines_are_lost(project, disk):

@@ -212,7 +212,7 @@ def test_where_the_last_checkpoint_is_gone_the_one_before_is_taken_and_it_is_sai
     capsys.readouterr()
     assert resume("train.steps=5").step == 2
     said = capsys.readouterr().err
-    assert "the last checkpoint was that of step 4, and it is gone" in said
+    assert "the last checkpoint, of step 4, is missing" in said
     assert "metrics.jsonl: 2 lines of steps 3 to 4 dropped" in said
     assert numbers(project / "run") == numbers(whole)
 

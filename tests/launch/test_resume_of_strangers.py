@@ -63,7 +63,7 @@ def resume(run, *overrides):
         return resume_run(run, overrides, display)
 
 
-def test_a_project_of_ones_own_is_used_wherever_it_lies(trained):
+def test_ones_own_project_is_used_wherever_it_is(trained):
     assert resume(trained).was_over
 
 

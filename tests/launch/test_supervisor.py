@@ -1,4 +1,4 @@
-"""A run as a user starts it: whatever becomes of the process that trains, its supervisor reports it, and never as 0."""
+"""A run as a user starts it: whatever happens to the process that trains, its supervisor reports it, and never as 0."""
 
 import json
 import os

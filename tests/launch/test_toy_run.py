@@ -268,7 +268,7 @@ REWARD_FAULTS = {
     "other ids": "nothing for sample row-.* and something for 'nobody', not asked for",
     "order": "returned the samples in another order",
     "text": "data of 'rewards' is a list, not a tensor",
-    "nothing": "gave rewards no tensor",
+    "nothing": "gave no tensor for rewards",
     "a dict": "returned a value of type dict, not a SequenceSample",
 }
 

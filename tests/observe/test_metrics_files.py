@@ -112,7 +112,7 @@ def test_lines_that_meet_a_full_disk_are_written_later_and_in_order(tmp_path, mo
         assert [record["step"] for record in read_metrics(path)] == [1, 2, 3, 4, 5, 6]
     assert len(warnings) == 2
     assert "No space left" in warnings[0]
-    assert "is written again" in warnings[1]
+    assert "is being written again" in warnings[1]
 
 
 def test_a_limit_of_the_system_leaves_whole_lines(tmp_path):

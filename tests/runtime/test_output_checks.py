@@ -118,7 +118,7 @@ def test_the_largest_of_float32_is_a_reward():
 
 
 def test_how_many_more_there_are():
-    refused(output(values=torch.full((9,), math.nan)), r"position 1 of 3.*\(9 of 9 numbers are like that\)", "values")
+    refused(output(values=torch.full((9,), math.nan)), r"position 1 of 3.*\(9 of 9 numbers\)", "values")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_what_is_no_batch_at_all(made, words):
         ("data", {"rewards": np.array([1.0, None, 2.0])}, "data of 'rewards' is a ndarray, not a tensor"),
         ("data", {"rewards": torch.zeros(2)}, r"has shape \(2,\), expected \(3,\)"),
         ("data", {"rewards": torch.tensor(1.0)}, "does not fit together"),
-        ("data", {"rewards": None}, "gave rewards no tensor"),
+        ("data", {"rewards": None}, "gave no tensor for rewards"),
         ("data", {}, "missing \\['rewards'\\]"),
         ("seqlens", {"rewards": [[1, 1]]}, "for 1 samples, not for 2"),
         ("seqlens", {"rewards": [[1, -1], [3]]}, "length -1 is negative"),

@@ -1,4 +1,4 @@
-"""What can be known before a run, and the runs that it starts from, begin: everything that is wrong, in one report."""
+"""Checks before a run, and the runs that it starts from, begin: everything that is wrong, in one report."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
 
 READ_WHOLE = 32 << 20
-"""Bytes of a dataset's file. Of a larger one only the first rows are read here: the workers read all of it anyway."""
+"""Bytes. Of a larger dataset file only the first rows are read here; the workers read all of it anyway."""
 FIRST_ROWS = 1000
 
 
 def check_before_start(resolved: Resolved, run_dir: Path | None, runs_first: Sequence[Resolved]) -> None:
-    """Look at the models, the data, the folders and the disk of a recipe and of those that must run before it. Loads no
-    model and makes no folder. Raises RlcliError with everything that is wrong."""
+    """Check the models, data, folders and disk of a recipe and of those that must run before it. Loads no model and
+    makes no folder. Raises RlcliError with everything that is wrong."""
     from rlcli.launch.preflight.model_files import model_faults
 
     found: list[RlcliError] = []
@@ -31,7 +31,7 @@ def check_before_start(resolved: Resolved, run_dir: Path | None, runs_first: Seq
 
 
 def _data_faults(resolved: Resolved) -> Iterator[RlcliError]:
-    """Datasets that are read without torch and transformers are opened; the others, by the workers."""
+    """Opens the datasets that can be read without torch and transformers; the workers open the others."""
     from rlcli import registry
     from rlcli.checkpoint.light_tokenizer import NotLight
     from rlcli.launch.preflight.rows import Tokenizers, open_dataset
@@ -67,7 +67,7 @@ def _first_rows(dataset: str, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_place(resolved: Resolved, name: str, error: RlcliError) -> RlcliError:
-    """The error; where it names no place, with that of the recipe."""
+    """The error, with the dataset's place in the recipe if it names none."""
     if error.where is not None or not isinstance(error, DataError):
         return error
     place = resolved.origin(("datasets", name, "args", "path"))
@@ -75,7 +75,7 @@ def _with_place(resolved: Resolved, name: str, error: RlcliError) -> RlcliError:
 
 
 def _folder_faults(resolved: Resolved, run_dir: Path | None) -> Iterator[RlcliError]:
-    """Where the run will be written: a folder of its own, that can be made, with room for what is kept."""
+    """The run needs a folder of its own that can be made, with room for what it keeps."""
     from rlcli.checkpoint.disk import check_free_space
     from rlcli.observe.run_directory import check_new_folder
     from rlcli.topology.report import make_plan

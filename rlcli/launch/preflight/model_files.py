@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from rlcli.recipe.tree import Path as TreePath
 
 NOT_FOLDERS = ("builtin:", "recipe:")
-"""How sources begin that are neither a folder nor a model on the Hub."""
+"""Prefixes of sources that are neither a folder nor a model on the Hub."""
 
 
 def check_model_files(resolved: Resolved, role: str) -> None:
-    """A role's folder must be whole and harmless, its tokenizer no larger than its embedding; so must a model from the
-    Hub that is on this machine already. Raises ModelError."""
+    """Check that a role's folder is complete and harmless, and its tokenizer no larger than its embedding; also for a
+    model from the Hub that is already on this machine. Raises ModelError."""
     for error in _faults_of_role(resolved, role):
         raise error
 
@@ -66,7 +66,7 @@ def _faults_of_role(resolved: Resolved, role: str) -> Iterator[RlcliError]:
 
 
 def _faults_of_scratch(resolved: Resolved, role: str, section: Role) -> Iterator[ModelError]:
-    """A model that is made from nothing must be one that can be, with a row of its embedding for each token."""
+    """A model from scratch must have possible sizes, and a row of its embedding for each token."""
     from rlcli.topology.architecture import UnknownArchitecture
     from rlcli.topology.configs import vocabulary_of
 
@@ -108,7 +108,7 @@ def _at(resolved: Resolved, place: TreePath, error: ModelError) -> ModelError:
 
 
 def _too_large(resolved: Resolved) -> Iterator[ResourceError]:
-    """Models whose weights alone no memory of this machine holds: each process loads them whole, in float32."""
+    """Models whose weights alone exceed this machine's memory: each process loads all of them, in float32."""
     from rlcli.topology.architecture import Architecture
     from rlcli.topology.configs import architecture_of
 

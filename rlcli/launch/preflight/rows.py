@@ -73,7 +73,7 @@ class OpenDataset:
 def open_dataset(
     resolved: Resolved, name: str, tokenizers: Tokenizers | None = None, other: Mapping[str, Any] | None = None
 ) -> OpenDataset:
-    """A dataset as the recipe's run would open it, but for arguments that are to be `other`. Raises RlcliError."""
+    """A dataset as the recipe's run would open it, with `other` arguments instead of its own. Raises RlcliError."""
     component = resolved.recipe.datasets[name]
     is_light = hasattr(registry.load("datasets", component.type), "preview")
     tokenizer = (tokenizers or Tokenizers(resolved)).open(light=is_light)

@@ -211,7 +211,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_template_that_would_take_for_ever_or_all_memory_is_an_error(what):
+def test_a_template_that_would_take_forever_or_all_memory_is_an_error(what):
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     with pytest.raises(TooMuch):
         render_chat(HOSTILE[what], TALKS[0])

@@ -181,7 +181,7 @@ def test_one_error_tells_of_all_bad_rows(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder", "socket"])
-def test_what_is_no_ordinary_file_is_refused_unopened(tmp_path, kind):
+def test_what_is_not_an_ordinary_file_is_refused_unopened(tmp_path, kind):
     path = tmp_path / "rows.jsonl"
     match kind:
         case "fifo":

@@ -106,7 +106,7 @@ def test_what_others_put_into_a_folder_for_all_is_no_project_by_itself(tmp_path,
     assert project.current_project() == shared
 
 
-def test_what_lies_anywhere_below_anothers_folder_is_planted(tmp_path, monkeypatch):
+def test_what_is_anywhere_below_anothers_folder_is_planted(tmp_path, monkeypatch):
     """/tmp/stranger/project: the stranger's folder lies where anybody may make one."""
     deep = make_project(tmp_path / "everybody" / "stranger" / "project")
     shared = tmp_path.resolve() / "everybody"

@@ -153,7 +153,7 @@ FIRST = [" ".join(text.split()[:3]) for text in FULL]
 
 
 @pytest.mark.parametrize(("overlong", "seen"), [("truncate_left", LAST), ("truncate_right", FIRST)])
-def test_of_a_long_text_the_end_is_scored_unless_told_otherwise(tmp_path, role, data, overlong, seen):
+def test_the_end_of_a_long_text_is_scored_by_default(tmp_path, role, data, overlong, seen):
     path = saved(tmp_path, bert)
     out = HFRewardInterface(path=path, max_length=3, overlong=overlong).inference(role, data, MicroBatchSpec())
     torch.testing.assert_close(out.data["rewards"], direct(path, seen)[:, -1], atol=1e-5, rtol=1e-5)

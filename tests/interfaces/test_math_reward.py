@@ -156,7 +156,7 @@ def test_symbolic_comparison_in_real_processes():
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
-def test_one_that_is_no_expression_is_unparsed_and_its_row_is_another_matter():
+def test_one_that_is_not_an_expression_is_unparsed_but_in_a_row_it_is_an_error():
     pool = MathPool(1, 60.0)
     pairs = [Comparison("x+", "x"), Comparison("x", "x+"), Comparison("x", "x"), Comparison("2x", "x")]
     assert pool.compare(pairs) == [Verdict.UNPARSED, Verdict.NO_GOLD, Verdict.RIGHT, Verdict.WRONG]

@@ -215,7 +215,7 @@ def test_a_model_from_scratch_that_no_memory_holds(project):
     assert "GiB of memory" in fault.what
 
 
-def test_the_hub_s_cache_is_looked_at_too(project, monkeypatch):
+def test_the_hubs_cache_is_checked_too(project, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(project / "hub"))
     snapshot = project / "hub" / "models--owner--name" / "snapshots" / "1"
     snapshot.parent.mkdir(parents=True)

@@ -188,7 +188,7 @@ def test_a_file_whose_sync_failed_is_written_anew(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("content", "step", "kept", "told"),
+    ("content", "step", "kept", "reported"),
     [
         ("", 0, "", None),
         ('{"step": 1}\n{"step": 2}\n', 2, '{"step": 1}\n{"step": 2}\n', None),
@@ -201,13 +201,13 @@ def test_a_file_whose_sync_failed_is_written_anew(tmp_path, monkeypatch):
          "x.jsonl: 1 line dropped, 1 of them unreadable"),
     ],
 )  # fmt: skip
-def test_lines_of_later_steps_are_dropped_and_counted(tmp_path, content, step, kept, told):
+def test_lines_of_later_steps_are_dropped_and_counted(tmp_path, content, step, kept, reported):
     path = tmp_path / "x.jsonl"
     assert keep_until(path, step) is None
     path.write_text(content)
     dropped = keep_until(path, step)
     assert path.read_text() == kept
-    assert (str(dropped) if dropped else None) == told
+    assert (str(dropped) if dropped else None) == reported
 
 
 def test_file_that_cannot_be_opened_costs_one_warning(tmp_path):

@@ -196,14 +196,14 @@ def test_what_is_committed_is_written_down_apart_from_the_status(run):
 @pytest.mark.parametrize(
     "content", [None, b"", b"{", b"[]", b"[" * 9999, b"{}", b'{"run_id": "a", "state": "done", "step": -1}']
 )
-@pytest.mark.parametrize(("done", "told"), [(True, ("done", 4, 4)), (False, ("unknown", 4, None))])
-def test_a_status_that_cannot_be_read_is_made_up_from_the_rest(run, caplog, content, done, told):
+@pytest.mark.parametrize(("done", "expected"), [(True, ("done", 4, 4)), (False, ("unknown", 4, None))])
+def test_a_status_that_cannot_be_read_is_made_up_from_the_rest(run, caplog, content, done, expected):
     run.record.update(step=4, is_done=done)
     run.status.unlink()
     if content is not None:
         run.status.write_bytes(content)
     status = read_status(run.path)
-    assert (status["state"], status["step"], status["steps"]) == told
+    assert (status["state"], status["step"], status["steps"]) == expected
     assert status["run_id"] == run.run_id
     assert "status.json" in caplog.text
     assert RunDirectory.open(run.path).run_id == run.run_id

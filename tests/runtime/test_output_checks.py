@@ -151,7 +151,7 @@ def test_a_mistake_of_a_built_in_component_is_ours():
         (output(rewards=torch.zeros(3)).meta(), "a description without data"),
     ],
 )
-def test_what_is_no_batch_at_all(made, words):
+def test_what_is_not_a_batch_at_all(made, words):
     refused(made, words)
 
 
@@ -315,6 +315,6 @@ def test_a_row_whose_metadata_cannot_travel():
         checked_row(row, RowOrigin("mine", 4))
 
 
-def test_rows_are_looked_at_when_their_dataset_is_told_from_others():
+def test_rows_are_checked_when_their_dataset_is_digested():
     with pytest.raises(DataError, match="row 1 of dataset held_out returned a value of type dict"):
         digest_rows([checked_row(ASKED.select_indices([0]), RowOrigin("held_out", 0)), {}], "held_out")

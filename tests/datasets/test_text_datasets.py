@@ -217,7 +217,7 @@ def test_the_question_stands_in_the_template_as_it_is(build):
 def test_a_template_that_refuses_a_system_prompt_says_so(build):
     strict = byte_tokenizer(chat=True)
     strict.chat_template = "{{ raise_exception('no system role') if messages[0]['role'] == 'system' }}"
-    with pytest.raises(ModelError, match="chat template fails: no system role"):
+    with pytest.raises(ModelError, match=r"chat template of .* fails: .*no system role"):
         build("math_prompts", [ROWS["math_prompts"]], strict, system="be brief")
 
 

@@ -9,10 +9,9 @@ from rlcli.api.interface import ModelInterface
 from rlcli.registry import load
 
 
-def test_a_comparison_that_fails_has_no_score(monkeypatch):
+def test_a_row_whose_answer_cannot_be_read_has_no_score():
     reward = load("interfaces", "math_reward")()
-    monkeypatch.setattr(reward.pool, "compare", lambda pairs: ["timeout" for _ in pairs])
-    assert reward.score_texts(["#### x+1", "#### 2"], ["1+x", "2"]) == [None, 1.0]
+    assert reward.score_texts(["#### 2", "#### 2"], ["\u202e2", "2"]) == [None, 1.0]
 
 
 def test_it_is_optional():

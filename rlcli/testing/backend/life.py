@@ -184,10 +184,11 @@ class Life:
 
 
 def held_bytes() -> int:
-    """Of all tensors of this process, those that share memory counted once."""
+    """Of all dense tensors of this process, those that share memory counted once."""
     gc.collect()
     alive = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
-    storages = (tensor.untyped_storage() for tensor in alive if not isinstance(tensor, DTensor))
+    dense = (tensor for tensor in alive if not isinstance(tensor, DTensor) and tensor.layout is torch.strided)
+    storages = (tensor.untyped_storage() for tensor in dense)
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 

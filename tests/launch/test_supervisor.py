@@ -175,7 +175,7 @@ def test_the_exit_code_is_that_of_the_status_where_the_question_where_it_is_wake
 def test_a_call_that_passes_its_deadline_is_ended_and_named(end, project):
     code, err, status = end(trouble("hang"), "launch.step_deadline=3")
     assert code == 8, err
-    assert at("time.sleep") + ": no answer within 3 s: waiting for score on rank 0" in err
+    assert at('"hang"') + ": no answer within 3 s: waiting for score on rank 0" in err
     assert (status["state"], status["exit_code"]) == ("failed", 8)
     assert "toy_trouble.py" in (project / "run/logs/stacks.log").read_text()
 

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import ResourceError, UsageError
 from rlcli.launch import lifeline
-from rlcli.launch.run import DIGEST_FILE, RESUMES, Finished, drive, last_checkpoint, outcome_of
+from rlcli.launch.run import (
+    DIGEST_FILE,
+    RESUMES,
+    Finished,
+    digest,
+    drive,
+    last_checkpoint,
+    last_committed,
+    outcome_of,
+)
 from rlcli.launch.stopping import StopSignals
 from rlcli.project import VARIABLE, check_not_planted, planted
 
@@ -69,7 +78,7 @@ def resume_run(
             lifeline.report(run=str(run.path), over=True)
             return Resumed(step, found, Finished(outcome_of(before.recipe, run), 0, step, step), was_over=True)
         _say(before.recipe, now.recipe, found, start, display)
-        recipe, recipe_digest = _with_starts(run, now.recipe), _digest(run, found, step)
+        recipe, recipe_digest = _with_starts(run, now.recipe), _digest(run, before, found, step)
 
         def write_down() -> None:
             _write_down(run, now, found, step, recipe_digest)
@@ -120,11 +129,15 @@ def _in_its_folder(run: RunDirectory, display: Display) -> Iterator[None]:
 
 
 def _resolved_recipe(run: RunDirectory) -> Resolved:
-    """What the run goes by. Raises ResourceError F72 if it was killed before it wrote that down."""
-    if not run.resolved_recipe.exists():
+    """What the run goes by. Raises ResourceError F72 if it was killed before it wrote that down, or has lost it."""
+    if run.resolved_recipe.exists():
+        return _load(str(run.resolved_recipe), ())
+    if last_committed(run) is None and not run.metrics.exists():
         what = f"{run.path} holds no run yet: it ended before it had written down its recipe"
         raise ResourceError(what, hint="remove the folder and start the run again", code="F72")
-    return _load(str(run.resolved_recipe), ())
+    what = "it is missing, and the run goes by it"
+    hint = f"put it back; {run.recipe} has what it was made of, and the checkpoints are left as they are"
+    raise ResourceError(what, where=str(run.resolved_recipe), hint=hint, code="F72")
 
 
 def _load(recipe: str, overrides: Sequence[str]) -> Resolved:
@@ -190,9 +203,10 @@ def _is_over(run: RunDirectory, found: Sequence[Change], step: int) -> bool:
     return is_done and not any(change.key in ("train.steps", "train.epochs") for change in found)
 
 
-def _digest(run: RunDirectory, found: Sequence[Change], step: int) -> str:
+def _digest(run: RunDirectory, recipe: Resolved, found: Sequence[Change], step: int) -> str:
     """Of the recipe that the run began with, and of what was changed in it since, and when."""
-    before = (run.path / DIGEST_FILE).read_text().strip()
+    file = run.path / DIGEST_FILE
+    before = file.read_text().strip() if file.is_file() else digest(recipe)
     telling = [(change.key, change.now) for change in found if change.key.split(".")[0] not in WITHOUT_EFFECT]
     told = json.dumps(telling, sort_keys=True)
     return hashlib.sha256(f"{before} {step} {told}".encode()).hexdigest() if telling else before

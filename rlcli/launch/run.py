@@ -217,8 +217,8 @@ def last_checkpoint(run: RunDirectory, display: Display) -> Start | None:
         code, what = rejected[0].code, "no checkpoint is whole"
     elif committed is not None:
         what = f"step {committed} was committed, but there is no checkpoint now"
-    elif run.record.is_unreadable:
-        what = "there is no checkpoint, and committed.json, which says whether there was one, cannot be read"
+    elif run.record.is_lost:
+        what = "there is no checkpoint, and committed.json, which says whether there was one, is gone or cannot be read"
     else:
         return None
     hint = f"put it back; or start over in a new folder: rlcli train {shlex.quote(str(run.resolved_recipe))}"

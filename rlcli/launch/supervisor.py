@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, get_type_hints
 
-from rlcli.errors import HangError, RlcliError, WorkerError
+from rlcli.errors import HangError, ResourceError, RlcliError, WorkerError
 from rlcli.launch.lifeline import SHOW_STACKS, VARIABLE
 from rlcli.launch.orphans import adopt_orphans, end_orphans, reap_orphans
 from rlcli.launch.stopping import heeded, passed_on
@@ -92,7 +92,8 @@ def supervise(resume: Callable[[str], Sequence[str]]) -> int:
 
     A run that dies or hangs is resumed up to `launch.max_restarts` times, by `rlcli <resume(folder)>`. A resumed run
     that dies before it has begun is restarted by the same command, because its folder does not hold all of it yet.
-    Raises WorkerError if it ended without reporting how, HangError if one of its calls passed its deadline.
+    Raises WorkerError if it ended without reporting how, HangError if one of its calls passed its deadline,
+    ResourceError if it could not write down that it is done.
     """
     adopt_orphans()
     command, restarts = sys.argv[1:], 0
@@ -243,7 +244,11 @@ def _stop_signal(code: int, signals: list[int]) -> int | None:
 
 
 def _ended(child: _Child) -> RlcliError:
-    """The error for a child that reported no exit code, or 0 although the run is not done."""
+    """The error for a child that reported no exit code, or 0 although status.json does not say that the run is done."""
+    if child.facts.verdict == 0:
+        what = "the run reports that it is done, but its status.json does not"
+        again = f"make sure that the file can be written; {_hint(child)}"
+        return ResourceError(what, where=child.facts.run, hint=again, code="F28")
     code, during = child.process.returncode, f" during {child.facts.waiting}" if child.facts.waiting else ""
     if code < 0:
         why = " (out of memory?)" if -code == signal.SIGKILL else ""

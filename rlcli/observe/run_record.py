@@ -41,10 +41,11 @@ class Record:
 
     def __init__(self, folder: Path, run_id: str):
         self._file = folder / FILE
-        self.is_unreadable = os.path.lexists(self._file) and read_committed(folder) is None
-        """There is a record, and it cannot be read."""
         self._lock = threading.Lock()
-        self._known = read_committed(folder) or Committed(run_id)
+        known = read_committed(folder)
+        self.is_lost = known is None or known.run_id != run_id
+        """What was written down as the run began is missing, cannot be read or is another run's."""
+        self._known = Committed(run_id) if known is None or self.is_lost else known
 
     @property
     def step(self) -> int | None:
@@ -55,10 +56,10 @@ class Record:
         """Record changes; they are on disk when this returns. Raises OSError."""
         with self._lock:
             known = replace(self._known, **changes)
-            if known != self._known:
+            if known != self._known or self.is_lost:
                 replace_file(self._file, (json.dumps(asdict(known)) + "\n").encode())
                 sync_folder(self._file.parent)
-                self._known = known
+                self._known, self.is_lost = known, False
 
 
 def read_committed(folder: Path) -> Committed | None:
@@ -74,21 +75,22 @@ def read_committed(folder: Path) -> Committed | None:
 def read_status(folder: Path | str) -> dict[str, Any] | None:
     """What status.json says; None if the folder is not that of a run.
 
-    Where that file is missing or cannot be read, a warning, and what other files say: its `state` is then `done` or
-    `unknown`.
+    Where that file is missing, cannot be read or, as the others agree, is another run's: a warning, and what other
+    files say. Its `state` is then `done` or `unknown`.
     """
     folder = Path(folder)
-    status = _read(folder / "status.json")
-    if status is not None and _is_status(status):
+    status, known, named = _read(folder / "status.json"), read_committed(folder), _run_id_of_readme(folder)
+    is_whole = status is not None and _is_status(status)
+    if status is not None and is_whole and (known is None or status["run_id"] == known.run_id or named != known.run_id):
         return status
-    known = read_committed(folder)
-    run_id = known.run_id if known else _run_id_of_readme(folder)
+    run_id = known.run_id if known else named
     if run_id is None:
         return None
     step = (known.step if known else None) or 0
     is_done = known is not None and known.is_done
     state = "done" if is_done else "unknown"
     what = "cannot be read" if os.path.lexists(folder / "status.json") else "is missing"
+    what = "is that of another run" if is_whole else what
     log.warning(
         "%s %s; other files of the run say: %s, step %d is committed", folder / "status.json", what, state, step
     )

@@ -175,14 +175,19 @@ def lose_the_record_too(run):
     (run / "committed.json").unlink()
 
 
+def lose_folder_and_record(run):
+    lose_folder(run)
+    (run / "committed.json").unlink()
+
+
 def garble_the_record(run):
     lose_folder(run)
     (run / "committed.json").write_text("{")
 
 
-@pytest.mark.parametrize(
-    "lose", [lose_folder, lose_content, lose_all_but_the_record, lose_the_record_too, garble_the_record]
-)
+@pytest.mark.parametrize("lose", [
+    lose_folder, lose_content, lose_all_but_the_record, lose_the_record_too, lose_folder_and_record, garble_the_record,
+])  # fmt: skip
 def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(train, resume, project, lose):
     train("train.steps=2")
     lose(project / "run")
@@ -307,9 +312,24 @@ def test_killed_once_its_recipe_is_written_down_a_run_can_be_resumed(train, resu
         with pytest.raises(Killed):
             train("train.steps=1")
     assert resume().finished.steps_done == 1
-    (project / "run/recipe.resolved.yaml").unlink()
+
+
+def test_a_folder_without_the_recipe_is_thrown_away_only_if_nothing_was_trained(train, resume, project):
+    RunDirectory.create(project / "run", "toy").close()
     with pytest.raises(ResourceError, match="holds no run yet"):
         resume()
+    shutil.rmtree(project / "run")
+    train("train.steps=1")
+    (project / "run/recipe.resolved.yaml").unlink()
+    with pytest.raises(ResourceError, match="the run goes by it") as caught:
+        resume()
+    assert "put it back" in caught.value.hint
+
+
+def test_a_digest_that_is_gone_is_made_again(train, resume, project):
+    train("train.steps=1")
+    (project / "run/recipe.digest").unlink()
+    assert resume("train.steps=2").finished.steps_done == 2
 
 
 def test_a_run_of_epochs_that_is_done_stays_as_it_is(train, resume, project):

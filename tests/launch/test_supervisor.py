@@ -148,6 +148,13 @@ def test_the_exit_code_is_0_once_the_run_is_done(end, project):
     assert "all 3 steps are done" in again.stdout
 
 
+def test_a_run_that_cannot_write_down_that_it_is_done_does_not_end_with_0(train):
+    process = train(trouble("status"), "checkpoint.every_steps=null")
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 6, err
+    assert "the run reports that it is done, but its status.json does not" in err
+
+
 def test_a_component_that_closes_files_does_not_end_the_run(end):
     code, err, status = end(trouble("close files"), "checkpoint.every_steps=null")
     assert (code, status["state"]) == (0, "done"), err

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -184,7 +185,7 @@ def test_model_folder_of_a_role(run):
 
 def test_what_is_committed_is_written_down_apart_from_the_status(run):
     run.write_status("running", 3, 5)
-    assert read_committed(run.path) is None
+    assert read_committed(run.path) == Committed(run.run_id)
     run.record.update(step=3)
     run.write_status("done", 5, 5)
     assert read_committed(run.path) == Committed(run.run_id, 3, is_done=True)
@@ -217,8 +218,28 @@ def test_the_readme_knows_the_run_as_well(run):
         RunDirectory.open(run.path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"run_id": "a"}', '{"run_id": "a", "step": true, "is_done": true}'])
+def test_a_file_of_another_run_is_not_believed_against_the_two_others(run, tmp_path_factory, caplog):
+    with RunDirectory.create(tmp_path_factory.mktemp("other") / "run", "ppo") as other:
+        other.record.update(step=9)
+    run.record.update(step=4)
+    own = run.status.read_bytes(), (run.path / "committed.json").read_bytes()
+    shutil.copy(other.status, run.status)
+    reopened = RunDirectory.open(run.path)
+    assert (reopened.run_id, reopened.record.step) == (run.run_id, 4)
+    assert "is that of another run" in caplog.text
+    run.status.write_bytes(own[0])
+    shutil.copy(other.path / "committed.json", run.path)
+    reopened = RunDirectory.open(run.path)
+    assert (reopened.run_id, reopened.record.step, reopened.record.is_lost) == (run.run_id, None, True)
+    assert not run.record.is_lost
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "[]", '{"run_id": "a"}', '{"run_id": "a", "step": true, "is_done": true}']
+)
 def test_a_record_that_cannot_be_read_says_so(run, content):
-    (run.path / "committed.json").write_text(content)
+    (run.path / "committed.json").unlink()
+    if content is not None:
+        (run.path / "committed.json").write_text(content)
     assert read_committed(run.path) is None
-    assert RunDirectory.open(run.path).record.is_unreadable
+    assert RunDirectory.open(run.path).record.is_lost

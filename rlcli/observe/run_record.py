@@ -5,6 +5,7 @@ committed.json holds it, apart from status.json, which changes with every step a
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -91,10 +92,13 @@ def read_status(folder: Path | str) -> dict[str, Any] | None:
     state = "done" if is_done else "unknown"
     what = "cannot be read" if os.path.lexists(folder / "status.json") else "is missing"
     what = "is that of another run" if is_whole else what
-    log.warning(
-        "%s %s; other files of the run say: %s, step %d is committed", folder / "status.json", what, state, step
-    )
+    _warn_once(f"{folder / 'status.json'} {what}; other files of the run say: {state}, step {step} is committed")
     return {"run_id": run_id, "state": state, "step": step, "steps": step if is_done else None}
+
+
+@functools.lru_cache(maxsize=64)
+def _warn_once(what: str) -> None:
+    log.warning("%s", what)
 
 
 def is_run(folder: Path) -> bool:

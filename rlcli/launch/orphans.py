@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
 
 PR_SET_CHILD_SUBREAPER = 36
 LEAVE_WITHIN = 2.0
@@ -11,11 +17,15 @@ LEAVE_WITHIN = 2.0
 END_WITHIN = 10.0
 
 
-def adopt_orphans() -> None:
-    """From now on a process whose parent dies, anywhere below us, becomes our child."""
+def adopt_orphans() -> list[psutil.Process]:
+    """From now on a process whose parent dies, anywhere below us, becomes our child. Returns the children that we have
+    already: those of the shell that became this process, as in `tensorboard & exec rlcli train`."""
     import ctypes
 
+    import psutil
+
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    return psutil.Process().children()
 
 
 def reap_orphans(child: int) -> None:
@@ -26,13 +36,14 @@ def reap_orphans(child: int) -> None:
         os.waitpid(ended.si_pid, 0)
 
 
-def end_orphans() -> None:
-    """End all remaining descendants, once the child is gone."""
+def end_orphans(others: Sequence[psutil.Process]) -> None:
+    """End all remaining descendants, once the child is gone, except `others` that were there before it."""
     import psutil
 
     patience, end = LEAVE_WITHIN, time.monotonic() + END_WITHIN
-    while (orphans := psutil.Process().children()) and time.monotonic() < end:
+    while (orphans := [one for one in psutil.Process().children() if one not in others]) and time.monotonic() < end:
         _, left = psutil.wait_procs(orphans, timeout=patience)
         for one in left:
-            one.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
         patience = 0.1  # next come those whose parents were killed just now

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, get_type_hints
+from typing import IO, TYPE_CHECKING, Any, get_type_hints
 
 from rlcli.errors import HangError, ResourceError, RlcliError, WorkerError
 from rlcli.launch.lifeline import SHOW_STACKS, VARIABLE
@@ -34,6 +34,9 @@ from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_record import read_status
 from rlcli.processes import STOP_SIGNALS
 from rlcli.runtime.own_pauses import OwnPauses
+
+if TYPE_CHECKING:
+    import psutil
 
 TICK = 1.0
 """Seconds between two looks at the clock."""
@@ -95,12 +98,12 @@ def supervise(resume: Callable[[str], Sequence[str]]) -> int:
     Raises WorkerError if it ended without reporting how, HangError if one of its calls passed its deadline,
     ResourceError if it could not write down that it is done.
     """
-    adopt_orphans()
+    others = adopt_orphans()
     command, restarts = sys.argv[1:], 0
     while True:
         with tempfile.TemporaryFile() as stacks, _Child(command, stacks) as child:
             try:
-                return _see_through(child)
+                return _see_through(child, others)
             except (WorkerError, HangError) as error:
                 facts = child.facts
                 if not facts.run or facts.warm_start or child.signals or restarts == facts.max_restarts:
@@ -111,10 +114,10 @@ def supervise(resume: Callable[[str], Sequence[str]]) -> int:
                 command = [*resume(facts.run)] if facts.begun else command
 
 
-def _see_through(child: _Child) -> int:
+def _see_through(child: _Child, others: Sequence[psutil.Process]) -> int:
     is_late = child.follow()
     code = child.process.returncode
-    end_orphans()
+    end_orphans(others)
     if child.facts.verdict or child.is_done():
         return child.facts.verdict or 0
     if stopped_by := _stop_signal(code, child.signals):

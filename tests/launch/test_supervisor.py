@@ -261,6 +261,20 @@ def test_nor_a_run_that_is_done(train):
     assert not psutil.pid_exists(int(out.split("daemon ")[1].split()[0]))
 
 
+def test_what_a_shell_has_started_before_it_became_the_run_is_left_alone(project):
+    script = 'sleep 300 > /dev/null 2>&1 & echo $!; exec "$0" -m rlcli train toy.yaml --run-dir run --quiet'
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": HOME}, check=False,
+    )  # fmt: skip
+    neighbour = psutil.Process(int(done.stdout.split()[0]))
+    try:
+        assert done.returncode == 0, done.stderr
+        assert neighbour.status() != psutil.STATUS_ZOMBIE
+    finally:
+        neighbour.kill()
+
+
 @pytest.mark.parametrize(("number", "to"), [
     (signal.SIGTERM, "the supervisor"), (signal.SIGTERM, "every process"), (signal.SIGHUP, "every process"),
     (signal.SIGUSR2, "the child"),

@@ -6,7 +6,6 @@ and not by the clock: a verdict must not depend on how busy a machine is.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
@@ -17,11 +16,17 @@ MAX_TOKENS = 120
 MAX_DEPTH = 10
 MAX_DIGITS = 20
 MAX_EXPONENT = 3000
-"""Of a number; of a variable MAX_DEGREE."""
+"""Of a number; MAX_DEGREE next to functions, whose arguments may be factored."""
 MAX_DEGREE = 100
+"""Sum of the exponents of variables."""
 MAX_GROUP_EXPONENT = 20
 """Product of the exponents of sums, functions and the like, which may be multiplied out."""
+MAX_EXPANSION = 400
+"""That product times the signs and numbers of the whole expression."""
 MAX_FUNCTIONS = 10
+MAX_UNIONS = 6
+"""And intersections; MAX_UNIONS_OF_VARIABLES where the bounds of intervals could be in any order."""
+MAX_UNIONS_OF_VARIABLES = 2
 MAX_ARGUMENT = 50
 """Of a factorial or a binomial."""
 MAX_CELLS = 25
@@ -57,19 +62,25 @@ _TOKEN = re.compile(
 )
 _SIGNS = frozenset("+-*/^_=<>()[]{}|,.;:!&")
 _MATRIX = re.compile(r"\\(?:begin|end)\{[pbvB]?matrix\}")
-_NAME = re.compile(r"^\s*(?:[A-Za-z]|\\[a-z]+)(?:_\w|_\{\w+\}|\([A-Za-z]\))?\s*(?:=(?!=)|\\in(?![a-z]))")
+_NAME = re.compile(
+    r"^\s*(?:(?:[A-Za-z]|\\[a-z]+)(?:_\w|_\{\w+\}|\([A-Za-z]\))?|\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])+\s*\))"
+    r"\s*(?:=(?!=)|\\in(?![a-z]))"
+)
 _TOWER = re.compile(r"\^\s*[-+]?(?:[0-9.]+|[A-Za-z]|\\[A-Za-z]+)\s*\^")
 _OTHER_BASE = re.compile(r"[0-9]\s*_")
 """A number to another base: math-verify would overlook the base, so it is compared as text."""
 _SHORT_POWER = re.compile(r"-?[0-9.]+|\\[A-Za-z]+|.?", re.DOTALL)
-_UNIT = re.compile(r"(?:\\[,;: ]|\s|~)*\\(?:text|mathrm|mbox|textrm)\{([^{}]*)\}(?:\^\{?[23]\}?)?\.?$")
+_UNIT = re.compile(r"(?:\\[,;: ]|\s|~)*\\(?:text|mathrm|mbox|textrm|textup)\{([^{}]*)\}(?:\^\{?[23]\}?)?\.?$")
 _SPAN = re.compile(r"^([^$\\]*)(?:\$([^$]+)\$|\\\((.+?)\\\))([^$\\]*)$")
 _PROSE = re.compile(r"[A-Za-z',:=\s-]*")
 _DELIMITERS = re.compile(r"^\s*(?:\$\$?|\\[(\[])|(?:\$\$?|\\[)\]])\s*$")
 _SPACING = re.compile(
     r"\\(?:left|right|displaystyle|big|Big|bigl|bigr)(?![A-Za-z])|(?<!\\)\\[!,;: ]|\\q?quad(?![A-Za-z])|~"
 )
-_AND = re.compile(r"\\(?:text|mathrm)\{\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])")
+_AND = re.compile(r"(?:,\s*)?(?:\\(?:text|mathrm)\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))")
+"""Between the parts of a list. "1 or 2" is the list of both, and so not 1."""
+_NAMED_NUMERATOR = re.compile(r"(\\[dtc]?frac)\s*(\\(?:pi|" + "|".join(sorted(_GREEK)) + r"))(?![A-Za-z])")
+"""\\frac\\pi4, which the parser of math-verify does not read."""
 _WITHOUT_BACKSLASH = re.compile(r"(?<![A-Za-z\\])(pi|infty|" + "|".join(sorted(_FUNCTIONS)) + r")(?![A-Za-z])")
 
 
@@ -105,7 +116,7 @@ def read_expression(text: str) -> Expression | None:
     if latex is None or not latex.strip() or _OTHER_BASE.search(latex):
         return None
     names = _letters(_MATRIX.sub(" ", latex))
-    if names is None or not _is_small(latex):
+    if names is None or not _is_small(latex, has_variables=bool(names)):
         return None
     return Expression(latex.strip(), names, unit)
 
@@ -119,6 +130,7 @@ def _math_of(text: str) -> str:
     for sign, latex in _AS_LATEX.items():
         text = text.replace(sign, latex)
     text = text.replace("**", "^").replace("*", r" \cdot ").strip()
+    text = _NAMED_NUMERATOR.sub(r"\1{\2}", text)
     return _WITHOUT_BACKSLASH.sub(r"\\\1", text).rstrip(".")
 
 
@@ -156,13 +168,16 @@ def _letters(latex: str) -> frozenset[str] | None:
     return frozenset(found)
 
 
-def _is_small(latex: str) -> bool:
-    """Whether its depth, powers, functions, factorials and matrices are within bounds."""
+def _is_small(latex: str, has_variables: bool) -> bool:
+    """Whether its depth, powers, functions, factorials, unions and matrices are within bounds."""
+    commands = re.findall(r"\\([a-z]+)", latex)
+    unions = commands.count("cup") + commands.count("cap")
     return (
         _depth(latex) <= MAX_DEPTH
         and latex.count("&") + latex.count("\\\\") < MAX_CELLS
-        and sum(name in _FUNCTIONS for name in re.findall(r"\\([a-z]+)", latex)) <= MAX_FUNCTIONS
-        and _has_small_powers(latex)
+        and sum(name in _FUNCTIONS for name in commands) <= MAX_FUNCTIONS
+        and unions <= (MAX_UNIONS_OF_VARIABLES if has_variables else MAX_UNIONS)
+        and _has_small_powers(latex, max_exponent=MAX_EXPONENT if _FUNCTIONS.isdisjoint(commands) else MAX_DEGREE)
         and all(_is_small_operand(found) for found in _OPERANDS_OF_LIMITED_SIZE.finditer(latex))
     )
 
@@ -175,23 +190,26 @@ def _depth(latex: str) -> int:
     return deepest
 
 
-def _has_small_powers(latex: str) -> bool:
+def _has_small_powers(latex: str, max_exponent: int) -> bool:
     """No towers (but e^{x^2} is fine), and no large exponents."""
-    if _TOWER.search(latex):
+    if _TOWER.search(latex) or latex.count("\\exp") > 1:
         return False
-    product = 1.0
+    of_groups, degree = 1.0, 0.0
     for power in re.finditer(r"(?P<base>(?:(?<![A-Za-z\\])[A-Za-z]|[0-9])?)\s*\^\s*", latex):
         rest = latex[power.end() :]
         exponent = rest[: _end_of_group(rest)] if rest[:1] in ("{", "(") else _SHORT_POWER.match(rest)[0]
-        if re.search(r"[0-9)}\]]\s*\^|!|binom", exponent) or exponent.count("^") > 1:
+        if re.search(r"[0-9)}\]]\s*\^|!|binom|exp", exponent) or exponent.count("^") > 1:
             return False
         largest = max((float(number) for number in re.findall(r"[0-9]+(?:\.[0-9]+)?", exponent)), default=1.0)
-        base = power["base"]
-        if base:
-            product *= 1.0 if largest <= (MAX_EXPONENT if base.isdigit() else MAX_DEGREE) else math.inf
+        if power["base"].isdigit():
+            if largest > max_exponent:
+                return False
+        elif power["base"]:
+            degree += largest
         else:
-            product *= max(largest, 1.0)
-    return product <= MAX_GROUP_EXPONENT
+            of_groups *= max(largest, 1.0)
+    expansion = of_groups * len(_TOKEN.findall(latex)) if of_groups > 2 else 0
+    return degree <= MAX_DEGREE and of_groups <= MAX_GROUP_EXPONENT and expansion <= MAX_EXPANSION
 
 
 def _end_of_group(text: str) -> int:

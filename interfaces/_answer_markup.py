@@ -10,9 +10,11 @@ MAX_CHARS = 500
 
 _EMPHASIS = re.compile(r"(?<![\w)}\]*`])(\*{1,3}|`)(?=[^\s*`])([^*`]*)(?<=[^\s*`])\1(?![\w({\[*`])")
 _UNDERLINE = re.compile(r"(?<![\w)}\]_])(_{1,2})(?=[^\s_])([^_]*)(?<=[^\s_])\1(?![\w({\[_])")
-_WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it|sf)|mbox|emph|boxed|fbox)\s*\{")
+_WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|up|sf|normal)?|math(?:rm|bf|it|sf)|mbox|emph|boxed|fbox)\s*\{")
 _NOTHING = re.compile(r"\\(?:left|right|displaystyle|textstyle|limits|big|Big|bigl|bigr)(?![A-Za-z])")
 _GROUPS_OF_DIGITS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!]|[\u2009\u202f])(?=\d{3})")
+_SPACED_GROUPS = re.compile(r"(?<![\w.,/^])\d{1,3}(?:[ ~]\d{3})+(?![\d/])")
+"""1 234 567: groups of three digits with blanks between them."""
 _SPACE = re.compile(r"\\(?:[,;:! ]|q?quad(?![A-Za-z])|$)|(?<=[\w}])~|\s")
 _DEGREES = re.compile(r"\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\s*\\degree(?![A-Za-z])|\s*°")
 _POWER_OF_UNIT = re.compile(r"(?<=[A-Za-z ])\^\{([23])\}")
@@ -29,8 +31,9 @@ def is_clean(text: str) -> bool:
 
 
 def undecorated(text: str) -> str:
-    """The text without Markdown, quotation marks, blanks around it and the full stop of its sentence."""
-    text = re.sub(r"(?<=[^\s.])\.$", "", text.translate(_MINUS).strip())
+    """The text without Markdown, quotation marks, blanks around it and the full stop of its sentence; digits of other
+    scripts as 0 to 9."""
+    text = re.sub(r"(?<=[^\s.])\.$", "", _ascii_digits(text).translate(_MINUS).strip())
     if text.count("**") == 1:
         text = text.removeprefix("**").removesuffix("**").strip()
     for _ in range(3):
@@ -43,6 +46,7 @@ def undecorated(text: str) -> str:
 def readable(text: str) -> str:
     """The text with LaTeX's words as words, blanks as blanks and no delimiters of maths; `$` remains for money."""
     text = _GROUPS_OF_DIGITS.sub(",", undecorated(text))
+    text = _SPACED_GROUPS.sub(lambda found: re.sub("[ ~]", ",", found[0]), text)
     text = _DEGREES.sub(" degrees ", _NOTHING.sub(" ", text))
     text = _unwrapped(text).replace("\\$", "\x01").replace("\\%", "%")
     if text.count("$") % 2 == 0:
@@ -51,6 +55,12 @@ def readable(text: str) -> str:
     text = re.sub(r"\\[()\[\]]", " ", text).replace("\x01", "$")
     text = _SPACE.sub(" ", text)
     return undecorated(_without_group(_THEREFORE.sub("", text.strip())))
+
+
+def _ascii_digits(text: str) -> str:
+    if text.isascii():
+        return text
+    return "".join(str(unicodedata.decimal(character)) if character.isdecimal() else character for character in text)
 
 
 def closing_brace(text: str, opened: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Numbers as answers write them: 5, 1,234.50, 1e3, 1.5 × 10^3, 3/4, \\frac{3}{4}, 1 3/4, 1½, 5 million, five."""
+"""Numbers as answers write them: 5, 1,234.50, 1e3, 1.5 × 10^3, 10^3, 3/4, \\frac{3}{4}, 1 3/4, 1½, 5 million, five."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ MAX_EXPONENT = 100
 
 _PLAIN = r"(?:[0-9]+(?:,[0-9]+)*(?:\.[0-9]*)?|\.[0-9]+)"
 _FRACTION = r"""\\[dtc]?frac\s*(?:
-    \{\s*-?[0-9]+\s*\}\s*\{\s*[0-9]+\s*\} | [0-9]\s*[0-9](?![0-9])
+    \{\s*-?[0-9]+\s*\}\s*\{\s*-?[0-9]+\s*\} | [0-9]\s*[0-9](?![0-9])
     | \{\s*-?[0-9]+\s*\}\s*[0-9](?![0-9]) | [0-9]\s*\{\s*[0-9]+\s*\})"""
 _VULGAR = "[¼-¾⅐-⅞]"
 _RATIO = r"[0-9]+\s*/\s*[0-9]+"
-_POWER_OF_TEN = r"\s*(?:×|·|\*|\\times|\\cdot)\s*10\s*\^\s*(?:\{\s*[+-]?[0-9]+\s*\}|[+-]?[0-9]+)"
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+_TEN_TO = r"10(?:\s*\^\s*(?:\{\s*[+-]?[0-9]+\s*\}|[+-]?[0-9]+)|[⁻⁺]?[⁰¹²³⁴-⁹]+)"
+_TIMES = r"\s*(?:×|·|\*|\\times|\\cdot)\s*"
 WRITTEN = rf"""
     (?:[0-9]+\s*(?:{_VULGAR}|{_FRACTION}) | [0-9]+\s+{_RATIO}
-    | {_FRACTION} | {_VULGAR} | {_RATIO}
-    | {_PLAIN}(?:{_POWER_OF_TEN} | [eE][+-]?[0-9]+(?!\w|\.[0-9]) | \s+(?:{"|".join(SCALES)})(?!\w))?)
+    | {_FRACTION} | {_VULGAR} | {_RATIO} | {_TEN_TO}(?![\^⁰¹²³⁴-⁹.!])
+    | {_PLAIN}(?:{_TIMES}{_TEN_TO} | [eE][+-]?[0-9]+(?!\w|\.[0-9]) | \s+(?:{"|".join(SCALES)})(?!\w))?)
 """
 """Pattern (verbose) of a number in digits, without its sign."""
 
@@ -31,9 +33,8 @@ _PARTS = re.compile(
     (?:(?P<vulgar>{_VULGAR}) | (?P<fraction>{_FRACTION}) | (?P<ratio>{_RATIO}))""",
     re.VERBOSE,
 )
-_SCALED = re.compile(
-    rf"(?P<plain>{_PLAIN})(?:[eE](?P<e>.+)|\s+(?P<scale>[a-z]+)|\s*[^0-9\s].*\^[\s{{]*(?P<ten>[^\s}}]+).*)?"
-)
+_POWER_OF_TEN = re.compile(rf"(?:{_TIMES}|^){_TEN_TO}$")
+_SCALED = re.compile(rf"(?P<plain>{_PLAIN})(?:[eE](?P<exponent>.+)|\s+(?P<scale>[a-z]+))?")
 _THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")
 
 
@@ -62,11 +63,15 @@ def _part(parts: re.Match[str]) -> Fraction | None:
 
 
 def _scaled(text: str) -> Fraction | None:
+    power = _POWER_OF_TEN.search(text)
+    if power:
+        exponent = re.sub(r"[\s^{}]", "", power[0].partition("10")[2]).translate(_SUPERSCRIPTS)
+        text = f"{text[: power.start()] or 1}e{exponent}"
     found = _SCALED.fullmatch(text)
     if found is None or ("," in found["plain"] and not _THOUSANDS.fullmatch(found["plain"])):
         return None
     number = Fraction(found["plain"].replace(",", "").removesuffix("."))
-    exponent = found["e"] or found["ten"] or "0"
+    exponent = found["exponent"] or "0"
     if len(exponent) > 5 or abs(int(exponent)) > MAX_EXPONENT:
         return None
     return number * Fraction(10) ** int(exponent) * SCALES.get(found["scale"] or "", 1)

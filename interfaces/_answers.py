@@ -20,7 +20,9 @@ from ._answer_value import Value, read_value
 from ._answer_words import retracts
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*\{|\s*(?P<token>-?[0-9.,]*[0-9]|\s[^\s{}$\\.,]+))")
-_SAID = re.compile(r"answer\**\s*(?:is|:|=|equals)\s*:?", re.IGNORECASE)
+_SAID = re.compile(r"answer[*_]*(?:\s*(?:is|:|=|equals)\s*:?|[ \t]*(?P<heading>\n))", re.IGNORECASE)
+_HEADING = re.compile(r"[\s#*_]*(?:[^\W\d_]+\s)?")
+"""Before "answer" on the line of a heading, as in "### Final answer"."""
 LONGEST_UNIT = 5
 """Words of a unit that a row may name; a longer answer of a row is a text."""
 MAX_RESPONSE = 1_000_000
@@ -74,7 +76,8 @@ class Comparison:
 @lru_cache(maxsize=4096)
 def gold_of(text: str) -> Gold:
     """What a dataset's `answer` holds: what it marks by `####` or `\\boxed`, else all of it."""
-    marked = _after_marker(text) or _boxed(text) or text.strip()
+    line, rest = _after_marker(text)
+    marked = _boxed(rest)[0] or line or text.strip()
     value = read_value(marked)
     if value is not None and value.bare and len(value.unit) <= LONGEST_UNIT:
         return Gold(marked, value, None)
@@ -118,18 +121,33 @@ def _judge_expression(answer: str, gold: Expression) -> Verdict | Comparison:
 def final_answer(text: str, last_number: bool = False) -> str | None:
     """What a text gives as its final answer, or None.
 
-    In this order, within the last `<answer>…</answer>` if there is one: the line after the last `####`; the last
-    `\\boxed{…}`, with those that it is listed with; the sentence after the last "answer is" (or "answer:"); all that
-    the tag holds. With `last_number`, the last number of the text.
+    Within the last `<answer>…</answer>` if there is one: the line after the last `####`, or the last `\\boxed{…}` with
+    those that it is listed with, whichever comes later; the sentence after the last "answer is" (or "answer:", or a
+    heading that ends in "answer"), unless it comes before them or states no value; all that the tag holds. Without any
+    of these, the whole text if it states one value and nothing else; with `last_number`, the last number of the text.
     """
     text = text[-MAX_RESPONSE:]
     tagged = _tagged(text)
-    scope = text if tagged is None else tagged
-    found = _after_marker(scope) or _boxed(scope) or _said(scope) or tagged
+    found = _committed(text if tagged is None else tagged) or tagged
+    if found is None and _is_one_value(text.strip()):
+        found = text.strip()
     if found is None and last_number:
         numbers = _LAST.findall(text[-10 * MAX_CHARS :])
         found = numbers[-1] if numbers else None
     return found if found and len(found) <= MAX_CHARS else None
+
+
+def _committed(text: str) -> str | None:
+    """What the last mark is put on: an answer that is corrected later is not the final one."""
+    line, rest = _after_marker(text)
+    box, rest = _boxed(rest)
+    marked = box or line
+    said = _said(rest)
+    return said if marked is None or (said and _is_one_value(said)) else marked
+
+
+def _is_one_value(text: str) -> bool:
+    return len(text) <= MAX_CHARS and read_value(text) is not None
 
 
 def _tagged(text: str) -> str | None:
@@ -137,16 +155,19 @@ def _tagged(text: str) -> str | None:
     return re.split("</answer>", text[tags[0] + len("<answer>") :], maxsplit=1, flags=re.I)[0].strip() if tags else None
 
 
-def _after_marker(text: str) -> str | None:
+def _after_marker(text: str) -> tuple[str | None, str]:
+    """The line after the last `####`, and the text after that line; all of the text where there is none."""
     _, marker, rest = text.rpartition("####")
-    line = rest[: 4 * MAX_CHARS].strip().split("\n", 1)[0].strip() if marker else ""
-    return line or None
+    rest = rest.lstrip()
+    line = rest[: 4 * MAX_CHARS].split("\n", 1)[0]
+    return (line.strip(), rest[len(line) :]) if marker and line else (None, text)
 
 
-def _boxed(text: str) -> str | None:
-    """What is in the last box; "3, 5" for `\\boxed{3} or \\boxed{5}`, which are one answer and not two."""
+def _boxed(text: str) -> tuple[str | None, str]:
+    """What is in the last box, and the text after it; "3, 5" for `\\boxed{3} or \\boxed{5}`, which are one answer and
+    not two."""
     contents: list[str] = []
-    following = len(text)
+    following = rest = len(text)
     for start in _places(text, "\\boxed", "\\fbox"):
         found = _BOX.match(text, start)
         content, end = _content(text, found) if found else (None, start)
@@ -154,12 +175,14 @@ def _boxed(text: str) -> str | None:
             continue
         if contents and not (following - end < 30 and _JOINED.fullmatch(text, end, following)):
             break
+        if not contents:
+            rest = end
         if content not in contents:
             contents.insert(0, content)
         following = start
     if not contents or _is_retracted(text[max(0, following - _BEFORE_BOX) : following]):
-        return None
-    return ", ".join(contents)
+        return None, text
+    return ", ".join(contents), text[rest:]
 
 
 def _content(text: str, found: re.Match[str]) -> tuple[str | None, int]:
@@ -175,7 +198,10 @@ def _said(text: str) -> str | None:
         said = _SAID.match(text, place)
         if said is None or (place and text[place - 1].isalpha()):
             continue
-        clause = re.split(r"[.!?\n,;:]", text[max(0, place - _SAID_SPAN) : place])[-1]
+        before = text[max(0, place - _SAID_SPAN) : place]
+        if said["heading"] and not _HEADING.fullmatch(before.rpartition("\n")[2]):
+            continue
+        clause = re.split(r"[.!?\n,;:]", before)[-1]
         line = text[said.end() : said.end() + 4 * MAX_CHARS].strip().split("\n", 1)[0]
         sentence, *rest = re.split(r"(?<=[.!?])\s+", line, maxsplit=1)
         follows = re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)*", rest[0][:40])[:1] if rest else []
@@ -207,6 +233,6 @@ def _as_text(answer: str) -> str:
     """Without what makes no difference in a word, a choice or a ratio."""
     text = readable(answer).rstrip(".").strip().casefold()
     text = re.sub(r"\s*([^\w\s])\s*", r"\1", re.sub(r"\s+", " ", text))
-    text = re.sub(r"([_^])\{(\w+)\}", r"\1\2", text)
+    text = re.sub(r"([_^])\{(\w+)\}(?!\w)", r"\1\2", text)
     choice = re.fullmatch(r"\(?(\w)\)?", text)
     return choice[1] if choice else text

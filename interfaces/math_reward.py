@@ -54,7 +54,8 @@ class MathRewardInterface(ModelInterface):
     """Reward of any other response."""
 
     last_number: bool = False
-    """Without `####`, `\\boxed{}`, `<answer>` or "answer is", take the last number of the response as its answer."""
+    """Without `####`, `\\boxed{}`, `<answer>` or "answer is", and unless the whole response is one value, take the last
+    number of the response as its answer."""
 
     symbolic: bool = True
     """Compare expressions with math-verify where they differ as texts; otherwise they are wrong."""

@@ -30,6 +30,11 @@ WALL_FACTOR = 30
 LONGEST_WAIT_S = 3600.0
 """Between two looks at the deadlines; the kernel takes no wait of many days."""
 
+TRIES = 2
+"""Of a comparison whose process dies: it may be the machine that killed it, short of memory, and not the answer."""
+STARTS = 3
+"""Failed starts in a row that are an error."""
+
 _VERDICTS = {
     "unparsed": Verdict.UNPARSED,
     "crashed": Verdict.CRASHED,
@@ -56,16 +61,18 @@ class MathPool:
         self.limit_s = limit_s
         self._command = list(command or [sys.executable, "-P", str(script), str(os.getpid())])
         self._workers: list[_Worker] = []
+        self._failed_starts = 0
         self._stop = weakref.finalize(self, _stop_all, self._workers)
 
     def compare(self, pairs: Sequence[Comparison]) -> list[Verdict]:
         """A verdict for each, in order.
 
-        What an answer does to its worker is a verdict on the answer. Raises ModelError where math-verify cannot be
-        imported, WorkerError where a process does not start.
+        What an answer does to its workers, again and again, is a verdict on the answer. Raises ModelError where
+        math-verify cannot be imported, WorkerError where processes do not start.
         """
         verdicts: list[Verdict | None] = [None] * len(pairs)
         waiting = deque(range(len(pairs)))
+        deaths = [0] * len(pairs)
         self._workers[:] = [worker for worker in self._workers if worker.process.poll() is None]
         while waiting or any(worker.task is not None for worker in self._workers):
             while len(self._workers) < min(self.n_workers, len(waiting) + self._busy()):
@@ -73,7 +80,10 @@ class MathPool:
             for worker in self._workers:
                 if worker.ready and worker.task is None and waiting:
                     self._give(worker, waiting.popleft(), pairs)
-            self._collect(verdicts)
+            for task in self._collect(verdicts):
+                deaths[task] += 1
+                if deaths[task] < TRIES:
+                    waiting.append(task)
         return [verdict or Verdict.CRASHED for verdict in verdicts]
 
     def close(self) -> None:
@@ -96,30 +106,34 @@ class MathPool:
             worker.process.stdin.write(task.encode())
             worker.process.stdin.flush()
 
-    def _collect(self, verdicts: list[Verdict | None]) -> None:
-        """Wait for the next reply, death or deadline."""
+    def _collect(self, verdicts: list[Verdict | None]) -> list[int]:
+        """Wait for the next reply, death or deadline; the comparisons whose workers died."""
         waited_for = [worker for worker in self._workers if worker.task is not None or not worker.ready]
         with selectors.DefaultSelector() as selector:
             for worker in waited_for:
                 assert worker.process.stdout is not None
                 selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
             patience = min(worker.deadline for worker in waited_for) - time.monotonic()
-            for key, _ in selector.select(min(max(patience, 0.0), LONGEST_WAIT_S)):
-                self._read(key.data, verdicts)
+            heard = [key.data for key, _ in selector.select(max(patience, 0.0))]
+        died = [worker.task for worker in heard if not self._read(worker, verdicts) and worker.task is not None]
         for worker in waited_for:
             if worker in self._workers and (worker.task is not None or not worker.ready):
                 self._check_deadline(worker, verdicts)
+        return died
 
-    def _read(self, worker: _Worker, verdicts: list[Verdict | None]) -> None:
+    def _read(self, worker: _Worker, verdicts: list[Verdict | None]) -> bool:
+        """Take what the worker says; False if it died without a verdict."""
         assert worker.process.stdout is not None
         received = os.read(worker.process.stdout.fileno(), 1 << 16)
         worker.buffer += received
         if not received:
             status = worker.process.wait()
-            out_of_time = status == -signal.SIGPROF
-            verdict = Verdict.TIMEOUT if out_of_time else Verdict.CRASHED
-            self._bury(worker, verdicts, verdict, f"exit code {status}")
-        elif worker.buffer.endswith(b"\n"):
+            if status == -signal.SIGPROF and worker.task is not None:
+                verdicts[worker.task] = Verdict.TIMEOUT
+                worker.task = None
+            self._bury(worker, f"exit code {status}")
+            return False
+        if worker.buffer.endswith(b"\n"):
             reply, worker.buffer = json.loads(worker.buffer), b""
             if "broken" in reply:
                 self.close()
@@ -130,20 +144,25 @@ class MathPool:
                 )
             if worker.task is not None:
                 verdicts[worker.task] = _verdict(reply)
-            worker.ready, worker.task = True, None
+            worker.ready, worker.task, self._failed_starts = True, None, 0
+        return True
 
     def _check_deadline(self, worker: _Worker, verdicts: list[Verdict | None]) -> None:
         if time.monotonic() >= worker.deadline:
-            self._bury(worker, verdicts, Verdict.TIMEOUT, "it said nothing for too long")
+            if worker.task is not None:
+                verdicts[worker.task] = Verdict.TIMEOUT
+            self._bury(worker, "it said nothing for too long")
 
-    def _bury(self, worker: _Worker, verdicts: list[Verdict | None], verdict: Verdict, why: str) -> None:
+    def _bury(self, worker: _Worker, why: str) -> None:
         _stop_all([worker])
         self._workers.remove(worker)
-        if not worker.ready:
+        if worker.ready:
+            return
+        self._failed_starts += 1
+        if self._failed_starts >= STARTS:
+            self._failed_starts = 0
             self.close()
-            raise WorkerError(f"a math-verify process did not start: {why}", code="F52")
-        if worker.task is not None:
-            verdicts[worker.task] = verdict
+            raise WorkerError(f"a math-verify process did not start, {STARTS} times in a row: {why}", code="F52")
 
 
 def _verdict(reply: dict[str, Any]) -> Verdict:

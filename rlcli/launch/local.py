@@ -83,18 +83,13 @@ class LocalRanks:
         self._logs.mkdir(mode=0o700, exist_ok=True)
         _write_private(run_dir / WORKER_FILE, json.dumps(recipe.model_dump(mode="json")))
         ranks = topology.world_size
-        self._meeting = MeetingFolder()
-        self.transport = ZmqMaster(self._meeting.path, ranks, self._check_alive)
-        with os.fdopen(_private_file(self._logs / "torchrun.log"), "wb") as log:
-            self._process = subprocess.Popen(
-                torchrun_command(run_dir, ranks, self._meeting.path),
-                env=worker_environment(ranks, self._meeting.path),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=functools.partial(_become_child, os.getpid()),
-            )
+        with contextlib.ExitStack() as undo:
+            self._meeting = MeetingFolder()
+            undo.callback(self._meeting.close)
+            self.transport = ZmqMaster(self._meeting.path, ranks, self._check_alive)
+            undo.callback(self.transport.close)
+            self._process = self._start_torchrun(ranks)
+            undo.pop_all()
         self._started: dict[int, float] = {}
         try:
             self.transport.wait_for_workers(recipe.launch.startup_deadline)
@@ -102,6 +97,18 @@ class LocalRanks:
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
+
+    def _start_torchrun(self, ranks: int) -> subprocess.Popen[bytes]:
+        with os.fdopen(_private_file(self._logs / "torchrun.log"), "wb") as log:
+            return subprocess.Popen(
+                torchrun_command(self._run_dir, ranks, self._meeting.path),
+                env=worker_environment(ranks, self._meeting.path),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=functools.partial(_become_child, os.getpid()),
+            )
 
     def _note_processes(self) -> None:
         """procs.json: pid and start time of every process, enough to end it even if we cannot."""

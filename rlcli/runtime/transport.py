@@ -109,7 +109,11 @@ class ZmqMaster:
     def __init__(self, folder: Path, world_size: int, is_alive: Callable[[], None]):
         """Listen in a private folder, where the workers find what they must know to connect."""
         self._context = zeromq().Context()
-        self._socket, control = listen(self._context, folder)
+        try:
+            self._socket, control = listen(self._context, folder)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
         self._token = control.token
         self.on_report: Callable[[Report], None] = _ignore
         self._is_alive = is_alive

@@ -1,5 +1,6 @@
 """Whose code a resumed run may run: not that of a project which another user has put where anybody may write."""
 
+import gc
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import pytest
 
 from rlcli import project as projects
 from rlcli.errors import ProjectError, ResourceError
+from rlcli.launch.meeting import MeetingFolder
 from rlcli.launch.resume import resume_run
 from rlcli.launch.run import find_result, run_recipe
 from rlcli.observe.display import PlainDisplay
@@ -130,3 +132,5 @@ def test_a_link_in_the_place_of_a_file_of_the_run_leads_nowhere(trained, tmp_pat
         resume(trained, "train.steps=2", "launch=local", "cluster.devices_per_node=2")
     assert (caught.value.code, caught.value.where) == ("F75", str(trained / name))
     assert precious.read_text() == "mine"
+    met = [thing for thing in gc.get_objects() if isinstance(thing, MeetingFolder)]
+    assert not [folder.path for folder in met if folder.path.exists()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import resource
 import time
@@ -43,6 +44,14 @@ def arguments(resolved: Resolved) -> Iterator[str]:
     ]
     for kind, place, component in named:
         yield from (f"{place}.args.{argument.name}" for argument in signature_of(kind, component).arguments)
+
+
+@pytest.fixture(autouse=True)
+def as_on_the_command_line():
+    """Which does not collect garbage; here that would look through all that other tests have left."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

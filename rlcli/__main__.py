@@ -9,7 +9,7 @@ import sys
 
 def main() -> None:
     """Run the command line. Ctrl-C ends it quietly from the start, and a short command is not held up by garbage."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded; see tests/bench/neighbour.py
+    _let_waiting_threads_sleep()
     gc.disable()  # verbs that last enable it again; the others are over before there is any that matters
     try:
         from rlcli.cli.main import main as run
@@ -20,6 +20,14 @@ def main() -> None:
     finally:
         if not gc.isenabled():
             gc.freeze()  # or Python looks through everything once more while it exits
+
+
+def _let_waiting_threads_sleep() -> None:
+    """OpenMP reads these variables when torch is loaded. Threads that spin for long slow down whatever shares their
+    cores many times over; those that sleep at once wake up late after each of the thousands of short parallel loops of
+    a step. So they spin for microseconds first (see tests/bench/neighbour.py)."""
+    if os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE").upper() == "PASSIVE":
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 if __name__ == "__main__":

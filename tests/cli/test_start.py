@@ -33,17 +33,17 @@ def test_ctrl_c_while_a_class_is_made_ends_quietly(tmp_path):
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
 
 
-@pytest.mark.parametrize(("given", "expected"), [("", "PASSIVE"), ("ACTIVE", "ACTIVE")])
+@pytest.mark.parametrize(("given", "expected"), [("", "PASSIVE 10000"), ("ACTIVE", "ACTIVE None")])
 def test_waiting_threads_sleep_unless_the_user_says_otherwise(tmp_path, given, expected):
     code = f"""
 import atexit, os, sys
 from rlcli.__main__ import main
 os.environ.update({{"OMP_WAIT_POLICY": given}} if (given := {given!r}) else {{}})
-atexit.register(lambda: print(os.environ["OMP_WAIT_POLICY"]))
+atexit.register(lambda: print(os.environ["OMP_WAIT_POLICY"], os.environ.get("GOMP_SPINCOUNT")))
 sys.argv[1:] = ["--version"]
 main()
 """
-    assert python("-c", code, cwd=tmp_path).stdout.split()[-1] == expected
+    assert python("-c", code, cwd=tmp_path).stdout.splitlines()[-1] == expected
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def _stop_signal(code: int, signals: list[int]) -> int | None:
 
 def _ended(child: _Child) -> RlcliError:
     """The error for a child that reported no exit code, or 0 although status.json does not say that the run is done."""
-    if child.facts.verdict == 0:
+    if child.facts.verdict == 0 and child.facts.waiting is None:  # during a call only a component can have said that
         what = "the run reports that it is done, but its status.json does not"
         again = f"make sure that the file can be written; {_hint(child)}"
         return ResourceError(what, where=child.facts.run, hint=again, code="F28")

@@ -13,7 +13,7 @@ _UNDERLINE = re.compile(r"(?<![\w)}\]_])(_{1,2})(?=[^\s_])([^_]*)(?<=[^\s_])\1(?
 _WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|up|sf|normal)?|math(?:rm|bf|it|sf)|mbox|emph|boxed|fbox)\s*\{")
 _NOTHING = re.compile(r"\\(?:left|right|displaystyle|textstyle|limits|big|Big|bigl|bigr)(?![A-Za-z])")
 _GROUPS_OF_DIGITS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!]|[\u2009\u202f])(?=\d{3})")
-_SPACED_GROUPS = re.compile(r"(?<![\w.,/^])\d{1,3}(?:[ ~]\d{3})+(?![\d/])")
+_SPACED_GROUPS = re.compile(r"(?<![\w.,/^])[1-9]\d{0,2}(?:[ ~]\d{3})+(?![\d/])")
 """1 234 567: groups of three digits with blanks between them."""
 _SPACE = re.compile(r"\\(?:[,;:! ]|q?quad(?![A-Za-z])|$)|(?<=[\w}])~|\s")
 _DEGREES = re.compile(r"\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\s*\\degree(?![A-Za-z])|\s*°")

@@ -35,7 +35,7 @@ _PARTS = re.compile(
 )
 _POWER_OF_TEN = re.compile(rf"(?:{_TIMES}|^){_TEN_TO}$")
 _SCALED = re.compile(rf"(?P<plain>{_PLAIN})(?:[eE](?P<exponent>.+)|\s+(?P<scale>[a-z]+))?")
-_THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")
+_THOUSANDS = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]*)?")
 
 
 def number_in_digits(text: str) -> Fraction | None:

@@ -29,23 +29,25 @@ def contents(step: int, content: str) -> dict[str, bytes]:
     }
 
 
-def save(checkpoints: Path, step: int, content: str = "", keep_last: int | None = None, metrics=None) -> Path:
+def save(
+    checkpoints: Path, step: int, content: str = "", keep_last: int | None = None, metrics=None, run_id: str = RUN
+) -> Path:
     """Raises ResourceError; the folder is given back then, as a run does it."""
-    temporary = begin(checkpoints, step, RUN)
+    temporary = begin(checkpoints, step, run_id)
     try:
         for name, text in contents(step, content).items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             (temporary / name).write_bytes(text)
         files = seal(temporary, [write_json(temporary / "state.json", {"step": step, "content": content})])
         files += seal(temporary, [temporary / name for name in contents(step, content)])
-        manifest = Manifest(step, RUN, "1.0", 1, "digest", {file.path: file for file in files}, metrics or {})
+        manifest = Manifest(step, run_id, "1.0", 1, "digest", {file.path: file for file in files}, metrics or {})
         committed = commit(temporary, manifest)
     except (OSError, ResourceError) as error:
         failure = disk_failure(error, temporary)
         abandon(temporary)
         raise failure from error
     if keep_last is not None:
-        prune(checkpoints, keep_last, run_id=RUN, committed=committed)
+        prune(checkpoints, keep_last, run_id=run_id, committed=committed)
     return committed
 
 

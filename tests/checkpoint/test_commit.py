@@ -153,9 +153,7 @@ def test_what_has_the_name_of_a_new_checkpoint_gives_way_and_stays(
     elif what == "folder":
         elsewhere.rename(there)
     else:
-        monkeypatch.setitem(save.__globals__, "RUN", "00" * 16)
-        save(checkpoints, 5, "precious")
-        monkeypatch.undo()
+        save(checkpoints, 5, "precious", run_id="00" * 16)
     before = there.lstat().st_ino
     committed = save(checkpoints, 5, "now")
     assert json.loads((verify(committed).path / "state.json").read_text())["content"] == "now"

@@ -110,7 +110,7 @@ def test_what_a_resumed_run_has_passed_over_goes_with_its_next_save(folder):
     assert steps(folder) == [3, 2]
 
 
-def test_what_is_not_known_to_be_a_checkpoint_of_the_run_is_never_deleted(folder, tmp_path, monkeypatch):
+def test_what_is_not_known_to_be_a_checkpoint_of_the_run_is_never_deleted(folder, tmp_path):
     """Folders, links and files of such names, and what another run has copied here."""
     elsewhere = tmp_path / "elsewhere"
     kept = {f"step-{number:012d}" for number in range(1, 6)}
@@ -120,9 +120,7 @@ def test_what_is_not_known_to_be_a_checkpoint_of_the_run_is_never_deleted(folder
     (folder / "step-000000000001" / "precious").touch()
     (folder / "step-000000000002").symlink_to(elsewhere / "step-000000000001")
     (folder / "step-000000000003").write_text("precious")
-    with monkeypatch.context() as patch:
-        patch.setitem(save.__globals__, "RUN", "00" * 16)
-        save(folder, 4)
+    save(folder, 4, run_id="00" * 16)
     shutil.copytree(elsewhere / "step-000000000001", folder / "step-000000000005")  # its manifest says step 1
     (folder / "notes.txt").touch()
     for step in (6, 7, 8):

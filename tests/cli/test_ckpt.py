@@ -16,7 +16,7 @@ from rlcli.checkpoint.commit import begin
 from rlcli.observe.run_directory import RunDirectory
 
 one_save = runpy.run_path(str(Path(__file__).parents[1] / "checkpoint/one_save.py"))
-save, RUN = one_save["save"], one_save["RUN"]
+save = one_save["save"]
 ACCURACIES = {10: 0.1, 20: 0.9, 30: 0.3, 40: 0.5}
 TENSORS = "models/actor/model.safetensors"
 
@@ -27,11 +27,13 @@ def run(rlcli, tmp_path):
     with RunDirectory.create(tmp_path / "run", "ppo_math", command=["rlcli", "train", "ppo_math"]) as run:
         run.write_text("recipe.resolved.yaml", "checkpoint: {best_metric: eval/accuracy, best_is: highest}\n")
         run.write_status("done", 40, 40, 0)
-    status = json.loads(run.status.read_text())
-    run.status.write_text(json.dumps(status | {"run_id": RUN}))
     for step, accuracy in ACCURACIES.items():
-        save(run.checkpoints, step, metrics={"eval/accuracy": accuracy, "actor/loss": -accuracy})
+        save(run.checkpoints, step, metrics={"eval/accuracy": accuracy, "actor/loss": -accuracy}, run_id=run.run_id)
     return Path("run")
+
+
+def id_of(run: Path) -> str:
+    return RunDirectory.open(run).run_id
 
 
 def checkpoint(run: Path, step: int) -> Path:
@@ -66,7 +68,7 @@ def test_ls_tells_the_state_of_each(rlcli, run):
     os.truncate(checkpoint(run, 40) / TENSORS, 3)
     (checkpoint(run, 20) / "MANIFEST.json").unlink()
     (checkpoint(run, 10) / "state.json").unlink()
-    begin(run / "checkpoints", 50, RUN)
+    begin(run / "checkpoints", 50, id_of(run))
     document = json.loads(rlcli("ckpt", "ls", str(run), "--json")[1])
     states = {one["step"]: one["state"] for one in document["checkpoints"]}
     assert states == {40: "corrupt", 30: "ok", 20: "incomplete", 10: "incomplete"}
@@ -74,7 +76,7 @@ def test_ls_tells_the_state_of_each(rlcli, run):
     assert (first["latest"], first["best"], first["metrics"]["eval/accuracy"]) == (True, False, 0.5)
     assert first["faults"][0]["where"].endswith(TENSORS)
     assert document["checkpoints"][1]["best"] is True
-    assert document["unfinished"] == [f".tmp-50-{RUN}"]
+    assert document["unfinished"] == [f".tmp-50-{id_of(run)}"]
     _, out, _ = rlcli("ckpt", "ls", str(run))
     assert "size 3, the manifest says" in out
     assert "1 folder being written or deleted" in out
@@ -120,12 +122,12 @@ def test_verify_finds_a_flipped_bit_and_names_the_file(rlcli, run):
 
 
 def test_verify_names_the_run_that_a_stray_checkpoint_belongs_to(rlcli, run):
-    status = json.loads((run / "status.json").read_text())
-    (run / "status.json").write_text(json.dumps(status | {"run_id": "of another run"}))
+    shutil.rmtree(checkpoint(run, 10))
+    save(run / "checkpoints", 10, run_id="6b" * 16)
     code, _, err = rlcli("ckpt", "verify", str(run / "checkpoints"), "--step", "10")
     assert code == 5
     assert "error[F19]" in err
-    assert f"belongs to run {RUN}" in err
+    assert f"belongs to run {'6b' * 16}" in err
 
 
 def test_prune(rlcli, run):
@@ -152,7 +154,7 @@ def test_prune_keeps_the_last_whole_one(rlcli, run):
 
 def test_prune_leaves_a_live_run_alone(rlcli, run):
     with RunDirectory.reopen(run):
-        temporary = begin(run / "checkpoints", 50, RUN)
+        temporary = begin(run / "checkpoints", 50, id_of(run))
         for place in (run, run / "checkpoints"):
             code, _, err = rlcli("ckpt", "prune", str(place), "--keep-last", "1")
             assert code == 6
@@ -166,7 +168,7 @@ def test_prune_leaves_a_live_run_alone(rlcli, run):
 
 def test_prune_clears_what_a_dead_save_left_only_where_no_live_one_can_be(rlcli, run, tmp_path):
     elsewhere = shutil.move(run / "checkpoints", tmp_path / "large-disk")
-    left = begin(elsewhere, 50, RUN)
+    left = begin(elsewhere, 50, id_of(run))
     assert rlcli("ckpt", "prune", str(elsewhere), "--keep-last", "3")[0] == 0
     assert left.exists()
     shutil.move(elsewhere, run / "checkpoints")
@@ -184,7 +186,7 @@ def test_checkpoints_without_their_run(rlcli, run):
 def test_show(rlcli, run):
     code, out, _ = rlcli("ckpt", "show", str(run), "--step", "20")
     assert code == 0
-    assert f"run       {RUN}\n" in out
+    assert f"run       {id_of(run)}\n" in out
     assert "by rlcli 1.0 on 1 rank\n" in out
     assert [line.split() for line in out.splitlines() if "accuracy" in line] == [["eval/accuracy", "0.9"]]
     assert TENSORS in out

@@ -4,7 +4,7 @@ import unicodedata
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rlcli.interfaces._answer_expression import read_expression
@@ -58,7 +58,8 @@ def test_final_answer(text, expected):
 
 def test_last_number_is_opt_in_and_last():
     assert final_answer("we get 1,200 then -3/4 left", last_number=True) == "-3/4"
-    assert final_answer("1,200.5 apples", last_number=True) == "1,200.5"
+    assert final_answer("not 3 but 1,200.5 apples", last_number=True) == "1,200.5"
+    assert final_answer("1,200.5 apples", last_number=True) == "1,200.5 apples"  # one value, whole
     assert final_answer("#### 5\nsee page 9", last_number=True) == "5"
     assert final_answer("nothing", last_number=True) is None
 
@@ -123,7 +124,6 @@ def test_golds_of_gsm8k_are_accepted(form, gold):
         ("5 cm", "5 \\text{ cm}^2", "wrong"),
         ("(B)", "\\text{(B)}", "right"),
         ("3:2", "3 : 2", "right"),
-        ("\\sqrt{3} \\text{ or } 5", "\\sqrt{3}", "unparsed"),
         ("y+1", "x+1", "wrong"),
         ("2 = x+1", "x+1", "wrong"),
         ("1011_{12}", "1011_12", "right"),
@@ -211,6 +211,7 @@ def test_fractions_are_their_quotient(top, bottom):
     st.sampled_from([" ", ", ", "; ", " or ", "+", " - ", " = ", "/3/", ":", "^", " and ", "x", "!", " (", "_"]),
 )
 def test_two_numbers_are_no_value(one, other, between):
+    assume(between != " " or not 100 <= other < 1000 or one == 0)  # "1 200" is 1200
     assert read_value(f"{one}{between}{other}") is None
 
 

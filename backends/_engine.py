@@ -27,7 +27,7 @@ T = TypeVar("T")
 class TransformersEngine(PipelinableEngine):
     """Forward passes and generation; `inference` uses it as it is, `fsdp` adds training."""
 
-    def __init__(self, model: Model, dtype: str):
+    def __init__(self, model: Model, dtype: str, kv_cache_tokens: int | None = None):
         if not isinstance(model.module, nn.Module):
             raise ModelError(f"role {model.name} has no weights to run", hint="use backend: null for such a role")
         self.role = model.name
@@ -35,6 +35,7 @@ class TransformersEngine(PipelinableEngine):
         self.lm.eval()
         self.packed = PackedModel(self.lm, compute_dtype(dtype, model.device))
         self.vocabulary = len(model.tokenizer) if model.tokenizer is not None else self.lm.config.vocab_size
+        self._kv_cache_tokens = kv_cache_tokens
         self._device = model.device
         self._dp_group = model.device_mesh["dp"].get_group() if model.device_mesh is not None else None
 
@@ -97,9 +98,16 @@ class TransformersEngine(PipelinableEngine):
                 f"prompt and response of role {self.role} may reach {longest} tokens; the model has {limit} positions",
                 hint="lower generation.max_new_tokens or the dataset's max_length",
             )
+        if self._kv_cache_tokens is not None and longest > self._kv_cache_tokens:
+            raise ModelError(
+                f"prompt and response of role {self.role} may reach {longest} tokens; its KV cache has room for "
+                f"{self._kv_cache_tokens}",
+                hint=f"raise models.{self.role}.backend.args.kv_cache_tokens, or lower generation.max_new_tokens",
+            )
         ends = torch.tensor(sorted({tokenizer.eos_token_id, *gconfig.stop_token_ids}), device=self._device)
         sampler = Sampler(gconfig, ends, self.vocabulary)
-        return Decoder(self.generator(), self.packed.compute_dtype, gconfig, sampler).run(prompts, seeds)
+        decoder = Decoder(self.generator(), self.packed.compute_dtype, gconfig, sampler, self._kv_cache_tokens)
+        return decoder.run(prompts, seeds)
 
     def generator(self) -> nn.Module:
         """The model with whole parameters on this rank."""

@@ -127,16 +127,28 @@ class Sampler:
 class Decoder:
     """Answers a list of prompts with one model."""
 
-    def __init__(self, lm: nn.Module, dtype: torch.dtype, gconfig: GenerationHyperparameters, sampler: Sampler):
+    def __init__(
+        self,
+        lm: nn.Module,
+        dtype: torch.dtype,
+        gconfig: GenerationHyperparameters,
+        sampler: Sampler,
+        cache_tokens: int | None = None,
+    ):
         self.lm = lm
         self.dtype = dtype
         self.gconfig = gconfig
         self.sampler = sampler
+        self.cache_tokens = cache_tokens
+        """Room of the KV cache; None: as much as `max_concurrent_responses` take."""
         self.device = next(lm.parameters()).device
 
     @torch.no_grad()
     def run(self, prompts: Sequence[torch.Tensor], seeds: Sequence[int]) -> GeneratedResponses:
-        """`seeds` has responses_per_prompt seeds per prompt, in prompt-major order."""
+        """`seeds` has responses_per_prompt seeds per prompt, in prompt-major order.
+
+        Raises ValueError where the cache has no room for the longest prompt and its response.
+        """
         group, limit = self.gconfig.responses_per_prompt, self.gconfig.max_new_tokens
         if len(seeds) != len(prompts) * group:
             raise ValueError(f"{len(prompts)} prompts need {len(prompts) * group} seeds, {len(seeds)} given")
@@ -147,8 +159,11 @@ class Decoder:
         if not total:
             return GeneratedResponses(tokens, logprobs, ended)
 
-        slots = min(total, self.gconfig.max_concurrent_responses)
-        cache = SlotCache(slots, max(len(p) for p in prompts) + limit)
+        longest = max(len(p) for p in prompts) + limit
+        slots = concurrent_responses(total, longest, self.gconfig.max_concurrent_responses, self.cache_tokens)
+        if not slots:
+            raise ValueError(f"a KV cache of {self.cache_tokens} tokens has no room for a response of {longest}")
+        cache = SlotCache(slots, longest)
         rows = _Rows(slots, limit, self.device)
         waiting = deque(range(total))
         with compute_in(self.dtype, self.device):
@@ -211,6 +226,12 @@ class Decoder:
         rows.logprobs[which, drawn] = logprobs
         rows.drawn[which] = drawn + 1
         rows.last_token[which] = tokens
+
+
+def concurrent_responses(total: int, longest: int, most: int, cache_tokens: int | None) -> int:
+    """How many of `total` responses are decoded at once: at most `most`, and as many as the cache has room for if each
+    takes `longest` tokens, its prompt included."""
+    return min(total, most, total if cache_tokens is None else cache_tokens // longest)
 
 
 class _Rows:

@@ -33,6 +33,7 @@ class FSDP(ModelBackend):
     LIMITS: ClassVar[Limits] = {
         "lr": {"ge": 0}, "weight_decay": {"ge": 0}, "beta1": {"ge": 0, "lt": 1}, "beta2": {"ge": 0, "lt": 1},
         "eps": {"ge": 0}, "warmup_steps": {"ge": 0}, "min_lr_ratio": {"ge": 0, "le": 1}, "max_grad_norm": {"gt": 0},
+        "kv_cache_tokens": {"ge": 1},
     }  # fmt: skip
 
     lr: float = 1e-5
@@ -68,6 +69,10 @@ class FSDP(ModelBackend):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
 
+    kv_cache_tokens: int | None = None
+    """Tokens, of prompts and responses, that a rank's KV cache has room for. Each response reserves the longest prompt
+    and `max_new_tokens`; as many are decoded at once as fit. null: room for `max_concurrent_responses` of them."""
+
     def __post_init__(self) -> None:
         check_limits(self)
         learning_rate(0, peak=self.lr, total_steps=1, schedule=self.schedule)
@@ -83,7 +88,7 @@ class FSDPEngine(TransformersEngine):
     """A transformers model with AdamW, sharded when its mesh has more than one data-parallel rank."""
 
     def __init__(self, model: Model, settings: FSDP):
-        super().__init__(model, settings.dtype)
+        super().__init__(model, settings.dtype, settings.kv_cache_tokens)
         self.settings = settings
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
         self._recomputing: list[nn.Module] = []

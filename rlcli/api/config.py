@@ -60,7 +60,7 @@ class GenerationHyperparameters:
     """Tokens that end a response beside the tokenizer's end-of-sequence token."""
 
     max_concurrent_responses: int = 256
-    """Responses decoded at once; bounds the memory of the KV cache. Others wait for a free slot."""
+    """Most responses that are decoded at once; the others wait. The backend's `kv_cache_tokens` may allow fewer."""
 
     def __post_init__(self) -> None:
         if self.responses_per_prompt < 1:

@@ -40,6 +40,7 @@ RULES: dict[str, Kind] = {
     "models": Kind.FORBIDDEN,
     "models.*.backend": Kind.ALTERS,
     "models.*.backend.args.gradient_checkpointing": Kind.SAFE,
+    "models.*.backend.args.kv_cache_tokens": Kind.SAFE,
     "models.*.mesh": Kind.SAFE,
     "models.*.devices": Kind.SAFE,
     "train": Kind.ALTERS,

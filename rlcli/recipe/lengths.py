@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.api.config import GenerationHyperparameters
-from rlcli.recipe.components import declared
+from rlcli.recipe.components import argument_of, declared
 from rlcli.recipe.schema import Call, Component, Recipe
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -39,6 +39,15 @@ def limit_of_rows(dataset: Component) -> int | None:
     if limit is None:
         limit = declared("datasets", dataset.type, "LONGEST")
     return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def cache_of(recipe: Recipe, role: str) -> int | None:
+    """Tokens that the KV cache of a role has room for; None if its backend sets no limit, or has no such argument."""
+    section = recipe.models.get(role)
+    if section is None or section.backend is None:
+        return None
+    tokens = argument_of("backends", section.backend.type, section.backend.args, "kv_cache_tokens")
+    return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else None
 
 
 def positions_of(recipe: Recipe, role: str, known: Mapping[str, int] | None = None) -> tuple[int, str] | None:

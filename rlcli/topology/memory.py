@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlcli.recipe.lengths import generation_of
+from rlcli.recipe.lengths import cache_of, generation_of
 from rlcli.topology.architecture import Architecture
 from rlcli.topology.footprint import ERROR_PERCENT, EngineFootprint, Parts
 from rlcli.topology.lengths import Lengths, group_size, lengths_of
@@ -172,8 +172,10 @@ def _parts(recipe: Recipe, topology: Topology, call: Call, engine: EngineFootpri
     rows = -(-recipe.train.prompts_per_step // topology.placement(call.model).mesh.dp)
     if call.call == "generate":
         settings = generation_of(recipe, call)
+        new, room = int(settings["max_new_tokens"]), cache_of(recipe, call.model)
         slots = min(rows * group, int(settings["max_concurrent_responses"]))
-        return engine.generate(slots, lengths.prompt, int(settings["max_new_tokens"]), min(rows, -(-slots // group)))
+        slots = slots if room is None else min(slots, max(1, room // (lengths.prompt + new)))
+        return engine.generate(slots, lengths.prompt, new, min(rows, -(-slots // group)))
     tokens, count = micro_batches_of(recipe, topology, call)
     return engine.update(tokens, count) if call.call == "train_step" else engine.inference(tokens)
 

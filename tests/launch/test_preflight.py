@@ -145,6 +145,12 @@ def test_rows_that_the_model_has_no_positions_for(check):
     assert "9 rows (100 %) with 16 new tokens go beyond the model's 20 positions" in found.says
 
 
+def test_rows_that_the_kv_cache_has_no_room_for(check):
+    found = check(PPO, SUMS, overrides=["models.actor.backend.args.kv_cache_tokens=20"])["train lengths"]
+    assert (found.level, found.exit_code) == ("FAIL", 4)
+    assert "the longest row with 16 new tokens takes up to 21 tokens; the KV cache has room for 20" in found.says
+
+
 def test_rows_that_no_microbatch_holds(check):
     found = check(PPO, SUMS, overrides=["train.max_tokens_per_microbatch=64"])["train lengths"]
     assert found.level == "FAIL"

@@ -70,6 +70,18 @@ def test_responses_fit_into_the_model_of_another_recipe(folder: Path):
     assert [(problem.code, problem.where) for problem in caught.value.problems] == [("R49", "command line")]
 
 
+def test_a_response_fits_into_the_kv_cache(folder: Path):
+    setting = "models.actor.backend.args.kv_cache_tokens="
+    load_recipe("ppo_math", [f"{setting}104"])
+    with pytest.raises(RecipeError, match="a KV cache of 103 tokens has no room") as caught:
+        load_recipe("ppo_math", [f"{setting}103"])
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.where) == ("R49", "command line")
+    assert problem.hint == "use at least 104"
+    with pytest.raises(RecipeError, match="kv_cache_tokens"):
+        load_recipe("ppo_math", [f"{setting}0"])
+
+
 def test_a_default_limit_of_rows_is_no_statement_about_them(folder: Path):
     """Only what somebody chose is held against the model's positions."""
     (folder / "rows.jsonl").write_text("")

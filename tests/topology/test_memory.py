@@ -192,6 +192,16 @@ def test_more_tokens_slots_and_longer_sequences_take_more_and_checkpointing_less
     assert qwen("value").update(8192, 1).logits < engine.update(8192, 1).logits
 
 
+def test_the_budget_of_the_kv_cache_bounds_what_is_planned():
+    def cache(*overrides):
+        peaks = make_plan(load_recipe("ppo_math", list(overrides))).memory.peaks
+        return next(peak.parts.cache for peak in peaks if peak.phase == "generate")
+
+    longest = make_plan(load_recipe("ppo_math")).memory.lengths.sequence
+    setting = f"models.actor.backend.args.kv_cache_tokens={4 * longest + 1}"
+    assert cache(setting) == cache("generation.max_concurrent_responses=4") < cache()
+
+
 def test_every_call_is_estimated_on_top_of_all_roles_of_its_devices():
     plan = make_plan(load_recipe("ppo_math"))
     held = {one.role: one for one in plan.memory.held}

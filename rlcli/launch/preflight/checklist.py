@@ -27,6 +27,7 @@ from rlcli.launch.preflight.row_checks import (
 from rlcli.launch.preflight.rows import OpenDataset, OpenTokenizer, Tokenizers, open_dataset, open_tokenizer
 from rlcli.launch.preflight.template_checks import check_template
 from rlcli.recipe.dataset_sizes import check_dataset_sizes
+from rlcli.recipe.lengths import cache_of
 from rlcli.recipe.role_sources import prompt_role, tokenizer_source, weights_origin
 
 if TYPE_CHECKING:
@@ -205,6 +206,7 @@ def _limits(subject: _Subject, dataset: str, tokenizer: Any) -> Limits:
         responses=recipe.generation.build().responses_per_prompt if generates and is_trained_on else 1,
         positions=None if isinstance(sizes, str) else sizes.positions,
         microbatch=recipe.train.max_tokens_per_microbatch,
+        cache=cache_of(recipe, prompt_role(recipe)),
     )
 
 

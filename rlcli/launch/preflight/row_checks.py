@@ -29,6 +29,8 @@ class Limits:
     """Longest sequence of the model, if its config says."""
     microbatch: int
     """Most tokens of a micro-batch."""
+    cache: int | None = None
+    """Tokens that the KV cache holds, if its backend sets a limit."""
 
 
 def place(row: Preview) -> str:
@@ -155,6 +157,13 @@ def _check_room(about: str, lengths: Sequence[int], limits: Limits) -> Iterable[
             says=f"{count(over, 'row')} ({share(over, len(whole))}){follows} go beyond the model's "
             f"{grouped(limits.positions)} positions (max_position_embeddings)",
             fix="lower max_length" + (" or generation.max_new_tokens" if limits.new_tokens else ""),
+        )  # fmt: skip
+    if limits.new_tokens and limits.cache is not None and whole[-1] > limits.cache:
+        yield Finding(
+            level="FAIL", about=about, code="F30", exit_code=4,
+            says=f"the longest row{follows} takes up to {grouped(whole[-1])} tokens; the KV cache has room for "
+            f"{grouped(limits.cache)}",
+            fix="raise the backend's kv_cache_tokens, or lower generation.max_new_tokens",
         )  # fmt: skip
     sample = whole[-1] * limits.responses
     if sample > limits.microbatch:

@@ -1,9 +1,9 @@
-"""Sequences fit into the model's positions, and the responses to one prompt into a micro-batch."""
+"""Sequences fit into the model's positions and the KV cache, and the responses to one prompt into a micro-batch."""
 
 from __future__ import annotations
 
 from rlcli.recipe.components import dataset_keys
-from rlcli.recipe.lengths import generation_of, limit_of_rows, positions_of, responses_of
+from rlcli.recipe.lengths import cache_of, generation_of, limit_of_rows, positions_of, responses_of
 from rlcli.recipe.meaning.notes import Notes
 from rlcli.recipe.schema import Call
 from rlcli.recipe.tree import Path
@@ -18,6 +18,7 @@ def check(notes: Notes) -> None:
         for name, call in calls.items():
             if call.call == "generate":
                 _positions(notes, call, (*path, name), dataset)
+                _cache(notes, call, (*path, name), dataset)
     for name, call in notes.recipe.graph.items():
         if call.call == "train_step":
             _rows(notes, call, ("graph", name))
@@ -48,6 +49,20 @@ def _positions(notes: Notes, call: Call, path: Path, dataset: str) -> None:
         hint = f"{hint}, or {shorter}" if hint else f"use {shorter}"
     needs: list[Path] = [("models", role), ("datasets", dataset), (*path, "model"), told]
     notes.note_once(("positions", new, role), "R49", what, where, hint, needs)
+
+
+def _cache(notes: Notes, call: Call, path: Path, dataset: str) -> None:
+    """One response and its prompt against the KV cache of the role that generates."""
+    room, new = cache_of(notes.recipe, call.model), generation_of(notes.recipe, call)["max_new_tokens"]
+    component = notes.recipe.datasets.get(dataset)
+    prompt = (limit_of_rows(component) if component else None) or 1
+    if room is None or not isinstance(new, int) or prompt + new <= room:
+        return
+    what = f"a KV cache of {room} tokens has no room for a prompt of {prompt} and a response of {new}"
+    told: Path = (*path, "interface", "args", "generation", "max_new_tokens")
+    needs: list[Path] = [("datasets", dataset), (*path, "model"), told, ("generation", "max_new_tokens")]
+    where: Path = ("models", call.model, "backend", "args", "kv_cache_tokens")
+    notes.note_once(("cache", room, call.model), "R49", what, where, f"use at least {prompt + new}", needs)
 
 
 def _rows(notes: Notes, call: Call, path: Path) -> None:

@@ -1,15 +1,18 @@
 """Log-probs and entropies of tokens without ever holding [tokens, vocab].
 
 The head's matrix product, softmax and gather run over chunks of tokens; the backward pass recomputes each
-chunk. Memory is [chunk, vocab] instead of [tokens, vocab].
+chunk. Memory is [chunk, vocab] instead of [tokens, vocab]. The head may be spread over ranks by rows of the vocabulary:
+then a chunk costs two all-reduces of vectors, and the backward pass one of the hidden states' gradient.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+
+from rlcli.ops.vocabulary import VocabularyShard
 
 CHUNK_ELEMENTS = 1 << 24
 """Logits held at once, in elements: 64 MiB of float32."""
@@ -20,14 +23,16 @@ class Head:
     """How hidden states become logits: softcap · tanh(scale · (h Wᵀ + b) / softcap) / temperature."""
 
     weight: torch.Tensor
-    """[V, H]"""
+    """[V, H], or the rows of it that `shard` describes"""
     bias: torch.Tensor | None = None
     softcap: float | None = None
     scale: float = 1.0
     temperature: float = 1.0
+    shard: VocabularyShard | None = None
+    """Where `weight` and `bias` belong, if this rank holds a part of the vocabulary."""
 
     def logits(self, hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """[n, V] float32; the matrix product runs in `dtype`."""
+        """[n, V] float32, of a shard its own columns; the matrix product runs in `dtype`."""
         raw = hidden.to(dtype) @ self.weight.to(dtype).t()
         logits = raw.float()
         if self.bias is not None:
@@ -52,8 +57,13 @@ def token_scores(
 
     Both are [n] float32 and differentiable in the hidden states and in the head's weight and bias. The product runs
     in `dtype`, softmax in float32. `chunk` is the number of tokens whose logits are held at once.
+
+    With a sharded head every rank of its group calls this with the same hidden states and tokens, and gets the same
+    scores, the whole gradient of the hidden states, and the gradient of its own rows. Every rank's loss must be the
+    same function of the scores.
     """
-    rows = chunk or max(1, CHUNK_ELEMENTS // head.weight.shape[0])
+    width = head.weight.shape[0] if head.shard is None else head.shard.typical_rows
+    rows = chunk or max(1, CHUNK_ELEMENTS // width)
     logprobs, entropies = _TokenScores.apply(hidden, head.weight, head.bias, tokens, head, entropy, dtype, rows)
     return logprobs, entropies if entropy else None
 
@@ -70,11 +80,11 @@ class _TokenScores(torch.autograd.Function):
         cast = _cast(head, weight, bias, dtype)
         for begin in range(0, len(tokens), rows):
             part = slice(begin, begin + rows)
-            logits = cast.logits(hidden[part], dtype)
-            normalizers[part] = logits.logsumexp(-1)
-            logprobs[part] = logits.gather(1, tokens[part, None])[:, 0] - normalizers[part]
+            normalizers[part], targets, expected = _statistics(
+                cast, cast.logits(hidden[part], dtype), tokens[part], entropy
+            )
+            logprobs[part] = targets - normalizers[part]
             if entropy:
-                expected = (logits.softmax(-1) * logits).sum(-1)
                 entropies[part] = normalizers[part] - expected
         ctx.save_for_backward(hidden, weight, bias, tokens, normalizers, entropies)
         ctx.settings = head, dtype, rows
@@ -96,7 +106,7 @@ class _TokenScores(torch.autograd.Function):
             grad = torch.zeros_like(logits)
             if grad_logprobs is not None:
                 grad -= probs * grad_logprobs[part, None]
-                grad.scatter_add_(1, tokens[part, None], grad_logprobs[part, None].to(grad.dtype))
+                _add_at(grad, tokens[part], grad_logprobs[part], head.shard)
             if grad_entropies is not None:
                 log_p = logits - normalizers[part, None]
                 grad -= grad_entropies[part, None] * probs * (log_p + entropies[part, None])
@@ -106,6 +116,8 @@ class _TokenScores(torch.autograd.Function):
                 grad_weight += (grad.t() @ hidden[part].to(dtype)).float()
             if grad_bias is not None:
                 grad_bias += grad.float().sum(0)
+        if head.shard is not None:
+            grad_hidden = head.shard.summed(grad_hidden)
         return (
             grad_hidden,
             grad_weight.to(weight.dtype) if grad_weight is not None else None,
@@ -114,9 +126,28 @@ class _TokenScores(torch.autograd.Function):
         )  # fmt: skip
 
 
+def _statistics(
+    head: Head, logits: torch.Tensor, tokens: torch.Tensor, entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log Σ exp, the logit of each token and, if asked for, Σ p · logit: [n] each, over the whole vocabulary."""
+    normalizers = logits.logsumexp(-1)
+    expected = (logits.softmax(-1) * logits).sum(-1) if entropy else torch.zeros_like(normalizers)
+    if head.shard is None:
+        return normalizers, logits.gather(1, tokens[:, None])[:, 0], expected
+    return head.shard.combine(normalizers, head.shard.select(logits, tokens), expected)
+
+
+def _add_at(grad: torch.Tensor, tokens: torch.Tensor, values: torch.Tensor, shard: VocabularyShard | None) -> None:
+    """Add `values` [n] to `grad` [n, V or own rows] at `tokens`."""
+    if shard is None:
+        grad.scatter_add_(1, tokens[:, None], values[:, None].to(grad.dtype))
+    else:
+        shard.add_at(grad, tokens, values)
+
+
 def _cast(head: Head, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Head:
     """The head with its weight in the product's dtype, cast once instead of once per chunk."""
-    return Head(weight.to(dtype), bias, head.softcap, head.scale, head.temperature)
+    return replace(head, weight=weight.to(dtype), bias=bias)
 
 
 def _through_head(grad: torch.Tensor, logits: torch.Tensor, head: Head) -> torch.Tensor:

@@ -1,0 +1,74 @@
+"""A head whose matrix is spread over ranks by rows of the vocabulary: softmax over parts that stay where they are.
+
+Per token, ranks exchange scalars: the largest normalizer, then its sum with the logit of the token and the expected
+logit. The scheme is that of Megatron-LM, https://arxiv.org/abs/1909.08053, section 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class VocabularyShard:
+    """The rows [first, first + rows of the head's weight) that this rank of a group holds. Parts may differ in size."""
+
+    group: dist.ProcessGroup
+    first: int
+    """The token of the first row."""
+    size: int
+    """Tokens of the whole vocabulary."""
+
+    @property
+    def typical_rows(self) -> int:
+        """Rows of a rank, the same number on all ranks however unevenly the vocabulary is divided."""
+        return -(-self.size // self.group.size())
+
+    def select(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """[n]: the logits of `tokens` among own `logits` [n, rows]; 0 where another rank holds the token."""
+        if not logits.shape[1]:
+            return logits.new_zeros(len(logits))
+        rows, own = self._rows(tokens, logits.shape[1])
+        return logits.gather(1, rows[:, None])[:, 0] * own
+
+    def add_at(self, grad: torch.Tensor, tokens: torch.Tensor, values: torch.Tensor) -> None:
+        """Add `values` [n] to own `grad` [n, rows] at `tokens`, where they are held here."""
+        if grad.shape[1]:
+            rows, own = self._rows(tokens, grad.shape[1])
+            grad.scatter_add_(1, rows[:, None], (values * own)[:, None].to(grad.dtype))
+
+    def combine(
+        self, normalizers: torch.Tensor, targets: torch.Tensor, expected: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log Σ exp, target logit and Σ p · logit over the vocabulary, from those of each rank's part; all [n]."""
+        largest = normalizers.clone()
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.group)
+        share = (normalizers - largest).exp()
+        sums = torch.stack([share, targets, share * expected])
+        dist.all_reduce(sums, group=self.group)
+        return largest + sums[0].log(), sums[1], sums[2] / sums[0]
+
+    def summed(self, partial: torch.Tensor) -> torch.Tensor:
+        """The sum of what each rank has, added up in float32."""
+        total = partial.float()
+        dist.all_reduce(total, group=self.group)
+        return total.to(partial.dtype)
+
+    def gathered(self, logits: torch.Tensor) -> torch.Tensor:
+        """[n, size], bit for bit the same on all ranks, from each rank's part. For few rows: a token to be drawn."""
+        counts = torch.zeros(self.group.size(), dtype=torch.int64, device=logits.device)
+        counts[self.group.rank()] = logits.shape[1]
+        dist.all_reduce(counts, group=self.group)
+        widths = counts.tolist()
+        padded = torch.nn.functional.pad(logits, (0, max(widths) - logits.shape[1])).contiguous()
+        parts = [torch.empty_like(padded) for _ in widths]
+        dist.all_gather(parts, padded, group=self.group)
+        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
+
+    def _rows(self, tokens: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The row of each token, 0 for those of other ranks; and which are held here."""
+        own = (tokens >= self.first) & (tokens < self.first + count)
+        return torch.where(own, tokens - self.first, 0), own

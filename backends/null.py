@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rlcli.api.model import Model, ModelBackend, register_backend
 
@@ -11,6 +12,8 @@ from rlcli.api.model import Model, ModelBackend, register_backend
 @dataclass(frozen=True, kw_only=True)
 class Null(ModelBackend):
     """Leaves the role without weights; `model.module` stays None."""
+
+    RUNS_MODEL: ClassVar[bool] = False
 
     def _initialize(self, model: Model) -> Model:
         model.module = None

@@ -1,66 +1,99 @@
-"""What well-known keys hold: which kind of numbers, and how many rows for each sequence."""
+"""What the well-known keys of a batch hold: one table, which every other part of rlcli asks.
+
+Whoever needs the sequences of a batch, or the numbers that people want to see, takes the names from here. A key that is
+not in the table is known to its own components only, and nothing is assumed of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from rlcli.api.lengths import KNOWN_RULES, full, minus_one, one
 
 if TYPE_CHECKING:
     import torch
 
-_TOKENS = ("input_ids", "packed_input_ids", "packed_prompts", "packed_seq", "seq")
-_MASKS = ("greedy_seq_no_eos_mask", "ppo_loss_mask", "prompt_mask", "seq_no_eos_mask")
-_LOGPROBS = (
-    "logprobs",
-    "old_logp",
-    "packed_logprobs",
-    "packed_ref_logprobs",
-    "prox_logp",
-    "proximal_logprobs",
-    "ref_logp",
-)
-_NUMBERS = ("advantages", "dense_rewards", "kl_rewards", "returns", "values")
-_SCORES = ("base_scores", "greedy_base_scores", "greedy_rewards", "rewards", "solved")
+SEQUENCES = "packed_input_ids"
+"""The sequences that a model works on, prompts and responses; other keys have rows for their tokens."""
+PROMPTS = "packed_prompts"
+"""What a model is asked: a dataset whose rows bring it waits for responses."""
+PROMPT_MASK = "prompt_mask"
+"""Which tokens of SEQUENCES belong to the prompt."""
+REWARDS = "rewards"
+"""What a response got; shown next to it."""
 
-_ROWS = {**KNOWN_RULES, "dense_rewards": full, "proximal_logprobs": minus_one}
-_OTHER_SEQUENCES = ("input_ids", "packed_prompts", "packed_seq", "seq")
-"""Sequences that need not be those of `packed_input_ids`."""
+
+def one(_length: int) -> int:
+    return 1
+
+
+def full(length: int) -> int:
+    return length
+
+
+def minus_one(length: int) -> int:
+    return max(length - 1, 0)
+
+
 _PER = {one: "one per sequence", full: "one per token", minus_one: "one per token but the first"}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A kind of numbers."""
+
+    wanted: str
+    """The dtypes that they may have, in words."""
+    fits: Callable[[torch.dtype], bool]
+
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or str(dtype) == "torch.bool")
+
+
+TOKENS = Numbers("whole numbers (int64)", _is_whole)
+FLAGS = Numbers("bool", lambda dtype: str(dtype) == "torch.bool")
+LOGPROBS = Numbers("floating-point (float32)", lambda dtype: dtype.is_floating_point)
+REALS = Numbers("floating-point (float32)", lambda dtype: dtype.is_floating_point)
+SCORES = Numbers("numbers (float32)", lambda dtype: not dtype.is_complex)
+ANYTHING = Numbers("anything", lambda _: True)
 
 
 @dataclass(frozen=True)
 class Meaning:
     """Of one key."""
 
-    wanted: str
-    """The dtypes that it may have, in words."""
-    fits: Callable[[torch.dtype], bool]
-    rows: Callable[[int], int] | None
-    """Number of tokens of a sequence → its rows; None if that is not known."""
-    is_token: bool = False
-    is_logprob: bool = False
+    rows: Callable[[int], int]
+    """Number of tokens of a sequence → its rows."""
+    numbers: Numbers
+    is_flat: bool = True
+    """A row is one number."""
+    has_own_sequences: bool = False
+    """They need not be those of SEQUENCES."""
+    shown_as: str | None = None
+    """What the mean over the samples is called in metrics; None: it is not reported."""
 
     @property
     def per(self) -> str:
-        return _PER[self.rows] if self.rows is not None else ""
+        return _PER[self.rows]
 
 
-def meaning_of(key: str) -> Meaning | None:
-    """None for a key that only its own components know."""
-    rows = None if key in _OTHER_SEQUENCES else _ROWS.get(key)
-    if key in _TOKENS:
-        return Meaning("whole numbers (int64)", _is_whole, rows, is_token=True)
-    if key in _MASKS:
-        return Meaning("bool", lambda dtype: str(dtype) == "torch.bool", rows)
-    if key in _LOGPROBS or key in _NUMBERS:
-        return Meaning("floating-point (float32)", lambda d: d.is_floating_point, rows, is_logprob=key in _LOGPROBS)
-    if key in _SCORES:
-        return Meaning("numbers (float32)", lambda dtype: not dtype.is_complex, rows)
-    return None
+_TABLE: tuple[tuple[str, Meaning], ...] = (
+    (SEQUENCES, Meaning(full, TOKENS)),
+    (f"{PROMPTS} packed_seq input_ids seq", Meaning(full, TOKENS, has_own_sequences=True)),
+    (PROMPT_MASK, Meaning(full, FLAGS)),
+    ("ppo_loss_mask", Meaning(minus_one, FLAGS)),
+    ("seq_no_eos_mask greedy_seq_no_eos_mask", Meaning(one, FLAGS)),
+    ("packed_logprobs packed_ref_logprobs proximal_logprobs", Meaning(minus_one, LOGPROBS)),
+    ("logprobs old_logp prox_logp ref_logp", Meaning(minus_one, LOGPROBS)),
+    ("values dense_rewards", Meaning(full, REALS)),
+    ("advantages returns kl_rewards", Meaning(minus_one, REALS)),
+    (REWARDS, Meaning(one, SCORES, shown_as="reward")),
+    ("solved", Meaning(one, SCORES, shown_as="accuracy")),
+    ("base_scores greedy_base_scores greedy_rewards", Meaning(one, SCORES)),
+    ("task_ids", Meaning(one, ANYTHING)),
+    ("logits_mask packed_logits_mask", Meaning(full, ANYTHING, is_flat=False)),
+)
 
-
-def _is_whole(dtype: torch.dtype) -> bool:
-    return not (dtype.is_floating_point or dtype.is_complex or str(dtype) == "torch.bool")
+MEANINGS: Mapping[str, Meaning] = {key: meaning for keys, meaning in _TABLE for key in keys.split()}
+"""Key → what it holds."""

@@ -1,12 +1,13 @@
-"""How long each sequence of a key is: as people write lengths, and as a key's name tells."""
+"""How long each sequence of a key is: as people write lengths, and as a key's meaning tells."""
 
 from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
+from rlcli.api.key_meaning import MEANINGS, full, minus_one, one
 from rlcli.api.partition import flat2d
 
 if TYPE_CHECKING:
@@ -15,60 +16,6 @@ if TYPE_CHECKING:
 
 Lengths = list[list[int]]
 """Outer: the samples of a batch; inner: the sequences of one sample."""
-
-_ONE_PER_SEQUENCE = (
-    "base_scores",
-    "greedy_base_scores",
-    "greedy_rewards",
-    "greedy_seq_no_eos_mask",
-    "rewards",
-    "seq_no_eos_mask",
-    "solved",
-    "task_ids",
-)
-_ONE_PER_TOKEN = (
-    "input_ids",
-    "logits_mask",
-    "packed_input_ids",
-    "packed_logits_mask",
-    "packed_prompts",
-    "packed_seq",
-    "prompt_mask",
-    "seq",
-    "values",
-)
-_ONE_PER_NEXT_TOKEN = (
-    "advantages",
-    "kl_rewards",
-    "logprobs",
-    "old_logp",
-    "packed_logprobs",
-    "packed_ref_logprobs",
-    "ppo_loss_mask",
-    "prox_logp",
-    "ref_logp",
-    "returns",
-)
-
-
-def one(_length: int) -> int:
-    return 1
-
-
-def full(length: int) -> int:
-    return length
-
-
-def minus_one(length: int) -> int:
-    return max(length - 1, 0)
-
-
-KNOWN_RULES: dict[str, Callable[[int], int]] = {
-    **dict.fromkeys(_ONE_PER_SEQUENCE, one),
-    **dict.fromkeys(_ONE_PER_TOKEN, full),
-    **dict.fromkeys(_ONE_PER_NEXT_TOKEN, minus_one),
-}
-"""Key → its length in a sequence of so many tokens."""
 
 
 def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
@@ -136,7 +83,7 @@ def infer_lengths(key: str, tensor: torch.Tensor | None, lengths: Lengths) -> Le
     A known name has its rule. Another key must fit exactly one of: as many rows as tokens, one row less per
     sequence, one row per sequence.
     """
-    rules = [KNOWN_RULES[key]] if key in KNOWN_RULES else [full, minus_one, one]
+    rules = [MEANINGS[key].rows] if key in MEANINGS else [full, minus_one, one]
     candidates: list[Lengths] = []
     for rule in rules:
         candidate = [[rule(length) for length in sample] for sample in lengths]

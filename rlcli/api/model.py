@@ -83,8 +83,9 @@ class Model:
 class ModelBackend(abc.ABC):
     """How a model runs. A dataclass: its fields are the recipe's `args:`.
 
-    What it cannot do it may say in its class, so that recipes are refused early: `TRAINS: ClassVar[bool] = False`, and
-    the mesh's dimensions that it knows, `DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)`.
+    What it cannot do it may say in its class, so that recipes are refused early: `TRAINS: ClassVar[bool] = False`,
+    `RUNS_MODEL: ClassVar[bool] = False` if it leaves the role without weights, and the mesh's dimensions that it knows,
+    `DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)`.
     """
 
     def initialize(self, model: Model, spec: FinetuneSpec | None) -> Model:

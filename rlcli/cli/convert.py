@@ -44,7 +44,7 @@ def convert(
     from_hf: Annotated[Path | None, typer.Option("--from-hf", metavar="DIR", help="Read such a folder.")] = None,
     to: Annotated[
         Path | None,
-        typer.Option("--to", metavar="DIR", help="With --from-hf: the folder to write, for the fsdp backend."),
+        typer.Option("--to", metavar="DIR", help="With --from-hf: the folder to write."),
     ] = None,
     ranks: Annotated[int, typer.Option("--ranks", metavar="N", help="With --from-hf: how many ranks share it.")] = 1,
     role: Annotated[

@@ -8,11 +8,11 @@ from itertools import pairwise
 from typing import Any
 
 NAMES: dict[str, tuple[str, ...]] = {
-    "reward": ("task_reward", "reward", "rewards", "mean_reward", "reward_mean"),
+    "reward": ("task_reward", "reward", "mean_reward", "reward_mean"),
     "kl": ("kl_to_reference", "ref_kl", "kl_ref", "reference_kl", "kl", "mean_kl", "approx_kl"),
     "length": ("response_length", "response_len", "response_tokens", "mean_response_length", "length"),
     "loss": ("loss", "actor_loss", "policy_loss"),
-    "accuracy": ("accuracy", "solved", "token_accuracy"),
+    "accuracy": ("accuracy", "token_accuracy"),
     "grad norm": ("grad_norm",),
     "learning rate": ("lr", "learning_rate"),
 }

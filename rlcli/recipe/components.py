@@ -11,6 +11,7 @@ from typing import Any, cast, get_args
 from pydantic import BaseModel
 
 from rlcli import registry
+from rlcli.api import default_backends
 from rlcli.errors import ProjectError, UnknownComponent, UsageError
 from rlcli.recipe.doubts import Doubts
 from rlcli.recipe.problems import Problems
@@ -64,19 +65,19 @@ def with_backends(tree: Mapping, doubts: Doubts | None = None) -> Mapping:
 def _default_backend(tree: Mapping, name: str, role: Mapping) -> str:
     weights = (role.get(key) for key in ("path", "init", "scratch"))
     if all(node is None or (isinstance(node, Scalar) and node.value is None) for node in weights):
-        return "null"
+        return default_backends.WEIGHTLESS
     graph = tree.get("graph")
     calls = [plain(entry.node) for entry in graph.entries.values()] if isinstance(graph, Mapping) else []
     trains = [call.get("model") for call in calls if isinstance(call, dict) and call.get("call") == "train_step"]
-    return "fsdp" if name in trains else "inference"
+    return default_backends.TRAINED if name in trains else default_backends.UNTRAINED
 
 
 def _is_sure(tree: Mapping, name: str, role: Mapping, guess: str, doubts: Doubts) -> bool:
     """Whether all that the guess of a role's backend rests on could be understood."""
-    if guess == "null":
+    if guess == default_backends.WEIGHTLESS:
         misspelt = any(key not in Role.model_fields for key in role.entries)
         return not misspelt and not any(doubts.about_part(("models", name, key)) for key in ("path", "init", "scratch"))
-    if guess == "fsdp":
+    if guess == default_backends.TRAINED:
         return True
     graph = plain(tree.get("graph") or Scalar(None, role.mark))
     calls = [call for call in graph.values() if isinstance(call, dict)] if isinstance(graph, dict) else []

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType
+from rlcli.api.key_meaning import PROMPT_MASK, REWARDS, SEQUENCES
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.buffer import Buffer
@@ -113,16 +114,16 @@ class Calls:
     def describe(self, ids: Sequence[str], then: Callable[[list[dict[str, Any]]], object]) -> None:
         """`then(texts)`: id, prompt, response, reward and answer of every response to these prompts."""
         args: dict[int, dict[str, list[str]]] = {}
-        for what, keys in (("texts", ["packed_input_ids", "prompt_mask"]), ("rewards", ["rewards"])):
+        for what, keys in (("texts", [SEQUENCES, PROMPT_MASK]), ("scores", [REWARDS])):
             for id_ in ids:
                 holders = self.buffer.holders(id_, keys)
                 if holders:
-                    args.setdefault(min(holders), {"texts": [], "rewards": []})[what].append(id_)
+                    args.setdefault(min(holders), {"texts": [], "scores": []})[what].append(id_)
         names = {id_: self._names[id_] for id_ in ids}
 
         def described(answers: Answers) -> None:
             texts = {id_: text for answer in answers.values() for id_, text in answer["texts"].items()}
-            rewards = {id_: values for answer in answers.values() for id_, values in answer["rewards"].items()}
+            rewards = {id_: values for answer in answers.values() for id_, values in answer["scores"].items()}
             known = [id_ for id_ in ids if id_ in texts]
             then([line for id_ in known for line in _lines(names[id_], texts[id_], rewards.get(id_))])
 

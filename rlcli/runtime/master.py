@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlcli.api.dataflow import ModelInterfaceType
+from rlcli.api.key_meaning import PROMPTS, SEQUENCES
 from rlcli.errors import NumericError, ResourceError, Stopped
 from rlcli.observe.display import Display
 from rlcli.observe.run_directory import RunDirectory
@@ -231,7 +232,7 @@ class MasterWorker:
     def _finish_step(self, step: int) -> None:
         seconds = time.perf_counter() - self._step_began
         ids = self.calls.buffer.ids(step)
-        tokens = sum(self.calls.buffer.sequence_lengths(ids, "packed_input_ids"))
+        tokens = sum(self.calls.buffer.sequence_lengths(ids, SEQUENCES))
         record = self._stats.pop(step) | {"time/step": seconds, "tokens_per_second": tokens / seconds}
         if self._checkpoint_seconds is not None:
             record["time/checkpoint"], self._checkpoint_seconds = self._checkpoint_seconds, None
@@ -325,8 +326,8 @@ class MasterWorker:
         while not written:
             self.requests.wait()
         buffer = self.calls.buffer
-        prompts = buffer.sequence_lengths(ids, "packed_prompts")
-        lengths = buffer.sequence_lengths(ids, "packed_input_ids")
+        prompts = buffer.sequence_lengths(ids, PROMPTS)
+        lengths = buffer.sequence_lengths(ids, SEQUENCES)
         group = len(lengths) // max(1, len(prompts))
         return {"eval/response_length": (sum(lengths) - group * sum(prompts)) / len(lengths)} if lengths else {}
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.key_meaning import Meaning, meaning_of
+from rlcli.api.key_meaning import LOGPROBS, MEANINGS, SEQUENCES, TOKENS, Meaning
 from rlcli.api.sample_json import CARRIED
 from rlcli.runtime.origin import Origin
 
@@ -39,11 +39,11 @@ def checked_output(
     kept = whole.select(key for key in promised if key in whole.keys)
     assert kept.data is not None
     kept.data = {key: _plain(key, tensor, origin).to(device) for key, tensor in kept.data.items()}
-    packed = next((one for one in (kept, asked) if "packed_input_ids" in one.keys), None)
-    tokens = packed.seqlens["packed_input_ids"] if packed is not None else None
+    packed = next((one for one in (kept, asked) if SEQUENCES in one.keys), None)
+    tokens = packed.seqlens[SEQUENCES] if packed is not None else None
     for key, name in promised.items():
         if key in kept.keys and asked.bs:  # an empty list makes a float32 tensor, whatever it would have held
-            check_key(kept, key, meaning_of(key) or meaning_of(name), tokens, origin)
+            check_key(kept, key, MEANINGS.get(key) or MEANINGS.get(name), tokens, origin)
     return kept
 
 
@@ -58,9 +58,9 @@ def checked_row(row: Any, origin: Origin) -> SequenceSample:
         json.dumps(sample.metadata)
     except (TypeError, ValueError) as problem:
         raise origin.malformed(f"has metadata that cannot be written as JSON: {problem}") from problem
-    tokens = sample.seqlens.get("packed_input_ids")
+    tokens = sample.seqlens.get(SEQUENCES)
     for key in sample.keys:
-        check_key(sample, key, meaning_of(key), tokens, origin)
+        check_key(sample, key, MEANINGS.get(key), tokens, origin)
     return sample
 
 
@@ -93,23 +93,22 @@ def check_key(
     """
     tensor = _tensor(sample, key)
     if meaning is not None:
-        if not meaning.fits(tensor.dtype):
-            raise origin.malformed(f"gave {key} as {_name(tensor.dtype)}; it must be {meaning.wanted}")
-        if tensor.dim() != 1:
+        if not meaning.numbers.fits(tensor.dtype):
+            raise origin.malformed(f"gave {key} as {_name(tensor.dtype)}; it must be {meaning.numbers.wanted}")
+        if meaning.is_flat and tensor.dim() != 1:
             raise origin.malformed(f"gave {key} of shape {tuple(tensor.shape)}; it must have one dimension")
-        if meaning.rows is not None and tokens is not None:
+        if tokens is not None and not meaning.has_own_sequences:
             _check_lengths(sample, key, meaning, tokens, origin)
     _check_finite(sample, key, origin)
-    if meaning is not None and meaning.is_token:
+    if meaning is not None and meaning.numbers is TOKENS:
         _check_tokens(sample, key, origin)
-    if meaning is not None and meaning.is_logprob and bool((tensor > ROUNDING).any()):
+    if meaning is not None and meaning.numbers is LOGPROBS and bool((tensor > ROUNDING).any()):
         row = int((tensor > ROUNDING).nonzero()[0])
         what = f"gave {key} {float(tensor[row]):g} for {_place(sample, key, row, origin)}"
         raise origin.malformed(f"{what}; a log-probability is never above 0")
 
 
 def _check_lengths(sample: SequenceSample, key: str, meaning: Meaning, tokens: Lengths, origin: Origin) -> None:
-    assert meaning.rows is not None
     for id_, lengths, of_tokens in zip(sample.ids, sample.seqlens[key], tokens, strict=True):
         expected = [meaning.rows(length) for length in of_tokens]
         if lengths != expected:

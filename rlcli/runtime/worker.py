@@ -15,6 +15,7 @@ from rlcli import registry
 from rlcli.api.config import DatasetAbstraction, FinetuneSpec, ModelInterfaceAbstraction, ModelVersion, stable_seed
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
+from rlcli.api.key_meaning import MEANINGS, PROMPT_MASK, REWARDS, SEQUENCES
 from rlcli.api.model import Model, ModelBackend, ModelInterface
 from rlcli.checkpoint.disk import failures_told
 from rlcli.errors import UsageError
@@ -235,19 +236,19 @@ class ModelWorker:
 
     # -- looking ---------------------------------------------------------------------------------------------
 
-    def describe(self, texts: Sequence[str], rewards: Sequence[str]) -> dict[str, Any]:
+    def describe(self, texts: Sequence[str], scores: Sequence[str]) -> dict[str, Any]:
         """Prompts and responses of some samples as text, and the rewards of some, for people to read."""
         tokenizer = next((m.tokenizer for m in self.models.values() if m.tokenizer is not None), None)
         return {
             "texts": {id_: self._texts(id_, tokenizer) for id_ in texts if tokenizer is not None},
-            "rewards": {id_: _tensors(self._samples[id_])["rewards"].double().tolist() for id_ in rewards},
+            "scores": {id_: _tensors(self._samples[id_])[REWARDS].double().tolist() for id_ in scores},
         }
 
     def _texts(self, id_: str, tokenizer: Any) -> dict[str, Any]:
         sample = self._samples[id_]
-        tensors, lengths = _tensors(sample), sample.flat_seqlens("packed_input_ids")
+        tensors, lengths = _tensors(sample), sample.flat_seqlens(SEQUENCES)
         prompts, responses = [], []
-        packed = (tensors[key].cpu().split(lengths) for key in ("packed_input_ids", "prompt_mask"))
+        packed = (tensors[key].cpu().split(lengths) for key in (SEQUENCES, PROMPT_MASK))
         for tokens, mask in zip(*packed, strict=True):
             prompts.append(tokenizer.decode(tokens[mask], skip_special_tokens=True))
             responses.append(tokenizer.decode(tokens[~mask], skip_special_tokens=True))
@@ -321,10 +322,8 @@ def _without_samples(described: dict[str, Any]) -> SequenceSample:
 
 
 def _scores(made: SequenceSample) -> dict[str, tuple[float, int]]:
-    """Sum and count of rewards and solved problems."""
-    tensors = _tensors(made)
+    """Sum and count of what people want to see of a call's outputs, such as rewards."""
+    shown = [(meaning.shown_as, _tensors(made).get(key)) for key, meaning in MEANINGS.items()]
     return {
-        name: (float(tensors[key].double().sum()), tensors[key].numel())
-        for key, name in (("rewards", "reward"), ("solved", "accuracy"))
-        if key in tensors
+        name: (float(tensor.double().sum()), tensor.numel()) for name, tensor in shown if name and tensor is not None
     }

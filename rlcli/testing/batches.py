@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.lengths import KNOWN_RULES
+from rlcli.api.key_meaning import MEANINGS, full
 
 VOCABULARY = 11
 """Tokens of the tiny engine: 0 pads, 1 ends, 2 + d is the digit d."""
@@ -95,10 +95,10 @@ class _Draw:
         return torch.Generator().manual_seed(self.seed * 1_000_003 + sum(name.encode()))
 
     def rows(self, key: str) -> list[list[int]]:
-        """The lengths of `key`: one of the standard rules, or one per action for log-probs."""
+        """The lengths of `key`, as its meaning says."""
         if key == "packed_prompts":
             return [[group[0][0]] for group in self.groups]
-        rule = KNOWN_RULES.get(key, _OTHER_RULES.get(key, lambda length: length))
+        rule = MEANINGS[key].rows if key in MEANINGS else full
         return [[rule(prompt + response) for prompt, response in group] for group in self.groups]
 
     def size(self, key: str) -> int:
@@ -167,8 +167,6 @@ _MAKERS: dict[str, Callable[[_Draw], torch.Tensor]] = {
 }
 KEYS = tuple(_MAKERS)
 """All that a batch can be made of."""
-
-_OTHER_RULES: dict[str, Callable[[int], int]] = {"proximal_logprobs": KNOWN_RULES["packed_logprobs"]}
 
 
 def _joined(pieces: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:

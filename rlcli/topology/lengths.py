@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlcli.api.key_meaning import PROMPTS
 from rlcli.recipe.components import argument_of, dataset_keys
 from rlcli.recipe.lengths import generation_of, limit_of_rows, responses_of
 
@@ -32,7 +33,7 @@ def lengths_of(recipe: Recipe) -> Lengths:
     component = recipe.datasets[recipe.train.dataset]
     row = longest_row(component)
     generating = [call for call in recipe.graph.values() if call.call == "generate"]
-    if "packed_prompts" not in (dataset_keys(component.type) or ()) and not generating:
+    if PROMPTS not in (dataset_keys(component.type) or ()) and not generating:
         return Lengths(0, row or ASSUMED, row is None)
     new = max((int(generation_of(recipe, call)["max_new_tokens"]) for call in generating), default=0)
     return Lengths(row or ASSUMED, (row or ASSUMED) + new, row is None)

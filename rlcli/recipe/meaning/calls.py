@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping as ReadMapping
 
+from rlcli.api.default_backends import TRAINED
 from rlcli.recipe.components import dataset_keys, declared, lacks_method
 from rlcli.recipe.graph import GraphProblem, graph_problems, producers
 from rlcli.recipe.lengths import responses_of
@@ -105,7 +106,7 @@ def _role(notes: Notes, call: Call, path: Path) -> None:
     if call.call == "train_step" and declared("backends", backend, "TRAINS") is False:
         what = f"the backend {backend} of models.{name} cannot train, which {dotted(path)} asks of it"
         place = ("models", name, "backend", "type")
-        notes.note("R71", what, place, "for example fsdp", needs=[asked, (*path, "model")])
+        notes.note("R71", what, place, f"for example {TRAINED}", needs=[asked, (*path, "model")])
 
 
 def _group(notes: Notes, call: Call, calls: ReadMapping[str, Call], path: Path, graph: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlcli.api.key_meaning import SEQUENCES
 from rlcli.recipe.components import dataset_keys
 from rlcli.recipe.lengths import cache_of, generation_of, limit_of_rows, positions_of, responses_of
 from rlcli.recipe.meaning.notes import Notes
@@ -72,7 +73,7 @@ def _rows(notes: Notes, call: Call, path: Path) -> None:
     limit = limit_of_rows(component) if component else None
     if component is None or found is None or limit is None or limit <= found[0]:
         return
-    if "packed_input_ids" not in (dataset_keys(component.type) or ()):
+    if SEQUENCES not in (dataset_keys(component.type) or ()):
         return
     what = f"rows of up to {limit} tokens do not fit into the {found[0]} positions of models.{found[1]}"
     needs: list[Path] = [("models", found[1]), ("datasets", dataset), (*path, "model")]
@@ -91,7 +92,7 @@ def _micro_batches(notes: Notes, call: Call, path: Path) -> None:
     shared: list[Path] = [("generation", key) for key in ("responses_per_prompt", "max_new_tokens")]
     for name, other in notes.recipe.graph.items():
         cap = other.max_tokens_per_microbatch or notes.recipe.train.max_tokens_per_microbatch
-        if other.call != "generate" and "packed_input_ids" in other.inputs and responses * new > cap:
+        if other.call != "generate" and SEQUENCES in other.inputs and responses * new > cap:
             own: Path = ("graph", name, "max_tokens_per_microbatch")
             where = notes.first_set(own, ("train", "max_tokens_per_microbatch"), *shared, path)
             group = f"a prompt's {responses} responses" if responses > 1 else "a response"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rlcli.api.default_backends import WEIGHTLESS
+from rlcli.recipe.components import declared
 from rlcli.recipe.meaning.notes import Notes
 from rlcli.recipe.schema import Role
 from rlcli.recipe.tree import Path, dotted
@@ -29,11 +31,12 @@ def _weights(notes: Notes, role: Role, path: Path) -> None:
     if len(given) > 1:
         places = ", ".join(f"{key} at {notes.mark((*path, key))}" for key in given)
         notes.note("R47", f"{dotted(path)} has {' and '.join(given)}; keep one ({places})", (*path, given[-1]))
-    if not given and kind != "null":
+    runs_model = declared("backends", kind, "RUNS_MODEL") is not False
+    if not given and runs_model:
         what = f"{dotted(path)} has no weights: give one of path, init, scratch"
-        notes.note("R39", what, path, "a role that needs no weights has `backend: null`", needs=sources(name))
-    if given and kind == "null":
-        what = f"{dotted(path)} has {given[0]}, but its backend `null` runs no model"
+        notes.note("R39", what, path, f"a role that needs no weights has `backend: {WEIGHTLESS}`", needs=sources(name))
+    if given and not runs_model:
+        what = f"{dotted(path)} has {given[0]}, but its backend `{kind}` runs no model"
         notes.note("R47", what, (*path, "backend", "type"), "drop one of the two")
     if role.init is not None and role.init not in notes.recipe.models:
         notes.unknown("role", role.init, ("models",), (*path, "init"))

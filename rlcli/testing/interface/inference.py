@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlcli.api.config import MicroBatchSpec
-from rlcli.api.lengths import KNOWN_RULES
+from rlcli.api.key_meaning import MEANINGS
 from rlcli.testing.batches import DigitTokenizer
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.inferring import Calls, CallSubject, has_mock, own_logprobs, usual_batch, with_temperature
@@ -74,7 +74,7 @@ class InferenceChecks(CallSubject):
         for key in inferring.result.keys:
             found = inferring.result.seqlens[key]
             for id_, lengths, tokens in zip(inferring.batch.ids, found, given, strict=True):
-                expected = [KNOWN_RULES[key](n) for n in tokens] if key in KNOWN_RULES else lengths
+                expected = [MEANINGS[key].rows(n) for n in tokens] if key in MEANINGS else lengths
                 if len(lengths) != len(tokens) or lengths != expected:
                     cause = SHIFTED if "logprobs" in key else "one entry of seqlens for each sequence of each sample"
                     what = f"{key} of sample {id_} has lengths {lengths} for sequences of {tokens} tokens"

@@ -1,0 +1,63 @@
+"""The core names no backend, no dataset, no interface and no key of a batch: it asks tables and declarations."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+from rlcli.api.key_meaning import MEANINGS
+from rlcli.recipe.schema import Call
+
+ROOT = Path(__file__).resolve().parents[2]
+ASKED = ("api", "testing", "ops")
+"""Rooms that may: the tables, the contracts that try components out, and maths over named quantities."""
+FILES = [path.relative_to(ROOT / "rlcli") for path in sorted((ROOT / "rlcli").rglob("*.py"))]
+CORE = [str(file) for file in FILES if file.parts[0] not in ASKED]
+
+COMPONENTS = {path.stem for kind in ("interfaces", "backends", "datasets") for path in (ROOT / kind).glob("[!_]*.py")}
+LANGUAGE = {*get_args(Call.model_fields["call"].annotation), "null"}
+"""Words of every recipe: its calls, and YAML's null."""
+NAMES = (COMPONENTS | set(MEANINGS)) - LANGUAGE
+OTHERWISE = {
+    ("cli/explain.py", "values"),
+    ("cli/tokens.py", "prompt_only"),
+    ("recipe/json_schema.py", "reference"),
+    ("topology/memory.py", "fsdp"),
+}
+"""Fields of JSON output that happen to be called like a key or a component."""
+
+
+def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, text) of every string, docstrings left out."""
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield node.lineno, node.value
+
+
+def compared_types(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, text) of every string that a `.type` is compared with, as in `role.backend.type == "inference"`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute) and node.left.attr == "type":
+            yield from (pair for side in node.comparators for pair in texts(side))
+
+
+def names_in(file: str) -> list[tuple[str, int, str]]:
+    """(file, line, name) of all that a file of `rlcli/` should not know."""
+    tree = ast.parse((ROOT / "rlcli" / file).read_text(encoding="utf-8"))
+    found = [pair for pair in texts(tree) if pair[1] in NAMES]
+    found += [pair for pair in compared_types(tree) if pair[1] in COMPONENTS]
+    return [(file, line, text) for line, text in found if (file, text) not in OTHERWISE]
+
+
+def test_the_core_names_no_component_and_no_key():
+    assert len(CORE) > 100
+    assert [name for file in CORE for name in names_in(file)] == []
+
+
+def test_what_is_looked_for_is_there():
+    """The lists above are those of today's components and keys."""
+    assert {"fsdp", "ppo_actor", "math_prompts", "packed_input_ids", "rewards"} <= NAMES
+    assert {"fsdp", "inference", "null"} <= COMPONENTS
+    tree = ast.parse("if role.backend.type == 'inference': pass")
+    assert list(compared_types(tree)) == [(1, "inference")]

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import EngineState, GeneratedResponses, Model, ModelOutput, PipelinableEngine
+from rlcli.api.engine_loop import ForwardLoop
+from rlcli.api.model import EngineState, ForwardEngine, GeneratedResponses, GenerationEngine, Model, ModelOutput
 from rlcli.errors import ModelError
 
 from ._generation import Decoder, Sampler
@@ -24,7 +25,7 @@ from ._transformers import PackedModel, compute_dtype
 T = TypeVar("T")
 
 
-class TransformersEngine(PipelinableEngine):
+class TransformersEngine(ForwardLoop, GenerationEngine):
     """Forward passes and generation; `inference` uses it as it is, `fsdp` adds training."""
 
     def __init__(self, model: Model, dtype: str, kv_cache_tokens: int | None = None):
@@ -46,23 +47,6 @@ class TransformersEngine(PipelinableEngine):
         self._onload()
         tokens = micro_batch.data["packed_input_ids"].to(self._device)
         return self.packed(tokens, tuple(micro_batch.flat_seqlens("packed_input_ids")), then)
-
-    def idle_micro_batch(self) -> torch.Tensor:
-        self._onload()
-        token = torch.zeros(1, dtype=torch.int64, device=self._device)
-        return self.packed(token, (1,), _zero)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        raise ModelError(f"the backend of role {self.role} cannot train", hint="give the role backend: fsdp")
-
-    def optimizer_step(self) -> float:
-        raise ModelError(f"the backend of role {self.role} cannot train", hint="give the role backend: fsdp")
-
-    def optimizer_zero_grad(self) -> None:
-        return None
-
-    def lr_scheduler_step(self, version_steps: int) -> float:
-        raise ModelError(f"the backend of role {self.role} cannot train", hint="give the role backend: fsdp")
 
     # -- ranks -----------------------------------------------------------------------------------------------
 
@@ -116,14 +100,12 @@ class TransformersEngine(PipelinableEngine):
 
     # -- weights ---------------------------------------------------------------------------------------------
 
-    def take_parameters(self, source: PipelinableEngine, eta: float) -> None:
-        if not isinstance(source, TransformersEngine):
-            raise ModelError(f"role {self.role} cannot take parameters from a {type(source).__name__}")
+    def take_parameters(self, source: ForwardEngine, eta: float) -> None:
         mine = dict(self.lm.named_parameters())
         with torch.no_grad():
             for name, theirs in source.whole_parameters():
                 if name not in mine or mine[name].shape != theirs.shape:
-                    raise ModelError(f"role {self.role} has no parameter like {name} of role {source.role}")
+                    raise ModelError(f"role {self.role} has no parameter like {name} that it is to follow")
                 own, part = mine[name], theirs
                 if isinstance(own, DTensor):
                     part = distribute_tensor(theirs, own.device_mesh, own.placements, src_data_rank=None).to_local()
@@ -131,7 +113,6 @@ class TransformersEngine(PipelinableEngine):
                 own.lerp_(part.to(own), eta)
 
     def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each parameter once, tied ones too, whole; every rank of the role goes through all of them."""
         for name, parameter in self.lm.named_parameters():
             yield name, gathered(parameter.detach())
 
@@ -182,10 +163,6 @@ def gathered(tensor: Any) -> torch.Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     return tensor.to(tensor.device_mesh.device_type).full_tensor()
-
-
-def _zero(output: Any) -> torch.Tensor:
-    return output.touch()
 
 
 def _write_folder(lm: nn.Module, tokenizer: Any, state: dict[str, torch.Tensor], folder: Path) -> None:

@@ -133,8 +133,8 @@ class PackedOutput:
     def logits(self) -> torch.Tensor:
         return head_of(self._lm, self.temperature).logits(self._hidden, self._dtype)
 
-    def touch(self) -> torch.Tensor:
-        """A zero that depends on every parameter which a loss could reach."""
+    @property
+    def zero(self) -> torch.Tensor:
         head = value_head(self._lm) or self._lm.get_output_embeddings()  # type: ignore[operator]
         return (self._hidden.sum() + sum(p.sum() for p in head.parameters())) * 0.0
 

@@ -15,8 +15,17 @@ import torch
 from torch import nn
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.engine_loop import TrainLoop
 from rlcli.api.limits import Limits, check_limits
-from rlcli.api.model import EngineState, Model, ModelBackend, ModelOutput, PipelinableEngine, register_backend
+from rlcli.api.model import (
+    EngineState,
+    ForwardEngine,
+    Model,
+    ModelBackend,
+    ModelOutput,
+    PipelinableEngine,
+    register_backend,
+)
 from rlcli.ops.schedules import learning_rate
 
 from ._engine import TransformersEngine, gathered
@@ -84,7 +93,7 @@ class FSDP(ModelBackend):
         return model
 
 
-class FSDPEngine(TransformersEngine):
+class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
     """A transformers model with AdamW, sharded when its mesh has more than one data-parallel rank."""
 
     def __init__(self, model: Model, settings: FSDP):
@@ -133,10 +142,6 @@ class FSDPEngine(TransformersEngine):
         with self._recomputed():
             return super().forward_micro_batch(micro_batch, then)
 
-    def idle_micro_batch(self) -> torch.Tensor:
-        with self._recomputed():
-            return super().idle_micro_batch()
-
     @contextmanager
     def _recomputed(self) -> Iterator[None]:
         """transformers recomputes the layers that are in training mode; dropout within them, or a generation without
@@ -149,7 +154,7 @@ class FSDPEngine(TransformersEngine):
             for module in self._recomputing:
                 module.training = False
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, is_last: bool) -> None:
         loss.backward()
 
     def optimizer_zero_grad(self) -> None:
@@ -207,7 +212,7 @@ class FSDPEngine(TransformersEngine):
         for held in self.optimizer.state.values():
             held.update({moment: tensor.to(device) for moment, tensor in held.items() if tensor.dim()})
 
-    def take_parameters(self, source: PipelinableEngine, eta: float) -> None:
+    def take_parameters(self, source: ForwardEngine, eta: float) -> None:
         super().take_parameters(source, eta)
         self._whole_is_current = False
 

@@ -1,15 +1,19 @@
 """Engines: models under a backend, and the batch logic that all of them share.
 
-The loss of a batch is a pure function that returns a **sum** over the tokens of one micro-batch; the engine divides it
-by the weight summed over all micro-batches and all ranks. So loss, gradient and update do not depend on how the batch
-was cut.
+There are three contracts. A `ForwardEngine` scores sequences, a `TrainEngine` also trains, a `GenerationEngine` writes
+responses; an engine offers the ones it can. The loss of a batch is a pure function that returns a **sum** over the
+tokens of one micro-batch; the engine divides it by the weight summed over all micro-batches and all ranks. So loss,
+gradient and update do not depend on how the batch was cut.
+
+An engine gets all micro-batches of a step at once (`forward_backward_batch`), as pipeline schedules and deferred
+reductions need. One without such a schedule is written over `rlcli.api.engine_loop`.
 """
 
 from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -17,14 +21,24 @@ import torch
 
 from rlcli.api.config import GenerationHyperparameters, MicroBatchSpec
 from rlcli.api.data import SequenceSample
+from rlcli.api.loss_stats import Stats, as_scalar, read_loss, reduce_stats
+from rlcli.api.micro_batches import TOKENS, Cut, MicroBatch, idle_micro_batch, rows_in_order, split_batch
 
 T = TypeVar("T")
-
-Stats = Mapping[str, "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"]
-"""Numbers that a loss reports: a sum (divided by the loss weight) or a pair (sum, count) with its own count."""
+T_co = TypeVar("T_co", covariant=True)
 
 LossFn = Callable[["ModelOutput", SequenceSample], "torch.Tensor | tuple[torch.Tensor, Stats]"]
-"""(output, micro-batch) → loss summed over the micro-batch's tokens, alone or with stats."""
+"""(output, micro-batch) → loss summed over the micro-batch's tokens, alone or with stats. It runs on the last pipeline
+stage only, and sees whole sequences on every tensor-parallel rank."""
+
+LossWeightFn = Callable[[SequenceSample], "torch.Tensor | float"]
+"""micro-batch → the weight of its loss, such as its number of trained tokens."""
+
+
+class Hook(Protocol[T_co]):
+    """What is to be computed from the output of a forward pass over a micro-batch."""
+
+    def __call__(self, output: ModelOutput, micro_batch: SequenceSample, /) -> T_co: ...
 
 
 class ModelOutput(Protocol):
@@ -33,7 +47,8 @@ class ModelOutput(Protocol):
     For a packed micro-batch of N sequences and T tokens (`packed_input_ids`):
     `logprobs` and `entropy` are [T − N] float32: position t of a sequence speaks of its token t + 1.
     `values` is [T] float32 (models with a value head). `logits` is [T, vocab], materialised: ask only in small
-    models. All carry gradients when the pass does. Logits are divided by `temperature` first.
+    models; an engine that shards the vocabulary refuses. All carry gradients when the pass does. Logits are divided by
+    `temperature` first. `zero` is a scalar zero that depends on every parameter which a loss could reach.
     """
 
     temperature: float
@@ -46,6 +61,8 @@ class ModelOutput(Protocol):
     def values(self) -> torch.Tensor: ...
     @property
     def logits(self) -> torch.Tensor: ...
+    @property
+    def zero(self) -> torch.Tensor: ...
 
 
 @dataclass
@@ -70,85 +87,35 @@ class EngineState:
     """`<weight>/<moment>`; empty without an optimizer, or before its first step."""
 
 
-class PipelinableEngine(abc.ABC):
-    """A model under a backend. Backends supply the primitives; the batch logic is written once, here."""
+class ForwardEngine(abc.ABC):
+    """A model that scores sequences. Weights go in and out, and can be checkpointed."""
 
-    # -- primitives ------------------------------------------------------------------------------------------
-
-    @abc.abstractmethod
-    def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
-        """Run the model on `packed_input_ids` and return `then(output)`; gradients flow if grad mode is on."""
+    # -- what an engine supplies -----------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def idle_micro_batch(self) -> torch.Tensor:
-        """A scalar zero that depends on all parameters, computed by the same collectives as a real forward pass.
+    def forward_batch(self, micro_batches: Sequence[MicroBatch], hook: Hook[T]) -> list[T]:
+        """`hook(output, sample)` of every micro-batch that is not idle, in order.
 
-        Ranks that have fewer micro-batches than others run it to stay in step.
+        Every rank of the role is given equally many micro-batches. On pipeline stages before the last the list is
+        empty.
         """
-
-    @abc.abstractmethod
-    def backward(self, loss: torch.Tensor) -> None:
-        """Accumulate gradients; across ranks they are summed, not averaged."""
-
-    @abc.abstractmethod
-    def optimizer_step(self) -> float:
-        """Clip and apply the gradients; returns their norm before clipping.
-
-        If the norm is not finite nothing is applied, on any rank.
-        """
-
-    @abc.abstractmethod
-    def optimizer_zero_grad(self) -> None: ...
-
-    @abc.abstractmethod
-    def lr_scheduler_step(self, version_steps: int) -> float:
-        """Set and return the learning rate of training step `version_steps` (from 0)."""
 
     @abc.abstractmethod
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
         """Write a folder that `transformers.from_pretrained` reads. Every rank of the role calls it."""
 
-    def generate(
-        self,
-        input_: SequenceSample,
-        tokenizer: Any,
-        gconfig: GenerationHyperparameters,
-        seeds: Sequence[int],
-    ) -> GeneratedResponses:
-        """Sample responses to `packed_prompts`; `seeds` has one seed per response, in prompt-major order.
-
-        A response depends on its prompt, the weights and its seed alone: never on the rest of the batch.
-        """
-        raise NotImplementedError(f"{type(self).__name__} does not generate")
-
     def all_reduce(self, value: torch.Tensor, op: str = "sum") -> torch.Tensor:
         """`value` reduced ("sum", "max" or "min") over the data-parallel ranks; the same on all of them."""
         return value
 
-    def take_parameters(self, source: PipelinableEngine, eta: float) -> None:
-        """Move this engine's parameters towards those of `source`: mine ← eta · theirs + (1 − eta) · mine.
+    def from_last_stage(self, value: torch.Tensor) -> torch.Tensor:
+        """The `value` of the last pipeline stage, on every stage; that of other stages may have any shape."""
+        return value
 
-        Both engines live on the same ranks, and every rank takes part.
-        """
-        raise NotImplementedError(f"{type(self).__name__} cannot take over parameters")
-
-    def state(self, room_for_optimizer: bool = False) -> EngineState:
-        """Everything that the next training step depends on beside its batch and its number.
-
-        `room_for_optimizer`: make the optimizer's tensors where there are none yet, to be filled by loading.
-        """
-        raise NotImplementedError(f"{type(self).__name__} cannot be checkpointed")
-
-    def state_was_filled(self) -> None:  # noqa: B027 - most engines derive nothing from their weights
-        """New values stand in the tensors of `state()`: forget what was derived from the old ones."""
-
-    def save_description(self, tokenizer: Any, folder: str) -> None:
-        """Write what a model's folder holds beside its weights: configuration, generation settings, tokenizer."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be checkpointed")
-
-    def offload(self) -> None:
-        """Keep the weights in host memory until they are needed again."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be offloaded")
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank holds the model's head."""
+        return True
 
     @property
     def dp_size(self) -> int:
@@ -157,6 +124,38 @@ class PipelinableEngine(abc.ABC):
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
+
+    def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each parameter once, tied ones too, whole, under the name that transformers gives it.
+
+        Every rank of the role goes through all of them; one is held at a time.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not give its parameters")
+
+    def take_parameters(self, source: ForwardEngine, eta: float) -> None:
+        """Move this engine's parameters towards those of `source`: mine ← eta · theirs + (1 − eta) · mine.
+
+        Both engines live on the same ranks, and every rank takes part.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot take over parameters")
+
+    def state(self, room_for_optimizer: bool = False) -> EngineState:
+        """Everything that the next training step depends on except its batch and its number.
+
+        `room_for_optimizer`: make the optimizer's tensors where there are none yet, to be filled by loading.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be checkpointed")
+
+    def state_was_filled(self) -> None:  # noqa: B027 - most engines derive nothing from their weights
+        """The tensors of `state()` hold new values: forget what was derived from the old ones."""
+
+    def save_description(self, tokenizer: Any, folder: str) -> None:
+        """Write what a model's folder holds besides its weights: configuration, generation settings, tokenizer."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be checkpointed")
+
+    def offload(self) -> None:
+        """Keep the weights in host memory until they are needed again."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be offloaded")
 
     def train(self, mode: bool = True) -> None:  # noqa: B027 - dropout is off by default, so most engines do nothing
         """Training mode."""
@@ -167,101 +166,120 @@ class PipelinableEngine(abc.ABC):
 
     # -- batches ---------------------------------------------------------------------------------------------
 
-    def train_batch(
-        self,
-        input_: SequenceSample,
-        loss_fn: LossFn,
-        loss_weight_fn: Callable[[SequenceSample], torch.Tensor | float],
-        token_normalize_scope: str = "global",
-        mb_spec: MicroBatchSpec | None = None,
-        version_steps: int = 0,
-        step_if: Callable[[Mapping[str, float]], bool] | None = None,
-    ) -> dict[str, float]:
-        """One optimizer step on `input_`, whatever number of micro-batches and ranks it is spread over.
-
-        `loss_fn(output, micro_batch)` returns a sum; `loss_weight_fn(micro_batch)` its weight. With
-        `token_normalize_scope="global"` the sum is divided by the weight over all micro-batches and ranks, with
-        "dp" each rank divides by its own and the ranks are averaged. `step_if` sees the reduced stats before the
-        update and may refuse it: then weights, optimizer state and schedule stay as they are.
-
-        Returns `loss`, `grad_norm`, `lr`, `loss_weight`, `update_skipped` and the loss function's stats. A total
-        weight of zero leaves nothing to learn from: the update is skipped and counted in `update_skipped`.
-        """
-        micro_batches = self._split_in_step(input_, mb_spec)
-        weight = _total_weight(micro_batches, loss_weight_fn)
-        divisor, total = self._normalizer(weight, token_normalize_scope)
-        self.optimizer_zero_grad()
-        if total == 0:
-            return {"loss": 0.0, "grad_norm": 0.0, "loss_weight": 0.0, "update_skipped": 1.0}
-        sums = self._forward_backward(micro_batches, loss_fn, divisor)
-        stats = self._reduce_stats(sums, weight) | {"loss_weight": total}
-        if step_if is not None and not step_if(stats):
-            self.optimizer_zero_grad()
-            return stats | {"update_skipped": 1.0}
-        lr = self.lr_scheduler_step(version_steps)
-        grad_norm = self.optimizer_step()
-        return stats | {"grad_norm": grad_norm, "lr": lr, "update_skipped": float(not math.isfinite(grad_norm))}
-
     @torch.no_grad()
     def eval_batch(
         self,
         input_: SequenceSample,
         loss_fn: LossFn,
-        loss_weight_fn: Callable[[SequenceSample], torch.Tensor | float],
+        loss_weight_fn: LossWeightFn,
         mb_spec: MicroBatchSpec | None = None,
+        cut: Cut = "sample",
     ) -> dict[str, float]:
         """The loss and stats that `train_batch` would report, without gradients."""
-        micro_batches = self._split_in_step(input_, mb_spec)
+        micro_batches = self._micro_batches(input_, mb_spec, cut)
         weight = _total_weight(micro_batches, loss_weight_fn)
-        sums = [self._loss_sums(mb, loss_fn)[1] for mb in micro_batches]
-        return self._reduce_stats(sums, weight)
+        sums = self.forward_batch(micro_batches, lambda output, sample: read_loss(loss_fn(output, sample))[1])
+        return reduce_stats(sums, weight, self._reduce)
 
     @torch.no_grad()
     def forward(
         self,
         input_: SequenceSample,
         mb_spec: MicroBatchSpec | None = None,
-        post_hook: Callable[[ModelOutput, SequenceSample], torch.Tensor] | None = None,
+        post_hook: Hook[torch.Tensor] | None = None,
         output_seqlens: Sequence[Sequence[int]] | None = None,
+        cut: Cut = "sample",
     ) -> torch.Tensor:
         """`post_hook(output, micro_batch)` of every micro-batch (default: its logits), in the order of `input_`.
 
         `output_seqlens` gives the rows that each sequence of each sample has in the result; by default those of
-        `packed_input_ids`.
+        `packed_input_ids`. All ranks of a replica return the same.
         """
-        seqlens = output_seqlens if output_seqlens is not None else input_.seqlens["packed_input_ids"]
-        hook = post_hook or (lambda output, _: output.logits)
-        micro_batches, order = self._split_with_order(input_, mb_spec)
-        pieces: dict[int, torch.Tensor] = {}
-        for micro_batch, indices in zip(micro_batches, order, strict=True):
-            if micro_batch is None:
-                self.idle_micro_batch()
-                continue
-            rows = self.forward_micro_batch(micro_batch, lambda output, mb=micro_batch: hook(output, mb))  # type: ignore[misc]
-            lengths = [sum(seqlens[i]) for i in indices]
-            pieces.update(zip(indices, rows.split(lengths), strict=True))
-        if not pieces:
+        seqlens = output_seqlens if output_seqlens is not None else input_.seqlens[TOKENS]
+        lengths = [sum(group) for group in seqlens] if cut == "sample" else [n for group in seqlens for n in group]
+        micro_batches = self._micro_batches(input_, mb_spec, cut)
+        rows = self.forward_batch(micro_batches, post_hook or _logits)
+        if not lengths:
             return torch.zeros(0, device=self.device)
-        return torch.cat([pieces[i] for i in range(input_.bs)])
+        mine = rows_in_order(rows, micro_batches, lengths) if self.is_last_stage else torch.zeros(0)
+        return self.from_last_stage(mine)
 
-    # -- inside train_batch ----------------------------------------------------------------------------------
+    def _micro_batches(self, input_: SequenceSample, mb_spec: MicroBatchSpec | None, cut: Cut) -> list[MicroBatch]:
+        """Micro-batches under the token cap, as many on every rank: the last ones of a rank may be idle."""
+        own = split_batch(input_, mb_spec, cut)
+        count = int(self.all_reduce(torch.tensor(len(own), device=self.device), "max"))
+        return own + [idle_micro_batch(self.device)] * (count - len(own))
 
-    def _split_in_step(self, input_: SequenceSample, mb_spec: MicroBatchSpec | None) -> list[SequenceSample | None]:
-        return self._split_with_order(input_, mb_spec)[0]
+    def _reduce(self, value: torch.Tensor, op: str) -> torch.Tensor:
+        return self.from_last_stage(self.all_reduce(value.to(self.device), op))
 
-    def _split_with_order(
-        self, input_: SequenceSample, mb_spec: MicroBatchSpec | None
-    ) -> tuple[list[SequenceSample | None], list[list[int]]]:
-        """Micro-batches under the token cap, as many on every rank; None where this rank has none to offer."""
-        spec = mb_spec or MicroBatchSpec()
-        batches: list[SequenceSample] = []
-        order: list[list[int]] = []
-        if input_.bs:
-            wanted = MicroBatchSpec(n_mbs=min(spec.n_mbs, input_.bs), max_tokens_per_mb=spec.max_tokens_per_mb)
-            batches, order = input_.split_to_micro_batches(wanted, key="packed_input_ids")
-        count = int(self.all_reduce(torch.tensor(len(batches), device=self.device), "max"))
-        idle = count - len(batches)
-        return [*batches, *[None] * idle], [*order, *[[] for _ in range(idle)]]
+
+class TrainEngine(ForwardEngine):
+    """An engine that also trains; `train_batch` is written here once, over what an engine supplies."""
+
+    @abc.abstractmethod
+    def optimizer_zero_grad(self) -> None:
+        """Drop all gradients, those of an abandoned step too, and whatever the engine's library has counted of it."""
+
+    @abc.abstractmethod
+    def forward_backward_batch(
+        self, micro_batches: Sequence[MicroBatch], loss_fn: LossFn, divisor: torch.Tensor
+    ) -> list[Stats]:
+        """Accumulate the gradient of the sum of all losses over `divisor`, a scalar; returns what each loss reported
+        (`rlcli.api.loss_stats.read_loss`).
+
+        Gradients are summed over ranks and micro-batches: an engine undoes what its library averages. Every rank of
+        the role is given equally many micro-batches; of an idle one the loss is `output.zero`. On pipeline stages
+        before the last the list is empty.
+        """
+
+    @abc.abstractmethod
+    def lr_scheduler_step(self, version_steps: int) -> float:
+        """Set and return the learning rate of training step `version_steps` (from 0)."""
+
+    @abc.abstractmethod
+    def optimizer_step(self) -> float:
+        """Clip and apply the gradients; returns their norm before clipping, the same on all ranks.
+
+        If the norm is not finite, weights, moments and the library's counters stay as they were, on every rank.
+        """
+
+    def train_batch(
+        self,
+        input_: SequenceSample,
+        loss_fn: LossFn,
+        loss_weight_fn: LossWeightFn,
+        token_normalize_scope: str = "global",
+        mb_spec: MicroBatchSpec | None = None,
+        version_steps: int = 0,
+        step_if: Callable[[Mapping[str, float]], bool] | None = None,
+        cut: Cut = "sample",
+    ) -> dict[str, float]:
+        """One optimizer step on `input_`, whatever number of micro-batches and ranks it is spread over.
+
+        `loss_fn(output, micro_batch)` returns a sum; `loss_weight_fn(micro_batch)` its weight. With
+        `token_normalize_scope="global"` the sum is divided by the weight over all micro-batches and ranks, with
+        "dp" each rank divides by its own and the ranks are averaged. `step_if` sees the reduced stats before the
+        update and may refuse it: then weights, optimizer state and schedule stay as they are. `cut="sequence"` lets a
+        sample's group be spread over micro-batches, for a loss that compares no sequences.
+
+        Returns `loss`, `grad_norm`, `lr`, `loss_weight`, `update_skipped` and the loss function's stats. A total
+        weight of zero leaves nothing to learn from: the update is skipped and counted in `update_skipped`.
+        """
+        micro_batches = self._micro_batches(input_, mb_spec, cut)
+        weight = _total_weight(micro_batches, loss_weight_fn)
+        divisor, total = self._normalizer(weight, token_normalize_scope)
+        self.optimizer_zero_grad()
+        if total == 0:
+            return {"loss": 0.0, "grad_norm": 0.0, "loss_weight": 0.0, "update_skipped": 1.0}
+        sums = self.forward_backward_batch(micro_batches, loss_fn, divisor)
+        stats = reduce_stats(sums, weight, self._reduce) | {"loss_weight": total}
+        if step_if is not None and not step_if(stats):
+            self.optimizer_zero_grad()
+            return stats | {"update_skipped": 1.0}
+        lr = self.lr_scheduler_step(version_steps)
+        grad_norm = self.optimizer_step()
+        return stats | {"grad_norm": grad_norm, "lr": lr, "update_skipped": float(not math.isfinite(grad_norm))}
 
     def _normalizer(self, weight: torch.Tensor, scope: str) -> tuple[torch.Tensor, float]:
         total = self.all_reduce(weight.to(self.device))
@@ -271,72 +289,33 @@ class PipelinableEngine(abc.ABC):
             return weight.to(self.device).clamp(min=torch.finfo(torch.float32).tiny) * self.dp_size, float(total)
         raise ValueError(f"token_normalize_scope is {scope!r}; it must be 'global' or 'dp'")
 
-    def _forward_backward(
-        self, micro_batches: Sequence[SequenceSample | None], loss_fn: LossFn, divisor: torch.Tensor
-    ) -> list[dict[str, Any]]:
-        """Forward and backward of every micro-batch; returns the sums each one reported."""
-        collected = []
-        for micro_batch in micro_batches:
-            loss, sums = self._loss_sums(micro_batch, loss_fn)
-            self.backward(loss / divisor.to(loss.dtype))
-            collected.append(sums)
-        return collected
 
-    def _loss_sums(self, micro_batch: SequenceSample | None, loss_fn: LossFn) -> tuple[torch.Tensor, dict[str, Any]]:
-        if micro_batch is None:
-            return self.idle_micro_batch(), {}
-        result = self.forward_micro_batch(micro_batch, lambda output: loss_fn(output, micro_batch))
-        loss, stats = result if isinstance(result, tuple) else (result, {})
-        return loss, {"loss": loss.detach(), **stats}
+class GenerationEngine(abc.ABC):
+    """A model that writes responses."""
 
-    def _reduce_stats(self, collected: Sequence[Mapping[str, Any]], weight: torch.Tensor) -> dict[str, float]:
-        """Sum over micro-batches and ranks, then divide each stat by its own count or by the loss weight.
+    @abc.abstractmethod
+    def generate(
+        self,
+        input_: SequenceSample,
+        tokenizer: Any,
+        gconfig: GenerationHyperparameters,
+        seeds: Sequence[int],
+    ) -> GeneratedResponses:
+        """Sample responses to `packed_prompts`; `seeds` has one seed per response, in prompt-major order.
 
-        All ranks return the same, ranks without a micro-batch included: `step_if` must decide alike everywhere.
+        A response depends on its prompt, the weights and its seed alone, never on the rest of the batch, if the backend
+        is `REPRODUCIBLE`.
         """
-        own_count = self._agree_on_names(collected)
-        slots = {name: slot for slot, name in enumerate(own_count)}
-        table = torch.zeros((len(slots) + 1, 2), dtype=torch.float64)
-        table[-1, 0] = weight
-        for sums in collected:
-            for name, value in sums.items():
-                total, count = value if isinstance(value, tuple) else (value, None)
-                table[slots[name], 0] += _as_scalar(total)
-                if count is not None:
-                    table[slots[name], 1] += _as_scalar(count)
-        table = self.all_reduce(table.to(self.device)).cpu()
-        counts = {name: table[slot, 1] if own_count[name] else table[-1, 0] for name, slot in slots.items()}
-        return {name: float(table[slot, 0] / counts[name]) if counts[name] else 0.0 for name, slot in slots.items()}
-
-    def _agree_on_names(self, collected: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
-        """Name of each stat → whether it brings its own count, the same on all ranks.
-
-        The loss function fixes the names, but a rank that had no micro-batch has not run it: it learns them here.
-        """
-        known = {name: isinstance(value, tuple) for sums in collected for name, value in sums.items()}
-        if len(known) > _MAX_STATS or any(len(name.encode()) > _NAME_BYTES for name in known):
-            raise ValueError(
-                f"a loss may report {_MAX_STATS} stats with names of {_NAME_BYTES} bytes, not {sorted(known)}"
-            )
-        table = torch.zeros((_MAX_STATS, 1 + _NAME_BYTES), dtype=torch.int64)
-        for row, name in zip(table, sorted(known), strict=False):
-            encoded = name.encode()
-            row[0] = 1 + known[name]
-            row[1 : 1 + len(encoded)] = torch.tensor(list(encoded))
-        rows = self.all_reduce(table.to(self.device), "max").cpu().tolist()
-        return {bytes(byte for byte in row[1:] if byte).decode(): row[0] == 2 for row in rows if row[0]}
 
 
-_MAX_STATS = 63
-_NAME_BYTES = 64
+class PipelinableEngine(TrainEngine, GenerationEngine):
+    """An engine that does all of it: scores, trains and generates."""
 
 
-def _as_scalar(value: torch.Tensor | float) -> torch.Tensor:
-    return torch.as_tensor(value).detach().to("cpu", torch.float64)
+def _logits(output: ModelOutput, micro_batch: SequenceSample) -> torch.Tensor:
+    return output.logits
 
 
-def _total_weight(
-    micro_batches: Sequence[SequenceSample | None], loss_weight_fn: Callable[[SequenceSample], torch.Tensor | float]
-) -> torch.Tensor:
-    weights = [_as_scalar(loss_weight_fn(mb)) for mb in micro_batches if mb is not None]
+def _total_weight(micro_batches: Sequence[MicroBatch], loss_weight_fn: LossWeightFn) -> torch.Tensor:
+    weights = [as_scalar(loss_weight_fn(one.sample)) for one in micro_batches if not one.is_idle]
     return torch.stack(weights).sum() if weights else torch.zeros((), dtype=torch.float64)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -23,9 +23,19 @@ from rlcli.api.config import (
     ModelInterfaceAbstraction,
     ModelVersion,
 )
-from rlcli.api.engine import EngineState, GeneratedResponses, LossFn, ModelOutput, PipelinableEngine, Stats
+from rlcli.api.engine import (
+    EngineState,
+    ForwardEngine,
+    GeneratedResponses,
+    GenerationEngine,
+    LossFn,
+    ModelOutput,
+    PipelinableEngine,
+    TrainEngine,
+)
 from rlcli.api.family import HFFamily, register_hf_family
 from rlcli.api.interface import EvalLoader, ModelInterface
+from rlcli.api.loss_stats import Stats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,7 +44,9 @@ __all__ = [
     "EngineState",
     "EvalLoader",
     "FinetuneSpec",
+    "ForwardEngine",
     "GeneratedResponses",
+    "GenerationEngine",
     "GenerationHyperparameters",
     "HFFamily",
     "LossFn",
@@ -48,6 +60,7 @@ __all__ = [
     "ModelVersion",
     "PipelinableEngine",
     "Stats",
+    "TrainEngine",
     "register_backend",
     "register_hf_family",
     "register_interface",
@@ -60,7 +73,7 @@ class Model:
 
     name: str
     module: Any
-    """A `PipelinableEngine` after `ModelBackend.initialize`; before that a torch module, or None."""
+    """An engine after `ModelBackend.initialize`; before that a torch module, or None."""
     tokenizer: PreTrainedTokenizerBase | None
     device: torch.device
     dtype: torch.dtype = torch.float32
@@ -83,10 +96,20 @@ class Model:
 class ModelBackend(abc.ABC):
     """How a model runs. A dataclass: its fields are the recipe's `args:`.
 
-    What it cannot do it may say in its class, so that recipes are refused early: `TRAINS: ClassVar[bool] = False`,
-    `RUNS_MODEL: ClassVar[bool] = False` if it leaves the role without weights, and the mesh's dimensions that it knows,
-    `DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)`.
+    What its engines can do stands in its class, read without importing it, so that a recipe which asks for more is
+    refused before anything starts.
     """
+
+    TRAINS: ClassVar[bool] = True
+    """Its engines are `TrainEngine`s."""
+    GENERATES: ClassVar[bool] = True
+    """Its engines are `GenerationEngine`s."""
+    REPRODUCIBLE: ClassVar[bool] = True
+    """A response depends on its prompt, the weights and its seed alone."""
+    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
+    """The dimensions of a mesh that its engines know."""
+    RUNS_MODEL: ClassVar[bool] = True
+    """It makes an engine; False if it leaves the role without weights."""
 
     def initialize(self, model: Model, spec: FinetuneSpec | None) -> Model:
         """Make the model's engine; the model knows how long the run is from here on."""
@@ -95,7 +118,7 @@ class ModelBackend(abc.ABC):
 
     @abc.abstractmethod
     def _initialize(self, model: Model) -> Model:
-        """Put a `PipelinableEngine` in `model.module`."""
+        """Put an engine in `model.module`."""
 
     def destroy(self, model: Model) -> None:  # noqa: B027 - most backends hold nothing to give back
         """Give back what `_initialize` took."""

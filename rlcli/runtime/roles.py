@@ -13,6 +13,7 @@ from rlcli.api.model import Model, ModelBackend
 from rlcli.checkpoint.huggingface import load_model, load_tokenizer
 from rlcli.errors import ResourceError
 from rlcli.recipe.dataset_sizes import check_dataset_sizes
+from rlcli.recipe.mesh import Mesh
 from rlcli.recipe.role_sources import tokenizer_source, weights_origin
 from rlcli.recipe.schema import Recipe
 from rlcli.topology import RolePlacement, Topology
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 Meshes = dict[str, Any]
 """Role → its DeviceMesh; a role on one rank has none."""
+
+MESH_ORDER = ("dp", "pp", "cp", "tp")
+"""The dimensions of a DeviceMesh, outermost first."""
 
 
 def pick_device(wanted: str, local_rank: int) -> torch.device:
@@ -39,21 +43,21 @@ def pick_device(wanted: str, local_rank: int) -> torch.device:
 
 def make_meshes(topology: Topology, device_type: str) -> Meshes:
     """Every rank makes every mesh, in the same order: making one is a collective of all ranks."""
+    made: dict[tuple[tuple[int, ...], Mesh], Any] = {}
+    for placement in topology.placements:
+        layout = placement.ranks, placement.mesh
+        if len(placement.ranks) > 1 and layout not in made:
+            made[layout] = _device_mesh(placement, device_type)
+    return {p.role: made[p.ranks, p.mesh] for p in topology.placements if (p.ranks, p.mesh) in made}
+
+
+def _device_mesh(placement: RolePlacement, device_type: str) -> Any:
+    """With all dimensions, those of size 1 too. Ranks of a replica are neighbours, and of these the tensor-parallel
+    ones: they talk most, and neighbours share a node."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    meshes: Meshes = {}
-    made: dict[RolePlacement, Any] = {}
-    for placement in topology.placements:
-        if len(placement.ranks) == 1:
-            continue
-        same = next((m for p, m in made.items() if (p.ranks, p.mesh) == (placement.ranks, placement.mesh)), None)
-        if same is None:
-            sizes = {name: size for name in ("dp", "tp", "pp", "cp") if (size := getattr(placement.mesh, name)) > 1}
-            shape = tuple(sizes.values()) or (1,)
-            names = tuple(sizes) or ("dp",)
-            same = DeviceMesh(device_type, torch.tensor(placement.ranks).view(shape), mesh_dim_names=names)
-        made[placement] = meshes[placement.role] = same
-    return meshes
+    shape = tuple(getattr(placement.mesh, name) for name in MESH_ORDER)
+    return DeviceMesh(device_type, torch.tensor(placement.ranks).view(shape), mesh_dim_names=MESH_ORDER)
 
 
 def training_steps(recipe: Recipe, rows_of: Mapping[str, int], done: int = 0, samples: int = 0) -> int:

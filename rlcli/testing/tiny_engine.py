@@ -18,6 +18,7 @@ from torch import nn
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
+from rlcli.api.engine_loop import TrainLoop
 from rlcli.api.model import GeneratedResponses, Model, ModelOutput, PipelinableEngine
 
 T = TypeVar("T")
@@ -74,6 +75,10 @@ class TinyOutput:
     def values(self) -> torch.Tensor:
         return self._hidden @ self._module.value_head
 
+    @property
+    def zero(self) -> torch.Tensor:
+        return torch.stack([parameter.sum() * 0 for parameter in self._module.parameters()]).sum()
+
 
 class TinyRanks:
     """n data-parallel ranks as threads of this process, with a real reduction between them."""
@@ -112,7 +117,7 @@ class TinyRanks:
         return [results[rank] for rank in range(self.n)]
 
 
-class TinyEngine(PipelinableEngine):
+class TinyEngine(TrainLoop, PipelinableEngine):
     """Plain gradient descent on a `TinyLM`, in float64 by default, so that equal means equal to 1e-12."""
 
     def __init__(self, module: TinyLM, lr: float = 0.1, ranks: TinyRanks | None = None, rank: int = 0):
@@ -136,10 +141,7 @@ class TinyEngine(PipelinableEngine):
         assert tokens is not None
         return then(TinyOutput(self.model, tokens, micro_batch.flat_seqlens("packed_input_ids")))
 
-    def idle_micro_batch(self) -> torch.Tensor:
-        return torch.stack([parameter.sum() * 0 for parameter in self.model.parameters()]).sum()
-
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, is_last: bool) -> None:
         if loss.requires_grad:
             loss.backward()
 

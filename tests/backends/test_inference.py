@@ -4,10 +4,11 @@ import resource
 
 import pytest
 
+from rlcli.api.model import ForwardEngine, GenerationEngine, TrainEngine
 from rlcli.checkpoint.disk import failures_told
 from rlcli.errors import ModelError, ResourceError
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import batch, train
+from rlcli.testing.backend.base import batch
 from rlcli.testing.backend.generation import generate
 
 
@@ -17,9 +18,11 @@ class TestContract(BackendContract):
                 "olmo2")  # fmt: skip
 
 
-def test_it_does_not_train():
-    with pytest.raises(ModelError, match="cannot train"):
-        train(TestContract().engine(), 0)
+def test_it_scores_and_generates_and_nothing_more():
+    engine = TestContract().engine()
+    assert isinstance(engine, ForwardEngine)
+    assert isinstance(engine, GenerationEngine)
+    assert not isinstance(engine, TrainEngine)
 
 
 def test_a_value_head_has_no_log_probs():

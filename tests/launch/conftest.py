@@ -1,9 +1,12 @@
 """A project of its own: toy components whose numbers do not depend on who computes what, and a recipe for them."""
 
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it, and so would every process started here
 
 TOY = Path(__file__).parent / "toy"
 

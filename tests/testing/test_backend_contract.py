@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rlcli.api.model import ModelBackend, PipelinableEngine
+from rlcli.api.model import ForwardEngine, ModelBackend
 from rlcli.registry import load
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.contract import Violation
@@ -43,8 +43,8 @@ class Unclipped(ENGINE):
 class Averaging(ENGINE):
     """Divides by the micro-batches of a step, which are three in the check."""
 
-    def backward(self, loss):
-        super().backward(loss / 3)
+    def backward(self, loss, is_last):
+        super().backward(loss / 3, is_last)
 
 
 class Hoarding(ENGINE):
@@ -79,21 +79,23 @@ class Leaking(ENGINE):
 class Alone(ENGINE):
     """Thinks that there is nothing to do for a rank without samples."""
 
-    def idle_micro_batch(self):
-        return torch.zeros((), requires_grad=True)
+    def forward_micro_batch(self, micro_batch, then):
+        if micro_batch.ids == ["idle"]:
+            return torch.zeros((), requires_grad=True)
+        return super().forward_micro_batch(micro_batch, then)
 
 
 class Averaged(ENGINE):
     """Gradients are the mean of the ranks'."""
 
-    def backward(self, loss):
-        super().backward(loss / self.dp_size)
+    def backward(self, loss, is_last):
+        super().backward(loss / self.dp_size, is_last)
 
 
 class Plain(ENGINE):
     """Has no more than it must: no checkpoints, and one rank writes the export, for which the others do not wait."""
 
-    state = PipelinableEngine.state
+    state = ForwardEngine.state
 
     def save_to_hf(self, tokenizer, save_dir):
         weights = self.full_state_dict()
@@ -172,7 +174,7 @@ def test_ranks_that_lose_each_other_are_told_where_to_look(tmp_path):
     lives = subject.live(tmp_path)
     with pytest.raises(Violation, match=r"within 5 s: rank|of 2 ranks, rank . died .+ doesn't match") as caught:
         subject.test_ranks_get_through(lives)
-    assert "runs idle_micro_batch" in caught.value.cause
+    assert "idle micro-batches run" in caught.value.cause
     assert "test_backend_contract.py" in caught.value.where
 
 

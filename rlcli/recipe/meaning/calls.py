@@ -103,10 +103,11 @@ def _role(notes: Notes, call: Call, path: Path) -> None:
         what = f"models.{name} has the head value; {dotted(path)} generates, which needs the head lm"
         notes.note("R71", what, ("models", name, "head"), needs=[asked, (*path, "model")])
     backend = role.backend.type if role.backend is not None else ""
-    if call.call == "train_step" and declared("backends", backend, "TRAINS") is False:
-        what = f"the backend {backend} of models.{name} cannot train, which {dotted(path)} asks of it"
-        place = ("models", name, "backend", "type")
-        notes.note("R71", what, place, f"for example {TRAINED}", needs=[asked, (*path, "model")])
+    for kind, able, verb in (("train_step", "TRAINS", "train"), ("generate", "GENERATES", "generate")):
+        if call.call == kind and declared("backends", backend, able) is False:
+            what = f"the backend {backend} of models.{name} cannot {verb}, which {dotted(path)} asks of it"
+            place = ("models", name, "backend", "type")
+            notes.note("R71", what, place, f"for example {TRAINED}", needs=[asked, (*path, "model")])
 
 
 def _group(notes: Notes, call: Call, calls: ReadMapping[str, Call], path: Path, graph: Path) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import Model, ModelBackend, ModelOutput, PipelinableEngine
+from rlcli.api.model import ForwardEngine, Model, ModelBackend, ModelOutput, TrainEngine
 from rlcli.registry import make_backend, signature
 from rlcli.testing.backend.plain import TEMPERATURE, AdamW, Loss, acting, plain_answer_loss, value_targets
 from rlcli.testing.batches import make_batch
@@ -64,7 +64,7 @@ class BackendChecks(Contract):
 
     def engine(self, family: str | None = None, *, head: str = "lm", seed: int = 0, lm: nn.Module | None = None,
                mesh: Any = None, device: str = "cpu", tokenizer: Any = None,
-               **wanted: Any) -> PipelinableEngine:  # fmt: skip
+               **wanted: Any) -> Any:  # fmt: skip
         """An engine over a tiny model, or over `lm`; skips the check if the backend makes none."""
         module = lm if lm is not None else tiny_model(family or self.families[0], head=head, seed=seed)
         model = Model("actor", module, tokenizer or TinyTokenizer(), torch.device(device), device_mesh=mesh)
@@ -73,12 +73,12 @@ class BackendChecks(Contract):
         made = backend.initialize(model, spec).module
         if made is None:
             pytest.skip("makes no engine")
-        if not isinstance(made, PipelinableEngine):
-            cause = "put a PipelinableEngine there, or None"
+        if not isinstance(made, ForwardEngine):
+            cause = "put a ForwardEngine there, or None"
             raise Violation(f"model.module is a {type(made).__name__}", cause, place(backend, "_initialize"))
         return made
 
-    def trained_engine(self, family: str | None = None, **wanted: Any) -> PipelinableEngine:
+    def trained_engine(self, family: str | None = None, **wanted: Any) -> Any:
         """One that has an optimizer; skips the check if the backend does not train."""
         engine = self.engine(family, **wanted)
         if not self.trains():
@@ -86,11 +86,14 @@ class BackendChecks(Contract):
         return engine
 
     def trains(self) -> bool:
-        return bool(getattr(type(self.backend()), "TRAINS", True))
+        return type(self.backend()).TRAINS
+
+    def generates(self) -> bool:
+        return type(self.backend()).GENERATES
 
     def dimensions(self) -> tuple[str, ...]:
         """Of a mesh, those that the backend knows."""
-        return tuple(getattr(type(self.backend()), "DIMENSIONS", ("dp",)))
+        return type(self.backend()).DIMENSIONS
 
     def optimizer_settings(self, **wanted: Any) -> AdamW:
         """AdamW as the backend's settings describe it; override where they have other names."""
@@ -119,7 +122,7 @@ class BackendChecks(Contract):
 
     # -- looking ---------------------------------------------------------------------------------------------
 
-    def weights(self, engine: PipelinableEngine, look: Path | None = None) -> Weights:
+    def weights(self, engine: ForwardEngine, look: Path | None = None) -> Weights:
         """A copy of all parameters, whole, under the names of transformers. Every rank takes part.
 
         `look`: of several ranks, a folder not yet there that all see: it may be one of them that writes an export.
@@ -131,7 +134,7 @@ class BackendChecks(Contract):
             return _exported_weights(engine, look or Path(own) / "model")
 
 
-def export(engine: PipelinableEngine, folder: Path) -> None:
+def export(engine: ForwardEngine, folder: Path) -> None:
     """Write a folder for transformers; afterwards every rank can read it."""
     engine.save_to_hf(None, str(folder))
     meet()
@@ -143,7 +146,7 @@ def meet() -> None:
         dist.barrier()
 
 
-def _exported_weights(engine: PipelinableEngine, folder: Path) -> Weights:
+def _exported_weights(engine: ForwardEngine, folder: Path) -> Weights:
     """What an export to `folder` holds; the folder is gone then."""
     export(engine, folder)
     files = sorted(folder.glob("*.safetensors"))
@@ -158,9 +161,9 @@ def _exported_weights(engine: PipelinableEngine, folder: Path) -> Weights:
     return weights
 
 
-def offers(engine: PipelinableEngine, method: str) -> bool:
+def offers(engine: ForwardEngine, method: str) -> bool:
     """Whether the engine has its own version of one of the methods that an engine may leave out."""
-    return getattr(type(engine), method) is not getattr(PipelinableEngine, method)
+    return getattr(type(engine), method) is not getattr(ForwardEngine, method)
 
 
 def place(engine: object, *methods: str) -> str:
@@ -205,7 +208,7 @@ def value_weight(sample: SequenceSample) -> int:
     return sum(sample.flat_seqlens("packed_input_ids"))
 
 
-def train(engine: PipelinableEngine, step: int) -> dict[str, float]:
+def train(engine: TrainEngine, step: int) -> dict[str, float]:
     """One step on a batch of its own."""
     return engine.train_batch(batch(step), answer_loss, answer_weight, version_steps=step)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rlcli.api.model import Model, ModelBackend, PipelinableEngine
+from rlcli.api.model import ForwardEngine, GenerationEngine, Model, ModelBackend, TrainEngine
 from rlcli.errors import RlcliError
 from rlcli.recipe.mesh import DIMENSIONS
 from rlcli.testing.backend.base import BackendChecks, place
@@ -23,6 +23,15 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
         cls, declared = type(self.backend()), self.dimensions()
         if "dp" not in declared or not set(declared) <= set(DIMENSIONS):
             raise Violation(f"DIMENSIONS is {declared}", f"choose from {', '.join(DIMENSIONS)}", place_of(cls))
+
+    def test_engines_are_what_the_class_says(self) -> None:
+        """TRAINS and GENERATES say what its engines can do"""
+        cls, engine = type(self.backend()), self.engine()
+        for name, contract in (("TRAINS", TrainEngine), ("GENERATES", GenerationEngine)):
+            says, is_one = getattr(cls, name), isinstance(engine, contract)
+            if says and not is_one:
+                found = f"{name} is True, and its engine is no {contract.__name__}"
+                raise Violation(found, f"set {name}: ClassVar[bool] = False", place_of(cls))
 
     def test_the_model_is_taken_as_it_is(self) -> None:
         """an engine has the model's weights, device and one rank"""
@@ -50,6 +59,6 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
             what = f"{type(error).__name__} for a role without weights: {error}"
             cause = "raise ModelError with a hint: use backend: null for such a role"
             raise Violation(what, cause, place(backend, "_initialize")) from error
-        if made is not None and not isinstance(made, PipelinableEngine):
+        if made is not None and not isinstance(made, ForwardEngine):
             what = f"model.module is a {type(made).__name__} for a role without weights"
             raise Violation(what, "put an engine there, or None", place(backend, "_initialize"))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import ModelOutput, PipelinableEngine
+from rlcli.api.micro_batches import MicroBatch
+from rlcli.api.model import ForwardEngine, ModelOutput
 from rlcli.testing.backend.base import BackendChecks, batch, distance, place, require_close
 from rlcli.testing.backend.plain import TEMPERATURE, logits_of, scores_of
 from rlcli.testing.contract import Violation
@@ -24,7 +28,7 @@ CUTS = {
 
 
 class ForwardChecks(BackendChecks):
-    """`forward`, `forward_micro_batch` and what an output offers."""
+    """`forward`, `forward_batch` and what an output offers."""
 
     def test_scores_are_those_of_each_sequence_alone(self) -> None:
         """log-probs and entropies: each sequence as if alone"""
@@ -35,7 +39,7 @@ class ForwardChecks(BackendChecks):
                     wanted = scores_of(plain, sample, temperature)
                 for what, values in zip(("log-probs", "entropies"), wanted, strict=True):
                     found = scores(engine, sample, what, temperature)
-                    where = place(engine, "forward_micro_batch")
+                    where = place(engine, "forward_micro_batch", "forward_batch")
                     require_close(f"{what} of {family} at temperature {temperature}", found, values, self.tolerance,
                                   _cause(plain, sample, what, temperature, found), where)  # fmt: skip
 
@@ -45,7 +49,7 @@ class ForwardChecks(BackendChecks):
             engine, plain = self.engine(family), tiny_model(family).double()
             with torch.no_grad():
                 wanted = torch.cat(logits_of(plain, batch()))
-            where = place(engine, "forward_micro_batch")
+            where = place(engine, "forward_micro_batch", "forward_batch")
             require_close(f"logits of {family}", engine.forward(batch()), wanted, self.tolerance, LEAK, where)
 
     def test_values_come_from_the_value_head(self) -> None:
@@ -55,7 +59,7 @@ class ForwardChecks(BackendChecks):
             with torch.no_grad():
                 wanted = torch.cat(logits_of(plain, batch()))[:, 0]
             found = engine.forward(batch(), post_hook=lambda output, _: output.values)
-            where = place(engine, "forward_micro_batch")
+            where = place(engine, "forward_micro_batch", "forward_batch")
             require_close(f"values of {family}", found, wanted, self.tolerance, LEAK, where)
 
     def test_bfloat16_stays_close(self) -> None:
@@ -86,19 +90,20 @@ class ForwardChecks(BackendChecks):
 
     def test_the_token_cap_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """no forward pass has more tokens than max_tokens_per_mb"""
-        engine, seen = self.engine(), []
-        forward = engine.forward_micro_batch
+        engine = self.engine()
+        seen: list[int] = []
+        forward = engine.forward_batch
 
-        def counted(micro_batch: SequenceSample, then: object) -> object:
-            seen.append(sum(micro_batch.flat_seqlens("packed_input_ids")))
-            return forward(micro_batch, then)  # type: ignore[arg-type]
+        def counted(micro_batches: Sequence[MicroBatch], hook: Any) -> Any:
+            seen.extend(sum(one.sample.flat_seqlens("packed_input_ids")) for one in micro_batches)
+            return forward(micro_batches, hook)
 
-        monkeypatch.setattr(engine, "forward_micro_batch", counted)
+        monkeypatch.setattr(engine, "forward_batch", counted)
         engine.forward(batch(), MicroBatchSpec(max_tokens_per_mb=12))
         total = sum(batch().flat_seqlens("packed_input_ids"))
         if max(seen) > 12 or sum(seen) != total:
             found = f"forward passes over {seen} tokens; the cap is 12 and there are {total}"
-            raise Violation(found, "leave the cutting to PipelinableEngine.forward", place(engine, "forward"))
+            raise Violation(found, "leave the cutting to ForwardEngine.forward", place(engine, "forward"))
 
     def test_edge_batches(self) -> None:
         """one token, one sequence, no sequence at all"""
@@ -134,7 +139,7 @@ class ForwardChecks(BackendChecks):
             raise Violation(what, "compute out of place", place(engine, "forward"))
 
 
-def scores(engine: PipelinableEngine, sample: SequenceSample, what: str, temperature: float = 1.0,
+def scores(engine: ForwardEngine, sample: SequenceSample, what: str, temperature: float = 1.0,
            cut: MicroBatchSpec | None = None) -> torch.Tensor:  # fmt: skip
     """[T − N] log-probs or entropies of the engine."""
 

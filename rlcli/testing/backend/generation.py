@@ -13,7 +13,7 @@ from torch import nn
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import GeneratedResponses, PipelinableEngine
+from rlcli.api.model import ForwardEngine, GeneratedResponses, GenerationEngine
 from rlcli.testing.backend.base import (
     BackendChecks,
     answer_loss,
@@ -148,7 +148,7 @@ class GenerationChecks(BackendChecks):
                 mine, other = self.engine(family, seed=1), self.engine(family, seed=2)
                 if not offers(mine, "take_parameters"):
                     pytest.skip("takes no parameters of other engines")
-                generates = offers(mine, "generate")
+                generates = isinstance(mine, GenerationEngine)
                 if generates:
                     generate(mine, greedy=True)
                 before, theirs = self.weights(mine), self.weights(other)
@@ -163,9 +163,9 @@ class GenerationChecks(BackendChecks):
                     _require_answers(generate(mine, greedy=True), answers, "after take_parameters", where,
                                      "forget what was derived from the old weights")  # fmt: skip
 
-    def generating_engine(self, family: str | None = None, trained: bool = False, **wanted: Any) -> PipelinableEngine:
+    def generating_engine(self, family: str | None = None, trained: bool = False, **wanted: Any) -> Any:
         engine = self.trained_engine(family, **wanted) if trained else self.engine(family, **wanted)
-        if not offers(engine, "generate"):
+        if not isinstance(engine, GenerationEngine):
             pytest.skip("does not generate")
         return engine
 
@@ -178,7 +178,7 @@ class _ShortTokenizer(TinyTokenizer):
 
 
 def generate(
-    engine: PipelinableEngine, sample: SequenceSample | None = None, seeds: Sequence[int] | None = None, **settings: Any
+    engine: GenerationEngine, sample: SequenceSample | None = None, seeds: Sequence[int] | None = None, **settings: Any
 ) -> GeneratedResponses:
     sample = sample if sample is not None else prompts()
     gconfig = GenerationHyperparameters(**({"max_new_tokens": NEW_TOKENS} | settings))
@@ -186,7 +186,7 @@ def generate(
     return engine.generate(sample, TinyTokenizer(), gconfig, seeds)
 
 
-def exported(engine: PipelinableEngine) -> nn.Module:
+def exported(engine: ForwardEngine) -> nn.Module:
     """What transformers loads of what the engine, on one rank, writes."""
     with tempfile.TemporaryDirectory() as folder:
         engine.save_to_hf(None, str(Path(folder) / "model"))

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import PipelinableEngine
+from rlcli.api.model import ForwardEngine, GenerationEngine, TrainEngine
 from rlcli.testing.backend.base import (
     LENGTHS,
     PROMPTS,
@@ -110,10 +110,10 @@ class Life:
 
     # -- parts of it -----------------------------------------------------------------------------------------
 
-    def _weights(self, engine: PipelinableEngine) -> Weights:
+    def _weights(self, engine: ForwardEngine) -> Weights:
         return self.checks.weights(engine, self.home / "look")
 
-    def _engine(self, mesh: Any = None, **changes: Any) -> PipelinableEngine:
+    def _engine(self, mesh: Any = None, **changes: Any) -> Any:
         return self.checks.engine(mesh=mesh or mesh_of_ranks(**self.layout), **(SETTINGS | changes))
 
     def _share(self, sample: SequenceSample, cut: int) -> SequenceSample:
@@ -122,7 +122,7 @@ class Life:
             return sample
         return sample.select_indices(range(cut) if self.rank == 0 else range(cut, sample.bs))
 
-    def _train(self, engine: PipelinableEngine, step: int, spoiled: bool = False) -> dict[str, float]:
+    def _train(self, engine: TrainEngine, step: int, spoiled: bool = False) -> dict[str, float]:
         cut, scope = (SHARES[step], SCOPES[step]) if step < LATER else (3, "global")
 
         def loss(output: Any, sample: SequenceSample) -> Any:
@@ -132,7 +132,7 @@ class Life:
         cuts = MicroBatchSpec(n_mbs=1 + step)
         return engine.train_batch(self._share(batch(step), cut), loss, answer_weight, scope, cuts, step)
 
-    def _forward(self, engine: PipelinableEngine) -> float:
+    def _forward(self, engine: ForwardEngine) -> float:
         """How far log-probs are off: of uneven shares, then of everything on one rank."""
         plain, worst = tiny_model(self.checks.families[0]).double(), 0.0
         for cut in (5, WHOLE):
@@ -143,22 +143,22 @@ class Life:
                     worst = max(worst, distance(found, scores_of(plain, share)[0]))
         return worst
 
-    def _answer(self, engine: PipelinableEngine) -> list[list[int]]:
+    def _answer(self, engine: ForwardEngine) -> list[list[int]]:
         """Greedy answers to this rank's prompts; none if the engine does not generate."""
-        if not offers(engine, "generate"):
+        if not isinstance(engine, GenerationEngine):
             return []
         return [tokens.tolist() for tokens in generate(engine, self._prompts(), greedy=True).tokens]
 
-    def _answers(self, engine: PipelinableEngine, folder: Path) -> list[list[list[int]]]:
+    def _answers(self, engine: ForwardEngine, folder: Path) -> list[list[list[int]]]:
         """The engine's answers, and those of transformers with the weights in a folder."""
-        if not offers(engine, "generate"):
+        if not isinstance(engine, GenerationEngine):
             return [[], []]
         return [self._answer(engine), greedy_answers(loaded(folder), self._prompts(), NEW_TOKENS)]
 
     def _prompts(self) -> SequenceSample:
         return self._share(prompts(), len(PROMPTS) - 1)
 
-    def _mixture(self, engine: PipelinableEngine, answers: Told) -> Told:
+    def _mixture(self, engine: ForwardEngine, answers: Told) -> Told:
         """Another engine takes its parameters: how far its weights then are from the mixture that they should be."""
         other = self._engine(seed=1)
         self._answer(other)
@@ -169,7 +169,7 @@ class Life:
         mixed = {name: 0.25 * theirs[name] + 0.75 * weight for name, weight in before.items()}
         return {"taken": weights_apart(self._weights(other), mixed)}
 
-    def _checkpoint(self, engine: PipelinableEngine) -> Told:
+    def _checkpoint(self, engine: TrainEngine) -> Told:
         """Save, train on, and see whether others arrive at the same."""
         save(engine, self.home, self.rank)
         self._train(engine, LATER)
@@ -192,7 +192,7 @@ def held_bytes() -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def state_bytes(engine: PipelinableEngine) -> int:
+def state_bytes(engine: ForwardEngine) -> int:
     """Of this rank's part of weights and optimizer."""
     state = engine.state()
     tensors = (*state.weights.values(), *state.optimizer.values())

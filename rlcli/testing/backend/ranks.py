@@ -81,8 +81,8 @@ class RanksChecks(BackendChecks):
 
     def test_ranks_get_through(self, lives: Lives) -> None:
         """2 ranks get through; none waits for another in vain"""
-        cause = "every rank takes part in every collective; one without a micro-batch runs idle_micro_batch"
-        where = place(self.engine(), "idle_micro_batch", "forward_micro_batch")
+        cause = "every rank takes part in every collective; idle micro-batches run through the model as others do"
+        where = place(self.engine(), "forward_backward_batch", "forward_micro_batch", "forward_batch")
         if isinstance(lives.error, RankTimeout):
             stood = [f"rank {rank} in {_own_place(frames)}" for rank, frames in lives.error.stacks.items()]
             what = f"2 ranks did not get through within {self.rank_seconds:g} s: {', '.join(stood)}"
@@ -98,12 +98,12 @@ class RanksChecks(BackendChecks):
 
     def test_ranks_share_a_forward_pass(self, told: dict[str, list[Told]]) -> None:
         """2 ranks: log-probs of uneven shares, of none too"""
-        cause = "a rank computes its own share; one that has none runs idle_micro_batch"
-        self._require_small(told, "forward", "log-probs", cause, "forward_micro_batch")
+        cause = "a rank computes its own share; one that has none takes part with idle micro-batches"
+        self._require_small(told, "forward", "log-probs", cause, "forward_micro_batch", "forward_batch")
 
     def test_ranks_train_like_a_plain_loop(self, lives: Lives, told: dict[str, list[Told]]) -> None:
         """2 ranks, uneven shares: steps of a plain loop"""
-        where = place(self.trained_engine(), "optimizer_step", "backward")
+        where = place(self.trained_engine(), "optimizer_step", "backward", "forward_backward_batch")
         for layout, (life, *_) in told.items():
             plain = PlainTraining(tiny_model(self.families[0]), self.optimizer_settings(**SETTINGS))
             for step, rate in enumerate(self.rates()):
@@ -154,7 +154,7 @@ class RanksChecks(BackendChecks):
     def test_ranks_generate_with_the_weights_of_now(self, told: dict[str, list[Told]]) -> None:
         """2 ranks: greedy answers are those of the trained weights"""
         engine = self.engine()
-        if not offers(engine, "generate"):
+        if not self.generates():
             pytest.skip("does not generate")
         for layout, ranks in told.items():
             for rank, life in enumerate(ranks):
@@ -186,7 +186,7 @@ class RanksChecks(BackendChecks):
     def test_a_checkpoint_of_two_ranks_continues(self, told: dict[str, list[Told]]) -> None:
         """2 ranks: saved and loaded, training goes on bit for bit"""
         cause = "state() must give out everything that the next step depends on"
-        self._require_small(told, OWN, f"weights, a step after {OWN},", cause, "state", 0.0)
+        self._require_small(told, OWN, f"weights, a step after {OWN},", cause, "state", limit=0.0)
 
     def test_checkpoints_fit_any_number_of_ranks(self, told: dict[str, list[Told]]) -> None:
         """a checkpoint of 1 rank continues on 2, and of 2 on 1"""
@@ -194,7 +194,7 @@ class RanksChecks(BackendChecks):
         for which in (OF_ONE, OF_TWO):
             self._require_small(told, which, f"weights, a step after {which}", cause, "state")
 
-    def _require_small(self, told: dict[str, list[Told]], which: str, what: str, cause: str, method: str,
+    def _require_small(self, told: dict[str, list[Told]], which: str, what: str, cause: str, *methods: str,
                        limit: float | None = None) -> None:  # fmt: skip
         """No rank told a difference above the limit."""
         engine = self.engine()
@@ -204,7 +204,9 @@ class RanksChecks(BackendChecks):
             pytest.skip("does not train" if not self.trains() else "cannot be checkpointed")
         for (layout, rank), apart in found.items():
             if apart > (self.tolerance if limit is None else limit):
-                raise Violation(f"{what} are off by {apart:.2g} on {_who(layout, rank)}", cause, place(engine, method))
+                raise Violation(
+                    f"{what} are off by {apart:.2g} on {_who(layout, rank)}", cause, place(engine, *methods)
+                )
 
 
 def _who(layout: str, rank: int) -> str:

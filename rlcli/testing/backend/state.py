@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlcli.api.model import PipelinableEngine
+from rlcli.api.model import ForwardEngine
 from rlcli.api.value_model import value_model_class
 from rlcli.checkpoint.state import copy_to_host, fill, write_optimizer, write_weights
 from rlcli.testing.backend.base import SETTINGS, BackendChecks, batch, offers, place, require_close, train
@@ -82,7 +82,7 @@ class StateChecks(BackendChecks):
             engine.offload()
             if not torch.equal(scores(engine, batch(), "log-probs"), scores(other, batch(), "log-probs")):
                 raise Violation("log-probs differ after offload", "bring the weights back unchanged", where)
-            if offers(engine, "generate"):
+            if self.generates():
                 engine.offload()
                 if generate(engine).tokens[0].tolist() != generate(other).tokens[0].tolist():
                     raise Violation("responses differ after offload", "bring the weights back before generating", where)
@@ -95,12 +95,12 @@ class StateChecks(BackendChecks):
 
     # -- comparing -------------------------------------------------------------------------------------------
 
-    def _kept(self, engine: PipelinableEngine) -> PipelinableEngine:
+    def _kept(self, engine: Any) -> Any:
         if not offers(engine, "state"):
             pytest.skip("cannot be checkpointed")
         return engine
 
-    def _require_equal(self, found: PipelinableEngine, wanted: PipelinableEngine, what: str) -> None:
+    def _require_equal(self, found: ForwardEngine, wanted: ForwardEngine, what: str) -> None:
         mine, theirs = self.weights(found), self.weights(wanted)
         differ = [name for name in theirs if not torch.equal(mine[name], theirs[name])]
         if differ:
@@ -109,7 +109,7 @@ class StateChecks(BackendChecks):
             whole = f"{what}: {len(differ)} of {len(theirs)} weights differ, by {apart:.2g} ({differ[0]})"
             raise Violation(whole, cause, place(found, "state", "offload"))
 
-    def _require_export(self, engine: PipelinableEngine, folder: Path, head: str, method: str) -> None:
+    def _require_export(self, engine: ForwardEngine, folder: Path, head: str, method: str) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         kind: Any = AutoModelForCausalLM if head == "lm" else value_model_class(AutoConfig.from_pretrained(folder))
@@ -131,7 +131,7 @@ class StateChecks(BackendChecks):
         require_close(f"{head} outputs of the folder of {method}", found, wanted, self.tolerance, cause, where)
 
 
-def save(engine: PipelinableEngine, folder: Path, rank: int = 0) -> None:
+def save(engine: ForwardEngine, folder: Path, rank: int = 0) -> None:
     """As a run's checkpoint is written: each rank its part."""
     copy = copy_to_host(engine.state(), leads=rank == 0)
     for part in ("models", "optim"):
@@ -140,7 +140,7 @@ def save(engine: PipelinableEngine, folder: Path, rank: int = 0) -> None:
     write_optimizer(copy, folder / "optim", rank)
 
 
-def restore(engine: PipelinableEngine, folder: Path) -> None:
+def restore(engine: ForwardEngine, folder: Path) -> None:
     """As a run's checkpoint is read, by any number of ranks."""
     state = engine.state(room_for_optimizer=True)
     fill(state.weights, folder / "models")

@@ -12,7 +12,8 @@ import torch
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import PipelinableEngine
+from rlcli.api.micro_batches import MicroBatch
+from rlcli.api.model import TrainEngine
 from rlcli.testing.backend.base import (
     SETTINGS,
     BackendChecks,
@@ -91,8 +92,8 @@ class TrainingChecks(BackendChecks):
         """a gradient that no step took is not in the next one"""
         engine, fresh = self.trained_engine(**SETTINGS), self.trained_engine(**SETTINGS)
         sample = batch(5)
-        loss = engine.forward_micro_batch(sample, lambda output: answer_loss(output, sample)[0])
-        engine.backward(loss / 10)
+        abandoned = MicroBatch(sample, tuple(range(sample.bs)))
+        engine.forward_backward_batch([abandoned], answer_loss, torch.tensor(10.0))
         found = engine.train_batch(batch(), answer_loss, answer_weight)["grad_norm"]
         wanted = fresh.train_batch(batch(), answer_loss, answer_weight)["grad_norm"]
         if found != pytest.approx(wanted, rel=self.tolerance):
@@ -128,7 +129,7 @@ class TrainingChecks(BackendChecks):
 
     # -- comparing -------------------------------------------------------------------------------------------
 
-    def _require_plain_steps(self, engine: PipelinableEngine, family: str, head: str, loss: Any,
+    def _require_plain_steps(self, engine: TrainEngine, family: str, head: str, loss: Any,
                              weight: Callable[[SequenceSample], Any], plain_loss: Loss) -> None:  # fmt: skip
         settings = self.optimizer_settings(**SETTINGS)
         start = self.weights(engine)
@@ -183,8 +184,8 @@ class TrainingChecks(BackendChecks):
             raise Violation(f"the step after a batch {what} is off by {apart:.2g}", cause, where)
 
 
-def _training(engine: PipelinableEngine) -> str:
-    return place(engine, "optimizer_step", "backward", "train_batch")
+def _training(engine: TrainEngine) -> str:
+    return place(engine, "optimizer_step", "backward", "forward_backward_batch", "train_batch")
 
 
 def _cause_of_ratio(ratio: float) -> str:

@@ -11,6 +11,7 @@ import torch
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine import LossFn, ModelOutput
+from rlcli.api.micro_batches import Cut
 from rlcli.testing.tiny_engine import TinyEngine
 
 T = TypeVar("T")
@@ -86,6 +87,10 @@ class WatchedOutput:
     def logits(self) -> torch.Tensor:
         return self._ask("logits")
 
+    @property
+    def zero(self) -> torch.Tensor:
+        return self._output.zero
+
 
 class WatchedEngine(TinyEngine):
     """A `TinyEngine` that keeps its training calls and the forward passes in them."""
@@ -120,8 +125,9 @@ class WatchedEngine(TinyEngine):
         mb_spec: MicroBatchSpec | None = None,
         version_steps: int = 0,
         step_if: Callable[[Mapping[str, float]], bool] | None = None,
+        cut: Cut = "sample",
     ) -> dict[str, float]:
         self.calls.append(TrainCall(input_, loss_fn, loss_weight_fn))
         return super().train_batch(
-            input_, loss_fn, loss_weight_fn, token_normalize_scope, mb_spec, version_steps, step_if
+            input_, loss_fn, loss_weight_fn, token_normalize_scope, mb_spec, version_steps, step_if, cut
         )

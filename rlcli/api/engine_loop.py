@@ -1,0 +1,65 @@
+"""Engines without a schedule of their own: one micro-batch after the other."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.engine import ForwardEngine, Hook, LossFn, ModelOutput, TrainEngine
+from rlcli.api.loss_stats import Stats, read_loss
+from rlcli.api.micro_batches import MicroBatch
+
+T = TypeVar("T")
+
+
+class ForwardLoop(ForwardEngine):
+    """A forward pass at a time."""
+
+    @abc.abstractmethod
+    def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
+        """Run the model on `packed_input_ids` and return `then(output)`; gradients flow if grad mode is on."""
+
+    def forward_batch(self, micro_batches: Sequence[MicroBatch], hook: Hook[T]) -> list[T]:
+        made = []
+        for micro_batch in micro_batches:
+            sample = micro_batch.sample
+            if micro_batch.is_idle:
+                self.forward_micro_batch(sample, _zero)
+            else:
+                made.append(self.forward_micro_batch(sample, lambda output, sample=sample: hook(output, sample)))  # type: ignore[misc]
+        return made
+
+
+class TrainLoop(ForwardLoop, TrainEngine):
+    """A forward and a backward pass at a time."""
+
+    @abc.abstractmethod
+    def backward(self, loss: torch.Tensor, is_last: bool) -> None:
+        """Accumulate gradients; across ranks they are summed, not averaged.
+
+        `is_last`: no other micro-batch of this optimizer step comes after it.
+        """
+
+    def forward_backward_batch(
+        self, micro_batches: Sequence[MicroBatch], loss_fn: LossFn, divisor: torch.Tensor
+    ) -> list[Stats]:
+        collected: list[Stats] = []
+        for number, micro_batch in enumerate(micro_batches, start=1):
+            loss, sums = self._loss_of(micro_batch, loss_fn)
+            self.backward(loss / divisor.to(loss.dtype), is_last=number == len(micro_batches))
+            collected.append(sums)
+        return collected
+
+    def _loss_of(self, micro_batch: MicroBatch, loss_fn: LossFn) -> tuple[torch.Tensor, Stats]:
+        sample = micro_batch.sample
+        if micro_batch.is_idle:
+            return self.forward_micro_batch(sample, _zero), {}
+        return read_loss(self.forward_micro_batch(sample, lambda output: loss_fn(output, sample)))
+
+
+def _zero(output: ModelOutput) -> torch.Tensor:
+    return output.zero

@@ -1,0 +1,88 @@
+"""Cutting a batch into micro-batches: what one forward pass takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+
+TOKENS = "packed_input_ids"
+
+Cut = Literal["sample", "sequence"]
+"""What stays in one micro-batch: a sample with its whole group of sequences, or a sequence alone."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward pass takes."""
+
+    sample: SequenceSample
+    places: tuple[int, ...]
+    """Where its samples (or sequences, if groups are cut) are in the whole batch; empty for an idle micro-batch."""
+
+    @property
+    def is_idle(self) -> bool:
+        """One token of no weight, for a rank that has less to do than others. No loss function or hook sees it."""
+        return not self.places
+
+
+def split_batch(batch: SequenceSample, spec: MicroBatchSpec | None = None, cut: Cut = "sample") -> list[MicroBatch]:
+    """Micro-batches under the token cap of `spec`; none for a batch without samples.
+
+    Raises ValueError for an unknown `cut`, and where sequences cannot be told apart.
+    """
+    if cut not in ("sample", "sequence"):
+        raise ValueError(f"cut is {cut!r}; it must be 'sample' or 'sequence'")
+    whole = one_per_sequence(batch) if cut == "sequence" else batch
+    if not whole.bs:
+        return []
+    spec = spec or MicroBatchSpec()
+    wanted = MicroBatchSpec(n_mbs=min(spec.n_mbs, whole.bs), max_tokens_per_mb=spec.max_tokens_per_mb)
+    parts, places = whole.split_to_micro_batches(wanted, key=TOKENS)
+    return [MicroBatch(part, tuple(where)) for part, where in zip(parts, places, strict=True)]
+
+
+def one_per_sequence(batch: SequenceSample) -> SequenceSample:
+    """The same rows with every sequence as a sample of its own, in order; metadata goes with each.
+
+    Raises ValueError for a key that has not one entry per sequence, such as one per group: it belongs to no sequence.
+    """
+    counts = [len(group) for group in batch.seqlens[TOKENS]]
+    for key, lengths in batch.seqlens.items():
+        if [len(group) for group in lengths] != counts:
+            raise ValueError(f"groups cannot be cut: {key} has not one entry for each sequence of {TOKENS}")
+    return SequenceSample(
+        ids=[f"{id_}/{number}" for id_, count in zip(batch.ids, counts, strict=True) for number in range(count)],
+        seqlens={key: [[length] for group in lengths for length in group] for key, lengths in batch.seqlens.items()},
+        trailing_shapes=dict(batch.trailing_shapes),
+        dtypes=dict(batch.dtypes),
+        data=None if batch.data is None else dict(batch.data),
+        metadata={
+            name: [value for value, count in zip(values, counts, strict=True) for _ in range(count)]
+            for name, values in batch.metadata.items()
+        },
+    )
+
+
+def idle_micro_batch(device: torch.device) -> MicroBatch:
+    """One token, 0, in a sequence of its own."""
+    token = torch.zeros(1, dtype=torch.int64, device=device)
+    return MicroBatch(SequenceSample(ids=["idle"], seqlens={TOKENS: [[1]]}, data={TOKENS: token}), ())
+
+
+def rows_in_order(
+    rows: Sequence[torch.Tensor], micro_batches: Sequence[MicroBatch], lengths: Sequence[int]
+) -> torch.Tensor:
+    """Rows of micro-batches put back in the order of the batch; `lengths` [B] are the rows of each of its samples (or
+    sequences, if groups are cut). `rows` has one tensor for each micro-batch that is not idle."""
+    pieces: dict[int, torch.Tensor] = {}
+    working = [micro_batch for micro_batch in micro_batches if not micro_batch.is_idle]
+    for micro_batch, made in zip(working, rows, strict=True):
+        counts = [lengths[place] for place in micro_batch.places]
+        pieces.update(zip(micro_batch.places, made.split(counts), strict=True))
+    return torch.cat([pieces[place] for place in range(len(lengths))])

@@ -1,0 +1,140 @@
+"""The batch logic that all engines share: what a batch is cut into, and what every rank hears of it."""
+
+import threading
+
+import pytest
+import torch
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.api.engine import TrainEngine
+from rlcli.api.loss_stats import read_loss, reduce_stats
+from rlcli.api.micro_batches import one_per_sequence, split_batch
+from rlcli.errors import DataError
+from rlcli.testing.batches import make_batch
+from rlcli.testing.tiny_engine import TinyEngine, TinyLM, TinyRanks
+
+GROUPS = [[(2, 3), (2, 5), (2, 1)], [(3, 4), (3, 2)], [(1, 6)]]
+"""(prompt, response) of each sequence of each of three samples, in tokens."""
+
+
+def grouped():
+    return make_batch(("packed_input_ids", "prompt_mask"), GROUPS, 0, vocabulary=11, end=2)
+
+
+def loss(output, sample):
+    mask = ~sample.data["prompt_mask"]
+    rows = torch.cat([part[1:] for part in mask.split(sample.flat_seqlens("prompt_mask"))])
+    return -(output.logprobs * rows).sum(), {"entropy": (output.entropy.sum(), torch.tensor(len(rows)))}
+
+
+def weight(sample):
+    return (~sample.data["prompt_mask"]).sum()
+
+
+@pytest.mark.parametrize("spec", [MicroBatchSpec(), MicroBatchSpec(n_mbs=4), MicroBatchSpec(max_tokens_per_mb=8)])
+def test_groups_may_be_cut_over_micro_batches(spec):
+    whole, cut = TinyEngine(TinyLM()), TinyEngine(TinyLM())
+    wanted = whole.train_batch(grouped(), loss, weight)
+    found = cut.train_batch(grouped(), loss, weight, mb_spec=spec, cut="sequence")
+    assert found == pytest.approx(wanted, rel=1e-12)
+    assert cut.micro_batches >= min(spec.n_mbs, 6)
+    for name, gradient in whole.gradient.items():
+        torch.testing.assert_close(cut.gradient[name], gradient, rtol=1e-12, atol=1e-14)
+
+
+def test_a_sample_beyond_the_cap_fits_when_it_is_cut():
+    spec = MicroBatchSpec(max_tokens_per_mb=8)  # the first sample has 15 tokens, no sequence has more than 7
+    with pytest.raises(DataError, match="15 tokens"):
+        split_batch(grouped(), spec)
+    cut = split_batch(grouped(), spec, "sequence")
+    assert max(sum(one.sample.flat_seqlens("packed_input_ids")) for one in cut) <= 8
+
+
+def test_outputs_of_a_cut_batch_are_in_its_order():
+    engine = TinyEngine(TinyLM())
+    rows = [[length - 1 for length in group] for group in grouped().seqlens["packed_input_ids"]]
+    wanted = engine.forward(grouped(), None, lambda output, _: output.logprobs, rows)
+    spec = MicroBatchSpec(n_mbs=4)
+    found = engine.forward(grouped(), spec, lambda output, _: output.logprobs, rows, cut="sequence")
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=0)
+
+
+def test_what_belongs_to_a_group_cannot_be_cut():
+    batch = grouped()
+    batch.update_(
+        SequenceSample(ids=list(batch.ids), seqlens={"baseline": [[1], [1], [1]]}, data={"baseline": torch.zeros(3)})
+    )
+    with pytest.raises(ValueError, match="baseline has not one entry for each sequence"):
+        one_per_sequence(batch)
+
+
+def test_another_cut_is_refused():
+    with pytest.raises(ValueError, match=r"'group'.*'sample' or 'sequence'"):
+        split_batch(grouped(), None, "group")
+
+
+class Staged(TinyEngine):
+    """Stage 0 of 2 learns everything from stage 1: it runs no loss and makes no rows."""
+
+    def __init__(self, stage, wire):
+        super().__init__(TinyLM())
+        self.stage, self.wire = stage, wire
+        self.losses = 0
+
+    @property
+    def is_last_stage(self):
+        return self.stage == 1
+
+    def from_last_stage(self, value):
+        if self.is_last_stage:
+            self.wire["value"] = value
+        self.wire["barrier"].wait()
+        received = self.wire["value"]
+        self.wire["barrier"].wait()
+        return received
+
+    def forward_batch(self, micro_batches, hook):
+        return super().forward_batch(micro_batches, hook) if self.is_last_stage else []
+
+    def forward_backward_batch(self, micro_batches, loss_fn, divisor):
+        made = super().forward_backward_batch(micro_batches, loss_fn, divisor)
+        return made if self.is_last_stage else []
+
+
+def test_every_pipeline_stage_hears_what_the_last_one_made():
+    wire = {"barrier": threading.Barrier(2, timeout=20)}
+
+    def live(stage):
+        engine = Staged(stage, wire)
+        rows = [[length - 1 for length in group] for group in grouped().seqlens["packed_input_ids"]]
+        scores = engine.forward(grouped(), MicroBatchSpec(n_mbs=2), lambda output, _: output.logprobs, rows)
+        seen = []
+        stats = engine.train_batch(grouped(), loss, weight, step_if=lambda stats: not seen.append(dict(stats)))
+        return scores, engine.eval_batch(grouped(), loss, weight), stats, seen
+
+    first, last = TinyRanks(2).run(live)
+    assert torch.equal(first[0], last[0])
+    assert first[1:] == last[1:]
+    assert first[2]["entropy"] > 0
+
+
+def test_names_of_stats_are_agreed_on_by_ranks_that_ran_none():
+    ranks = TinyRanks(2)
+
+    def live(rank):
+        made = [read_loss((torch.tensor(3.0), {"kl": (torch.tensor(4.0), torch.tensor(2.0))}))[1]] if rank else []
+        return reduce_stats(made, torch.tensor(6.0 * rank), lambda value, op: ranks.all_reduce(rank, value, op))
+
+    assert ranks.run(live) == [{"kl": 2.0, "loss": 0.5}] * 2
+
+
+def test_too_many_or_too_long_names_are_refused():
+    for stats in ({f"stat {number}": torch.tensor(1.0) for number in range(64)}, {"x" * 65: torch.tensor(1.0)}):
+        with pytest.raises(ValueError, match="63 stats with names of 64 bytes"):
+            reduce_stats([stats], torch.tensor(1.0), lambda value, op: value)
+
+
+def test_an_engine_must_supply_what_a_step_needs():
+    with pytest.raises(TypeError, match="forward_backward_batch"):
+        type("Half", (TrainEngine,), {})()

@@ -1,0 +1,68 @@
+"""`pretend_cuda()`: between its lines this process has CUDA devices."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+from rlcli.testing.pretend_cuda.answers import torch_accelerator, torch_cuda
+from rlcli.testing.pretend_cuda.calls import Calls
+from rlcli.testing.pretend_cuda.memory import Memory
+from rlcli.testing.pretend_cuda.randomness import DeviceGenerator, Generator
+from rlcli.testing.pretend_cuda.state import Devices, close_devices, open_devices
+from rlcli.testing.pretend_cuda.tensor import Operations, let_autograd_know_the_label, swap_tensors
+
+_GIB = 1 << 30
+
+
+@contextlib.contextmanager
+def pretend_cuda(
+    devices: int = 1, memory: int = 80 * _GIB, capability: tuple[int, int] = (8, 0)
+) -> Iterator[torch.device]:
+    """Give this thread `devices` CUDA devices of `memory` bytes each; the value is the first.
+
+    Raises RuntimeError where torch has CUDA itself: what is to be tested then belongs on the real device.
+    """
+    if torch.version.cuda is not None or torch.version.hip is not None:
+        raise RuntimeError("this torch has GPUs of its own; the pretend device is for CPU builds")
+    let_autograd_know_the_label()
+    generators = tuple(DeviceGenerator.on(index) for index in range(devices))
+    open_devices(Devices([Memory(memory) for _ in range(devices)], generators, capability))
+    try:
+        with _torch_answers(), _threads_of_autograd(), Calls(), Operations():
+            yield torch.device("cuda", 0)
+    finally:
+        close_devices()
+
+
+@contextlib.contextmanager
+def _torch_answers() -> Iterator[None]:
+    cuda = torch_cuda()
+    with contextlib.ExitStack() as stack:
+        for module in (torch.cuda, torch.cuda.memory, torch.cuda.random):
+            stack.enter_context(_replaced(module, cuda, only_known=module is not torch.cuda))
+        stack.enter_context(_replaced(torch.accelerator, torch_accelerator()))
+        stack.enter_context(mock.patch.object(torch, "Generator", Generator))
+        stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", swap_tensors))
+        yield
+
+
+def _replaced(module: Any, answers: dict[str, Any], only_known: bool = False) -> Any:
+    wanted = {name: answer for name, answer in answers.items() if not only_known or hasattr(module, name)}
+    return mock.patch.multiple(module, create=True, **wanted)
+
+
+@contextlib.contextmanager
+def _threads_of_autograd() -> Iterator[None]:
+    """The backward pass runs on this thread, where the device is known; modules keep their parameters when moved."""
+    swaps = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        with torch.autograd.set_multithreading_enabled(False):
+            yield
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(swaps)

@@ -1,0 +1,53 @@
+"""Device memory, counted: each storage once, for as long as a tensor of the device uses it."""
+
+from __future__ import annotations
+
+from weakref import WeakValueDictionary
+
+import torch
+
+
+class Memory:
+    """What one device has handed out, in bytes."""
+
+    def __init__(self, total: int):
+        self.total = total
+        self.allocated = 0
+        self.peak = 0
+        self.allocations = 0
+        """How many there have been."""
+        self._in_use: WeakValueDictionary[int, Allocation] = WeakValueDictionary()
+
+    def allocation_of(self, host: torch.Tensor) -> Allocation:
+        """The memory that a tensor's storage stands for. Raises torch.OutOfMemoryError if there is not enough."""
+        storage = host.untyped_storage()
+        place, size = storage.data_ptr(), storage.nbytes()
+        known = self._in_use.get(place) if size else None
+        if known is not None and known.size == size:
+            return known
+        if self.allocated + size > self.total:
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {size} bytes. The device has {self.total} bytes, "
+                f"of which {self.total - self.allocated} are free."
+            )
+        made = Allocation(self, size)
+        if size:
+            self._in_use[place] = made
+        return made
+
+    def reset_peak(self) -> None:
+        self.peak = self.allocated
+
+
+class Allocation:
+    """Bytes in use until the last tensor that holds this is gone."""
+
+    def __init__(self, memory: Memory, size: int):
+        self.size = size
+        self._memory = memory
+        memory.allocated += size
+        memory.allocations += 1
+        memory.peak = max(memory.peak, memory.allocated)
+
+    def __del__(self) -> None:
+        self._memory.allocated -= self.size

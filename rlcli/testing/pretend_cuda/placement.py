@@ -1,0 +1,104 @@
+"""Which devices the tensors of an operation may be on, and where its result goes: the rules of CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+_COPIES = frozenset({aten._to_copy.default, aten.copy_.default, aten._foreach_copy_.default, aten.fill_.Tensor})
+"""They read from any device and write to that of their first argument, or to the one that is asked for."""
+
+_INDEXING = frozenset(
+    {
+        aten.index.Tensor,
+        aten.index_put.default,
+        aten.index_put_.default,
+        aten._index_put_impl_.default,
+        aten._unsafe_index.Tensor,
+        aten._unsafe_index_put.default,
+    }
+)
+"""A device tensor may be indexed by host tensors; a host tensor by host tensors alone."""
+
+_SCALARS_MAY_MIX = frozenset({aten.masked_fill.Tensor, aten.masked_fill_.Tensor})
+"""Next to pointwise operations, those that take a host tensor without dimensions as a number."""
+
+Device = int | None
+"""The index of a CUDA device; None for the host."""
+
+
+def place_result(
+    operation: Any, args: Sequence[Any], asked: Device | str, placed: Sequence[tuple[torch.Tensor, Device]]
+) -> Device:
+    """The device of an operation's result.
+
+    `asked` is the device that the call names, or "unnamed"; `placed` are all tensors among the arguments, in order.
+    Raises RuntimeError, as CUDA would, if the tensors are on devices that the operation cannot combine.
+    """
+    if operation in _COPIES:
+        return placed[0][1] if isinstance(asked, str) else asked
+    if operation in _INDEXING:
+        return _place_indexing(operation, args, placed)
+    devices = _devices_that_count(operation, placed)
+    if len(devices) > 1:
+        raise _mixed(operation, devices)
+    found = devices[0] if devices else None
+    if placed and _is_in_place(operation) and placed[0][1] != found:
+        raise _mixed(operation, [placed[0][1], found])
+    return found if isinstance(asked, str) else asked
+
+
+def name_of(device: Device) -> str:
+    return "cpu" if device is None else f"cuda:{device}"
+
+
+def _devices_that_count(operation: Any, placed: Sequence[tuple[torch.Tensor, Device]]) -> list[Device]:
+    """Different ones, in order. A host tensor without dimensions is a number to pointwise operations."""
+    devices = _different(device for _, device in placed)
+    if len(devices) < 2 or not (torch.Tag.pointwise in operation.tags or operation in _SCALARS_MAY_MIX):
+        return devices
+    return _different(device for tensor, device in placed if device is not None or tensor.dim())
+
+
+def _place_indexing(operation: Any, args: Sequence[Any], placed: Sequence[tuple[torch.Tensor, Device]]) -> Device:
+    of = {id(tensor): device for tensor, device in placed}
+    own = of[id(args[0])]
+    for index in args[1]:
+        if index is not None and of[id(index)] not in (None, own):
+            raise RuntimeError(
+                f"indices should be either on cpu or on the same device as the indexed tensor ({name_of(own)}); "
+                f"found one on {name_of(of[id(index)])} in {operation}"
+            )
+    values = args[2] if len(args) > 2 else None
+    if values is not None and values.dim() and of[id(values)] != own:
+        raise _mixed(operation, [own, of[id(values)]])
+    return own
+
+
+def _is_in_place(operation: Any) -> bool:
+    first = operation._schema.arguments[0] if operation._schema.arguments else None
+    return first is not None and first.alias_info is not None and first.alias_info.is_write
+
+
+def _different(devices: Iterable[Device]) -> list[Device]:
+    return list(dict.fromkeys(devices))
+
+
+def _mixed(operation: Any, devices: Sequence[Device]) -> RuntimeError:
+    found = ", ".join(name_of(device) for device in devices)
+    return RuntimeError(
+        f"Expected all tensors to be on the same device, but found at least two devices, {found}! ({operation})"
+    )
+
+
+def asked_device(kwargs: Mapping[str, Any], label: str) -> Device | str:
+    """The device that a call names, where devices are called `label:0`, `label:1`, …; "unnamed" if it names none."""
+    named = kwargs.get("device")
+    if named is None:
+        return "unnamed"
+    device = torch.device(named)
+    return (device.index or 0) if device.type == label else None

@@ -1,0 +1,76 @@
+"""Each device has a random stream of its own; the host's stays as it is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from rlcli.testing.pretend_cuda.placement import Device
+from rlcli.testing.pretend_cuda.state import active
+
+
+class DeviceGenerator(torch._C.Generator):
+    """A random stream of a device. Its numbers are those of the host's algorithm, which differ from CUDA's."""
+
+    _of: int
+
+    @staticmethod
+    def on(index: int) -> DeviceGenerator:
+        made = DeviceGenerator("cpu")
+        made._of = index
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", self._of)
+
+
+class _EitherKind(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, torch._C.Generator)
+
+
+class Generator(metaclass=_EitherKind):
+    """`torch.Generator` where there are devices: `Generator()` is of the host, `Generator("cuda")` of a device."""
+
+    def __new__(cls, device: torch.device | str | int = "cpu") -> Any:
+        if not isinstance(device, int) and torch.device(device).type == "cpu":
+            return torch._C.Generator("cpu")
+        return DeviceGenerator.on(active().index(device))
+
+
+@contextlib.contextmanager
+def drawing_from_device() -> Iterator[None]:
+    """Within, a call draws from a generator of a device. (C++ hands generators on without their Python class.)"""
+    before, active().draws_from_device = active().draws_from_device, True
+    try:
+        yield
+    finally:
+        active().draws_from_device = before
+
+
+def check_generator(place: Device) -> None:
+    """Raises RuntimeError unless the generator that a call was given belongs where its result goes."""
+    found = "cuda" if active().draws_from_device else "cpu"
+    wanted = "cpu" if place is None else "cuda"
+    if found != wanted:
+        raise RuntimeError(f"Expected a '{wanted}' device type for generator but found '{found}'")
+
+
+@contextlib.contextmanager
+def random_stream_of(place: Device, operation: Any, given: Any) -> Iterator[None]:
+    """Random operations of a device draw from its stream, unless they are given another."""
+    if place is None or given is not None or torch.Tag.nondeterministic_seeded not in operation.tags:
+        yield
+        return
+    stream, host = active().generators[place], torch.default_generator
+    kept = host.get_state()
+    host.set_state(stream.get_state())
+    try:
+        yield
+    finally:
+        stream.set_state(host.get_state())
+        host.set_state(kept)

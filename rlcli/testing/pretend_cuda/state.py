@@ -1,0 +1,63 @@
+"""What the pretend devices of this process are and remember, while the context is open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from rlcli.testing.pretend_cuda.memory import Memory
+
+
+@dataclass
+class Devices:
+    """All devices of one `pretend_cuda()`."""
+
+    memory: list[Memory]
+    generators: tuple[torch.Generator, ...]
+    capability: tuple[int, int]
+    current: int = 0
+    streams: list[object] = field(default_factory=list)
+    """The current stream of each device."""
+    draws_from_device: bool = False
+    """The present call was given a generator of a device."""
+
+    @property
+    def count(self) -> int:
+        return len(self.memory)
+
+    def index(self, device: torch.device | str | int | None) -> int:
+        """The number of a device as users name it; the current one where they name none.
+
+        Raises RuntimeError for a device that there is not, ValueError for one that is no CUDA device.
+        """
+        if isinstance(device, str):
+            device = torch.device(device)
+        if isinstance(device, torch.device):
+            if device.type != "cuda":
+                raise ValueError(f"Expected a cuda device, but got: {device}")
+            device = device.index
+        found = self.current if device is None or device < 0 else device
+        if found >= self.count:
+            raise RuntimeError("CUDA error: invalid device ordinal")
+        return found
+
+
+_active: list[Devices] = []
+
+
+def open_devices(devices: Devices) -> None:
+    if _active:
+        raise RuntimeError("the pretend device is in use already")
+    _active.append(devices)
+
+
+def close_devices() -> None:
+    _active.clear()
+
+
+def active() -> Devices:
+    """Raises RuntimeError outside of `pretend_cuda()`."""
+    if not _active:
+        raise RuntimeError("a tensor of the pretend device is used outside of `pretend_cuda()`")
+    return _active[0]

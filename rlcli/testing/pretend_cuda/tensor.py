@@ -1,0 +1,207 @@
+"""Tensors of the pretend device, and how operations on them are carried out on the CPU.
+
+To Python such a tensor is on `cuda:0`. To torch's C++ it is on `xla:0`: a CPU build has no runtime for either, but of
+XLA it asks none. It is the one device type whose tensors take part in CUDA's autocast and need no streams in the
+backward pass. Python never sees that name (see calls.py), and C++ keeps host and device apart by it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from rlcli.testing.pretend_cuda.kernels import KERNELS
+from rlcli.testing.pretend_cuda.memory import Allocation
+from rlcli.testing.pretend_cuda.placement import Device, asked_device, place_result
+from rlcli.testing.pretend_cuda.randomness import check_generator, random_stream_of
+from rlcli.testing.pretend_cuda.state import active
+
+LABEL = "xla"
+"""What C++ takes the device for."""
+
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+_OWN = ("host", "allocation", "_is_param")
+"""Attributes that belong to the place of a tensor, not to its user."""
+
+
+class DeviceTensor(torch.Tensor):
+    """A tensor on `cuda:<index>`; its numbers are in `host`."""
+
+    host: torch.Tensor
+    allocation: Allocation
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls: type[DeviceTensor], host: torch.Tensor, index: int = 0) -> DeviceTensor:
+        made: DeviceTensor = torch.Tensor._make_wrapper_subclass(
+            cls, host.size(), strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype,
+            device=torch.device(LABEL, index), _extra_dispatch_keys=_AUTOCAST,
+        )  # fmt: skip
+        made.host = host
+        made.allocation = active().memory[index].allocation_of(host)
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return carry_out(func, args, kwargs or {})
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", self.get_device())
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+    @property
+    def is_xla(self) -> bool:
+        return False
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, new: torch.Tensor) -> None:
+        replace_data(self, new)
+
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. "
+            "Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+
+    __array__ = numpy
+
+    def tolist(self) -> Any:
+        return self.host.tolist()
+
+    def data_ptr(self) -> int:
+        return self.host.data_ptr()
+
+    def pin_memory(self, *args: Any) -> torch.Tensor:
+        raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
+
+    def is_pinned(self, *args: Any) -> bool:
+        return False
+
+    def type(self, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:
+            return super().type(*args, **kwargs)
+        return self.host.type().replace("torch.", "torch.cuda.")
+
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
+        return f"{repr(self.host.detach())[:-1]}, device='{self.device}')"
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if not self.dim() else object.__format__(self, spec)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        if not self.is_leaf:
+            raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
+        if id(self) not in memo:
+            copied = DeviceTensor(self.host.clone(), self.get_device()).requires_grad_(self.requires_grad)
+            vars(copied).update(users_attributes(self))
+            if getattr(self, "_is_param", False):
+                copied._is_param = True
+            memo[id(self)] = copied
+        return cast(torch.Tensor, memo[id(self)])
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise NotImplementedError("a tensor of the pretend device cannot be pickled; copy it to the host first")
+
+
+class Operations(TorchDispatchMode):
+    """Sees what has no tensor of the device yet: factories, and copies from the host."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return carry_out(func, args, kwargs or {})
+
+
+def carry_out(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run an operation below autograd on the host's copies, as the rules of the device allow."""
+    leaves, structure = tree_flatten((tuple(args), dict(kwargs)))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    asked = asked_device(kwargs, LABEL)
+    uses_device = isinstance(asked, int) or any(isinstance(tensor, DeviceTensor) for tensor in tensors)
+    generator = next((leaf for leaf in leaves if isinstance(leaf, torch._C.Generator)), None)
+    if not uses_device and generator is None:
+        return operation(*args, **kwargs)
+    if torch.Tag.inplace_view in operation.tags:
+        raise NotImplementedError(f"{operation} changes a tensor's shape in place; the pretend device does not do that")
+    place = place_result(operation, args, asked, [(tensor, _device_of(tensor)) for tensor in tensors])
+    if generator is not None:
+        check_generator(place)
+    host_args, host_kwargs = tree_unflatten([_on_host(leaf) for leaf in leaves], structure)
+    if host_kwargs.get("device") is not None:
+        host_kwargs["device"] = torch.device("cpu")
+    host_kwargs.pop("pin_memory", None)
+    with random_stream_of(place, operation, generator):
+        result = KERNELS.get(operation, operation)(*host_args, **host_kwargs)
+    same = {id(tensor.host): tensor for tensor in tensors if isinstance(tensor, DeviceTensor)}
+    return tree_map_only(torch.Tensor, lambda made: _returned(made, place, same), result)
+
+
+def replace_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
+    """`tensor.data = new`: the same object from now on has the memory, and the device, of another."""
+    attributes = users_attributes(tensor)
+    kept = {name: value for name in ("_is_param",) if (value := vars(tensor).get(name)) is not None}
+    if isinstance(new, DeviceTensor) and isinstance(tensor, DeviceTensor):
+        torch.Tensor.data.__set__(tensor, new.detach())  # type: ignore[attr-defined]
+        tensor.host, tensor.allocation = new.host, new.allocation
+        vars(tensor).update(attributes | kept)
+        return
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    made = new.detach().requires_grad_(tensor.requires_grad)
+    swap_tensors(tensor, torch.nn.Parameter(made, tensor.requires_grad) if is_parameter else made)
+
+
+_SWAP = torch.utils.swap_tensors
+
+
+def swap_tensors(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """torch's way to move a parameter and keep the object; here its attributes stay with it too, as on a GPU."""
+    attributes = users_attributes(ours)
+    _SWAP(ours, theirs)
+    vars(ours).update(attributes)
+
+
+def users_attributes(tensor: torch.Tensor) -> dict[str, Any]:
+    return {name: value for name, value in vars(tensor).items() if name not in _OWN}
+
+
+def let_autograd_know_the_label() -> None:
+    """Autograd asks each device type of its tensors for a guard. That of `meta` does nothing; give it to ours too.
+
+    There is no function for this in Python: it is one entry of a table that libc10 exports.
+    """
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    table = (ctypes.c_void_p * 20).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    ours, meta = (torch._C._autograd.DeviceType.__members__[name].value for name in ("XLA", "Meta"))
+    if table[ours] is None:
+        table[ours] = table[meta]
+
+
+def _device_of(tensor: torch.Tensor) -> Device:
+    return tensor.get_device() if isinstance(tensor, DeviceTensor) else None
+
+
+def _on_host(leaf: Any) -> Any:
+    return leaf.host if isinstance(leaf, DeviceTensor) else leaf
+
+
+def _returned(made: torch.Tensor, place: Device, same: Mapping[int, DeviceTensor]) -> torch.Tensor:
+    known = same.get(id(made))
+    if known is None:
+        return made if place is None else DeviceTensor(made, place)
+    if known.shape != made.shape:
+        raise NotImplementedError(f"an `out=` tensor of shape {tuple(known.shape)} became {tuple(made.shape)}")
+    return known

@@ -21,8 +21,9 @@ import torch
 
 from rlcli.api.config import GenerationHyperparameters, MicroBatchSpec
 from rlcli.api.data import SequenceSample
+from rlcli.api.key_meaning import SEQUENCES
 from rlcli.api.loss_stats import Stats, as_scalar, read_loss, reduce_stats
-from rlcli.api.micro_batches import TOKENS, Cut, MicroBatch, idle_micro_batch, rows_in_order, split_batch
+from rlcli.api.micro_batches import Cut, MicroBatch, idle_micro_batch, rows_in_order, split_batch
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -195,7 +196,7 @@ class ForwardEngine(abc.ABC):
         `output_seqlens` gives the rows that each sequence of each sample has in the result; by default those of
         `packed_input_ids`. All ranks of a replica return the same.
         """
-        seqlens = output_seqlens if output_seqlens is not None else input_.seqlens[TOKENS]
+        seqlens = output_seqlens if output_seqlens is not None else input_.seqlens[SEQUENCES]
         lengths = [sum(group) for group in seqlens] if cut == "sample" else [n for group in seqlens for n in group]
         micro_batches = self._micro_batches(input_, mb_spec, cut)
         rows = self.forward_batch(micro_batches, post_hook or _logits)

@@ -10,8 +10,7 @@ import torch
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
-
-TOKENS = "packed_input_ids"
+from rlcli.api.key_meaning import SEQUENCES
 
 Cut = Literal["sample", "sequence"]
 """What stays in one micro-batch: a sample with its whole group of sequences, or a sequence alone."""
@@ -43,7 +42,7 @@ def split_batch(batch: SequenceSample, spec: MicroBatchSpec | None = None, cut: 
         return []
     spec = spec or MicroBatchSpec()
     wanted = MicroBatchSpec(n_mbs=min(spec.n_mbs, whole.bs), max_tokens_per_mb=spec.max_tokens_per_mb)
-    parts, places = whole.split_to_micro_batches(wanted, key=TOKENS)
+    parts, places = whole.split_to_micro_batches(wanted, key=SEQUENCES)
     return [MicroBatch(part, tuple(where)) for part, where in zip(parts, places, strict=True)]
 
 
@@ -52,10 +51,10 @@ def one_per_sequence(batch: SequenceSample) -> SequenceSample:
 
     Raises ValueError for a key that has not one entry per sequence, such as one per group: it belongs to no sequence.
     """
-    counts = [len(group) for group in batch.seqlens[TOKENS]]
+    counts = [len(group) for group in batch.seqlens[SEQUENCES]]
     for key, lengths in batch.seqlens.items():
         if [len(group) for group in lengths] != counts:
-            raise ValueError(f"groups cannot be cut: {key} has not one entry for each sequence of {TOKENS}")
+            raise ValueError(f"groups cannot be cut: {key} has not one entry for each sequence of {SEQUENCES}")
     return SequenceSample(
         ids=[f"{id_}/{number}" for id_, count in zip(batch.ids, counts, strict=True) for number in range(count)],
         seqlens={key: [[length] for group in lengths for length in group] for key, lengths in batch.seqlens.items()},
@@ -72,7 +71,7 @@ def one_per_sequence(batch: SequenceSample) -> SequenceSample:
 def idle_micro_batch(device: torch.device) -> MicroBatch:
     """One token, 0, in a sequence of its own."""
     token = torch.zeros(1, dtype=torch.int64, device=device)
-    return MicroBatch(SequenceSample(ids=["idle"], seqlens={TOKENS: [[1]]}, data={TOKENS: token}), ())
+    return MicroBatch(SequenceSample(ids=["idle"], seqlens={SEQUENCES: [[1]]}, data={SEQUENCES: token}), ())
 
 
 def rows_in_order(

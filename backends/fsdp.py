@@ -6,8 +6,8 @@ On one rank the model stays as it is. Parameters and optimizer state are float32
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -16,7 +16,6 @@ from torch import nn
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine_loop import TrainLoop
-from rlcli.api.limits import Limits, check_limits
 from rlcli.api.model import (
     EngineState,
     ForwardEngine,
@@ -26,67 +25,20 @@ from rlcli.api.model import (
     PipelinableEngine,
     register_backend,
 )
-from rlcli.ops.schedules import learning_rate
 
 from ._engine import TransformersEngine, gathered
+from ._recomputation import RecomputedLayers
+from ._settings import TransformersTraining
 
 T = TypeVar("T")
 
 
 @register_backend("fsdp")
 @dataclass(frozen=True, kw_only=True)
-class FSDP(ModelBackend):
+class FSDP(TransformersTraining, ModelBackend):
     """Trains a transformers model on one rank or many."""
 
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
-    LIMITS: ClassVar[Limits] = {
-        "lr": {"ge": 0}, "weight_decay": {"ge": 0}, "beta1": {"ge": 0, "lt": 1}, "beta2": {"ge": 0, "lt": 1},
-        "eps": {"ge": 0}, "warmup_steps": {"ge": 0}, "min_lr_ratio": {"ge": 0, "le": 1}, "max_grad_norm": {"gt": 0},
-        "kv_cache_tokens": {"ge": 1},
-    }  # fmt: skip
-
-    lr: float = 1e-5
-    """Peak learning rate of AdamW."""
-
-    weight_decay: float = 0.05
-    """Decoupled weight decay of matrices; biases and norms have none."""
-
-    beta1: float = 0.9
-    """Decay of AdamW's first moment."""
-
-    beta2: float = 0.95
-    """Decay of AdamW's second moment."""
-
-    eps: float = 1e-5
-    """Added to the square root of AdamW's second moment."""
-
-    warmup_steps: int = 0
-    """Training steps over which the learning rate rises from near 0."""
-
-    schedule: str = "constant"
-    """Learning rate after the warm-up: constant, linear or cosine."""
-
-    min_lr_ratio: float = 0.0
-    """What linear and cosine approach, as a share of the peak; they would reach it one step after the last."""
-
-    max_grad_norm: float = 1.0
-    """Gradients longer than this are scaled down to it."""
-
-    dtype: str = "auto"
-    """Of matrix products: float32, bfloat16, or auto (bfloat16 where the hardware has it)."""
-
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
-
-    kv_cache_tokens: int | None = None
-    """Tokens, of prompts and responses, that a rank's KV cache has room for. Each response reserves the longest prompt
-    and `max_new_tokens`; as many are decoded at once as fit. null: room for `max_concurrent_responses` of them."""
-
-    def __post_init__(self) -> None:
-        check_limits(self)
-        learning_rate(0, peak=self.lr, total_steps=1, schedule=self.schedule)
-        if self.dtype not in ("auto", "float32", "bfloat16"):
-            raise ValueError(f"dtype is {self.dtype!r}; it must be auto, float32 or bfloat16")
 
     def _initialize(self, model: Model) -> Model:
         model.module = FSDPEngine(model, self)
@@ -100,27 +52,14 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         super().__init__(model, settings.dtype, settings.kv_cache_tokens)
         self.settings = settings
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
-        self._recomputing: list[nn.Module] = []
-        if settings.gradient_checkpointing:
-            newest = getattr(self.lm, "activation_checkpointing_enable", None)  # its name since transformers 5.20
-            (newest or self.lm.gradient_checkpointing_enable)({"use_reentrant": False})
-            self._recomputing = [m for m in self.lm.modules() if getattr(m, "gradient_checkpointing", False)]
+        self._recomputed = RecomputedLayers(self.lm) if settings.gradient_checkpointing else None
         self.sharded = self.dp_size > 1
         self._whole: nn.Module | None = None
         self._whole_is_current = False
         if self.sharded:
             self._shard(model.device_mesh["dp"])
         self.parameters = [p for p in self.lm.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for p in self.parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
-                {"params": [p for p in self.parameters if p.dim() <= 1], "weight_decay": 0.0},
-            ],
-            lr=settings.lr,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.eps,
-            fused=not self.sharded,
-        )
+        self.optimizer = torch.optim.AdamW(settings.groups(self.parameters), **settings.adamw(), fused=not self.sharded)
 
     def _shard(self, mesh: Any) -> None:
         from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -139,20 +78,8 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
     # -- training --------------------------------------------------------------------------------------------
 
     def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
-        with self._recomputed():
+        with self._recomputed.in_training_mode() if self._recomputed else nullcontext():
             return super().forward_micro_batch(micro_batch, then)
-
-    @contextmanager
-    def _recomputed(self) -> Iterator[None]:
-        """transformers recomputes the layers that are in training mode; dropout within them, or a generation without
-        its cache, would be the price of leaving them there."""
-        for module in self._recomputing:
-            module.training = torch.is_grad_enabled()
-        try:
-            yield
-        finally:
-            for module in self._recomputing:
-                module.training = False
 
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
         loss.backward()
@@ -161,11 +88,7 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         self.optimizer.zero_grad(set_to_none=True)
 
     def lr_scheduler_step(self, version_steps: int) -> float:
-        settings = self.settings
-        rate = learning_rate(
-            version_steps, peak=settings.lr, total_steps=self.total_steps, warmup_steps=settings.warmup_steps,
-            schedule=settings.schedule, floor=settings.min_lr_ratio,
-        )  # fmt: skip
+        rate = self.settings.rate(version_steps, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         return rate

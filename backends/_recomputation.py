@@ -1,0 +1,31 @@
+"""Recomputing activations in the backward pass, as transformers does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class RecomputedLayers:
+    """The layers of a model whose activations are recomputed."""
+
+    def __init__(self, lm: Any):
+        newest = getattr(lm, "activation_checkpointing_enable", None)  # its name since transformers 5.20
+        (newest or lm.gradient_checkpointing_enable)({"use_reentrant": False})
+        self._layers: list[nn.Module] = [m for m in lm.modules() if getattr(m, "gradient_checkpointing", False)]
+
+    @contextmanager
+    def in_training_mode(self) -> Iterator[None]:
+        """transformers recomputes the layers that are in training mode. They are left in it only while gradients are
+        wanted: it also means dropout within them, and generation without a cache."""
+        for module in self._layers:
+            module.training = torch.is_grad_enabled()
+        try:
+            yield
+        finally:
+            for module in self._layers:
+                module.training = False

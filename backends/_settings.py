@@ -1,0 +1,105 @@
+"""Settings that several backends share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rlcli.api.limits import Limits, check_limits
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWSettings:
+    """AdamW, the schedule of its learning rate, and the limit of its gradients."""
+
+    LIMITS: ClassVar[Limits] = {
+        "lr": {"ge": 0}, "weight_decay": {"ge": 0}, "beta1": {"ge": 0, "lt": 1}, "beta2": {"ge": 0, "lt": 1},
+        "eps": {"ge": 0}, "warmup_steps": {"ge": 0}, "min_lr_ratio": {"ge": 0, "le": 1}, "max_grad_norm": {"gt": 0},
+    }  # fmt: skip
+
+    lr: float = 1e-5
+    """Peak learning rate of AdamW."""
+
+    weight_decay: float = 0.05
+    """Decoupled weight decay of matrices; biases and norms have none."""
+
+    beta1: float = 0.9
+    """Decay of AdamW's first moment."""
+
+    beta2: float = 0.95
+    """Decay of AdamW's second moment."""
+
+    eps: float = 1e-5
+    """Added to the square root of AdamW's second moment."""
+
+    warmup_steps: int = 0
+    """Training steps over which the learning rate rises from near 0."""
+
+    schedule: str = "constant"
+    """Learning rate after the warm-up: constant, linear or cosine."""
+
+    min_lr_ratio: float = 0.0
+    """What linear and cosine approach, as a share of the peak; they would reach it one step after the last."""
+
+    max_grad_norm: float = 1.0
+    """Gradients longer than this are scaled down to it."""
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+        self.rate(0, total_steps=1)
+
+    def rate(self, version_steps: int, total_steps: int) -> float:
+        """The learning rate of training step `version_steps` (from 0)."""
+        from rlcli.ops.schedules import learning_rate
+
+        return learning_rate(
+            version_steps, peak=self.lr, total_steps=total_steps, warmup_steps=self.warmup_steps,
+            schedule=self.schedule, floor=self.min_lr_ratio,
+        )  # fmt: skip
+
+    def groups(self, parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+        """Parameter groups for an optimizer: matrices, which decay, and vectors, which do not; empty ones left out.
+        Ask before anything flattens the parameters."""
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        matrices = {"params": [p for p in trained if p.dim() > 1], "weight_decay": self.weight_decay}
+        vectors = {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0}
+        return [group for group in (matrices, vectors) if group["params"]]
+
+    def adamw(self) -> dict[str, Any]:
+        """The arguments of `torch.optim.AdamW` besides the parameters."""
+        return {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformersSettings:
+    """A transformers model that scores and generates."""
+
+    LIMITS: ClassVar[Limits] = {"kv_cache_tokens": {"ge": 1}}
+
+    dtype: str = "auto"
+    """Of matrix products: float32, bfloat16, or auto (bfloat16 where the hardware has it)."""
+
+    kv_cache_tokens: int | None = None
+    """Tokens, of prompts and responses, that a rank's KV cache has room for. Each response reserves the longest prompt
+    and `max_new_tokens`; as many are decoded at once as fit. null: room for `max_concurrent_responses` of them."""
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+        if self.dtype not in ("auto", "float32", "bfloat16"):
+            raise ValueError(f"dtype is {self.dtype!r}; it must be auto, float32 or bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformersTraining(TransformersSettings, AdamWSettings):
+    """A transformers model that also trains."""
+
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+
+    def __post_init__(self) -> None:
+        AdamWSettings.__post_init__(self)
+        TransformersSettings.__post_init__(self)

@@ -1,9 +1,12 @@
-"""From a finished rollout to what PPO trains on: KL, token rewards, advantages, returns. Shared by actor and
-critic."""
+"""From a finished rollout to what is trained on: KL, token rewards, advantages, returns.
+
+Each function is given the part of the settings that it reads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -11,64 +14,47 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.model import Model
 from rlcli.errors import UsageError
 from rlcli.interfaces._best_of import keep_best
-from rlcli.interfaces._ppo import PPOArgs
-from rlcli.ops.gae import gae
+from rlcli.interfaces._ppo import PPOSettings
+from rlcli.interfaces._settings import Advantages, OldPolicy, RewardShaping, named
+from rlcli.ops.advantages import ADVANTAGE_ESTIMATORS, Trajectories
 from rlcli.ops.kl import kl_estimate
-from rlcli.ops.losses import behaviour_weights
-from rlcli.ops.minibatches import assign_minibatches
 from rlcli.ops.normalization import group_normalize, masked_normalize
+from rlcli.ops.packing import action_owner
+from rlcli.ops.policy_losses import behaviour_weights
 from rlcli.ops.reduce import AllReduce, identity
 from rlcli.ops.rewards import action_mask, dense_rewards, shape_scores, token_rewards
 
 PER_ACTION = ("loss_mask", "response_mask", "old_logprobs", "loss_weights", "kl", "advantages", "returns")
 
 
-def prepare(args: PPOArgs, data: SequenceSample, kl_coef: float, all_reduce: AllReduce) -> SequenceSample:
-    """The sequences to train on, with these keys beside `packed_input_ids` (A = T - N actions):
+def prepare(settings: PPOSettings, data: SequenceSample, kl_coef: float, all_reduce: AllReduce) -> SequenceSample:
+    """The sequences to train on, with these keys in addition to `packed_input_ids` (A = T - N actions):
 
     `response_mask` [A] actions of the response; `loss_mask` [A] those that are trained on; `old_logprobs`
     [A]; `kl` [A] from the reference, 0 off the response; `advantages` [A] and `returns` [A]; `values` [T];
     `loss_weights` [A] of the decoupled loss (else 1); per sequence `rewards`, `shaped_rewards`,
     `seq_no_eos_mask`.
     """
-    if args.generation_size is not None:
+    if settings.generation_size is not None:
         _need(data.data, "rewards")
-        data = keep_best(data, args.generation.responses_per_prompt)
+        data = keep_best(data, settings.generation.responses_per_prompt)
     tensors, lengths = data.data, data.flat_seqlens("packed_input_ids")
     response = action_mask(_need(tensors, "prompt_mask"), lengths)
     no_eos = _need(tensors, "seq_no_eos_mask")
-    trained = response
-    if args.mask_too_long:
-        actions = torch.tensor(lengths, device=no_eos.device) - 1
-        trained = response & ~torch.repeat_interleave(no_eos, actions)
-    sampler, old, weights, trained = _policies(args, tensors, trained)
-    kl = torch.zeros_like(sampler)
-    if args.kl_ctl:
-        reference = _need(tensors, "packed_ref_logprobs", "or set kl_ctl: 0")
-        kl = torch.where(response, kl_estimate(sampler, reference, args.kl_estimator), 0.0)
-    values = _values(args, tensors, lengths)
-    scores, rewards = _rewards(args, tensors, lengths, kl, response, kl_coef)
-    bootstrap = no_eos if args.bootstrap_no_eos else torch.zeros_like(no_eos)
-    advantages, returns = gae(rewards, values, lengths, bootstrap, args.discount, args.gae_lambda)
+    trained = response & ~no_eos[action_owner(lengths, no_eos.device)] if settings.mask_too_long else response
+    sampler, old, weights, trained = _policies(settings, tensors, trained)
+    kl = _penalty(settings, tensors, sampler, response)
+    scores, rewards = _rewards(settings, tensors, lengths, kl, response, kl_coef)
+    values = _values(settings, tensors, lengths)
+    trajectories = Trajectories(rewards, values, response, lengths, _groups(data).to(response.device), no_eos)
+    advantages, returns = _advantages(settings, trajectories, trained, all_reduce)
     per_action = dict(zip(PER_ACTION, (trained, response, old, weights, kl, advantages, returns), strict=True))
-    per_action["advantages"] = _normalize(args, data, advantages, trained, all_reduce)
     per_sequence = {
         "rewards": tensors.get("rewards", scores),
         "shaped_rewards": scores,
         "seq_no_eos_mask": no_eos,
     }
     return _batch(data, per_action, per_sequence, values)
-
-
-def optimizer_batches(args: PPOArgs, model: Model, data: SequenceSample) -> list[SequenceSample]:
-    """This rank's part of each optimizer step, epoch after epoch; a part may be empty."""
-    index = data.metadata.get("batch_index") or list(range(data.bs))
-    seed = f"{model.seed}/{model.version.global_step}"
-    return [
-        data.select_indices(part)
-        for epoch in range(args.ppo_epochs)
-        for part in assign_minibatches(index, args.minibatches, seed, epoch)
-    ]
 
 
 def reduce_over(model: Model) -> AllReduce:
@@ -96,21 +82,6 @@ def response_kl(batch: SequenceSample, all_reduce: AllReduce) -> tuple[float, in
     return float(table[0] / table[1].clamp(min=1)), int(table[1])
 
 
-def average(steps: list[dict[str, float]]) -> dict[str, float]:
-    """Stats of a training step from those of its optimizer steps: the mean of each over the steps that report
-    it.
-
-    `update_skipped` and `loss_weight` are summed; steps that had no tokens to train on count for these alone.
-    """
-    total = {name: sum(step.get(name, 0.0) for step in steps) for name in ("update_skipped", "loss_weight")}
-    seen = [step for step in steps if step.get("loss_weight")] or steps
-    values: dict[str, list[float]] = {}
-    for step in seen:
-        for name, value in step.items():
-            values.setdefault(name, []).append(value)
-    return {name: sum(entries) / len(entries) for name, entries in values.items()} | total
-
-
 def _need(tensors: Mapping[str, torch.Tensor], key: str, otherwise: str = "") -> torch.Tensor:
     if key not in tensors:
         hint = f"add {key} to the call's inputs" + (f", {otherwise}" if otherwise else "")
@@ -119,7 +90,7 @@ def _need(tensors: Mapping[str, torch.Tensor], key: str, otherwise: str = "") ->
 
 
 def _policies(
-    args: PPOArgs, tensors: Mapping[str, torch.Tensor], trained: torch.Tensor
+    settings: OldPolicy, tensors: Mapping[str, torch.Tensor], trained: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(log-probs of the policy that sampled, those that the ratio is taken to, weight of each action, actions still
     trained on).
@@ -131,48 +102,68 @@ def _policies(
     """
     behaviour = _need(tensors, "packed_logprobs")
     ones = torch.ones_like(behaviour)
-    if not (args.use_decoupled_loss or args.recompute_logprob):
+    if not (settings.use_decoupled_loss or settings.recompute_logprob):
         return behaviour, behaviour, ones, trained
     proximal = _need(tensors, "proximal_logprobs", "or turn use_decoupled_loss and recompute_logprob off")
-    if not args.use_decoupled_loss:
+    if not settings.use_decoupled_loss:
         return proximal, proximal, ones, trained
-    return behaviour, proximal, *behaviour_weights(proximal, behaviour, trained, args.behav_imp_weight_cap)
+    return behaviour, proximal, *behaviour_weights(proximal, behaviour, trained, settings.behav_imp_weight_cap)
 
 
-def _values(args: PPOArgs, tensors: Mapping[str, torch.Tensor], lengths: list[int]) -> torch.Tensor:
-    if args.disable_value:
-        return torch.zeros(sum(lengths), device=tensors["packed_input_ids"].device)
-    return _need(tensors, "values", "or set disable_value: true")
+def _penalty(
+    settings: RewardShaping, tensors: Mapping[str, torch.Tensor], sampler: torch.Tensor, response: torch.Tensor
+) -> torch.Tensor:
+    """[A] KL of the policy that sampled from the reference, 0 off the response."""
+    if not settings.kl_ctl:
+        return torch.zeros_like(sampler)
+    reference = _need(tensors, "packed_ref_logprobs", "or set kl_ctl: 0")
+    return torch.where(response, kl_estimate(sampler, reference, settings.kl_estimator), 0.0)
 
 
 def _rewards(
-    args: PPOArgs, tensors: Mapping[str, torch.Tensor], lengths: list[int], kl: torch.Tensor,
+    settings: RewardShaping, tensors: Mapping[str, torch.Tensor], lengths: list[int], kl: torch.Tensor,
     response: torch.Tensor, kl_coef: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(shaped score of each sequence, reward of each action)."""
-    no_eos, scaling, clip = tensors["seq_no_eos_mask"], args.reward_output_scaling, args.max_reward_clip
-    if args.use_dense_reward:
+    no_eos, scaling, clip = tensors["seq_no_eos_mask"], settings.reward_output_scaling, settings.max_reward_clip
+    if settings.use_dense_reward:
         state_scores = _need(tensors, "dense_rewards", "or set use_dense_reward: false")
-        dense = dense_rewards(state_scores, lengths, args.reward_delta, scaling, clip)
+        dense = dense_rewards(state_scores, lengths, settings.reward_delta, scaling, clip)
         scores = torch.zeros(len(lengths), device=dense.device)
         return scores, token_rewards(scores, kl, response, lengths, kl_coef, dense)
     scores = shape_scores(
-        _need(tensors, "rewards"), no_eos, scaling=scaling, bias=args.reward_output_bias, clip=clip,
-        mask_no_eos_with_zero=args.mask_no_eos_with_zero,
+        _need(tensors, "rewards"), no_eos, scaling=scaling, bias=settings.reward_output_bias, clip=clip,
+        mask_no_eos_with_zero=settings.mask_no_eos_with_zero,
     )  # fmt: skip
     return scores, token_rewards(scores, kl, response, lengths, kl_coef)
 
 
-def _normalize(
-    args: PPOArgs, data: SequenceSample, advantages: torch.Tensor, mask: torch.Tensor, all_reduce: AllReduce
-) -> torch.Tensor:
-    if not args.adv_norm:
-        return torch.where(mask, advantages, 0.0)
-    if not args.group_adv_norm:
-        return masked_normalize(advantages, mask, all_reduce=all_reduce)
-    actions = torch.tensor([sum(lengths) - len(lengths) for lengths in data.seqlens["packed_input_ids"]])
-    group = torch.repeat_interleave(torch.arange(data.bs), actions).to(mask.device)
-    return group_normalize(advantages, group, mask)
+def _values(settings: Advantages, tensors: Mapping[str, torch.Tensor], lengths: list[int]) -> torch.Tensor:
+    if settings.disable_value:
+        return torch.zeros(sum(lengths), device=tensors["packed_input_ids"].device)
+    return _need(tensors, "values", "or set disable_value: true")
+
+
+def _advantages(
+    settings: Advantages, trajectories: Trajectories, trained: torch.Tensor, all_reduce: AllReduce
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(advantages, normalised over the actions that are trained on; returns), both [A]."""
+    if not settings.bootstrap_no_eos:
+        trajectories = replace(trajectories, bootstrap=torch.zeros_like(trajectories.bootstrap))
+    estimate = named(ADVANTAGE_ESTIMATORS, settings.advantage_estimator, settings)
+    advantages, returns = estimate(trajectories)
+    if not settings.adv_norm:
+        return torch.where(trained, advantages, 0.0), returns
+    if not settings.group_adv_norm:
+        return masked_normalize(advantages, trained, all_reduce=all_reduce), returns
+    group = trajectories.group[action_owner(trajectories.seqlens, trained.device)]
+    return group_normalize(advantages, group, trained), returns
+
+
+def _groups(data: SequenceSample) -> torch.Tensor:
+    """[N] the place, in the batch, of the sample that each sequence belongs to."""
+    sizes = torch.tensor([len(lengths) for lengths in data.seqlens["packed_input_ids"]], dtype=torch.int64)
+    return torch.repeat_interleave(torch.arange(data.bs), sizes)
 
 
 def _batch(

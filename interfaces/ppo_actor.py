@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -23,15 +23,17 @@ from rlcli.api.model import (
 )
 from rlcli.interfaces._logprobs import recompute_logprobs
 from rlcli.interfaces._mock import mock_logprobs, mock_responses
-from rlcli.interfaces._ppo import PPOArgs
-from rlcli.interfaces._rollout import average, means, optimizer_batches, prepare, reduce_over, response_kl
+from rlcli.interfaces._optimizer_steps import optimizer_steps
+from rlcli.interfaces._ppo import PPOSettings
+from rlcli.interfaces._rollout import means, prepare, reduce_over, response_kl
+from rlcli.interfaces._settings import PolicyLoss, named
 from rlcli.ops.kl import KLController
-from rlcli.ops.losses import ppo_actor_loss
+from rlcli.ops.policy_losses import LOSS_AGGREGATIONS, POLICY_LOSSES, Actions
 from rlcli.ops.reduce import AllReduce
 
 
 @dataclass(kw_only=True)
-class PPOActorInterface(PPOArgs, ModelInterface):
+class PPOActorInterface(PolicyLoss, PPOSettings, ModelInterface):
     """Generates responses and trains the policy on them with PPO's clipped loss."""
 
     READS: ClassVar[Declaration] = {
@@ -76,21 +78,10 @@ class PPOActorInterface(PPOArgs, ModelInterface):
         batch = prepare(self, data.to(model.module.device), self.controller.coef, reduce)
         stats = self._batch_stats(batch, data, reduce)
         model.module.train()
-        steps = [
-            model.module.train_batch(
-                part,
-                self._loss,
-                lambda mb: mb.data["loss_mask"].count_nonzero(),
-                token_normalize_scope=self.token_normalize_scope,
-                mb_spec=mb_spec,
-                version_steps=model.version.global_step,
-                step_if=self._may_step,
-            )
-            for part in optimizer_batches(self, model, batch)
-        ]
+        stats |= optimizer_steps(self, model, batch, self._loss, self._loss_weight, mb_spec, step_if=self.may_step)
         self.controller.update(*response_kl(batch, reduce))
         model.inc_version()
-        return stats | average(steps)
+        return stats
 
     def save(self, model: Model, save_dir: str) -> None:
         model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
@@ -103,33 +94,29 @@ class PPOActorInterface(PPOArgs, ModelInterface):
 
     def _sampling(self, model: Model, data: SequenceSample) -> tuple[GenerationHyperparameters, list[int]]:
         """How many responses of which kind, and the seed of each: by its prompt, its number and the step."""
-        group = self.generation_size or self.generation.responses_per_prompt
+        group = self.sampled_per_prompt
         step = model.version.global_step
         seeds = [stable_seed(model.seed, str(id_), number, step) for id_ in data.ids for number in range(group)]
         return dataclasses.replace(self.generation, responses_per_prompt=group), seeds
 
     def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
         output.temperature = self.generation.temperature
-        tensors, mask = batch.data, batch.data["loss_mask"]
-        entropy = output.entropy[mask].sum()  # before the log-probs: one pass over the vocabulary then gives both
-        loss, stats = ppo_actor_loss(
-            output.logprobs,
-            tensors["old_logprobs"],
-            tensors["advantages"],
-            mask,
-            self.eps_clip,
-            self.c_clip,
-            tensors["loss_weights"] if self.use_decoupled_loss else None,
-        )
+        tensors, mask, lengths = batch.data, batch.data["loss_mask"], batch.flat_seqlens("packed_input_ids")
+        entropy = output.entropy[mask]  # before the log-probs: one pass over the vocabulary then gives both
+        actions = Actions(output.logprobs, tensors["old_logprobs"], tensors["advantages"], mask, lengths)
+        losses, stats = named(POLICY_LOSSES, self.policy_loss, self)(actions)
+        if self.use_decoupled_loss:
+            losses = losses * tensors["loss_weights"][mask]
+        shares, _ = LOSS_AGGREGATIONS[self.loss_aggregation](mask, lengths)
+        loss = (losses * shares).sum()
         if self.entropy_coef:
-            loss = loss - self.entropy_coef * entropy
-        return loss, {**stats, "entropy": entropy.detach()}
+            loss = loss - self.entropy_coef * (entropy * shares).sum()
+        stats["entropy"] = entropy.detach().sum()
+        return loss, {name: (total, mask.count_nonzero()) for name, total in stats.items()}
 
-    def _may_step(self, stats: Mapping[str, float]) -> bool:
-        ratio, kl = self.early_stop_imp_ratio, self.early_stop_kl
-        return not (
-            (ratio is not None and stats["importance_ratio"] > ratio) or (kl is not None and stats["approx_kl"] > kl)
-        )
+    def _loss_weight(self, batch: SequenceSample) -> torch.Tensor:
+        aggregate = LOSS_AGGREGATIONS[self.loss_aggregation]
+        return aggregate(batch.data["loss_mask"], batch.flat_seqlens("packed_input_ids"))[1]
 
     def _batch_stats(self, batch: SequenceSample, data: SequenceSample, reduce: AllReduce) -> dict[str, float]:
         tensors = batch.data

@@ -11,8 +11,10 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
 from rlcli.interfaces._mock import uniform
-from rlcli.interfaces._ppo import PPOArgs
-from rlcli.interfaces._rollout import average, means, optimizer_batches, prepare, reduce_over, response_kl
+from rlcli.interfaces._optimizer_steps import optimizer_steps
+from rlcli.interfaces._ppo import PPOSettings
+from rlcli.interfaces._rollout import means, prepare, reduce_over, response_kl
+from rlcli.interfaces._settings import CriticLoss
 from rlcli.ops.kl import KLController
 from rlcli.ops.losses import ppo_critic_loss
 from rlcli.ops.normalization import RunningMeanStd
@@ -24,7 +26,7 @@ RESOLUTION = torch.finfo(torch.float32).eps
 
 
 @dataclass(kw_only=True)
-class PPOCriticInterface(PPOArgs, ModelInterface):
+class PPOCriticInterface(CriticLoss, PPOSettings, ModelInterface):
     """Values in real units go out, normalised returns are learned: nobody else needs the normaliser."""
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids",)}
@@ -57,20 +59,10 @@ class PPOCriticInterface(PPOArgs, ModelInterface):
         stats = self._explained(batch, reduce)
         batch, clipped = self._normalized(batch, reduce)
         model.module.train()
-        steps = [
-            model.module.train_batch(
-                part,
-                self._loss,
-                lambda mb: mb.data["loss_mask"].count_nonzero(),
-                token_normalize_scope=self.token_normalize_scope,
-                mb_spec=mb_spec,
-                version_steps=model.version.global_step,
-            )
-            for part in optimizer_batches(self, model, batch)
-        ]
+        stats |= clipped | optimizer_steps(self, model, batch, self._loss, _trained_tokens, mb_spec)
         self.controller.update(*response_kl(batch, reduce))
         model.inc_version()
-        return stats | clipped | average(steps)
+        return stats
 
     def save(self, model: Model, save_dir: str) -> None:
         model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
@@ -126,6 +118,10 @@ class PPOCriticInterface(PPOArgs, ModelInterface):
             "explained_variance": explained,
             "kl_coef": self.controller.coef,
         }
+
+
+def _trained_tokens(batch: SequenceSample) -> torch.Tensor:
+    return batch.data["loss_mask"].count_nonzero()
 
 
 def _per_token(data: SequenceSample, values: torch.Tensor) -> SequenceSample:

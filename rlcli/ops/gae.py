@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from rlcli.ops.packing import action_owner
+
 __all__ = ["gae"]
 
 
@@ -51,7 +53,7 @@ def gae(
     current = state_values[~is_last]
     following = state_values.roll(-1)[~is_last]
     deltas = rewards.to(torch.float64) + discount * following - current
-    owner = torch.repeat_interleave(torch.arange(n_seqs, device=values.device), lengths - 1)
+    owner = action_owner(seqlens, values.device)
     advantages = _discounted_suffix_sums(deltas, owner, discount * gae_lambda)
     return advantages.to(torch.float32), (advantages + current).to(torch.float32)
 

@@ -29,6 +29,12 @@ def all_but_last(lengths: Sequence[int], device: torch.device | None = None) -> 
     return keep.nonzero()[:, 0].to(device)
 
 
+def action_owner(lengths: Sequence[int], device: torch.device | None = None) -> torch.Tensor:
+    """[T − N] int64: the sequence that each action belongs to. Action t of a sequence chose its token t + 1."""
+    actions = torch.tensor(list(lengths), dtype=torch.int64) - 1
+    return torch.repeat_interleave(torch.arange(len(actions)), actions).to(device)
+
+
 def rectangles(lengths: Sequence[int], growth: float = 1.5) -> list[tuple[list[int], int]]:
     """Groups of sequences of similar length, as (sequence numbers, longest length).
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection as ReadCollection
 from collections.abc import Iterator
 from collections.abc import Mapping as ReadMapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, cast, get_args
 
@@ -88,6 +89,7 @@ def _is_sure(tree: Mapping, name: str, role: Mapping, guess: str, doubts: Doubts
 def check_components(tree: Mapping, problems: Problems, doubts: Doubts) -> Mapping:
     """Check every named component. Returns the tree, with arguments as their types want them."""
     result: Node = tree
+    takers = _takers(tree)
     for path, kind in _places(tree):
         node = at(result, path)
         if not isinstance(node, Mapping) or not isinstance(name := node.get("type"), Scalar):
@@ -109,14 +111,59 @@ def check_components(tree: Mapping, problems: Problems, doubts: Doubts) -> Mappi
             continue
         if not args.entries and not any(argument.required for argument in signature.arguments):
             continue
+        legal = tuple(argument.name for argument in signature.arguments)
+        args = _own(args, legal, takers)
         model = _checked_model(kind, signature, name, args, problems)
         if model is None:
             continue
-        legal = tuple(argument.name for argument in signature.arguments)
+        unknown = [entry.key for key, entry in args.entries.items() if key not in legal]
+        legal = tuple(dict.fromkeys([*legal, *(one for mark in unknown for one in takers[mark].legal)]))
         checked = check_against(model, args, problems, doubts, prefix=(*path, "args"), legal=legal)
         if node.get("args") is not None:
             result = with_value(result, (*path, "args"), checked.tree)
     return cast(Mapping, result)
+
+
+@dataclass
+class _Takers:
+    """The components that are given what is written at one place: several, where `${…}` brings it to them."""
+
+    number: int = 0
+    legal: dict[str, None] = field(default_factory=dict)
+    """The arguments of any of them."""
+
+
+def _takers(tree: Mapping) -> dict[Mark, _Takers]:
+    """For the place where an argument is written."""
+    found: dict[Mark, _Takers] = {}
+    unknown: set[str] = set()
+    for path, kind in _places(tree):
+        name, args = at(tree, (*path, "type")), at(tree, (*path, "args"))
+        legal = _legal(kind, str(getattr(name, "value", "")))
+        unknown |= {kind} if legal is None else set()
+        for entry in args.entries.values() if isinstance(args, Mapping) else ():
+            takers = found.setdefault(entry.key, _Takers())
+            takers.number += 1
+            takers.legal |= dict.fromkeys(legal or ())
+    meant = {one: None for kind in unknown for name in registry.names(kind) for one in _legal(kind, name) or ()}
+    for takers in found.values():
+        takers.legal |= meant if takers.number > 1 else {}
+    return found
+
+
+def _legal(kind: str, name: str) -> tuple[str, ...] | None:
+    """The arguments of a component; None if it is not known, and may have been meant to be any of its kind."""
+    try:
+        return tuple(argument.name for argument in signature_of(kind, name).arguments)
+    except UsageError:  # reported where it is checked
+        return None
+
+
+def _own(args: Mapping, legal: ReadCollection[str], takers: ReadMapping[Mark, _Takers]) -> Mapping:
+    """Of arguments that several components are given, those that this one takes. One that none of them takes stays, to
+    be refused."""
+    others = {key for key, entry in args.entries.items() if key not in legal and key in takers[entry.key].legal}
+    return replace(args, entries={key: entry for key, entry in args.entries.items() if key not in others})
 
 
 def _places(tree: Mapping) -> Iterator[tuple[Path, str]]:

@@ -111,7 +111,7 @@ def _blocks(resolved: Resolved) -> Mapping:
 
 def _explanation(resolved: Resolved, path: Path, known: dict[Path, Any]) -> Explanation:
     document = resolved.to_json()
-    uses = list(_uses(resolved.written, path))
+    uses = [use for use in _uses(resolved.written, path) if "args" not in use.path or use.path in known]
     carried = [use.path for use in uses if use.path[0] in SECTIONS]
     meant = path if path[0] in SECTIONS else next(iter(carried), path)
     field = field_of(meant, document)

@@ -234,8 +234,14 @@ def _blocks(definitions: Mapping[str, Schema]) -> dict[str, Schema]:
             "description": f"Of the recipes' own, shared by ${{{block}}}: {', '.join(typed) or 'a value'}."
         }
         if len(typed) == len(keys):
-            blocks[block]["anyOf"] = [_ref(key) for key in _distinct(typed, definitions)]
+            blocks[block] |= _arguments_of_any([definitions[key] for key in typed])
     return blocks
+
+
+def _arguments_of_any(takers: Sequence[Schema]) -> Schema:
+    """Of a block: each component takes the keys that it has."""
+    keys = {name: schema for taker in takers for name, schema in taker.get("properties", {}).items()}
+    return {"type": "object", "properties": keys, "additionalProperties": False}
 
 
 def _trees() -> Iterator[Node]:
@@ -268,14 +274,6 @@ def _kind_at(path: tuple[str, ...]) -> str | None:
         if len(pattern) == len(path) and all(want in ("*", part) for want, part in zip(pattern, path, strict=True)):
             return kind
     return None
-
-
-def _distinct(keys: Sequence[str], definitions: Mapping[str, Schema]) -> list[str]:
-    """One of those that take the same arguments."""
-    found: dict[tuple[str, ...], str] = {}
-    for key in keys:
-        found.setdefault(tuple(definitions[key].get("properties", ())), key)
-    return list(found.values())
 
 
 # -- parts ------------------------------------------------------------------------------------------------

@@ -144,8 +144,8 @@ _WORDS: Mapping[str, str] = {
     "checkpoint.best_is": "greater_is_better higher_is_better",
     "checkpoint.asynchronous": "async_save use_async_save",
     "graph.<call>.interface": (
-        "reward_funcs reward_func reward_function custom_reward_function remote_rm_url adv_estimator "
-        "advantage_estimator rl finetuning_type stage rlhf_type"
+        "reward_funcs reward_func reward_function custom_reward_function remote_rm_url rl finetuning_type stage "
+        "rlhf_type"
     ),
     "graph.<call>.interface.args.path": "reward_model reward_model_path reward_pretrain reward_model_name_or_path",
     "ppo.kl_ctl": (
@@ -161,6 +161,9 @@ _WORDS: Mapping[str, str] = {
     ),
     "ppo.c_clip": "clip_ratio_c dual_clip ratio_clip_c delta",
     "ppo.value_eps_clip": "cliprange_value value_clip value_clip_range vf_clip",
+    "ppo.advantage_estimator": "adv_estimator advantage_type",
+    "ppo.policy_loss": "policy_loss_type loss_mode policy_loss_fn",
+    "ppo.loss_aggregation": "loss_agg_mode loss_type",
     "ppo.gae_lambda": "lam lambd lmbda gae_lam",
     "ppo.discount": "gamma",
     "ppo.entropy_coef": "entropy_coeff ent_coef entropy_loss_coef entropy_bonus",

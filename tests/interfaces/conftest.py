@@ -59,7 +59,17 @@ def rollout_by_hand(args, batch, kl_coef):
             one |= _sequence(args, kl_coef, length, per_token, per_action, column["rewards"][number], ended)
             sequences.append(one)
             token, action, number = token + length, action + length - 1, number + 1
-    return _normalised(args, sequences)
+    return _normalised(args, _compared(sequences) if args.advantage_estimator == "grpo" else sequences)
+
+
+def _compared(sequences):
+    """Each response by what it earned in all, against the others to its prompt."""
+    for one in sequences:
+        group = [sum(other["earned"]) for other in sequences if other["sample"] == one["sample"]]
+        relative = (sum(one["earned"]) - statistics.fmean(group)) / (statistics.stdev(group) + 1e-6)
+        one["advantages"] = [relative * acts for acts in one["response"]]
+        one["returns"] = [sum(one["earned"]) * acts for acts in one["response"]]
+    return sequences
 
 
 def _sequence(args, kl_coef, length, per_token, per_action, reward, ended):
@@ -94,7 +104,7 @@ def _sequence(args, kl_coef, length, per_token, per_action, reward, ended):
     returns = [advantages[t] + values[t] for t in actions]
     return {
         "old": old, "weights": weights, "trained": trained, "kl": kl, "advantages": advantages, "returns": returns,
-        "values": values, "response": response,
+        "values": values, "response": response, "earned": earned,
     }  # fmt: skip
 
 

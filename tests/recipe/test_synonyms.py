@@ -25,8 +25,8 @@ ARGUMENTS = {
 def test_every_target_is_a_key(target):
     path = tuple(NAMES.get(part, part) for part in target.split("."))
     if path[0] == "ppo":
-        arguments = {argument.name for argument in registry.signature("interfaces", "ppo_actor").arguments}
-        assert path[1] in arguments
+        takers = [registry.signature("interfaces", name).arguments for name in ("ppo_actor", "ppo_critic")]
+        assert path[1] in {argument.name for arguments in takers for argument in arguments}
     elif "args" in path:
         kind, components = ARGUMENTS[path[0]]
         for component in components:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -115,7 +116,10 @@ def with_temperature(make: Make, interface: ModelInterface, temperature: float) 
     """The interface with another temperature; None if it takes none."""
     if hasattr(interface, "temperature"):
         return make(temperature=temperature)
-    return make(generation={"temperature": temperature}) if hasattr(interface, "generation") else None
+    generation = getattr(interface, "generation", None)
+    if generation is None:
+        return None
+    return make(generation=dataclasses.asdict(dataclasses.replace(generation, temperature=temperature)))
 
 
 def accepted_form(interface: ModelInterface, answers: Sequence[str]) -> str | None:

@@ -1,0 +1,66 @@
+"""The optimizer steps that a batch is spread over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.api.engine import LossFn
+from rlcli.api.model import Model
+from rlcli.interfaces._settings import OptimizerSteps
+from rlcli.ops.minibatches import assign_minibatches
+
+
+def optimizer_steps(
+    settings: OptimizerSteps,
+    model: Model,
+    batch: SequenceSample,
+    loss_fn: LossFn,
+    loss_weight_fn: Callable[[SequenceSample], torch.Tensor],
+    mb_spec: MicroBatchSpec,
+    step_if: Callable[[Mapping[str, float]], bool] | None = None,
+) -> dict[str, float]:
+    """`ppo_epochs` times `minibatches` optimizer steps on a batch; the mean of their stats (`average`)."""
+    return average(
+        [
+            model.module.train_batch(
+                part,
+                loss_fn,
+                loss_weight_fn,
+                token_normalize_scope=settings.token_normalize_scope,
+                mb_spec=mb_spec,
+                version_steps=model.version.global_step,
+                step_if=step_if,
+            )
+            for part in optimizer_batches(settings, model, batch)
+        ]
+    )
+
+
+def optimizer_batches(settings: OptimizerSteps, model: Model, data: SequenceSample) -> list[SequenceSample]:
+    """This rank's part of each optimizer step, epoch after epoch; a part may be empty."""
+    index = data.metadata.get("batch_index") or list(range(data.bs))
+    seed = f"{model.seed}/{model.version.global_step}"
+    return [
+        data.select_indices(part)
+        for epoch in range(settings.ppo_epochs)
+        for part in assign_minibatches(index, settings.minibatches, seed, epoch)
+    ]
+
+
+def average(steps: list[dict[str, float]]) -> dict[str, float]:
+    """Stats of a training step from those of its optimizer steps: the mean of each over the steps that report
+    it.
+
+    `update_skipped` and `loss_weight` are summed; steps that had no tokens to train on count for these alone.
+    """
+    total = {name: sum(step.get(name, 0.0) for step in steps) for name in ("update_skipped", "loss_weight")}
+    seen = [step for step in steps if step.get("loss_weight")] or steps
+    values: dict[str, list[float]] = {}
+    for step in seen:
+        for name, value in step.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(entries) / len(entries) for name, entries in values.items()} | total

@@ -1,0 +1,155 @@
+"""Policy losses by name, and the weight that each action has in their sum.
+
+A new loss is a function here, and its name in `POLICY_LOSSES` and `PolicyLossName`; its keyword-only parameters are its
+settings. What is the same for all of them comes around it: `behaviour_weights`, the entropy bonus, and the
+`LOSS_AGGREGATIONS`, which say whether each token or each response counts alike.
+
+Actions outside `mask` are never read: their entries may be NaN or Inf, and they receive no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from rlcli.ops.packing import action_owner
+
+__all__ = [
+    "LOSS_AGGREGATIONS", "POLICY_LOSSES", "Actions", "LossAggregationName", "PolicyLossName", "behaviour_weights",
+]  # fmt: skip
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to ± this before `exp`, so that one freak token cannot make the loss infinite."""
+
+PolicyLossName = Literal["ppo", "gspo"]
+LossAggregationName = Literal["token", "sequence"]
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What a policy loss is taken over: A = T - N actions of N whole sequences, packed; M of them are trained on."""
+
+    logprobs: torch.Tensor
+    """[A] of the policy that is trained, with its gradient."""
+    old_logprobs: torch.Tensor
+    """[A] of the policy that ratios are taken to."""
+    advantages: torch.Tensor
+    """[A]"""
+    mask: torch.Tensor
+    """[A] bool: the M actions that are trained on."""
+    seqlens: Sequence[int]
+    """N lengths in tokens."""
+
+    @property
+    def log_ratio(self) -> torch.Tensor:
+        """[M] log-probs less the old ones."""
+        return self.logprobs[self.mask] - self.old_logprobs[self.mask]
+
+
+PolicyLoss = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
+"""(actions, settings by keyword) → the loss of each trained action, [M] with its gradient, and stats, each summed over
+the M actions: `importance_ratio`, `approx_kl` (k1 from the old to the new policy), and the tokens whose gradient a clip
+cut off."""
+
+
+def clipped(
+    actions: Actions, *, eps_clip: float, c_clip: float | None = None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """PPO's clipped loss (arXiv:1707.06347 eq. 7), with dual clip (arXiv:1912.09729 eq. 5).
+
+    ratio = exp(logprobs - old_logprobs)
+    loss  = max(-A * ratio, -A * clip(ratio, 1 - eps_clip, 1 + eps_clip))
+    loss  = min(loss, c_clip * |A|)        where A < 0, if c_clip is given
+    """
+    advantages = actions.advantages[actions.mask]
+    log_ratio = actions.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio = log_ratio.exp()
+    loss, beyond = _clipped_objective(ratio, advantages, eps_clip)
+    dual = torch.zeros_like(loss, dtype=torch.bool)
+    if c_clip is not None:
+        bound = c_clip * advantages.abs()
+        dual = (advantages < 0) & (bound < loss)
+        loss = torch.where(dual, bound, loss)
+    return loss, _stats(ratio, log_ratio, clip_fraction=beyond, dual_clip_fraction=dual)
+
+
+def sequence_clipped(actions: Actions, *, eps_clip: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """GSPO (arXiv:2507.18071 eq. 5 to 7): one ratio for all trained actions of a sequence, and clipped as one.
+
+        ratio = exp(mean over the sequence of (logprobs - old_logprobs))
+        loss  = max(-A * ratio, -A * clip(ratio, 1 - eps_clip, 1 + eps_clip))
+
+    With equal advantages in a sequence and the aggregation "sequence" this is the objective of the paper, whose clip
+    is about 3e-4.
+    """
+    owner, counts = _trained(actions.mask, actions.seqlens)
+    log_ratio = actions.log_ratio
+    total = torch.zeros(len(counts), dtype=log_ratio.dtype, device=log_ratio.device).index_add(0, owner, log_ratio)
+    ratio = (total / counts.clamp(min=1)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()[owner]
+    loss, beyond = _clipped_objective(ratio, actions.advantages[actions.mask], eps_clip)
+    return loss, _stats(ratio, log_ratio, clip_fraction=beyond)
+
+
+def _clipped_objective(
+    ratio: torch.Tensor, advantages: torch.Tensor, eps_clip: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(loss of each action, whether the clip cut its gradient off)."""
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - eps_clip, 1 + eps_clip)
+    return torch.maximum(unclipped, clipped), clipped > unclipped
+
+
+@torch.no_grad()
+def _stats(ratio: torch.Tensor, log_ratio: torch.Tensor, **shares: torch.Tensor) -> dict[str, torch.Tensor]:
+    counts = {name: flags.sum().float() for name, flags in shares.items()}
+    return {"importance_ratio": ratio.sum(), "approx_kl": -log_ratio.sum(), **counts}
+
+
+POLICY_LOSSES: Mapping[PolicyLossName, PolicyLoss] = {"ppo": clipped, "gspo": sequence_clipped}
+
+
+LossAggregation = Callable[[torch.Tensor, Sequence[int]], tuple[torch.Tensor, torch.Tensor]]
+"""(mask [A], N lengths in tokens) → the weight of each trained action in the loss, [M], and the weight of the whole,
+by which the sum over all micro-batches and ranks is divided."""
+
+
+def token_mean(mask: torch.Tensor, seqlens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every token counts alike: long responses count for more."""
+    return mask[mask].to(torch.float32), mask.count_nonzero()
+
+
+def sequence_mean(mask: torch.Tensor, seqlens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every response counts alike, as the mean of its tokens (GRPO as published). One without tokens to train on does
+    not count."""
+    owner, counts = _trained(mask, seqlens)
+    return counts.clamp(min=1).to(torch.float32).reciprocal()[owner], counts.count_nonzero()
+
+
+LOSS_AGGREGATIONS: Mapping[LossAggregationName, LossAggregation] = {"token": token_mean, "sequence": sequence_mean}
+
+
+def _trained(mask: torch.Tensor, seqlens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sequence of each trained action, [M], and how many of these each sequence has, [N]."""
+    owner = action_owner(seqlens, mask.device)[mask]
+    return owner, torch.bincount(owner, minlength=len(seqlens))
+
+
+def behaviour_weights(
+    proximal_logprobs: torch.Tensor,
+    behaviour_logprobs: torch.Tensor,
+    mask: torch.Tensor,
+    cap: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights of the decoupled PPO loss (arXiv:2110.00641): exp(proximal - behaviour); all tensors [n].
+
+    Returns (weights, kept mask). Tokens whose weight is above `cap` leave the mask, hence both the sum and
+    the count that it is divided by: dropping them does not shrink the update of the others. Weights off the
+    mask are 0.
+    """
+    log_weights = torch.where(mask, proximal_logprobs - behaviour_logprobs, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    weights = log_weights.exp().detach()
+    kept = mask if cap is None else mask & (weights <= cap)
+    return torch.where(kept, weights, 0.0), kept

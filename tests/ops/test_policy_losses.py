@@ -1,0 +1,191 @@
+import inspect
+import math
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcli.ops.policy_losses import (
+    LOSS_AGGREGATIONS,
+    POLICY_LOSSES,
+    Actions,
+    LossAggregationName,
+    PolicyLossName,
+    behaviour_weights,
+    clipped,
+    sequence_clipped,
+    sequence_mean,
+    token_mean,
+)
+
+
+def actions(new, old, advantages, mask=None, seqlens=None):
+    """Of one sequence, unless `seqlens` says otherwise."""
+    columns = [torch.as_tensor(column, dtype=torch.float64) for column in (new, old, advantages)]
+    mask = torch.ones(len(new), dtype=torch.bool) if mask is None else torch.as_tensor(mask)
+    return Actions(*columns, mask, seqlens or [len(new) + 1])
+
+
+def test_every_name_has_a_function():
+    assert set(POLICY_LOSSES) == set(get_args(PolicyLossName))
+    assert set(LOSS_AGGREGATIONS) == set(get_args(LossAggregationName))
+
+
+def one_token(advantage, ratio, **settings):
+    loss, _ = clipped(actions([math.log(ratio)], [0.0], [advantage]), eps_clip=0.2, **settings)
+    return float(loss)
+
+
+def test_golden_terms():
+    assert one_token(1.0, 1.5) == pytest.approx(-1.2)
+    assert one_token(-1.0, 0.5) == pytest.approx(0.8)
+    assert one_token(-1.0, 4.0) == pytest.approx(4.0)
+    assert one_token(-1.0, 4.0, c_clip=3.0) == pytest.approx(3.0)
+    assert one_token(1.0, 4.0, c_clip=3.0) == pytest.approx(-1.2), "dual clip is for negative advantages"
+
+
+def slow_clipped(new, old, advantages, mask, eps, c_clip):
+    losses, beyond, dual = [], 0, 0
+    for n, o, a, m in zip(new, old, advantages, mask, strict=True):
+        if not m:
+            continue
+        ratio = math.exp(n - o)
+        plain, bounded = a * ratio, a * min(max(ratio, 1 - eps), 1 + eps)
+        objective = min(plain, bounded)
+        beyond += bounded < plain
+        if c_clip is not None and a < 0 and c_clip * a > objective:
+            objective = c_clip * a
+            dual += 1
+        losses.append(-objective)
+    return losses, beyond, dual
+
+
+numbers = st.floats(-2, 2, width=32)
+tokens = st.lists(st.tuples(numbers, numbers, numbers, st.booleans()), min_size=1, max_size=12)
+
+
+@given(tokens, st.sampled_from([None, 1.5, 3.0]))
+def test_the_clipped_loss_equals_the_formula(rows, c_clip):
+    new, old, advantages, mask = (list(column) for column in zip(*rows, strict=True))
+    losses, stats = clipped(actions(new, old, advantages, mask), eps_clip=0.2, c_clip=c_clip)
+    expected, beyond, dual = slow_clipped(new, old, advantages, mask, 0.2, c_clip)
+    assert losses.tolist() == pytest.approx(expected, abs=1e-9)
+    assert float(stats["clip_fraction"]) == beyond
+    assert float(stats["dual_clip_fraction"]) == dual
+    ratios = sum(math.exp(n - o) for n, o, m in zip(new, old, mask, strict=True) if m)
+    assert float(stats["importance_ratio"]) == pytest.approx(ratios)
+
+
+def test_a_sequence_has_one_ratio_by_hand():
+    """Two sequences of two actions; the ratio is the geometric mean of those of the tokens."""
+    new = torch.tensor([math.log(2.0), math.log(0.5), math.log(1.5), 0.0], dtype=torch.float64, requires_grad=True)
+    given = Actions(new, torch.zeros(4), torch.tensor([1.0, 1.0, 1.0, -3.0]), torch.ones(4, dtype=torch.bool), [3, 3])
+    losses, stats = sequence_clipped(given, eps_clip=0.1)
+    second = math.sqrt(1.5)  # 1.2247: above 1.1, which cuts a good action's gradient, and not a bad one's
+    assert losses.tolist() == pytest.approx([-1.0, -1.0, -1.1, 3 * second])
+    assert float(stats["clip_fraction"]) == 1
+    assert float(stats["importance_ratio"]) == pytest.approx(2 + 2 * second)
+    assert float(stats["approx_kl"]) == pytest.approx(-math.log(1.5))
+    losses.sum().backward()
+    # d ratio / d logprob = ratio / 2, for each of the two tokens of a sequence, from both of its losses
+    assert new.grad.tolist() == pytest.approx([-1.0, -1.0, 1.5 * second, 1.5 * second])
+
+
+@given(tokens)
+def test_sequences_of_one_action_have_the_ratio_of_their_token(rows):
+    new, old, advantages, mask = (list(column) for column in zip(*rows, strict=True))
+    given = actions(new, old, advantages, mask, seqlens=[2] * len(rows))
+    by_token, stats = clipped(given, eps_clip=0.2)
+    by_sequence, others = sequence_clipped(given, eps_clip=0.2)
+    torch.testing.assert_close(by_sequence, by_token)
+    assert float(others["clip_fraction"]) == float(stats["clip_fraction"])
+
+
+def test_prompts_and_neighbours_do_not_enter_the_ratio_of_a_sequence():
+    mask = torch.tensor([False, True, True, False, True])
+    new = torch.tensor([9.0, 0.2, 0.4, float("nan"), -0.6])
+    losses, _ = sequence_clipped(Actions(new, torch.zeros(5), -torch.ones(5), mask, [4, 3]), eps_clip=0.5)
+    assert losses.tolist() == pytest.approx([math.exp(0.3)] * 2 + [math.exp(-0.6) if math.exp(-0.6) > 0.5 else 0.5])
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+class TestEveryLoss:
+    """What holds for all of them: the next one is held to it as soon as it has a name."""
+
+    def loss(self, name, given):
+        settings = {"eps_clip": 0.2}
+        wanted = inspect.signature(POLICY_LOSSES[name]).parameters
+        return POLICY_LOSSES[name](given, **{key: value for key, value in settings.items() if key in wanted})
+
+    def test_masked_tokens_cannot_spoil_loss_or_gradient(self, name):
+        nan = float("nan")
+        new = torch.tensor([0.1, nan, float("inf")], requires_grad=True)
+        mask = torch.tensor([True, False, False])
+        old, advantages = torch.tensor([0.0, 1.0, nan]), torch.tensor([1.0, nan, 2.0])
+        losses, _ = self.loss(name, Actions(new, old, advantages, mask, [2, 3]))
+        losses.sum().backward()
+        assert losses.isfinite().all()
+        assert new.grad[0] != 0
+        assert new.grad[1:].tolist() == [0.0, 0.0]
+
+    def test_a_freak_token_keeps_the_loss_finite(self, name):
+        losses, _ = self.loss(name, actions([0.0], [-500.0], [-1.0]))
+        assert losses.isfinite().all()
+
+    def test_nothing_to_train_on_is_zero_with_a_graph(self, name):
+        new = torch.zeros(3, requires_grad=True)
+        none = torch.zeros(3, dtype=torch.bool)
+        losses, stats = self.loss(name, Actions(new, torch.zeros(3), torch.zeros(3), none, [4]))
+        losses.sum().backward()
+        assert losses.shape == (0,)
+        assert stats["importance_ratio"] == 0
+        assert new.grad.tolist() == [0, 0, 0]
+
+    def test_at_the_old_policy_the_gradient_is_that_of_the_policy_gradient(self, name):
+        """Σ -A_t ∇ log p_t over a sequence of equal advantages, whatever the ratio is of."""
+        new = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+        advantages = torch.tensor([2.0, 2.0, -1.0, -1.0], dtype=torch.float64)
+        mask = torch.ones(4, dtype=torch.bool)
+        losses, _ = self.loss(name, Actions(new, torch.zeros(4), advantages, mask, [3, 3]))
+        losses.sum().backward()
+        assert new.grad.tolist() == pytest.approx([-2.0, -2.0, 1.0, 1.0])
+
+    def test_sequences_do_not_see_each_other(self, name):
+        generator = torch.Generator().manual_seed(0)
+        columns = [torch.randn(7, generator=generator, dtype=torch.float64) for _ in range(3)]
+        mask = torch.tensor([True, True, False, True, True, False, True])
+        whole, stats = self.loss(name, Actions(*columns, mask, [4, 3, 3]))
+        parts = [
+            self.loss(name, Actions(*(column[part] for column in columns), mask[part], [length]))
+            for part, length in ((slice(0, 3), 4), (slice(3, 5), 3), (slice(5, 7), 3))
+        ]
+        torch.testing.assert_close(torch.cat([losses for losses, _ in parts]), whole)
+        for key, value in stats.items():
+            assert float(value) == pytest.approx(sum(float(own[key]) for _, own in parts))
+
+
+def test_aggregations_by_hand():
+    """Three responses: two trained tokens, none, one."""
+    mask, seqlens = torch.tensor([False, True, True, False, True]), [4, 2, 2]
+    shares, total = token_mean(mask, seqlens)
+    assert (shares.tolist(), int(total)) == ([1.0, 1.0, 1.0], 3)
+    shares, total = sequence_mean(mask, seqlens)
+    assert (shares.tolist(), int(total)) == ([0.5, 0.5, 1.0], 2)
+
+
+@pytest.mark.parametrize("name", LOSS_AGGREGATIONS)
+def test_an_aggregation_of_nothing_weighs_nothing(name):
+    shares, total = LOSS_AGGREGATIONS[name](torch.zeros(3, dtype=torch.bool), [2, 3])
+    assert (len(shares), int(total)) == (0, 0)
+
+
+def test_capped_tokens_leave_numerator_and_denominator():
+    proximal, behaviour = torch.tensor([0.0, 2.0, 0.5, 9.0]), torch.tensor([0.0, 0.0, 0.0, 0.0])
+    mask = torch.tensor([True, True, True, False])
+    weights, kept = behaviour_weights(proximal, behaviour, mask, cap=5.0)
+    assert kept.tolist() == [True, False, True, False]
+    torch.testing.assert_close(weights, torch.tensor([1.0, 0.0, math.exp(0.5), 0.0]))
+    _, uncapped = behaviour_weights(proximal, behaviour, mask)
+    assert uncapped.tolist() == mask.tolist()

@@ -1,0 +1,69 @@
+"""One block that several components are given: each takes the keys that it has."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlcli.errors import RecipeError
+from rlcli.recipe.explanation import explain
+from rlcli.recipe.json_schema import recipe_schema
+from rlcli.recipe.resolve import load_recipe
+
+TRAINS = ("actor_train", "critic_train")
+
+
+def args_of(resolved, call):
+    return resolved.recipe.graph[call].interface.args
+
+
+def problems(*overrides):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("ppo_math", overrides)
+    return [(problem.code, problem.what) for problem in caught.value.problems]
+
+
+def test_each_component_takes_its_own_keys():
+    resolved = load_recipe("ppo_math", ["ppo.eps_clip=0.1", "ppo.value_loss=huber", "ppo.kl_ctl=0.02"])
+    actor, critic = (args_of(resolved, call) for call in TRAINS)
+    assert (actor["eps_clip"], actor["kl_ctl"]) == (0.1, 0.02)
+    assert (critic["value_loss"], critic["kl_ctl"]) == ("huber", 0.02)
+    assert "value_loss" not in actor
+    assert "eps_clip" not in critic
+
+
+def test_a_key_that_none_of_them_takes_is_refused_once():
+    assert problems("ppo.kl_clt=0.1") == [("R42", "unknown key ppo.kl_clt")]
+
+
+def test_a_misspelt_key_of_one_of_them_is_understood():
+    with pytest.raises(RecipeError, match=r"did you mean value_loss\?"):
+        load_recipe("ppo_math", ["ppo.value_los=huber"])
+    with pytest.raises(RecipeError, match=r"did you mean eps_clip\?"):
+        load_recipe("ppo_math", ["ppo.eps_clp=0.1"])
+
+
+def test_a_key_that_is_given_to_one_component_alone_must_be_its_own():
+    found = problems("graph.critic_train.interface.args.eps_clip=0.1")
+    assert [what for _, what in found] == ["unknown key graph.critic_train.interface.args.eps_clip"]
+
+
+def test_a_wrong_value_is_reported_by_whoever_takes_it():
+    assert [code for code, _ in problems("ppo.eps_clip=wide", "ppo.value_eps_clip=wide")] == ["R37", "R37"]
+
+
+def test_nothing_is_concluded_from_a_component_that_is_not_known():
+    types = [f"graph.{call}.interface.type=ppo_acter" for call in ("actor_gen", "actor_train")]
+    assert {code for code, _ in problems("ppo.eps_clip=0.1", *types)} == {"R70"}
+    assert {code for code, _ in problems("ppo.eps_clp=0.1", *types)} == {"R70", "R42"}
+
+
+def test_explain_names_the_calls_that_take_a_key():
+    explained = explain(load_recipe("ppo_math"), "ppo.eps_clip")
+    assert {use.key.split(".")[1] for use in explained.uses} == {"actor_gen", "actor_train"}
+    explained = explain(load_recipe("ppo_math"), "ppo.kl_ctl")
+    assert {use.key.split(".")[1] for use in explained.uses} == {"actor_gen", "critic_inf", *TRAINS}
+
+
+def test_the_schema_of_the_block_has_the_keys_of_all():
+    keys = recipe_schema()["properties"]["ppo"]["properties"]
+    assert {"kl_ctl", "eps_clip", "value_loss"} <= set(keys)

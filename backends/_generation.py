@@ -20,6 +20,7 @@ from rlcli.api.model import GeneratedResponses
 from rlcli.ops.attention import CachedAttention, packed_attention
 from rlcli.ops.packing import positions
 
+from ._memory import concurrent_responses
 from ._transformers import compute_in, head_of
 
 
@@ -226,12 +227,6 @@ class Decoder:
         rows.logprobs[which, drawn] = logprobs
         rows.drawn[which] = drawn + 1
         rows.last_token[which] = tokens
-
-
-def concurrent_responses(total: int, longest: int, most: int, cache_tokens: int | None) -> int:
-    """How many of `total` responses are decoded at once: at most `most`, and as many as the cache has room for if each
-    takes `longest` tokens, its prompt included."""
-    return min(total, most, total if cache_tokens is None else cache_tokens // longest)
 
 
 class _Rows:

@@ -39,6 +39,7 @@ class FSDP(TransformersTraining, ModelBackend):
     """Trains a transformers model on one rank or many."""
 
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
+    MEMORY: ClassVar[str] = "_fsdp_memory.FSDPMemory"
 
     def _initialize(self, model: Model) -> Model:
         model.module = FSDPEngine(model, self)

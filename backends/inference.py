@@ -17,6 +17,7 @@ class Inference(TransformersSettings, ModelBackend):
 
     TRAINS: ClassVar[bool] = False
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
+    MEMORY: ClassVar[str] = "_memory.InferenceMemory"
 
     def _initialize(self, model: Model) -> Model:
         from ._engine import TransformersEngine

@@ -108,6 +108,8 @@ class ModelBackend(abc.ABC):
     """A response depends on its prompt, the weights and its seed alone."""
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
     """The dimensions of a mesh that its engines know."""
+    MEMORY: ClassVar[str | None] = None
+    """Where its memory model is, which `rlcli plan` asks; see `rlcli.api.memory`."""
     RUNS_MODEL: ClassVar[bool] = True
     """It makes an engine; False if it leaves the role without weights."""
 

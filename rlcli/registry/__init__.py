@@ -6,7 +6,7 @@ source text; a component's file is imported when a run needs the class, and neve
 
 from rlcli.api.component import KINDS, register_backend, register_dataset, register_interface
 from rlcli.registry.listing import module_of, names, path_of
-from rlcli.registry.loading import load, make_backend, make_dataset, make_interface
+from rlcli.registry.loading import load, load_declared, make_backend, make_dataset, make_interface
 from rlcli.registry.signature import COMPUTED, Argument, Signature, signature
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Argument",
     "Signature",
     "load",
+    "load_declared",
     "make_backend",
     "make_dataset",
     "make_interface",

@@ -14,6 +14,7 @@ from rlcli.api.config import DatasetAbstraction, ModelBackendAbstraction, ModelI
 from rlcli.errors import ProjectError, RlcliError, UsageError
 from rlcli.project import search_path
 from rlcli.registry.listing import path_of
+from rlcli.registry.signature import signature
 
 if TYPE_CHECKING:
     from rlcli.api.model import ModelBackend, ModelInterface
@@ -36,6 +37,29 @@ def load(kind: str, name: str) -> type:
             f"the file registers {', '.join(map(repr, found))}; it must register one class", where=str(path)
         )
     return classes[0]
+
+
+def load_declared(kind: str, name: str, constant: str) -> Any:
+    """What a component's class names in a literal, `_file.attribute` of a file next to it; None if it names nothing.
+
+    Imports that file, and not the component's. Raises ProjectError where there is no such file or attribute.
+    """
+    described = signature(kind, name)
+    target = described.constants.get(constant)
+    if target is None:
+        return None
+    file, _, attribute = str(target).rpartition(".")
+    path = next((p for p in (Path(folder) / f"{file}.py" for folder in search_path(kind)) if p.is_file()), None)
+    if path is not None and file.isidentifier():
+        _import_file(kind, path)
+        found = getattr(sys.modules[f"rlcli.{kind}.{file}"], attribute, None)
+        if found is not None:
+            return found
+    raise ProjectError(
+        f"{constant} of {described.class_name} is {target!r}; there is no such {'attribute' if path else 'file'}",
+        where=f"{described.path}:{described.line}",
+        hint=f"it names what a file in {kind}/ defines, such as _my_file.MyClass",
+    )
 
 
 def make_interface(cfg: ModelInterfaceAbstraction) -> ModelInterface:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlcli.topology.architecture import Architecture
+from rlcli.api.architecture import Architecture
 from rlcli.topology.memory import Peak, plan_memory
 from rlcli.topology.placement import plan_topology
 

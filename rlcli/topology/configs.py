@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlcli.api.architecture import Architecture
 from rlcli.api.weight_files import MAX_JSON
 from rlcli.files import read_regular
 from rlcli.recipe.components import declared
 from rlcli.recipe.role_sources import weights_origin
 from rlcli.recipe.warm_start import warm_starts
-from rlcli.topology.architecture import Architecture, UnknownArchitecture, read_architecture
+from rlcli.topology.architecture import UnknownArchitecture, read_architecture
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved

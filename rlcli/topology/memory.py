@@ -1,47 +1,45 @@
-"""What a recipe needs on each device: held all the time by its roles, and at the peak of each call."""
+"""What a recipe needs on each device: kept all the time by its roles, and at the peak of each call.
+
+How much a role takes is known to its backend, whose memory model is asked (`rlcli.api.memory`).
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlcli.recipe.lengths import cache_of, generation_of
-from rlcli.topology.architecture import Architecture
-from rlcli.topology.footprint import ERROR_PERCENT, EngineFootprint, Parts
+from rlcli import registry
+from rlcli.api.architecture import Architecture
+from rlcli.api.memory import Generation, Kept, MemoryModel, Parts, PlacedRole, UnknownMemory
+from rlcli.recipe.components import argument_of, signature_of
+from rlcli.recipe.lengths import generation_of
 from rlcli.topology.lengths import Lengths, group_size, lengths_of
 
 if TYPE_CHECKING:
-    from rlcli.recipe.schema import Call, Recipe
+    from rlcli.recipe.schema import Call, Component, Recipe
     from rlcli.topology.placement import Topology
 
 GIB = 1 << 30
 RESERVED = GIB
 """Of a GPU's memory, for CUDA itself and for communication: no estimate of ours covers it."""
 
-ENGINES = ("fsdp", "inference")
-"""Backends whose memory is known here."""
-
 
 @dataclass(frozen=True)
 class Held:
-    """What a role keeps on each of its devices from its second step on, in bytes."""
+    """What a role keeps on each of its devices between calls."""
 
     role: str
     parameters: int
     """Of the whole model; a number, not bytes."""
-    weights: int
-    optimizer: int
-    whole_copy: int
-    """Of a sharded role that generates."""
-    left_gathered: int
-    """Of a sharded role between an inference and its next update."""
+    kept: Kept
     offloaded: bool
     """The weights are in host memory except during the role's own calls."""
 
     @property
     def total(self) -> int:
-        return self.weights + self.optimizer + self.whole_copy + self.left_gathered
+        return self.kept.total
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,8 @@ class Peak:
     held: int
     """By all roles of the device."""
     parts: Parts
+    within_percent: int = MemoryModel.WITHIN_PERCENT
+    """How far the estimate may be off."""
 
     @property
     def total(self) -> int:
@@ -64,7 +64,7 @@ class Peak:
     def verdict(self, device_bytes: int, reserved: int) -> str:
         """ok: fits even if the estimate is as far off as it may be; tight: only if it is not; else too much."""
         room = device_bytes - reserved
-        if self.total * (100 + ERROR_PERCENT) <= room * 100:
+        if self.total * (100 + self.within_percent) <= room * 100:
             return "ok"
         return "tight" if self.total <= room else "too much"
 
@@ -83,69 +83,71 @@ class MemoryPlan:
     def highest(self) -> int:
         return max((peak.total for peak in self.peaks), default=0)
 
+    @property
+    def within_percent(self) -> int:
+        return max((peak.within_percent for peak in self.peaks), default=MemoryModel.WITHIN_PERCENT)
+
 
 def plan_memory(recipe: Recipe, topology: Topology, sizes: Mapping[str, Architecture | str]) -> MemoryPlan:
     """Memory of a recipe laid out on its cluster; `sizes` has every role with weights, or why they are unknown."""
-    engines: dict[str, EngineFootprint] = {}
+    models: dict[str, MemoryModel] = {}
     unknown = {}
     for role, architecture in sizes.items():
-        engine = _engine(recipe, topology, role, architecture)
-        if isinstance(engine, str):
-            unknown[role] = engine
-        else:
-            engines[role] = engine
-    held = {role: _held(recipe, role, engine) for role, engine in engines.items()}
+        try:
+            models[role] = _memory_model(recipe, topology, role, architecture)
+        except UnknownMemory as reason:
+            unknown[role] = str(reason)
+    held = {role: _held(recipe, role, model) for role, model in models.items()}
     lengths = lengths_of(recipe)
-    peaks = _load_peaks(topology, engines)
+    peaks = _load_peaks(topology, models, held)
     for name, call in recipe.graph.items():
-        if call.model in engines and call.call != "evaluate":
-            parts = _parts(recipe, topology, call, engines[call.model], lengths)
+        if call.model in models and call.call != "evaluate":
+            model = models[call.model]
+            parts = _parts(recipe, topology, call, model, lengths)
             phase = "update" if call.call == "train_step" else call.call
-            peaks.append(Peak(name, call.model, phase, _held_beside(topology, held, call.model), parts))
+            there = _held_by_all(topology, held, call.model)
+            peaks.append(Peak(name, call.model, phase, there, parts, model.WITHIN_PERCENT))
     return MemoryPlan(tuple(held.values()), tuple(peaks), unknown, lengths)
 
 
-def _engine(recipe: Recipe, topology: Topology, role: str, sizes: Architecture | str) -> EngineFootprint | str:
+def _memory_model(recipe: Recipe, topology: Topology, role: str, sizes: Architecture | str) -> MemoryModel:
+    """That of the role's backend. Raises UnknownMemory."""
     if isinstance(sizes, str):
-        return sizes
+        raise UnknownMemory(sizes)
     backend = recipe.models[role].backend
     assert backend is not None
-    mesh = topology.placement(role).mesh
-    if backend.type not in ENGINES:
-        return f"the memory of the backend {backend.type} is not known here"
-    if mesh.size != mesh.dp:
-        return f"the memory of a mesh such as {mesh} is not known here: only dp is"
-    return EngineFootprint(
-        sizes=sizes,
+    model = registry.load_declared("backends", backend.type, "MEMORY")
+    if model is None:
+        raise UnknownMemory(f"the backend {backend.type} does not estimate it (MEMORY)")
+    placed = PlacedRole(
+        architecture=sizes,
         head=recipe.models[role].head,
-        trained=backend.type == "fsdp",
-        ranks=mesh.dp,
-        width=4 if backend.args.get("dtype", "auto") == "float32" else 2,
-        checkpointing=bool(backend.args.get("gradient_checkpointing", False)),
+        mesh=dataclasses.asdict(topology.placement(role).mesh),
+        arguments=_arguments(backend),
+        calls={call.call for call in recipe.graph.values() if call.model == role},
     )
+    made: MemoryModel = model(placed)
+    return made
 
 
-def _held(recipe: Recipe, role: str, engine: EngineFootprint) -> Held:
-    calls = [call for call in recipe.graph.values() if call.model == role]
-    generates = any(call.call == "generate" for call in calls)
-    return Held(
-        role=role,
-        parameters=engine.parameters,
-        weights=engine.weights,
-        optimizer=engine.optimizer if any(call.call == "train_step" for call in calls) else 0,
-        whole_copy=engine.whole_copy if generates else 0,
-        left_gathered=engine.left_gathered if any(call.call == "inference" for call in calls) else 0,
-        offloaded=recipe.cluster.device != "cpu" and any(call.hooks.offload for call in calls),
-    )
+def _arguments(backend: Component) -> dict[str, Any]:
+    names = [argument.name for argument in signature_of("backends", backend.type).arguments]
+    return {name: argument_of("backends", backend.type, backend.args, name) for name in names}
 
 
-def _held_beside(topology: Topology, held: Mapping[str, Held], role: str) -> int:
-    """Of all roles on the fullest device of a role, while it works. What that gathers is counted with the call."""
+def _held(recipe: Recipe, role: str, model: MemoryModel) -> Held:
+    rests = any(call.hooks.offload for call in recipe.graph.values() if call.model == role)
+    parameters = model.role.architecture.parameters(recipe.models[role].head)
+    return Held(role, parameters, model.kept(), rests and recipe.cluster.device != "cpu")
+
+
+def _held_by_all(topology: Topology, held: Mapping[str, Held], role: str) -> int:
+    """By all roles on the fullest device of a role, while it works: what that gathers is counted with the call."""
     of_others = (
         sum(held[r].total for r in topology.roles_on(rank) if r in held and r != role and not held[r].offloaded)
         for rank in _first_ranks(topology, role)
     )
-    return held[role].total - held[role].left_gathered + max(of_others)
+    return held[role].total - held[role].kept.left_gathered + max(of_others)
 
 
 def _first_ranks(topology: Topology, role: str) -> list[int]:
@@ -156,28 +158,30 @@ def _first_ranks(topology: Topology, role: str) -> list[int]:
     return list(seen.values())
 
 
-def _load_peaks(topology: Topology, engines: Mapping[str, EngineFootprint]) -> list[Peak]:
-    """Roles load one after another, each whole before it is sharded: the worst of them."""
+def _load_peaks(topology: Topology, models: Mapping[str, MemoryModel], held: Mapping[str, Held]) -> list[Peak]:
+    """Roles load one after another: the worst of them."""
     peaks = []
-    for role, engine in engines.items():
+    for role, model in models.items():
         for rank in _first_ranks(topology, role):
-            on_rank = [r for r in topology.roles_on(rank) if r in engines]
-            there = sum(engines[r].weights for r in on_rank[: on_rank.index(role) + 1])
-            peaks.append(Peak("load", role, "load", there, engine.load()))
+            on_rank = [r for r in topology.roles_on(rank) if r in models]
+            there = sum(held[r].kept.weights for r in on_rank[: on_rank.index(role) + 1])
+            peaks.append(Peak("load", role, "load", there, model.load(), model.WITHIN_PERCENT))
     return [max(peaks, key=lambda peak: peak.total)] if peaks else []
 
 
-def _parts(recipe: Recipe, topology: Topology, call: Call, engine: EngineFootprint, lengths: Lengths) -> Parts:
-    group = group_size(recipe)
-    rows = -(-recipe.train.prompts_per_step // topology.placement(call.model).mesh.dp)
+def _parts(recipe: Recipe, topology: Topology, call: Call, model: MemoryModel, lengths: Lengths) -> Parts:
     if call.call == "generate":
         settings = generation_of(recipe, call)
-        new, room = int(settings["max_new_tokens"]), cache_of(recipe, call.model)
-        slots = min(rows * group, int(settings["max_concurrent_responses"]))
-        slots = slots if room is None else min(slots, max(1, room // (lengths.prompt + new)))
-        return engine.generate(slots, lengths.prompt, new, min(rows, -(-slots // group)))
+        asked = Generation(
+            prompts=-(-recipe.train.prompts_per_step // topology.placement(call.model).mesh.dp),
+            responses=group_size(recipe),
+            prompt_tokens=lengths.prompt,
+            new_tokens=int(settings["max_new_tokens"]),
+            at_once=int(settings["max_concurrent_responses"]),
+        )
+        return model.generate(asked)
     tokens, count = micro_batches_of(recipe, topology, call)
-    return engine.update(tokens, count) if call.call == "train_step" else engine.inference(tokens)
+    return model.update(tokens, count) if call.call == "train_step" else model.inference(tokens)
 
 
 def micro_batches_of(recipe: Recipe, topology: Topology, call: Call) -> tuple[int, int]:
@@ -196,11 +200,15 @@ def micro_batches_of(recipe: Recipe, topology: Topology, call: Call) -> tuple[in
 def as_json(plan: MemoryPlan, device_bytes: int | None, reserved: int) -> dict[str, Any]:
     """The plan in bytes, with verdicts where the size of a device is given."""
     return {
-        "within_percent": ERROR_PERCENT,
+        "within_percent": plan.within_percent,
         "longest_prompt": plan.lengths.prompt,
         "longest_sequence": plan.lengths.sequence,
         "lengths_are_assumed": plan.lengths.assumed,
-        "held": [vars(held) | {"total": held.total} for held in plan.held],
+        "held": [
+            {"role": one.role, "parameters": one.parameters, **vars(one.kept), "offloaded": one.offloaded}
+            | {"total": one.total}
+            for one in plan.held
+        ],
         "peaks": [
             {"call": peak.call, "role": peak.role, "phase": peak.phase, "held": peak.held, **vars(peak.parts)}
             | {"total": peak.total}

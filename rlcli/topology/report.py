@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,12 @@ from rlcli.topology.configs import architecture_of
 from rlcli.topology.drawing import weights_text
 from rlcli.topology.memory import RESERVED, MemoryPlan, Peak, as_json, plan_memory
 from rlcli.topology.placement import Topology, plan_topology
-from rlcli.topology.storage import Storage, parameters_of, plan_storage
+from rlcli.topology.storage import Storage, plan_storage
 
 if TYPE_CHECKING:
+    from rlcli.api.architecture import Architecture
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Recipe
-    from rlcli.topology.architecture import Architecture
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,14 @@ def make_plan(
     topology = plan_topology(resolved.recipe)
     sizes = {name: architecture_of(resolved, name) for name, role in resolved.recipe.models.items() if role.has_weights}
     memory = plan_memory(resolved.recipe, topology, sizes)
-    storage = plan_storage(resolved.recipe, parameters_of(memory.held))
+    storage = plan_storage(resolved.recipe, parameters_of(resolved.recipe, sizes))
     return Plan(resolved, topology, first, sizes, memory, storage, device_bytes)
+
+
+def parameters_of(recipe: Recipe, sizes: Mapping[str, Architecture | str]) -> dict[str, int]:
+    """Role → parameters of its whole model, where they can be counted."""
+    known = {role: size for role, size in sizes.items() if not isinstance(size, str)}
+    return {role: size.parameters(recipe.models[role].head) for role, size in known.items()}
 
 
 def _on_cluster(resolved: Resolved, nodes: int | None, devices: int | None) -> Resolved:

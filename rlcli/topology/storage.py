@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlcli.topology.memory import Held
-
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
 
@@ -49,10 +47,6 @@ def plan_storage(recipe: Recipe, parameters: Mapping[str, int]) -> Storage:
         models = sum(4 * parameters[role] for role in recipe.saved_roles)
     count = kept.keep_last + kept.keep_best + 1 if writes else 0
     return Storage(checkpoint, count, models, recipe.log.dir, _free(recipe.log.dir))
-
-
-def parameters_of(held: tuple[Held, ...]) -> dict[str, int]:
-    return {one.role: one.parameters for one in held}
 
 
 def _free(folder: str) -> int | None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.recipe.graph import stages
 from rlcli.topology.drawing import draw, ranks_text, weights_text
-from rlcli.topology.footprint import ERROR_PERCENT
 from rlcli.topology.memory import GIB, Peak
 
 if TYPE_CHECKING:
@@ -64,7 +63,9 @@ def number(count: int) -> str:
 
 
 def _weights(plan: Plan) -> Iterator[str]:
-    parameters = {held.role: number(held.parameters) for held in plan.memory.held}
+    from rlcli.topology.report import parameters_of
+
+    parameters = {role: number(count) for role, count in parameters_of(plan.recipe, plan.sizes).items()}
     rows = [
         [role, ranks_text(plan.topology.placement(role).ranks), parameters.get(role, "?"), weights_text(section)]
         for role, section in plan.recipe.models.items()
@@ -119,7 +120,7 @@ def _memory(plan: Plan) -> Iterator[str]:
     rows = [[*_peak(peak, unit), *([plan.verdict(peak)] if plan.device_bytes else [])] for peak in memory.peaks]
     head = ["peak of", "held", "grads", "gathered", "activ.", "kv", "logits", "in all", *verdicts]
     yield from aligned(head, rows, right=range(1, 8))
-    yield f"  for the longest sequences, within about {ERROR_PERCENT} % (measured on CPUs, 1 and 2 ranks)"
+    yield f"  for the longest sequences, within about {memory.within_percent} % (measured on CPUs, 1 and 2 ranks)"
     if plan.device_bytes:
         spare = f", {size(plan.reserved)} of it left to CUDA itself" if plan.reserved else ""
         yield f"  a device has {size(plan.device_bytes)}{spare}"
@@ -129,8 +130,9 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 def _held(held: Held, unit: int) -> list[str]:
     name = f"{held.role} (offloaded)" if held.offloaded else held.role
-    gathered = held.whole_copy + held.left_gathered
-    return [name, *(amount(part, unit) for part in (held.weights, held.optimizer, gathered, held.total))]
+    kept = held.kept
+    columns = (kept.weights, kept.optimizer, kept.copies + kept.left_gathered, kept.total)
+    return [name, *(amount(part, unit) for part in columns)]
 
 
 def _peak(peak: Peak, unit: int) -> list[str]:

@@ -87,6 +87,78 @@ def test_a_model_that_is_nowhere_is_unknown_and_says_why(rlcli):
     assert document(rlcli, "ppo_math", "models.actor.path=owner/name")["storage"]["checkpoint"] is None
 
 
+REF = "models.ref.backend="
+BACKEND = """
+import not_installed
+from dataclasses import dataclass
+from typing import ClassVar
+from rlcli.api.model import ModelBackend, register_backend
+
+@register_backend("{name}")
+@dataclass(frozen=True, kw_only=True)
+class Mine(ModelBackend):
+    TRAINS: ClassVar[bool] = False
+    {memory}
+    per_token: int = 5
+"""
+MEMORY = """
+from rlcli.api.memory import Kept, MemoryModel, Parts, UnknownMemory
+
+class MyMemory(MemoryModel):
+    WITHIN_PERCENT = 40
+
+    def __init__(self, role):
+        super().__init__(role)
+        if role.mesh["dp"] > 1:
+            raise UnknownMemory("nobody has measured several ranks")
+
+    def kept(self):
+        return Kept(weights=2 * self.role.architecture.parameters())
+
+    def load(self):
+        return Parts()
+
+    def inference(self, tokens):
+        return Parts(activations=self.role.arguments["per_token"] * tokens)
+"""
+
+
+@pytest.fixture
+def backends(rlcli, tmp_path, monkeypatch):
+    """Three of a user's own, which cannot even be imported here: one with a memory model, one without, and one that
+    names a file which is not there."""
+    project = tmp_path / "mine"
+    (project / "backends").mkdir(parents=True)
+    (project / "pyproject.toml").write_text("[tool.rlcli]\n")
+    (project / "backends" / "_my_memory.py").write_text(MEMORY)
+    offers = {"with_memory": "_my_memory.MyMemory", "with_a_typo": "_my_memory.Mine"}
+    for name, model in {**offers, "without": None}.items():
+        text = BACKEND.format(name=name, memory=f'MEMORY: ClassVar[str] = "{model}"' if model else "")
+        (project / "backends" / f"{name}.py").write_text(text)
+    monkeypatch.setenv("RLCLI_PROJECT", str(project))
+    monkeypatch.delitem(sys.modules, "rlcli.backends._my_memory", raising=False)
+
+
+def test_a_users_backend_says_itself_what_it_takes(rlcli, backends):
+    told = document(rlcli, "ppo_math", f"{REF}{{_replace_: true, type: with_memory, args: {{per_token: 7}}}}")["memory"]
+    assert (told["unknown"], told["within_percent"]) == ({}, 40)
+    assert {held["role"]: held["total"] for held in told["held"]}["ref"] == 2 * 1098368
+    (peak,) = [peak for peak in told["peaks"] if peak["call"] == "ref_inf"]
+    assert peak["activations"] == 7 * (16384 // 416 * 416)  # of whole samples
+    two = document(rlcli, "ppo_math", f"{REF}{{_replace_: true, type: with_memory}}", "--devices", "2")["memory"]
+    assert two["unknown"] == {"ref": "nobody has measured several ranks"}
+
+
+def test_a_backend_that_says_nothing_is_named(rlcli, backends):
+    _, out, _ = rlcli("plan", "ppo_math", f"{REF}{{_replace_: true, type: without}}")
+    assert "memory of ref is unknown: the backend without does not estimate it" in " ".join(out.split())
+    assert "ref      0       1.1 M" in out
+    code, _, err = rlcli("plan", "ppo_math", f"{REF}{{_replace_: true, type: with_a_typo}}")
+    assert code == 2
+    assert "MEMORY of Mine is '_my_memory.Mine'; there is no such attribute" in err
+    assert "with_a_typo.py:9" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -22,7 +22,6 @@ OTHERWISE = {
     ("cli/explain.py", "values"),
     ("cli/tokens.py", "prompt_only"),
     ("recipe/json_schema.py", "reference"),
-    ("topology/memory.py", "fsdp"),
 }
 """Fields of JSON output that happen to be called like a key or a component."""
 

@@ -31,9 +31,9 @@ from rlcli.recipe.lengths import cache_of
 from rlcli.recipe.role_sources import prompt_role, tokenizer_source, weights_origin
 
 if TYPE_CHECKING:
+    from rlcli.api.architecture import Architecture
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Call
-    from rlcli.topology.architecture import Architecture
 
 Rows = dict[str, Sequence[Preview]]
 """Dataset → those of its rows that are looked at."""

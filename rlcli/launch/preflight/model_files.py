@@ -109,7 +109,7 @@ def _at(resolved: Resolved, place: TreePath, error: ModelError) -> ModelError:
 
 def _too_large(resolved: Resolved) -> Iterator[ResourceError]:
     """Models whose weights alone exceed this machine's memory: each process loads all of them, in float32."""
-    from rlcli.topology.architecture import Architecture
+    from rlcli.api.architecture import Architecture
     from rlcli.topology.configs import architecture_of
 
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,151 @@
+"""The memory of transformers models under `_engine.TransformersEngine`: formulas after what its code really does.
+
+Weights are float32; matrix products run in `width` bytes per number. Numbers of activations are those which the
+backward pass of transformers' modules saves per token; tests compare them with it, and peaks with the memory of a real
+process. No torch here: `rlcli plan` imports this file.
+"""
+
+from __future__ import annotations
+
+from rlcli.api.architecture import Architecture, Layer
+from rlcli.api.memory import Generation, Kept, MemoryModel, Parts, PlacedRole, UnknownMemory
+
+CHUNK_ELEMENTS = 1 << 24
+"""Logits that the head holds at once: `rlcli.ops.logprobs.CHUNK_ELEMENTS`, which cannot be imported without torch."""
+
+
+def concurrent_responses(total: int, longest: int, most: int, cache_tokens: int | None) -> int:
+    """How many of `total` responses are decoded at once: at most `most`, and as many as the cache has room for if each
+    takes `longest` tokens, its prompt included."""
+    return min(total, most, total if cache_tokens is None else cache_tokens // longest)
+
+
+class InferenceMemory(MemoryModel):
+    """A whole copy of the model on every rank; forward passes and generation."""
+
+    keeps_casts = False
+    """Autocast keeps its copies of weights that could be trained, until the end of a forward pass; others are cast anew
+    at every use."""
+
+    def __init__(self, role: PlacedRole):
+        super().__init__(role)
+        others = {name: size for name, size in role.mesh.items() if size > 1 and name != "dp"}
+        if others:
+            named = " ".join(f"{name}{size}" for name, size in others.items())
+            raise UnknownMemory(f"the memory of a mesh with {named} cannot be estimated yet: only dp can")
+        self.sizes = role.architecture
+        self.has_lm_head = role.head == "lm"
+        self.width = 4 if role.arguments.get("dtype") == "float32" else 2
+        """Bytes of a number in matrix products; `auto` is taken for bfloat16."""
+
+    @property
+    def parameters(self) -> int:
+        return self.sizes.parameters(self.role.head)
+
+    def kept(self) -> Kept:
+        return Kept(4 * self.parameters)
+
+    def load(self) -> Parts:
+        return Parts()
+
+    # -- inference -------------------------------------------------------------------------------------------
+
+    def inference(self, tokens: int) -> Parts:
+        logits = 0
+        if self.has_lm_head:
+            at_once = self.logits_at_once(tokens)
+            earlier = 2 if tokens * self.sizes.vocabulary > at_once else 0  # of the last chunk
+            logits = (8 + earlier) * at_once + self.head_cast()
+        at_head = Parts(gathered=self.gathered_at_head(), activations=4 * self.sizes.hidden * tokens, logits=logits)
+        in_block = Parts(
+            gathered=self.gathered_in_block() + self.casts(self.keeps_casts),
+            activations=tokens * self.passing_per_token(),
+        )
+        return max((at_head, in_block), key=lambda parts: parts.total)
+
+    def gathered_at_head(self) -> int:
+        """Parameters of other ranks while the head computes."""
+        return 0
+
+    def gathered_in_block(self) -> int:
+        """The same while a block computes."""
+        return 0
+
+    def casts(self, kept: bool) -> int:
+        """Copies of weights in the precision of the matrix products, while blocks compute: all, or the largest."""
+        if self.width == 4:
+            return 0
+        widest = max(self.sizes.mlp, self.sizes.heads * self.sizes.head_dim)
+        return 2 * (self.sizes.cast if kept else self.sizes.hidden * widest)
+
+    def head_cast(self) -> int:
+        """The same of the head's matrix."""
+        return 0 if self.width == 4 else 2 * self.sizes.vocabulary * self.sizes.hidden
+
+    def logits_at_once(self, tokens: int) -> int:
+        """Elements of the largest chunk."""
+        vocabulary = self.sizes.vocabulary
+        return min(tokens, max(1, CHUNK_ELEMENTS // vocabulary)) * vocabulary
+
+    def passing_per_token(self) -> int:
+        """Bytes per token that one block needs at once when nothing is saved."""
+        sizes, width = self.sizes, self.width
+        queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        mlp = 16 * sizes.hidden + width * sizes.hidden + 3 * width * sizes.mlp
+        if sizes.experts_per_token:
+            mlp = 12 * sizes.hidden + sizes.experts_per_token * (8 * sizes.hidden + 16 * sizes.mlp)
+        attention = 8 * sizes.hidden + (width + 4) * (queries + 2 * keys) + 3 * 4 * queries
+        return max(mlp, attention)
+
+    # -- generation ------------------------------------------------------------------------------------------
+
+    def generate(self, asked: Generation) -> Parts:
+        sizes, prompt, longest = self.sizes, asked.prompt_tokens, asked.prompt_tokens + asked.new_tokens
+        room = self.role.arguments.get("kv_cache_tokens")
+        slots = max(1, concurrent_responses(asked.prompts * asked.responses, longest, asked.at_once, room))
+        read_at_once = min(asked.prompts, -(-slots // asked.responses))
+        keys = sizes.kv_heads * sizes.head_dim
+        key_width = self.width if sizes.position_rows else 4  # rotary embeddings make keys float32
+        cache = slots * longest * keys * len(sizes.layers) * (key_width + self.width)
+        reading = read_at_once * prompt * self.passing_per_token() + slots * prompt * keys * 4
+        decoding = slots * longest * self.attended_per_token()
+        logits = slots * sizes.vocabulary * (20 + self.width)
+        casts = self.casts(self.generator_keeps_casts) + self.head_cast()
+        phases = (Parts(0, casts, reading, cache), Parts(0, casts, decoding, cache), Parts(0, casts, 0, cache, logits))
+        return max(phases, key=lambda parts: parts.total)
+
+    @property
+    def generator_keeps_casts(self) -> bool:
+        """As `keeps_casts`, of the module that generates."""
+        return self.keeps_casts
+
+    def attended_per_token(self) -> int:
+        """Bytes per token of the cache that attention copies in one block: keys and values spread over all heads."""
+        sizes = self.sizes
+        keys, queries = sizes.kv_heads * sizes.head_dim, sizes.heads * sizes.head_dim
+        copies = 0 if self.width == 4 else (4 + 2 + 2) * keys
+        return copies + (2 * self.width * queries if queries != keys else 0)
+
+
+def saved_by_layer(sizes: Architecture, layer: Layer, width: int) -> int:
+    """Bytes per token that the backward pass of one block needs."""
+    hidden, experts = sizes.hidden, sizes.experts_per_token
+    queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    attention = width * (3 * queries + 2 * keys) + 4 * sizes.heads
+    if sizes.position_rows:  # gpt2: layer norms, one matrix for queries, keys and values, a gelu written out
+        return 8 * hidden + 2 * width * hidden + attention + 16 + 5 * width * sizes.mlp
+    norms = 8 * hidden * (layer.norms // hidden) + 8
+    if sizes.qk_norm:
+        norms += (width + 4) * (queries + keys) + 4 * (sizes.heads + sizes.kv_heads)
+    is_sparse = layer.experts > 0
+    inputs = 2 * width * hidden if width == 4 else width * hidden * (4 if is_sparse else 5)
+    if is_sparse:
+        mlp = experts * (8 * hidden + 16 * sizes.mlp + 44) + 4 * layer.mlp // hidden
+    else:
+        mlp = 4 * width * _dense_width(sizes, layer)
+    return norms + inputs + attention + mlp
+
+
+def _dense_width(sizes: Architecture, layer: Layer) -> int:
+    """The width of a gated MLP from its parameters: a model with experts may have dense blocks of another width."""
+    return sizes.mlp if not sizes.experts_per_token else layer.mlp // (3 * sizes.hidden)

@@ -1,0 +1,72 @@
+"""The sizes of a transformer, as far as parameters and memory depend on them. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Parameters of one transformer block."""
+
+    attention: int
+    """Matrices and biases of the attention, norms of queries and keys left out."""
+    mlp: int
+    """Matrices and biases of the dense MLP, or of the router of one with experts."""
+    experts: int
+    """Weights of all experts."""
+    norms: int
+
+    @property
+    def parameters(self) -> int:
+        return self.attention + self.mlp + self.experts + self.norms
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The sizes of a decoder."""
+
+    model_type: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    """Width of the MLP, or of one expert."""
+    vocabulary: int
+    """Rows of the embedding."""
+    positions: int | None
+    """Most tokens of a sequence."""
+    position_rows: int
+    """Rows of a learnt position embedding; 0 with rotary embeddings."""
+    tied: bool
+    """The head of a language model is its embedding."""
+    qk_norm: bool
+    gated: bool
+    """The MLP has a gate: three matrices instead of two."""
+    experts_per_token: int
+    """0 in a dense model."""
+    layers: tuple[Layer, ...]
+    final_norm: int
+
+    @property
+    def embedding(self) -> int:
+        return (self.vocabulary + self.position_rows) * self.hidden
+
+    @property
+    def head(self) -> int:
+        """Parameters of the language-model head that are not the embedding's."""
+        return 0 if self.tied else self.vocabulary * self.hidden
+
+    @property
+    def backbone(self) -> int:
+        return self.embedding + sum(layer.parameters for layer in self.layers) + self.final_norm
+
+    @property
+    def cast(self) -> int:
+        """Weights in the blocks' matrix products that autocast copies to a lower precision."""
+        return sum(layer.attention + layer.mlp for layer in self.layers)
+
+    def parameters(self, head: str = "lm") -> int:
+        """All parameters: with the language-model head, or ("value") with one that gives a number per token."""
+        return self.backbone + (self.head if head == "lm" else self.hidden + 1)

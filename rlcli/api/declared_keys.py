@@ -34,6 +34,8 @@ class DeclaredKeys:
     """Read, or written, now and then; or with other arguments."""
     due_to: Mapping[str, str] = field(default_factory=dict)
     """Key → the argument that makes it needed."""
+    if_given: tuple[str, ...] = ()
+    """Of the optional ones, those that are used wherever they are there, or where nobody can say."""
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -42,36 +44,39 @@ class DeclaredKeys:
 
 def declared_keys(entries: Iterable[str], argument: Callable[[str], Any]) -> DeclaredKeys:
     """The keys of some entries. `argument(name)` is the value of an argument, a LookupError where that is not known:
-    then the entry does not make its key needed.
+    then the entry counts as `if given`.
 
     Raises ValueError for an entry that cannot be read.
     """
-    needed: dict[str, bool] = {}
+    needed: dict[str, bool | None] = {}
     due_to: dict[str, str] = {}
     for entry in entries:
         found = _ENTRY.fullmatch(entry)
         if found is None:
             raise ValueError(f"{entry!r} is no key, `KEY if ARGUMENT`, `KEY unless ARGUMENT` or `KEY if given`")
         counts = _counts(found, argument)
-        needed[found["key"]] = needed.get(found["key"], False) or counts
+        known = needed.get(found["key"], False)
+        needed[found["key"]] = True if True in (known, counts) else None if None in (known, counts) else False
         if counts and found["argument"]:
             due_to.setdefault(found["key"], found["argument"])
     return DeclaredKeys(
         tuple(key for key, counts in needed.items() if counts),
         tuple(key for key, counts in needed.items() if not counts),
         due_to,
+        tuple(key for key, counts in needed.items() if counts is None),
     )
 
 
-def _counts(entry: re.Match[str], argument: Callable[[str], Any]) -> bool:
+def _counts(entry: re.Match[str], argument: Callable[[str], Any]) -> bool | None:
+    """None: if the key is given."""
     if entry["when"] is None:
         return True
     if entry["argument"] == "given":
-        return False
+        return None
     try:
         value = argument(entry["argument"])
     except LookupError:
-        return False
+        return None
     holds = str(value) == entry["value"] if entry["value"] is not None else bool(value)
     return holds == (entry["when"] == "if")
 

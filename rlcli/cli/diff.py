@@ -114,10 +114,17 @@ def _print_recipe(found: list[Difference], one: Side, other: Side) -> None:
     for letter, kind in (("A", "removed"), ("B", "added")):
         tops = dict.fromkeys(of_one[d.key] for d in found if d.kind == kind and d.key in of_one)
         if tops:
-            print_text(_wrapped(f"only in {letter}: " + ", ".join(tops)))
+            other_side = other if letter == "A" else one
+            print_text(_wrapped(f"only in {letter}: " + ", ".join(_with_removal(top, other_side) for top in tops)))
     if silent:
         keys = f"{len(silent)} default{'s' if len(silent) > 1 else ''}"
         print_text(f"  {keys} that only one of the two knows: --json")
+
+
+def _with_removal(key: str, side: Side) -> str:
+    """A section that a recipe does not have, and where it takes it away."""
+    mark = side.resolved.removed.get(key) if side.resolved else None
+    return f"{key} (removed at {_place(str(mark), side)})" if mark else key
 
 
 def _place(origin: str | None, side: Side) -> str:

@@ -80,6 +80,8 @@ def _print_value(found: Explanation, reached: list[tuple[Use, str]], resolved: R
 
     kind = f"   {found.field.type}" if found.field else ""
     head = f"{found.key} = {yaml_word(found.value)}{kind}"
+    if found.removed:
+        head = by_label(f"{found.key}: removed {found.removed}", resolved)
     print_text(head if len(head) <= 80 else _wrapped(head, "  "))
     if found.field and found.field.doc:
         print_text(_wrapped(found.field.doc))
@@ -189,4 +191,5 @@ def _as_json(found: Explanation, reached: list[tuple[Use, str]]) -> dict[str, An
         "used_by": [{"key": use.key, "through": use.through, "who": who} for use, who in reached],
         "changes": found.topology,
         "on_resume": found.on_resume.value,
+        "removed": found.removed,
     }

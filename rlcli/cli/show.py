@@ -155,7 +155,7 @@ def _component_json(signature: Signature) -> dict[str, Any]:
 
 def _show_recipe(resolved: Resolved, origins: bool, every: bool, as_json: bool) -> None:
     from rlcli.cli.output import print_json, print_talk, print_text
-    from rlcli.recipe.readable import COLUMN, defaults_left_out, what_is_set, with_origins
+    from rlcli.recipe.readable import COLUMN, by_label, defaults_left_out, what_is_set, with_origins
     from rlcli.recipe.write import to_yaml
 
     if as_json:
@@ -169,6 +169,8 @@ def _show_recipe(resolved: Resolved, origins: bool, every: bool, as_json: bool) 
     if origins:
         for layer in resolved.layers:
             print_text(f"# layer {layer.label}" + (f"  {layer.file}" if layer.file != layer.label else ""))
+        for key, mark in resolved.removed.items():
+            print_text(f"# removed {key}  {by_label(str(mark), resolved)}")
         lines = with_origins(resolved, recipe)
         widths = [len(line.text) for line in lines if line.origin is not None]
         column = max((width for width in widths if width <= COLUMN), default=COLUMN)

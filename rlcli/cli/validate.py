@@ -40,6 +40,6 @@ def validate(
         return
     if quiet:
         return
-    words = f"{len(layers)} layer{'s' if len(layers) > 1 else ''}, {len(resolved.origins)} values set"
+    words = f"{len(layers)} layer{'s' if len(layers) > 1 else ''}, {resolved.values_set} values set"
     after = f"; runs after {', '.join(first)}" if first else ""
     print_text(f"ok  {shown(resolved.path)}\n    {words}{after}")

@@ -16,9 +16,9 @@ from rlcli.api import default_backends
 from rlcli.errors import ProjectError, UnknownComponent, UsageError
 from rlcli.recipe.doubts import Doubts
 from rlcli.recipe.problems import Problems
+from rlcli.recipe.removal import without_removed
 from rlcli.recipe.schema import Call, Role
 from rlcli.recipe.tree import (
-    DEFAULT,
     Entry,
     Mapping,
     Mark,
@@ -26,6 +26,7 @@ from rlcli.recipe.tree import (
     Path,
     Scalar,
     at,
+    default_mark,
     kind_of,
     plain,
     with_value,
@@ -48,11 +49,11 @@ def with_backends(tree: Mapping, doubts: Doubts | None = None) -> Mapping:
         role = at(tree, ("models", name))
         if not isinstance(role, Mapping):
             continue
-        given = role.get("backend") or Scalar(None, Mark(DEFAULT, 0, 0))
+        given = role.get("backend") or Scalar(None, default_mark())
         if isinstance(given, Scalar) and given.value is None:
             given = Mapping({}, given.mark)
         if isinstance(given, Mapping) and "type" not in given.entries:
-            mark = Mark(DEFAULT, 0, 0)
+            mark = default_mark()
             kind = _default_backend(tree, name, role)
             if doubts is not None and not _is_sure(tree, name, role, kind, doubts):
                 doubts.values.add(("models", name, "backend", "type"))
@@ -80,8 +81,10 @@ def _is_sure(tree: Mapping, name: str, role: Mapping, guess: str, doubts: Doubts
         return not misspelt and not any(doubts.about_part(("models", name, key)) for key in ("path", "init", "scratch"))
     if guess == default_backends.TRAINED:
         return True
-    graph = plain(tree.get("graph") or Scalar(None, role.mark))
-    calls = [call for call in graph.values() if isinstance(call, dict)] if isinstance(graph, dict) else []
+    graph = tree.get("graph")
+    if not isinstance(graph, Mapping):
+        return False
+    calls = [call for call in plain(graph).values() if isinstance(call, dict)]
     legal = get_args(Call.model_fields["call"].annotation)
     return all(call.get("call") in legal for call in calls if call.get("model") == name)
 
@@ -116,6 +119,7 @@ def check_components(tree: Mapping, problems: Problems, doubts: Doubts) -> Mappi
         model = _checked_model(kind, signature, name, args, problems)
         if model is None:
             continue
+        args = without_removed(model, args, problems, prefix=(*path, "args"))
         unknown = [entry.key for key, entry in args.entries.items() if key not in legal]
         legal = tuple(dict.fromkeys([*legal, *(one for mark in unknown for one in takers[mark].legal)]))
         checked = check_against(model, args, problems, doubts, prefix=(*path, "args"), legal=legal)
@@ -245,7 +249,7 @@ def dataset_keys(dataset: str) -> tuple[str, ...] | None:
 
 def argument_of(kind: str, component: str, args: ReadMapping[str, Any], name: str) -> Any:
     """What a component is told by an argument: given, or its default; None if it knows no such argument."""
-    if args.get(name) is not None:
+    if name in args:
         return args[name]
     try:
         arguments = signature_of(kind, component).arguments

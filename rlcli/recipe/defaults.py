@@ -8,9 +8,9 @@ from pydantic import BaseModel
 
 from rlcli.recipe.annotations import field_at, inside
 from rlcli.recipe.schema import Recipe
-from rlcli.recipe.tree import DEFAULT, Listing, Mapping, Mark, Node, Scalar
+from rlcli.recipe.tree import Listing, Mapping, Node, Scalar, default_mark
 
-_MARK = Mark(DEFAULT, 0, 0)
+_MARK = default_mark()
 
 
 def default_at(path: tuple[str, ...], walked: int) -> Node | None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rlcli.recipe.fields import completed, plain_leaves
 from rlcli.recipe.resolve import Resolved
-from rlcli.recipe.tree import DEFAULT, Path, dotted
+from rlcli.recipe.tree import DEFAULT, Path, dotted, is_default
 
 Kind = Literal["changed", "added", "removed"]
 
@@ -91,7 +91,8 @@ def grouped(found: Sequence[Difference]) -> list[Group]:
     groups: dict[str, list[Difference]] = {}
     for one in found:
         last = one.key.rpartition(".")[2]
-        depth = one.key.count(".") if DEFAULT in (one.origin_before, one.origin_now) else 0
+        chosen = any(is_default(origin or "") for origin in (one.origin_before, one.origin_now))
+        depth = one.key.count(".") if chosen else 0
         same = repr((one.kind, last, depth, one.before, one.now, one.origin_before, one.origin_now))
         groups.setdefault(same, []).append(one)
     return [Group(_pattern([one.key for one in group]), tuple(group)) for group in groups.values()]
@@ -134,6 +135,5 @@ def sections_of_one(found: Sequence[Difference], before: Values, now: Values) ->
 
 def implied(one: Difference) -> bool:
     """Whether a key came or went with its component or section, and nobody had set it."""
-    return (one.kind == "added" and one.origin_now == DEFAULT) or (
-        one.kind == "removed" and one.origin_before == DEFAULT
-    )
+    origin = one.origin_now if one.kind == "added" else one.origin_before
+    return one.kind != "changed" and is_default(origin or "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlcli.errors import UsageError
@@ -12,6 +12,7 @@ from rlcli.recipe.changes import Kind, kind_of_change
 from rlcli.recipe.fields import Field, completed, field_of, plain_leaves, yaml_word
 from rlcli.recipe.interpolation import Reference, interpolate, references_in
 from rlcli.recipe.problems import Problems
+from rlcli.recipe.removal import place_of, removed_at
 from rlcli.recipe.resolve import Resolved, Setting
 from rlcli.recipe.schema import SECTIONS
 from rlcli.recipe.suggest import close_to, suggest_key
@@ -54,6 +55,8 @@ class Explanation:
     """`topology` if a change moves roles between devices, `batch` if it alters the arithmetic of a step, or `none`."""
     on_resume: Kind
     """What a change means for a run that is half done."""
+    removed: str | None = None
+    """Where a null takes the key away, or a section around it."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,12 @@ def explain(resolved: Resolved, key: str) -> Explanation | list[Leaf]:
         return _explanation(resolved, path, known)
     below = [found for found in known if found[: len(path)] == path]
     if not below:
-        raise _unknown(key, known)
+        removed = next(filter(None, (removed_at(resolved.written, path[:n]) for n in range(1, len(path) + 1))), None)
+        if removed is None or not resolved.history(path):
+            raise _unknown(key, known)
+        found = _explanation(resolved, path, {path: None})
+        *earlier, last = (replace(step, wins=False) for step in found.steps)
+        return replace(found, steps=(*earlier, replace(last, wins=True)), uses=(), removed=place_of(removed))
     return [Leaf(dotted(found), known[found], origin_of(resolved, found)) for found in below]
 
 
@@ -86,7 +94,8 @@ def known_values(resolved: Resolved) -> dict[Path, Any]:
     for reference in references_in(resolved.written):
         if reference.whole and reference.target[0] not in SECTIONS:  # a block also takes what lies behind it
             for path in [p for p in values if p[: len(reference.path)] == reference.path]:
-                values.setdefault((*reference.target, *path[len(reference.path) :]), values[path])
+                key = (*reference.target, *path[len(reference.path) :])
+                values[key] = values[path] if values.get(key) is None else values[key]  # null may bring a default
     return {path: value for path, value in values.items() if not (value == {} and _is_prefix(path, values))}
 
 
@@ -120,7 +129,7 @@ def _explanation(resolved: Resolved, path: Path, known: dict[Path, Any]) -> Expl
         key=dotted(path),
         value=known[path],
         field=field,
-        steps=tuple(_steps(resolved, path, field)),
+        steps=tuple(_steps(resolved, path, field, known[path])),
         uses=tuple(Use(dotted(p)) for p in ours if _is_read(p))
         + tuple(Use(dotted(use.path), use.through) for use in uses if use.path[0] in SECTIONS),
         topology=_effect([*ours, *carried]),
@@ -128,7 +137,7 @@ def _explanation(resolved: Resolved, path: Path, known: dict[Path, Any]) -> Expl
     )
 
 
-def _steps(resolved: Resolved, path: Path, field: Field | None) -> Iterator[Step]:
+def _steps(resolved: Resolved, path: Path, field: Field | None, value: Any) -> Iterator[Step]:
     written = {
         node.mark: node.text
         for tree in (*(layer.tree for layer in resolved.layers), *resolved.override_trees)
@@ -139,12 +148,16 @@ def _steps(resolved: Resolved, path: Path, field: Field | None) -> Iterator[Step
     history = resolved.history(path)
     mark = node.mark if node is not None else None
     winner = max((i for i, setting in enumerate(history) if setting.mark == mark), default=None)
-    decided = node is not None and node.mark.file == DEFAULT
-    if decided and history:  # a reference to what nobody set: it brings a default
+    if winner is not None and history[winner].value is None and value is not None:
+        winner = None  # null brought the default back
+    decided = node is not None and node.mark.is_default
+    if decided and history and history[-1].value is not None:  # a reference to what nobody set: it brings a default
         winner, decided = len(history) - 1, False
     default = yaml_word(plain(node)) if node is not None and decided else field.default_text if field else None
     if default is not None:
         note = "chosen by rlcli" if decided and path[-1] == "type" else field.place if field else None
+        if decided and node is not None and node.mark.file != DEFAULT:
+            note = node.mark.file.removeprefix(f"{DEFAULT}, ")
         yield Step(DEFAULT, default, note, wins=winner is None)
     for index, setting in enumerate(history):
         value = written.get(setting.mark) or yaml_word(setting.value).replace("$${", "${")
@@ -152,6 +165,8 @@ def _steps(resolved: Resolved, path: Path, field: Field | None) -> Iterator[Step
 
 
 def _note(setting: Setting) -> str | None:
+    if setting.removes:
+        return f"removes {setting.removes}"
     return f"as {setting.via}, taken over at {setting.through}" if setting.via else None
 
 

@@ -19,7 +19,7 @@ from rlcli.recipe.annotations import field_at, inside, section_of
 from rlcli.recipe.components import KINDS, signature_of
 from rlcli.recipe.docs import doc_of
 from rlcli.recipe.layers import shown
-from rlcli.recipe.schema import Recipe
+from rlcli.recipe.schema import Call, Recipe
 from rlcli.registry import COMPUTED, Argument, Signature
 
 Path = tuple["str | int", ...]
@@ -181,12 +181,15 @@ def _section_field(path: Path) -> Field | None:
         return None
     default = field.get_default(call_default_factory=True) if not field.is_required() else None
     plain = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
+    text = None if field.is_required() else yaml_word(plain)
+    if section is Call and path[-1] in ("inputs", "outputs"):
+        text = "as its interface declares"
     return Field(
         type=type_text(field.annotation, field.metadata),
         doc=doc_of(section, str(path[-1])),
         required=field.is_required(),
         default=list(plain) if isinstance(plain, tuple) else plain,
-        default_text=None if field.is_required() else yaml_word(plain),
+        default_text=text,
     )
 
 

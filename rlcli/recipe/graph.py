@@ -53,14 +53,21 @@ class GraphProblem:
     what: str
     call: str
     key: str | None = None
+    is_unmade: bool = False
+    """The call reads the key, and nobody makes it."""
+
+
+def made_keys(call: Call) -> list[str]:
+    """What the batch calls the outputs of a call."""
+    return [call.output_key_remap.get(key, key) for key in call.outputs]
 
 
 def producers(calls: Mapping[str, Call]) -> dict[str, list[str]]:
     """Key of the batch → the calls that produce it."""
     made: dict[str, list[str]] = {}
     for name, call in calls.items():
-        for key in call.outputs:
-            made.setdefault(call.output_key_remap.get(key, key), []).append(name)
+        for key in made_keys(call):
+            made.setdefault(key, []).append(name)
     return made
 
 
@@ -93,7 +100,7 @@ def graph_problems(calls: Mapping[str, Call], dataset_keys: Collection[str] | No
         for key in call.inputs:
             if dataset_keys is not None and key not in made and key not in dataset_keys:
                 what = f"{name} reads {key}, which no call produces and the dataset does not bring"
-                found.append(GraphProblem(what, name, key))
+                found.append(GraphProblem(what, name, key, is_unmade=True))
     try:
         graphlib.TopologicalSorter(waits_for(calls)).prepare()
     except graphlib.CycleError as error:

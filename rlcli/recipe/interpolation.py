@@ -16,9 +16,11 @@ from rlcli.recipe.defaults import default_at
 from rlcli.recipe.merge import merge, whole_reference
 from rlcli.recipe.problems import Problems
 from rlcli.recipe.reader import MAX_DEPTH, MAX_NODES, MAX_TEXT
+from rlcli.recipe.removal import null_means, place_of, removed_at
 from rlcli.recipe.scalars import ScalarError, core_scalar
+from rlcli.recipe.schema import Recipe
 from rlcli.recipe.suggest import close_to
-from rlcli.recipe.tree import Entry, Listing, Mapping, Mark, Node, Path, Scalar, at, kind_of
+from rlcli.recipe.tree import Entry, Listing, Mapping, Mark, Node, Path, Scalar, at, kind_of, nodes
 
 MAX_TEXT_IN_ALL = 4 * 1024 * 1024
 MAX_HOPS = 64
@@ -42,8 +44,10 @@ class Reference:
 
 
 def referenced_blocks(node: Node) -> set[str]:
-    """The top-level names that some `${name...}` refers to."""
-    return {str(reference.target[0]) for reference in references_in(node)}
+    """The top-level names that some `${name...}` refers to, or referred to before a null took it away."""
+    removed = [one.over for _, one in nodes(node) if isinstance(one, Scalar) and one.over is not None]
+    found = {str(reference.target[0]) for reference in references_in(node)}
+    return found.union(*(referenced_blocks(one) for one in removed))
 
 
 def references_in(node: Node, path: Path = ()) -> Iterator[Reference]:
@@ -148,30 +152,39 @@ class _Interpolator:
 
     def find(self, reference: str, mark: Mark, depth: int) -> Node | None:
         node: Node = self.root
-        walked: list[str] = []
-        for part in reference.split("."):
+        path = tuple(reference.split("."))
+        for walked, part in enumerate(path):
             if (through := whole_reference(node)) is not None:
                 node = self.target(through, node.mark, depth)
             if isinstance(node, Mapping):
                 node = self.over_reference(node, depth)
             child = node.get(part) if isinstance(node, Mapping) else None
+            if isinstance(child, Scalar) and child.value is None and child.sound:
+                meaning = null_means(Recipe, path[: walked + 1])
+                if meaning == "gone":
+                    what = f"${{{reference}}}: {'.'.join(path[: walked + 1])} is removed {place_of(child.mark)}"
+                    self.problems.add("R61", what, mark)
+                    return None
+                child = None if meaning == "default" else child
             if child is None:
                 if isinstance(node, Mapping) and not node.sound:
                     return None
-                default = default_at(tuple(reference.split(".")), len(walked))
+                default = default_at(path, walked)
                 if default is None:
-                    self.nothing_there(reference, part, walked, mark)
+                    self.nothing_there(reference, path[: walked + 1], mark)
                 return default
             node = child
-            walked.append(part)
         return node
 
-    def nothing_there(self, reference: str, part: str, walked: list[str], mark: Mark) -> None:
+    def nothing_there(self, reference: str, path: tuple[str, ...], mark: Mark) -> None:
+        *walked, part = path
         place = f"under {'.'.join(walked)}" if walked else "at the top level"
         above = at(self.root, tuple(walked))
         near = close_to(part, above.entries) if isinstance(above, Mapping) else None
         hint = f"did you mean {near}?" if near else None
-        if "args" in walked:
+        if removed := removed_at(self.root, tuple(walked)):
+            hint = f"{'.'.join(walked)} is removed {place_of(removed)}"
+        elif "args" in walked:
             hint = hint or "a component's defaults cannot be referred to; write the value out"
         self.problems.add("R61", f"${{{reference}}}: nothing is set at {part} {place}", mark, hint)
 

@@ -1,7 +1,8 @@
 """JSON Schema (draft 2020-12) of a recipe file, for editors: what may be written, with the docs of every key.
 
 It describes one layer as it is written, not the whole recipe: nothing is required, for another layer may give it;
-`${a.b}` may stand for any value, and `_replace_` and `_append_` say how a layer is laid over those below.
+`${a.b}` may stand for any value, null takes away what the layers below say, and `_replace_` and `_append_` say how a
+layer is laid over them.
 """
 
 from __future__ import annotations
@@ -29,11 +30,17 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 MADE_BY = "made by rlcli schema; it describes the components found here when it was made"
 
 REFERENCE: Schema = {"$ref": "#/$defs/reference"}
+REMOVED: Schema = {"$ref": "#/$defs/removed"}
 _DEFINITIONS: dict[str, Schema] = {
     "reference": {
         "type": "string",
         "pattern": r"^\s*\$\{[^{}]+\}\s*$",
         "description": "A value from elsewhere in the recipe, ${a.b}, or from the environment, ${env:NAME}.",
+    },
+    "removed": {
+        "type": "null",
+        "description": "What the layers below say here does not count: an entry is gone, an "
+        "optional key has its default.",
     },
     "replace": {"const": True, "description": "Replace the section of the layers below instead of merging with it."},
 }
@@ -72,7 +79,8 @@ def recipe_schema() -> Schema:
         if name != Component.__name__:
             definitions[name] = _object(definition)
     _use_kinds(definitions, model)
-    properties = {name: _value(field) for name, field in model["properties"].items()}
+    required = model["required"]
+    properties = {name: _value(field, "", name not in required) for name, field in model["properties"].items()}
     properties["launch"]["anyOf"].insert(0, {"enum": model["$defs"][Launch.__name__]["properties"]["type"]["enum"]})
     return {
         "$schema": DRAFT,
@@ -80,7 +88,7 @@ def recipe_schema() -> Schema:
         "title": "rlcli recipe",
         "type": "object",
         "properties": {"extends": _EXTENDS, **properties, **_blocks(definitions)},
-        "additionalProperties": {"type": "object", "description": _BLOCK},
+        "additionalProperties": {"type": ["object", "null"], "description": _BLOCK},
         "$defs": definitions,
     }
 
@@ -108,13 +116,15 @@ def _ref(name: str) -> Schema:
 # -- as a layer writes it ---------------------------------------------------------------------------------
 
 
-def _value(node: Schema, prefix: str = "") -> Schema:
-    """What may be written for a field: its value, or a reference to one. `prefix` goes before names of definitions."""
+def _value(node: Schema, prefix: str = "", optional: bool = True) -> Schema:
+    """What may be written for a field: its value, a reference to one, or null in the place of an optional one. `prefix`
+    goes before names of definitions."""
     kept: Schema = {key: node[key] for key in ("default", "examples") if key in node}
     if "description" in node:
         kept = {"description": " ".join(node["description"].split()), **kept}
     written = list(_forms(node, prefix))
-    return {**kept, "anyOf": [*written, REFERENCE]} if written != [{}] else kept
+    others = [REFERENCE, *([REMOVED] if optional and {"type": "null"} not in written else [])]
+    return {**kept, "anyOf": [*written, *others]} if written != [{}] else kept
 
 
 def _forms(node: Schema, prefix: str) -> Iterator[Schema]:
@@ -128,9 +138,9 @@ def _forms(node: Schema, prefix: str) -> Iterator[Schema]:
     elif core.get("type") == "object":
         yield _object(core, prefix)
     elif core.get("type") == "array":
-        array = {**core, **({"items": _value(core["items"], prefix)} if "items" in core else {})}
+        array = {**core, **({"items": _value(core["items"], prefix, optional=False)} if "items" in core else {})}
         if "prefixItems" in core:
-            array["prefixItems"] = [_value(item, prefix) for item in core["prefixItems"]]
+            array["prefixItems"] = [_value(item, prefix, optional=False) for item in core["prefixItems"]]
         yield array
         yield {"type": "object", "properties": {APPEND: array}, "required": [APPEND], "additionalProperties": False}
     elif core.get("type") == "string" and "enum" not in core and "const" not in core:
@@ -145,11 +155,14 @@ def _object(node: Schema, prefix: str = "") -> Schema:
     result: Schema = {"type": "object"}
     if "description" in node:
         result["description"] = " ".join(node["description"].split())
-    result["properties"] = {name: _value(field, prefix) for name, field in node.get("properties", {}).items()}
+    fields, required = node.get("properties", {}), node.get("required", ())
+    result["properties"] = {name: _value(field, prefix, name not in required) for name, field in fields.items()}
     result["properties"][REPLACE] = _ref("replace")
     if "patternProperties" in node:
         result["patternProperties"] = {
-            pattern: {"anyOf": [_ref(_name(inner, prefix)), REFERENCE]} if "$ref" in inner else _value(inner, prefix)
+            pattern: {"anyOf": [_ref(_name(inner, prefix)), REFERENCE, REMOVED]}
+            if "$ref" in inner
+            else _value(inner, prefix)
             for pattern, inner in node["patternProperties"].items()
         }
         result["additionalProperties"] = False
@@ -191,7 +204,7 @@ def _component(kind: str, docs: Mapping[str, str]) -> Schema:
     names: list[Schema] = [{"const": name, "description": doc} for name, doc in docs.items()]
     names += [{"type": "string", "pattern": _spellings(name)} for name in docs if "_" in name]
     names += [{"type": "null"}] if "null" in docs else []
-    arguments = [{"anyOf": [_ref(f"{kind}.{name}"), REFERENCE]} for name in docs]
+    arguments = [{"anyOf": [_ref(f"{kind}.{name}"), REFERENCE, REMOVED]} for name in docs]
     branches = [
         {
             "if": {"properties": {"type": {"type": "string", "pattern": _spellings(name)}}, "required": ["type"]},
@@ -203,7 +216,7 @@ def _component(kind: str, docs: Mapping[str, str]) -> Schema:
         "type": "object",
         "properties": {
             "type": {"description": doc_of(Component, "type"), "anyOf": [*names, REFERENCE]},
-            "args": {"description": doc_of(Component, "args"), "type": ["object", "string"]},
+            "args": {"description": doc_of(Component, "args"), "type": ["object", "string", "null"]},
             REPLACE: _ref("replace"),
         },
         "additionalProperties": False,
@@ -241,7 +254,7 @@ def _blocks(definitions: Mapping[str, Schema]) -> dict[str, Schema]:
 def _arguments_of_any(takers: Sequence[Schema]) -> Schema:
     """Of a block: each component takes the keys that it has."""
     keys = {name: schema for taker in takers for name, schema in taker.get("properties", {}).items()}
-    return {"type": "object", "properties": keys, "additionalProperties": False}
+    return {"type": ["object", "null"], "properties": keys, "additionalProperties": False}
 
 
 def _trees() -> Iterator[Node]:

@@ -3,7 +3,7 @@
 Mappings merge key by key. Scalars and lists are replaced. A mapping with `_replace_: true` replaces
 instead of merging; `{_append_: [...]}` adds to the list below. A component that changes its `type` starts its
 `args` afresh, for they belong to the type. Where a component is expected, text alone names its type:
-`launch: local`.
+`launch: local`. `null` takes away what the layers below say (`rlcli.recipe.removal` has what is left then).
 """
 
 from __future__ import annotations
@@ -87,6 +87,8 @@ def with_sound_markers(node: Node, problems: Problems, path: Path = ()) -> Node:
 
 def merge(lower: Node | None, upper: Node, problems: Problems) -> Node:
     """What holds where `upper` is laid over `lower`. Markers must be sound (`with_sound_markers`)."""
+    if isinstance(upper, Scalar) and upper.value is None and upper.sound:
+        return replace(upper, over=lower.over if isinstance(lower, Scalar) and lower.value is None else lower)
     if not isinstance(upper, Mapping):
         return upper
     if APPEND in upper.entries:

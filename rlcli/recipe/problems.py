@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlcli.errors import Problem, RecipeError, escape_control
-from rlcli.recipe.tree import COMMAND_LINE, DEFAULT, Mark, Node, dotted, key_mark, nodes
+from rlcli.recipe.tree import COMMAND_LINE, Mark, Node, dotted, key_mark, nodes
 
 MAX_SHOWN = 40
 
@@ -83,7 +83,7 @@ class Problems:
 
     def _excerpt(self, mark: Mark, width: int) -> str | None:
         lines = self.sources.get(mark.file)
-        if mark.file == DEFAULT or not lines or not 1 <= mark.line <= len(lines):
+        if mark.is_default or not lines or not 1 <= mark.line <= len(lines):
             return None
         shown: list[str] = []
         gutter = "" if mark.file == COMMAND_LINE else f"{mark.line} | "

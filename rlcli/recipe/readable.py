@@ -64,7 +64,7 @@ def _set_only(node: Node, value: Any) -> Any:
 
 
 def _is_empty_default(node: Node) -> bool:
-    return isinstance(node, Scalar) and node.value is None and node.mark.file == DEFAULT
+    return isinstance(node, Scalar) and node.value is None and node.mark.is_default
 
 
 def _lines(value: dict[str, Any], path: tuple[str, ...], resolved: Resolved) -> Iterator[Line]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import RlcliError, raise_all
+from rlcli.recipe.call_keys import with_keys_of_calls
 from rlcli.recipe.components import check_components, forget, with_backends
 from rlcli.recipe.doubts import Doubts
 from rlcli.recipe.files import with_found_files
@@ -19,8 +20,22 @@ from rlcli.recipe.meaning import check_meaning
 from rlcli.recipe.merge import merge, spell_out_types, whole_reference
 from rlcli.recipe.overrides import parse_overrides
 from rlcli.recipe.problems import Problems
+from rlcli.recipe.removal import is_entry, removed_at, without_removed
 from rlcli.recipe.schema import SECTIONS, Recipe
-from rlcli.recipe.tree import DEFAULT, Entry, Mapping, Mark, Node, Scalar, at, dotted, key_mark, leaves, plain
+from rlcli.recipe.tree import (
+    Entry,
+    Mapping,
+    Mark,
+    Node,
+    Scalar,
+    at,
+    default_mark,
+    dotted,
+    key_mark,
+    leaves,
+    nodes,
+    plain,
+)
 from rlcli.recipe.validate import check_against
 from rlcli.recipe.write import to_yaml
 
@@ -39,6 +54,8 @@ class Setting:
     """The key that a reference led through, such as `ppo.kl_ctl`."""
     through: Mark | None = None
     """Where that reference is written."""
+    removes: str | None = None
+    """The section around the key that a null takes away, such as `graph.critic_inf`."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +80,7 @@ class Resolved:
     def origin(self, key: str | tuple[str | int, ...]) -> Mark:
         """Where the value that holds was written; `default` if no layer sets it."""
         node = at(self.tree, _path(key))
-        return node.mark if node is not None else Mark(DEFAULT, 0, 0)
+        return node.mark if node is not None else default_mark()
 
     def history(self, key: str | tuple[str | int, ...]) -> list[Setting]:
         """Every place that sets the key, lowest layer first; the last one wins."""
@@ -78,7 +95,10 @@ class Resolved:
                 settings.append(Setting(node.mark, plain(node)))
                 reference, holder = whole_reference(node), node
             else:
-                reference, rest, holder = _reference_on_the_way(tree, path)
+                holder, rest = _holder_on_the_way(tree, path)
+                reference = whole_reference(holder)
+                if isinstance(holder, Scalar) and holder.value is None:
+                    settings.append(Setting(holder.mark, None, removes=dotted(path[: len(path) - len(rest)])))
             if reference is not None and not reference.startswith("env:"):
                 target = (*reference.split("."), *rest)
                 if dotted(target) not in seen:
@@ -97,8 +117,20 @@ class Resolved:
 
     @cached_property
     def origins(self) -> dict[str, str]:
-        """Key → `file:line:col` or `command line`, for every value that a layer sets."""
+        """Key → `file:line:col` or `command line`, for every value that a layer sets; `default` and what chose it, for
+        those that follow from others."""
         return {dotted(path): str(node.mark) for path, node in leaves(self.tree) if path}
+
+    @property
+    def values_set(self) -> int:
+        """How many values some layer sets."""
+        return sum(not node.mark.is_default for path, node in leaves(self.tree) if path)
+
+    @cached_property
+    def removed(self) -> dict[str, Mark]:
+        """Key → where a null takes it away, for entries under a name of the recipe's own and for blocks."""
+        taken = {path: node.mark for path, node in nodes(self.written) if removed_at(self.written, path)}
+        return {dotted(path): mark for path, mark in taken.items() if is_entry(path)}
 
     def to_json(self) -> dict[str, Any]:
         """The whole recipe with all defaults; `Recipe.model_validate` takes it back."""
@@ -113,13 +145,13 @@ def _path(key: str | tuple[str | int, ...]) -> tuple[str | int, ...]:
     return tuple(key.split(".")) if isinstance(key, str) else key
 
 
-def _reference_on_the_way(tree: Node, path: tuple[str | int, ...]) -> tuple[str | None, tuple[str | int, ...], Node]:
-    """A whole-value reference above a path, what is left of the path below it, and the node that holds it."""
+def _holder_on_the_way(tree: Node, path: tuple[str | int, ...]) -> tuple[Node, tuple[str | int, ...]]:
+    """The nearest node above a path, which may be a reference or null, and what is left of the path below it."""
     for depth in range(len(path) - 1, 0, -1):
         node = at(tree, path[:depth])
         if node is not None:
-            return whole_reference(node), path[depth:], node
-    return None, (), tree
+            return node, path[depth:]
+    return tree, ()
 
 
 def load_recipe(
@@ -155,18 +187,21 @@ def resolve_layers(
     if problems.is_cut_off:
         problems.raise_if_any()
     doubts = Doubts()
-    tree = check_components(with_backends(doubts.without_unsound(tree), doubts), problems, doubts)
+    tree = without_removed(Recipe, doubts.without_unsound(tree), problems)
+    tree = check_components(with_backends(tree, doubts), problems, doubts)
     checked = check_against(Recipe, tree, problems, doubts, blocks=blocks)
-    if checked.value is not None and not problems.is_cut_off:
-        check_meaning(checked.value, checked.tree, problems, doubts)
+    recipe, tree = checked.value, checked.tree
+    if recipe is not None and not problems.is_cut_off:
+        recipe, tree = with_keys_of_calls(recipe, tree, doubts)
+        check_meaning(recipe, tree, problems, doubts)
     problems.raise_if_any()
     resolved = Resolved(
-        recipe=checked.value,
+        recipe=recipe,
         path=path,
         layers=tuple(layers),
         overrides=tuple(overrides),
         profiles=tuple(profiles),
-        tree=checked.tree,
+        tree=tree,
         override_trees=tuple(override_trees),
         problems=problems,
     )
@@ -212,7 +247,7 @@ def _merged(
 
 def _laid_over(path: Path, layers: Sequence[Layer], override_trees: Sequence[Mapping], problems: Problems) -> Mapping:
     """All layers laid over each other, references as written."""
-    name = Scalar(path.stem, Mark(DEFAULT, 0, 0), path.stem, plain=False)
+    name = Scalar(path.stem, default_mark(), path.stem, plain=False)
     own = next((layer for layer in layers if layer.path == path), layers[-1])
     tree: Node = Mapping({"name": Entry(name.mark, name)}, own.tree.mark)
     for upper in (*(layer.tree for layer in layers), *override_trees):

@@ -110,9 +110,9 @@ class Call(Section):
     interface: Component
     """What the role does."""
     inputs: Keys = Field(default_factory=list)
-    """Keys of the batch that it reads."""
+    """Keys of the batch that it reads; default: those that its interface declares (READS) and that there are."""
     outputs: Keys = Field(default_factory=list)
-    """Keys that it adds to the batch."""
+    """Keys that it adds to the batch, as the interface calls them; default: those that it declares (WRITES)."""
     input_key_remap: dict[str, str] = Field(default_factory=dict)
     """Name in the batch → name that the interface reads."""
     output_key_remap: dict[str, str] = Field(default_factory=dict)

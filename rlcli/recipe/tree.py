@@ -23,13 +23,28 @@ class Mark:
     column: int
 
     def __str__(self) -> str:
-        whole = self.file in (COMMAND_LINE, DEFAULT) or not self.line
+        whole = self.file == COMMAND_LINE or self.is_default or not self.line
         return self.file if whole else f"{self.file}:{self.line}:{self.column}"
+
+    @property
+    def is_default(self) -> bool:
+        """Whether no layer wrote the value."""
+        return is_default(self.file)
 
     @property
     def file_and_line(self) -> str:
         """`recipes/mine.yaml:3`."""
         return f"{self.file}:{self.line}" if self.line else self.file
+
+
+def is_default(origin: str) -> bool:
+    """Whether an origin is none; what chose the value may follow: `default, READS of ppo_actor`."""
+    return origin.split(",")[0] == DEFAULT
+
+
+def default_mark(chosen_by: str = "") -> Mark:
+    """The place of a value that no layer wrote."""
+    return Mark(f"{DEFAULT}, {chosen_by}" if chosen_by else DEFAULT, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +57,8 @@ class Scalar:
     """Written without quotes: a field of type str may still want the text `1.10` and not the number."""
     sound: bool = True
     """False for a value that could not be had. That is reported already, so nothing may be concluded from it."""
+    over: Node | None = field(default=None, repr=False)
+    """Of a null: what the layers below say here, which it takes away."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,14 @@ from rlcli.recipe.problems import Problems
 from rlcli.recipe.suggest import A_SLIP, close_to, suggest_key
 from rlcli.recipe.synonyms import translated
 from rlcli.recipe.tree import (
-    DEFAULT,
     Entry,
     Listing,
     Mapping,
-    Mark,
     Node,
     Path,
     Scalar,
     at,
+    default_mark,
     dotted,
     key_mark,
     kind_of,
@@ -239,7 +238,7 @@ class _Checker:
 
     def with_stand_in(self, tree: Mapping, path: Path) -> Mapping:
         """The tree with something at a required key that is not there."""
-        mark = Mark(DEFAULT, 0, 0)
+        mark = default_mark()
         value = stand_in(annotation_at(self.model, path))
         node: Node = Mapping({}, mark) if value == {} else Listing((), mark) if value == [] else Scalar(value, mark)
         above = at(tree, path[:-1])

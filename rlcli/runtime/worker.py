@@ -186,7 +186,7 @@ class ModelWorker:
         if missing:
             raise UsageError(
                 f"{mfc.interface_impl.type_} did not produce {', '.join(missing)}, which call {mfc.name} promises",
-                hint="correct the call's outputs",
+                hint="correct the WRITES of its class, or the call's outputs",
                 code="R71",
             )
         own = {name: values for name, values in made.metadata.items() if name not in data.metadata}

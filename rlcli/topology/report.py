@@ -8,8 +8,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import UsageError
-from rlcli.recipe.graph import stages
+from rlcli.recipe.call_keys import graphs_of
+from rlcli.recipe.graph import made_keys, stages
 from rlcli.recipe.mesh import DevicesError
+from rlcli.recipe.tree import dotted
 from rlcli.recipe.warm_start import chain
 from rlcli.topology.advice import advise
 from rlcli.topology.configs import architecture_of
@@ -100,6 +102,22 @@ def _on_cluster(resolved: Resolved, nodes: int | None, devices: int | None) -> R
     return replace(resolved, recipe=other, overrides=(*kept, *(f"{key}={value}" for key, value in told.items())))
 
 
+def _keys(resolved: Resolved) -> dict[str, Any]:
+    """Call → what it reads and makes, and who says so."""
+    return {
+        dotted((*path, name)): {
+            word: {"keys": list(keys), "origin": str(resolved.origin((*path, name, field)))}
+            for word, field, keys in (
+                ("reads", "inputs", call.inputs),
+                ("makes", "outputs", made_keys(call)),
+            )
+        }
+        for path, calls, dataset in graphs_of(resolved.recipe)
+        if dataset is not None
+        for name, call in calls.items()
+    }
+
+
 def plan_json(plan: Plan) -> dict[str, Any]:
     """For scripts; sizes in bytes."""
     recipe, topology = plan.recipe, plan.topology
@@ -125,6 +143,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         ],
         "groups": [{"ranks": list(group.ranks), "roles": list(group.roles)} for group in topology.groups],
         "stages": stages(recipe.graph),
+        "keys": _keys(plan.resolved),
         "batch": batch,
         "memory": as_json(plan.memory, plan.device_bytes, plan.reserved)
         | {"device": plan.device_bytes, "advice": {call: list(keys) for call, keys in plan.advice.items()}},

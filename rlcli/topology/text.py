@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlcli.recipe.graph import stages
+from rlcli.recipe.call_keys import graphs_of
+from rlcli.recipe.graph import made_keys, producers, stages
+from rlcli.recipe.readable import by_label
 from rlcli.topology.drawing import draw, ranks_text, weights_text
 from rlcli.topology.memory import GIB, Peak
 
 if TYPE_CHECKING:
+    from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Call
+    from rlcli.recipe.tree import Path
     from rlcli.topology.memory import Held
     from rlcli.topology.report import Plan
 
@@ -33,11 +37,16 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield from draw(recipe, topology)
     yield ""
     yield from _weights(plan)
-    for title, calls in (("graph", recipe.graph), ("evaluation", recipe.train.eval.graph)):
-        if calls and (title == "graph" or recipe.train.eval.dataset is not None):
+    unread: list[str] = []
+    for path, calls, dataset in graphs_of(recipe):
+        if calls and dataset is not None:
             yield ""
-            yield title
-            yield from _calls(calls)
+            yield "graph" if path == ("graph",) else "evaluation"
+            yield from _calls(plan.resolved, calls, path)
+            unread += [key for key in producers(calls) if key not in _read(calls)]
+    yield "  keys as the interfaces declare them, but for those with a place"
+    if unread:
+        yield "  (key): read by no other call, so it stays where it is made"
     yield ""
     yield "step"
     yield from (f"  {line}" for line in (*topology.batch.lines(), *_micro_batch_lines(plan)))
@@ -74,17 +83,33 @@ def _weights(plan: Plan) -> Iterator[str]:
     yield from aligned(["weights", "ranks", "params", "from"], rows, right=(2,))
 
 
-def _calls(calls: dict[str, Call]) -> Iterator[str]:
+def _calls(resolved: Resolved, calls: Mapping[str, Call], path: Path) -> Iterator[str]:
+    """The calls in their order, each with its keys; those that a layer lists with their place."""
+    order = [(str(place), name) for place, stage in enumerate(stages(calls), start=1) for name in stage]
+    read = _read(calls)
     rows = [
-        [str(place), name, f"{calls[name].model}.{calls[name].call}", calls[name].interface.type, _keys(calls[name])]
-        for place, stage in enumerate(stages(calls), start=1)
-        for name in stage
+        [place, name, f"{calls[name].model}.{calls[name].call}", calls[name].interface.type] for place, name in order
     ]
-    yield from aligned(["", "call", "model", "interface", "makes"], rows)
+    head, *lines = aligned(["", "call", "model", "interface"], rows)
+    yield head
+    for line, (_, name) in zip(lines, order, strict=True):
+        call = calls[name]
+        yield line
+        yield from _keys("reads", call.inputs, resolved, (*path, name, "inputs"))
+        made = [key if key in read else f"({key})" for key in made_keys(call)]
+        yield from _keys("makes", made, resolved, (*path, name, "outputs"))
 
 
-def _keys(call: Call) -> str:
-    return ", ".join(call.output_key_remap.get(key, key) for key in call.outputs)
+def _read(calls: Mapping[str, Call]) -> set[str]:
+    return {key for call in calls.values() for key in call.inputs}
+
+
+def _keys(word: str, keys: Sequence[str], resolved: Resolved, path: Path) -> Iterator[str]:
+    mark = resolved.origin(path)
+    if keys:
+        text = ", ".join(keys) + ("" if mark.is_default else f"  # {by_label(str(mark), resolved)}")
+        lead = f"{'':5}{word}  "
+        yield from textwrap.wrap(text, WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead), **_WHOLE_WORDS)
 
 
 def _micro_batch_lines(plan: Plan) -> Iterator[str]:

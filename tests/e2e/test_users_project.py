@@ -77,7 +77,7 @@ def test_the_custom_interface_of_areals_documentation(project, command, launch):
     assert (project / "out" / "models" / "actor" / "model.safetensors").is_file()
 
 
-def test_a_sentiment_classifier_rewards_ppo_by_two_lines(project, command):
+def test_a_sentiment_classifier_rewards_ppo_by_one_line(project, command):
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -100,7 +100,7 @@ def test_a_sentiment_classifier_rewards_ppo_by_two_lines(project, command):
         "generation: {max_new_tokens: 5, responses_per_prompt: 2}\n"
         "train: {steps: 1, prompts_per_step: 4}\n"
         "graph:\n"
-        "  reward_inf: {interface: {type: hf_reward, args: {path: sentiment}}, outputs: [rewards]}\n"
+        "  reward_inf: {interface: {type: hf_reward, args: {path: sentiment}}}\n"
     )
     done = command("train", "nice", "--run-dir", "out", cwd=project)
     assert done.returncode == 0, done.stderr

@@ -146,7 +146,7 @@ CASES = [
     ("R71", TOP + "models: {spare: {init: actor}}\n", "bad.yaml:2:10", "no call uses"),
     ("R71", TOP + "models: {actor: {backend: inference}}\n", "bad.yaml:2:27", "cannot train"),
     ("R71", TOP + "models: {actor: {head: value}}\ngraph: {g: {model: actor, call: generate, interface: ppo_actor, "
-     "inputs: [packed_input_ids], input_key_remap: {packed_input_ids: packed_prompts}}}\n", "bad.yaml:2:24", "head lm"),
+     "input_key_remap: {packed_input_ids: packed_prompts}, outputs: [seq_no_eos_mask]}}\n", "bad.yaml:2:24", "head lm"),
     ("R71", TOP + "checkpoint: {keep_best: 1}\n", "bad.yaml:2:25", "nothing is evaluated"),
     ("R74", TOP + "log: {dir: \"\\e[31m{{7*7}}\"}\nseed: x\n", "bad.yaml:3:7", "int"),
 ]  # fmt: skip

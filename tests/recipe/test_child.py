@@ -16,7 +16,7 @@ GIVEN = [
     ["models.actor.backend.args.lr=1e-4", "models.critic.backend.args.lr=2.50e-4"],
     ["launch=local", "cluster.devices_per_node=2"],
     ["log.dir=out/${name}", "train.prompts_per_step=${train.steps}"],
-    ["graph.actor_train.inputs={_append_: [solved]}"],
+    ["graph.critic_inf.hooks={offload: false}", "graph.ref_inf=null", "models.ref=null", "ppo.kl_ctl=0.0"],
     ["models.actor.backend={_replace_: true, type: fsdp, args: {lr: 0.5}}"],
     ["datasets.held_out={type: arithmetic, args: {levels: [2, 3], held_out: true}}"],
     ['models.actor.tokenizer="builtin:arithmetic"', "train.eval.every_steps=null"],

@@ -29,6 +29,8 @@ class Base(model_api.ModelInterface):
 class Grouped(Base):
     size: int = 3
 
+    READS: ClassVar = {"train_step": ("packed_input_ids",)}
+
     def train_step(self, model, data, mb_spec):
         return {}
 
@@ -49,7 +51,7 @@ def project(folder: Path) -> Path:
 
 def test_constants_are_read_without_importing(project: Path):
     constants = registry.signature("interfaces", "grouped").constants
-    assert constants == {"NEEDS_GROUP": 4, "PLAIN": (1, 2)}
+    assert constants == {"NEEDS_GROUP": 4, "PLAIN": (1, 2), "READS": {"train_step": ("packed_input_ids",)}}
     assert declared("interfaces", "nowhere", "NEEDS_GROUP") is None
     assert dataset_keys("paired") == ("packed_input_ids", "prompt_lens")
 

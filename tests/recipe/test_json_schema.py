@@ -60,6 +60,15 @@ GOOD = [
     "ppo: {kl_ctl: 0.1, generation: '${generation}'}",
     "mine: {anything: [1, {a: b}]}",
     "log: {dir: 'runs/${name}'}",
+    "models: {critic: null}",
+    "graph: {critic_inf: null, actor_train: {inputs: null, hooks: null, interface: {args: null}}}",
+    "datasets: {held_out: null}",
+    "train: {eval: {graph: {eval_gen: null}}}",
+    "train: {eval: null, microbatches: null}",
+    "generation: null",
+    "ppo: null",
+    "ppo: {kl_ctl: null, generation: null}",
+    "mine: null",
 ]
 
 BAD = [
@@ -86,6 +95,11 @@ BAD = [
     "datasets: {train: {type: arithmetic, args: {problems: many}}}",
     "ppo: {kl: 0.1}",
     "generation: {temperature: warm}",
+    "train: {prompts_per_step: null}",
+    "graph: null",
+    "graph: {actor_train: {model: null}}",
+    "graph: {actor_train: {interface: null}}",
+    "graph: {actor_train: {inputs: [null]}}",
 ]
 
 

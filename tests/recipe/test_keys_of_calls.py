@@ -94,8 +94,9 @@ def test_a_slip_in_an_input_is_one_problem(folder: Path):
 
 
 def test_an_argument_decides_what_is_read(folder: Path):
-    (found,) = problems("ppo: {recompute_logprob: true}", folder)  # actor and critic share one list of inputs
-    assert "lacks the input proximal_logprobs" in found[1]
+    lists = f"graph: {{actor_train: {{inputs: [{ROLLOUT}, packed_ref_logprobs, rewards, values]}}}}"
+    *_, found = problems(f"{lists}\nppo: {{recompute_logprob: true}}", folder)
+    assert "graph.actor_train lacks the input proximal_logprobs" in found[1]
     assert found[2] == "add it to its inputs, or change recompute_logprob"
     without = f"graph.critic_train.inputs=[{ROLLOUT}, rewards, values]"
     load_recipe("ppo_math", ["ppo.kl_ctl=0.0", without])
@@ -136,16 +137,26 @@ def test_an_interface_that_declares_nothing_is_believed(folder: Path, declaratio
     (folder / "pyproject.toml").write_text("[tool.rlcli]\n")
     (folder / "interfaces").mkdir()
     (folder / "interfaces" / "silent.py").write_text(SILENT.format(declaration=declaration))
-    text = "graph: {reward_inf: {interface: {_replace_: true, type: silent}, inputs: [packed_input_ids]}}\n"
+    lists = "inputs: [packed_input_ids], outputs: [rewards]"
+    text = f"graph: {{reward_inf: {{interface: {{_replace_: true, type: silent}}, {lists}}}}}\n"
     (folder / "good.yaml").write_text(f"extends: ppo_math\n{text}")
     load_recipe("good.yaml")
+    (folder / "bad.yaml").write_text("extends: good.yaml\ngraph: {reward_inf: {inputs: null, outputs: null}}\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("bad.yaml")
+    (problem,) = caught.value.problems  # the evaluation's call is the same one
+    assert (problem.code, problem.where) == ("R39", "good.yaml:2:57")
+    assert problem.what.startswith("graph.reward_inf lists no inputs and no outputs, and silent does not declare")
+    assert problem.hint is not None
+    assert problem.hint.startswith("list the keys, or declare them in its class: READS = {")
 
 
 def test_entries():
     arguments = {"kl": 0.1, "off": 0, "text": "response", "none": None}
     entries = ["a", "b if kl", "c if off", "d unless none", "e if text=full", "e if text=response", "f if given"]
     keys = declared_keys([*entries, "g unless unknown", "b if given"], arguments.__getitem__)
-    assert keys == DeclaredKeys(("a", "b", "d", "e"), ("c", "f", "g"), {"b": "kl", "d": "none", "e": "text"})
+    due_to = {"b": "kl", "d": "none", "e": "text"}
+    assert keys == DeclaredKeys(("a", "b", "d", "e"), ("c", "f", "g"), due_to, if_given=("f", "g"))
     for entry in ("", "a b", "a if", "a if x y", "a when x"):
         with pytest.raises(ValueError, match="is no key"):
             declared_keys([entry], arguments.__getitem__)

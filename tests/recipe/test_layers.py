@@ -14,7 +14,7 @@ from rlcli.recipe.merge import merge, spell_out_types
 from rlcli.recipe.problems import Problems
 from rlcli.recipe.reader import parse
 from rlcli.recipe.resolve import load_recipe
-from rlcli.recipe.tree import leaves, plain
+from rlcli.recipe.tree import is_default, leaves, plain
 from rlcli.recipe.write import to_yaml
 
 
@@ -242,7 +242,7 @@ def test_every_value_knows_where_it_was_written(folder: Path):
     resolved = load_recipe("top.yaml", ["seed=4"])
     lines = {name: (folder / name).read_text().splitlines() for name in ("top.yaml", "small.yaml")}
     for key, origin in resolved.origins.items():
-        if origin in ("command line", "default"):
+        if origin == "command line" or is_default(origin):
             continue
         file, line, column = origin.rsplit(":", 2)
         rest = lines[file][int(line) - 1][int(column) - 1 :]

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
+from rlcli.recipe.graph import train_graph
+from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime.buffer import Buffer, Transfer
 
 
@@ -31,6 +33,19 @@ def test_what_a_rank_lacks_comes_in_one_piece_from_each_rank_that_has_it(buffer)
     assert [(t.source, t.target, t.key, t.ids) for t in plan] == [(0, 1, "x", ("a", "b"))]
     assert plan[0].description.metadata == {"answer": ["1", "2"]}
     assert plan[0].description.dtypes == {"x": torch.int64}
+
+
+def test_what_a_call_does_not_read_does_not_move(buffer):
+    """Without a KL penalty the reference's log-probs stay where they are made."""
+    for key in ("packed_input_ids", "packed_ref_logprobs"):
+        buffer.add(0, described("a", key=key))
+    moved = {}
+    for weight in ("0.0", "0.1"):
+        graph = train_graph(load_recipe("ppo_math", [f"ppo.kl_ctl={weight}"]).recipe)
+        (trained,) = (mfc for mfc in graph if mfc.name == "critic_train")
+        held = [key for key in trained.input_keys if buffer.holders("a", [key])]
+        moved[weight] = [transfer.key for transfer in buffer.transfers({1: ["a"]}, held)]
+    assert moved == {"0.0": ["packed_input_ids"], "0.1": ["packed_input_ids", "packed_ref_logprobs"]}
 
 
 def test_what_has_moved_need_not_move_again(buffer):

@@ -95,7 +95,7 @@ def _check_recipe(resolved: Resolved) -> Finding:
 
     first = [source.recipe.name for source in chain(resolved)]
     after = f"; runs after {', '.join(first)}" if first else ""
-    layers, values = count(len(resolved.layers), "layer"), count(len(resolved.origins), "value")
+    layers, values = count(len(resolved.layers), "layer"), count(resolved.values_set, "value")
     return Finding(level="ok", about="recipe", says=f"{layers}, {values} set, 0 unknown{after}")
 
 

@@ -8,7 +8,16 @@ from rlcli.api.default_backends import TRAINED
 from rlcli.recipe.components import dataset_keys, declared, lacks_method
 from rlcli.recipe.graph import GraphProblem, graph_problems, producers
 from rlcli.recipe.lengths import responses_of
-from rlcli.recipe.meaning.keys import check_read, check_written
+from rlcli.recipe.meaning.keys import (
+    check_declared,
+    check_made,
+    check_read,
+    check_renames,
+    check_written,
+    is_listed,
+    place_of_key,
+    removed_maker,
+)
 from rlcli.recipe.meaning.models import sources
 from rlcli.recipe.meaning.notes import Notes
 from rlcli.recipe.schema import Call
@@ -38,32 +47,43 @@ def _graph(notes: Notes, calls: ReadMapping[str, Call], path: Path, dataset: str
     if notes.doubts.about(path):
         return
     made: list[Path] = [(*path, name, field) for name in calls for field in ("outputs", "output_key_remap")]
-    read: list[Path] = [(*path, name, "inputs") for name in calls]
+    made += [dataset_key, ("datasets", dataset, "type")]
+    unmade: dict[str, list[str]] = {}
     for problem in graph_problems(calls, keys):
-        needs = [*made, dataset_key, ("datasets", dataset, "type")]
-        needs += read if problem.key is None else [(*path, problem.call, "inputs")]
-        near = close_to(problem.key, [*_made(calls), *(keys or ())]) if problem.key else None
-        hint = f"did you mean {near}?" if near and near != problem.key else None
-        if keys and problem.key and not hint and "no call produces" in problem.what:
-            hint = f"rows of {dataset} bring {', '.join(keys)}"
-        notes.note("R71", problem.what, _place(problem, calls, path), hint, needs=needs, same=problem.key)
+        if problem.is_unmade and problem.key and not is_listed(notes, (*path, problem.call), "inputs"):
+            unmade.setdefault(problem.key, []).append(problem.call)
+        else:
+            _linked_wrongly(notes, problem, calls, path, dataset, made)
+    for key, readers in unmade.items():
+        check_made(notes, key, {name: calls[name] for name in readers}, path, made)
     for name, call in calls.items():
         check_read(notes, call, (*path, name), producers(calls))
 
 
-def _place(problem: GraphProblem, calls: ReadMapping[str, Call], path: Path) -> Path:
+def _linked_wrongly(
+    notes: Notes, problem: GraphProblem, calls: ReadMapping[str, Call], path: Path, dataset: str, made: list[Path]
+) -> None:
+    component = notes.recipe.datasets.get(dataset)
+    keys = dataset_keys(component.type) if component else None
+    read: list[Path] = [(*path, name, "inputs") for name in calls]
+    needs = [*made, *(read if problem.key is None else [(*path, problem.call, "inputs")])]
+    near = close_to(problem.key, [*producers(calls), *(keys or ())]) if problem.key else None
+    hint = f"did you mean {near}?" if near and near != problem.key else None
+    if problem.is_unmade and problem.key:
+        hint = removed_maker(notes, path, problem.key) or hint
+        hint = hint or (f"rows of {dataset} bring {', '.join(keys)}" if keys else None)
+    notes.note("R71", problem.what, _place(notes, problem, calls, path), hint, needs=needs, same=problem.key)
+
+
+def _place(notes: Notes, problem: GraphProblem, calls: ReadMapping[str, Call], path: Path) -> Path:
     place: Path = (*path, problem.call)
     if problem.key is None:
         return place
     call = calls[problem.call]
+    if problem.key in call.inputs:
+        return place_of_key(notes, call, place, "inputs", problem.key)
     made = {call.output_key_remap.get(key, key): key for key in call.outputs}
-    field, key = ("inputs", problem.key) if problem.key in call.inputs else ("outputs", made.get(problem.key, ""))
-    listed = getattr(call, field)
-    return (*place, field, listed.index(key)) if key in listed else (*place, field)
-
-
-def _made(calls: ReadMapping[str, Call]) -> list[str]:
-    return [call.output_key_remap.get(key, key) for call in calls.values() for key in call.outputs]
+    return place_of_key(notes, call, place, "outputs", made.get(problem.key, ""))
 
 
 def _call(notes: Notes, call: Call, path: Path) -> None:
@@ -72,20 +92,12 @@ def _call(notes: Notes, call: Call, path: Path) -> None:
         what = f"the interface {call.interface.type} has no {call.call}"
         hint = f"rlcli show interface {call.interface.type} lists what it does"
         notes.note("R71", what, (*path, "call"), hint, needs=[kind])
+    check_declared(notes, call, path)
     check_written(notes, call, path)
-    for field, listed in (("inputs", call.inputs), ("outputs", call.outputs)):
-        for index, key in enumerate(listed):
-            if key in listed[:index]:
-                notes.note("R71", f"{dotted((*path, field))} lists {key} twice", (*path, field, index))
-        remap = field.removesuffix("s") + "_key_remap"
-        for key in getattr(call, remap):
-            if key not in listed:
-                what = f"{dotted((*path, remap))} renames {key}, which the call does not list"
-                near = close_to(key, listed)
-                guess = f"did you mean {near}?" if near else None
-                notes.note("R71", what, (*path, remap, key), guess, needs=[(*path, field)])
+    check_renames(notes, call, path)
     if call.model not in notes.recipe.models:
-        notes.unknown("role", call.model, ("models",), (*path, "model"))
+        hint = f"remove the call too: {dotted(path)}=null"
+        notes.unknown("role", call.model, ("models",), (*path, "model"), hint)
     else:
         _role(notes, call, path)
     _hooks(notes, call, path)

@@ -2,36 +2,89 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Mapping as ReadMapping
-from typing import Any
 
-from rlcli.api.declared_keys import DeclaredKeys, declared_keys
+from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import RETURN_NUMBERS
-from rlcli.recipe.components import argument_of, declared
+from rlcli.recipe.call_keys import DECLARED_IN, Field, keys_of, made_by
+from rlcli.recipe.components import lacks_method
 from rlcli.recipe.meaning.notes import Notes
+from rlcli.recipe.removal import place_of
 from rlcli.recipe.schema import Call
 from rlcli.recipe.suggest import close_to
-from rlcli.recipe.tree import Path, dotted
-from rlcli.registry import COMPUTED
+from rlcli.recipe.tree import Mapping, Path, Scalar, at, dotted
+
+VERBS: ReadMapping[Field, str] = {"inputs": "read", "outputs": "write"}
+
+
+def is_listed(notes: Notes, path: Path, field: Field) -> bool:
+    """Whether a layer lists the keys of a call."""
+    return not notes.mark((*path, field)).is_default
+
+
+def place_of_key(notes: Notes, call: Call, path: Path, field: Field, key: str) -> Path:
+    """Where to point for a key of a call: at the key in its list, or at the interface that declares it."""
+    listed = getattr(call, field)
+    if not is_listed(notes, path, field):
+        return (*path, "interface", "type")
+    return (*path, field, listed.index(key)) if key in listed else (*path, field)
+
+
+def check_declared(notes: Notes, call: Call, path: Path) -> None:
+    """A call that lists no keys has those that its interface declares: it must say which."""
+    fields = [field for field in DECLARED_IN if not is_listed(notes, path, field) and keys_of(field, call) is None]
+    if not fields or lacks_method(call.interface.type, call.call):
+        return
+    kind, verbs = call.interface.type, " and ".join(f"{VERBS[field]}s" for field in fields)
+    what = f"{dotted(path)} lists no {' and no '.join(fields)}, and {kind} does not declare what {call.call} {verbs}"
+    example = f'{DECLARED_IN[fields[0]]} = {{"{call.call}": ("a_key",)}}'
+    hint = f"list the keys, or declare them in its class: {example}"
+    needs = [(*path, field) for field in fields]
+    notes.note("R39", what, (*path, "interface", "type"), hint, needs, same=f"{kind} declares no {fields}")
+    notes.doubts.values.update(needs)
 
 
 def check_written(notes: Notes, call: Call, path: Path) -> None:
     """Every output is a key that the interface returns. What reads a wrong one is not told that nobody makes it."""
-    keys = DeclaredKeys((), ()) if call.call in RETURN_NUMBERS else _declared("WRITES", call)
-    if keys is None:
+    keys = keys_of("outputs", call)
+    if keys is None or not is_listed(notes, path, "outputs"):
         return
     for index, key in enumerate(call.outputs):
         if key not in keys.all:
             what = f"{dotted(path)} lists the output {key}, which {call.call} of {call.interface.type} does not write"
             near = close_to(key, [other for other in keys.all if other not in call.outputs])
-            does = f"it writes {', '.join(keys.all)}" if keys.all else f"{call.call} returns numbers for the log"
-            notes.note("R71", what, (*path, "outputs", index), f"did you mean {near}?" if near else does, _basis(path))
+            does = "returns numbers for the log" if call.call in RETURN_NUMBERS else f"writes {', '.join(keys.all)}"
+            hint = f"did you mean {near}?" if near else f"{call.call if not keys.all else 'it'} {does}"
+            notes.note("R71", what, (*path, "outputs", index), hint, _basis(path))
             notes.doubts.values.add((*path, "outputs"))
+
+
+def check_renames(notes: Notes, call: Call, path: Path) -> None:
+    """A rename is of a key that the call has, and no key is listed twice."""
+    for field in DECLARED_IN:
+        listed, keys = getattr(call, field), keys_of(field, call)
+        for index, key in enumerate(listed):
+            if key in listed[:index]:
+                notes.note("R71", f"{dotted((*path, field))} lists {key} twice", (*path, field, index))
+        remap = f"{field.removesuffix('s')}_key_remap"
+        for key, meant in getattr(call, remap).items():
+            if key in listed:
+                continue
+            name, others, why = key, listed, "which the call does not list"
+            if not is_listed(notes, path, field):
+                if field == "inputs" and keys is not None and key in keys.needed:
+                    continue  # `check_read` tells what the call lacks by that
+                name, others = (meant, keys.all if keys else ()) if field == "inputs" else (key, listed)
+                why = f"and {call.call} of {call.interface.type} does not {VERBS[field]} {name}"
+            near = close_to(name, others)
+            what, hint = f"{dotted((*path, remap))} renames {key}, {why}", f"did you mean {near}?" if near else None
+            notes.note("R71", what, (*path, remap, key), hint, needs=[(*path, field)])
 
 
 def check_read(notes: Notes, call: Call, path: Path, makers: ReadMapping[str, list[str]]) -> None:
     """Every key that the interface needs is an input. `makers`: key of the batch → the calls that produce it."""
-    keys = _declared("READS", call)
+    keys = keys_of("inputs", call)
     if keys is None:
         return
     received = {call.input_key_remap.get(key, key): index for index, key in enumerate(call.inputs)}
@@ -49,26 +102,31 @@ def check_read(notes: Notes, call: Call, path: Path, makers: ReadMapping[str, li
         arguments = [keys.due_to[key] for key in lacking if key in keys.due_to]
         needs = [*_basis(path), *((*path, "interface", "args", name) for name in arguments)]
         what, hint = _what(call, path, lacking), _remedy(call, keys, lacking, makers)
-        notes.note("R71", what, (*path, "inputs"), hint, needs, same=f"lacks {lacking}")
+        place = place_of_key(notes, call, path, "inputs", "")
+        notes.note("R71", what, place, hint, needs, same=f"lacks {lacking}")
 
 
-def _declared(constant: str, call: Call) -> DeclaredKeys | None:
-    """What the class of a call's interface declares, under the arguments of the call."""
-    declaration = declared("interfaces", call.interface.type, constant)
-    entries = declaration.get(call.call) if isinstance(declaration, dict) else None
-    if not isinstance(entries, tuple | list) or not all(isinstance(entry, str) for entry in entries):
-        return None
+def check_made(notes: Notes, key: str, readers: ReadMapping[str, Call], graph: Path, made: Iterable[Path]) -> None:
+    """Note that nobody makes a key that calls read as their interfaces declare: once, at the first of them."""
+    (first, call), *others = readers.items()
+    names = " and ".join(filter(None, [", ".join(list(readers)[:-1]), list(readers)[-1]]))
+    what = f"{names} read{'' if others else 's'} {key}, which no call produces and the dataset does not bring"
+    keys = keys_of("inputs", call)
+    argument = keys.due_to.get(call.input_key_remap.get(key, key)) if keys is not None else None
+    remedy = f"change {argument}" if argument else None
+    removed = removed_maker(notes, graph, key)
+    hint = ", or ".join(filter(None, [f"{removed}: keep it" if removed else "add a call that makes it", remedy]))
+    needs = [*made, *((*graph, name, "inputs") for name in readers)]
+    notes.note("R71", what, (*graph, first, "interface", "type"), hint, needs, same=key)
 
-    def argument(name: str) -> Any:
-        value = argument_of("interfaces", call.interface.type, call.interface.args, name)
-        if value is COMPUTED:
-            raise LookupError(name)
-        return value
 
-    try:
-        return declared_keys(entries, argument)
-    except ValueError:
-        return None  # `rlcli test interface` says so
+def removed_maker(notes: Notes, graph: Path, key: str) -> str | None:
+    """`critic_inf, which makes it, is removed at mine.yaml:3:8`, if that is what became of a key."""
+    section = at(notes.problems.written, graph) if notes.problems.written is not None else None
+    for name, entry in section.entries.items() if isinstance(section, Mapping) else ():
+        if isinstance(entry.node, Scalar) and key in made_by(entry.node.over):
+            return f"{name}, which makes it, is removed {place_of(entry.node.mark)}"
+    return None
 
 
 def _what(call: Call, path: Path, keys: list[str]) -> str:

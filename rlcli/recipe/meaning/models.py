@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rlcli.api.default_backends import WEIGHTLESS
 from rlcli.recipe.components import declared
 from rlcli.recipe.meaning.notes import Notes
+from rlcli.recipe.removal import place_of
 from rlcli.recipe.schema import Role
-from rlcli.recipe.tree import Path, dotted
+from rlcli.recipe.tree import Mapping, Path, Scalar, at, dotted
 
 SOURCES = ("path", "init", "scratch")
 """Where weights come from: one of these."""
@@ -77,9 +80,25 @@ def _in_use(notes: Notes) -> None:
     needs: list[Path] = [("models", name, "init") for name in notes.recipe.models]
     needs += [(*path, name, "model") for path, names in graphs for name in names]
     strangers = {name for name in used if name is not None and name not in notes.recipe.models}
-    if strangers or any(notes.doubts.about(path) for path, _ in graphs):
+    dropped = {one[:-1] for one in notes.doubts.values if one} | notes.doubts.values
+    if strangers or any(path in dropped for path, _ in graphs):
         return  # one of them may have been meant
+    removed = _removed_calls(notes, [path for path, _ in graphs])
     for name in notes.recipe.models:
         if name not in used:
-            hint = "drop it with models: {_replace_: true, …}, or let a call name it"
-            notes.note("R71", f"no call uses the role {name}", ("models", name), hint, needs=needs)
+            hint = f"models.{name}=null removes it too" if name in removed else f"models.{name}=null removes it"
+            last = f": {removed[name]}" if name in removed else ""
+            notes.note("R71", f"no call uses the role {name}{last}", ("models", name), hint, needs=needs)
+
+
+def _removed_calls(notes: Notes, graphs: Iterable[Path]) -> dict[str, str]:
+    """Role → which call of it a null takes away, and where."""
+    found: dict[str, str] = {}
+    for path in graphs:
+        section = at(notes.problems.written, path) if notes.problems.written is not None else None
+        for name, entry in section.entries.items() if isinstance(section, Mapping) else ():
+            removed = entry.node.over if isinstance(entry.node, Scalar) else None
+            role = removed.get("model") if isinstance(removed, Mapping) else None
+            if isinstance(role, Scalar):
+                found.setdefault(str(role.value), f"{name} is removed {place_of(entry.node.mark)}")
+    return found

@@ -7,6 +7,7 @@ from collections.abc import Mapping as ReadMapping
 
 from rlcli.recipe.doubts import Doubts
 from rlcli.recipe.problems import Problems
+from rlcli.recipe.removal import place_of, removed_at
 from rlcli.recipe.schema import Recipe
 from rlcli.recipe.suggest import close_to
 from rlcli.recipe.tree import Mapping, Mark, Path, at, key_mark, nearest
@@ -77,12 +78,15 @@ class Notes:
         """The first of several values that some layer sets, where a contradiction can be pointed at; else the last."""
         return next((path for path in paths if self.is_set(path)), paths[-1])
 
-    def unknown(self, what: str, name: str, section: Path, path: Path) -> None:
-        """A name that a section of names does not have."""
+    def unknown(self, what: str, name: str, section: Path, path: Path, instead: str | None = None) -> None:
+        """A name that a section of names does not have. `instead`: what helps if a layer removed it."""
         if self.doubts.about(section):
             return
         node = at(self.tree, section)
         known = list(node.entries) if isinstance(node, Mapping) else []
         near = close_to(name, known)
         hint = f"did you mean {near}?" if near else f"there is {', '.join(known) or 'none'}"
-        self.note("R71", f"no {what} is named {name!r}", path, hint)
+        if removed := removed_at(self.problems.written, (*section, name)):
+            self.note("R71", f"the {what} {name} is removed {place_of(removed)}", path, instead)
+        else:
+            self.note("R71", f"no {what} is named {name!r}", path, hint)

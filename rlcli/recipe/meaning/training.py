@@ -38,7 +38,13 @@ def _data(notes: Notes) -> None:
         notes.unknown("dataset", train.dataset, ("datasets",), ("train", "dataset"))
     held_out = train.eval.dataset
     if held_out is not None and held_out not in notes.recipe.datasets:
-        notes.unknown("dataset", held_out, ("datasets",), ("train", "eval", "dataset"))
+        notes.unknown(
+            "dataset",
+            held_out,
+            ("datasets",),
+            ("train", "eval", "dataset"),
+            "train.eval.dataset=null evaluates nothing",
+        )
     elif held_out is not None and not train.eval.graph:
         what = "train.eval.graph is required: which calls evaluate?"
         notes.note("R39", what, ("train", "eval"), needs=[("train", "eval", "graph")])

@@ -1,0 +1,159 @@
+"""The keys of calls that do not list theirs: what their interfaces declare, with the arguments and renames of the call.
+
+`outputs` are the keys of WRITES that the arguments call for. `inputs` are those of READS, and of its `KEY if given`
+those that are there: the dataset brings them, or a call makes them that does not wait for this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Literal, cast
+
+from rlcli.api.declared_keys import DeclaredKeys, declared_keys
+from rlcli.api.interface import RETURN_NUMBERS
+from rlcli.recipe.components import argument_of, dataset_keys, declared
+from rlcli.recipe.doubts import Doubts
+from rlcli.recipe.graph import producers, waits_for
+from rlcli.recipe.schema import Call, Recipe
+from rlcli.recipe.tree import Entry, Listing, Node, Path, Scalar, at, default_mark, plain, with_value
+from rlcli.recipe.tree import Mapping as Tree
+from rlcli.registry import COMPUTED
+
+Field = Literal["inputs", "outputs"]
+DECLARED_IN: Mapping[Field, Literal["READS", "WRITES"]] = {"inputs": "READS", "outputs": "WRITES"}
+
+
+def keys_of(field: Field, call: Call) -> DeclaredKeys | None:
+    """What the class of a call's interface declares, under the arguments of the call; None if it does not say."""
+    if field == "outputs" and call.call in RETURN_NUMBERS:
+        return DeclaredKeys((), ())
+    declaration = declared("interfaces", call.interface.type, DECLARED_IN[field])
+    entries = declaration.get(call.call) if isinstance(declaration, dict) else None
+    if not isinstance(entries, tuple | list) or not all(isinstance(entry, str) for entry in entries):
+        return None
+
+    def argument(name: str) -> Any:
+        value = argument_of("interfaces", call.interface.type, call.interface.args, name)
+        if value is COMPUTED:
+            raise LookupError(name)
+        return value
+
+    try:
+        return declared_keys(entries, argument)
+    except ValueError:
+        return None  # `rlcli test interface` says so
+
+
+def made_by(call: Node | None) -> list[str]:
+    """The keys of the batch that a call makes, or may make, as a layer writes it: references are not followed."""
+    written: Any = plain(call) if isinstance(call, Tree) else {}
+    kind = written["interface"].get("type") if isinstance(written.get("interface"), dict) else None
+    keys, renamed = written.get("outputs"), written.get("output_key_remap")
+    if not isinstance(keys, list):
+        declaration = declared("interfaces", kind, "WRITES") if isinstance(kind, str) else None
+        entries = declaration.get(str(written.get("call"))) if isinstance(declaration, dict) else None
+        keys = [str(entry).partition(" ")[0] for entry in entries or ()]
+    named = [key for key in keys if isinstance(key, str)]
+    return [str(renamed.get(key, key)) if isinstance(renamed, dict) else key for key in named]
+
+
+def with_declared_keys(calls: Mapping[str, Call], brought: Collection[str]) -> dict[str, Call]:
+    """The calls, each with the keys that it lists or, where it lists none, with those of its interface. `brought`: the
+    keys of the dataset's rows."""
+    calls = {name: _listing(call, outputs=_needed("outputs", call)) for name, call in calls.items()}
+    silent = [name for name, call in calls.items() if "inputs" not in call.model_fields_set]
+    calls |= {name: _listing(calls[name], inputs=_needed("inputs", calls[name])) for name in silent}
+    for name in silent:
+        more = _given(name, calls, brought)
+        calls[name] = calls[name].model_copy(update={"inputs": [*calls[name].inputs, *more]})
+    return calls
+
+
+def _listing(call: Call, **fields: list[str]) -> Call:
+    return call.model_copy(update={name: keys for name, keys in fields.items() if name not in call.model_fields_set})
+
+
+def _needed(field: Field, call: Call) -> list[str]:
+    keys = keys_of(field, call)
+    if keys is None:
+        return []
+    if field == "outputs":
+        return list(keys.needed)
+    renamed = call.input_key_remap.values()
+    wanted = [key for key in keys.all if key in keys.needed or key in renamed]
+    return [name for key in wanted for name in _names_of(key, call)]
+
+
+def _names_of(key: str, call: Call) -> list[str]:
+    """What the batch calls a key that the interface reads; nothing where a rename takes it away from it."""
+    renamed = [name for name, meant in call.input_key_remap.items() if meant == key]
+    return renamed or ([key] if key not in call.input_key_remap else [])
+
+
+def _given(name: str, calls: Mapping[str, Call], brought: Collection[str]) -> list[str]:
+    """The keys that a call reads where they are given, and that are."""
+    call = calls[name]
+    keys = keys_of("inputs", call)
+    makers, waits = producers(calls), waits_for(calls)
+    return [
+        key
+        for one in (keys.if_given if keys is not None else ())
+        for key in _names_of(one, call)
+        if key not in call.inputs
+        if (all(not _waits(maker, name, waits) for maker in makers[key]) if key in makers else key in brought)
+    ]
+
+
+def _waits(call: str, other: str, waits: Mapping[str, Collection[str]]) -> bool:
+    """Whether a call is another one, or waits for it, directly or through others."""
+    seen, following = set[str](), [call]
+    while following:
+        one = following.pop()
+        if one not in seen:
+            seen.add(one)
+            following.extend(waits[one])
+    return other in seen
+
+
+# -- in a recipe ----------------------------------------------------------------------------------------------
+
+
+def graphs_of(recipe: Recipe) -> Iterator[tuple[Path, Mapping[str, Call], str | None]]:
+    """The recipe's graphs: their place, their calls, the dataset that they are run on."""
+    train = recipe.train
+    yield ("graph",), recipe.graph, train.dataset
+    yield ("train", "eval", "graph"), train.eval.graph, train.eval.dataset
+
+
+def with_keys_of_calls(recipe: Recipe, tree: Tree, doubts: Doubts) -> tuple[Recipe, Tree]:
+    """The recipe, and its tree, in which every call has its keys. What follows from something doubtful is doubtful."""
+    graphs: list[dict[str, Call]] = []
+    for path, calls, dataset in graphs_of(recipe):
+        component = recipe.datasets.get(dataset) if dataset is not None else None
+        brought = dataset_keys(component.type) if component is not None else None
+        completed = with_declared_keys(calls, brought or ())
+        graphs.append(completed)
+        for name, call in completed.items():
+            for field in DECLARED_IN:
+                if field not in calls[name].model_fields_set:
+                    _judge((*path, name), field, tree, doubts)
+                    tree = _with_list(tree, (*path, name), field, call)
+    evaluation = recipe.train.eval.model_copy(update={"graph": graphs[1]})
+    train = recipe.train.model_copy(update={"eval": evaluation})
+    return recipe.model_copy(update={"graph": graphs[0], "train": train}), tree
+
+
+def _judge(path: Path, field: Field, tree: Tree, doubts: Doubts) -> None:
+    basis = ["call", "interface", "input_key_remap" if field == "inputs" else "output_key_remap"]
+    if doubts.about_absence(tree, (*path, field)) or any(doubts.about_part((*path, key)) for key in basis):
+        doubts.values.add((*path, field))
+
+
+def _with_list(tree: Tree, path: Path, field: Field, call: Call) -> Tree:
+    node = at(tree, path)
+    if not isinstance(node, Tree):
+        return tree
+    mark = default_mark(f"{DECLARED_IN[field]} of {call.interface.type}")
+    keys = Listing(tuple(Scalar(key, mark, key, plain=False) for key in getattr(call, field)), mark)
+    return cast(Tree, with_value(tree, path, replace(node, entries={**node.entries, field: Entry(mark, keys)})))

@@ -1,0 +1,215 @@
+"""Calls that list no keys have those that their interfaces declare, and their graph is the one written out by hand."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcli.api.dataflow import MFCDef, build_graph
+from rlcli.errors import RecipeError
+from rlcli.recipe import call_keys
+from rlcli.recipe.explanation import explain
+from rlcli.recipe.graph import eval_graph, stages, train_graph, waits_for
+from rlcli.recipe.resolve import load_recipe
+from rlcli.recipe.schema import Call, Recipe
+
+EXPLICIT = json.loads(Path(__file__).with_name("explicit_graphs.json").read_text(encoding="utf-8"))
+"""Graphs whose calls listed all their keys by hand, before they had any by default. For each combination of arguments
+the training calls listed what the checks of that time demanded, and nothing else. Edge → the keys that flow there."""
+
+WHERE_GIVEN = {
+    "actor_gen → ref_inf": {"prompt_mask"},
+    "actor_gen → proximal_inf": {"prompt_mask"},
+    "reward_inf → actor_train": {"solved"},
+    "reward_inf → critic_train": {"solved"},
+}
+"""What interfaces read `if given`, and nobody had listed."""
+
+PROXIMAL = """\
+graph:
+  proximal_inf:
+    model: actor
+    call: inference
+    interface: {type: ppo_actor, args: "${ppo}"}
+    output_key_remap: {packed_logprobs: proximal_logprobs}
+"""
+
+
+def edges(graph: list[MFCDef]) -> dict[str, set[str]]:
+    """Who gives which keys to whom; what nobody reads flows nowhere."""
+    made = {key for mfc in graph for key in mfc.produced_keys}
+    found = {f"{one} → {other}": set(keys) for one, other, keys in build_graph(graph).edges(data="keys")}
+    brought = {f"dataset → {mfc.name}": set(mfc.input_keys) - made for mfc in graph}
+    return found | {edge: keys for edge, keys in brought.items() if keys}
+
+
+def without(found: dict[str, set[str]], more: dict[str, set[str]]) -> dict[str, list[str]]:
+    """The edges without some keys, all of which they have."""
+    assert all(more[edge] <= keys for edge, keys in found.items() if edge in more)
+    return {edge: sorted(keys - more.get(edge, set())) for edge, keys in found.items() if keys - more.get(edge, set())}
+
+
+ARGUMENTS = list(itertools.product(("0.0", "0.01"), ("false", "true"), ("false", "true")))
+
+
+@pytest.mark.parametrize(("kl_ctl", "disable_value", "use_decoupled_loss"), ARGUMENTS)
+def test_the_graph_of_ppo_is_the_one_written_by_hand(folder: Path, kl_ctl, disable_value, use_decoupled_loss):
+    arguments = f"kl_ctl={kl_ctl} disable_value={disable_value} use_decoupled_loss={use_decoupled_loss}"
+    needs_it = use_decoupled_loss == "true"
+    (folder / "mine.yaml").write_text("extends: ppo_math\n" + (PROXIMAL if needs_it else ""))
+    recipe = load_recipe("mine.yaml", [f"ppo.{one}" for one in arguments.split()]).recipe
+    expected = EXPLICIT[arguments]
+    assert stages(recipe.graph) == expected["stages"]
+    assert without(edges(train_graph(recipe)), WHERE_GIVEN) == expected["graph"]
+    assert without(edges(eval_graph(recipe)), {}) == expected["evaluation"]
+
+
+@pytest.mark.parametrize(("name", "explicit"), [("ppo_math", "as shipped"), ("sft_math", "sft_math")])
+def test_a_shipped_graph_is_the_one_written_by_hand(name: str, explicit: str):
+    recipe = load_recipe(name).recipe
+    expected = EXPLICIT[explicit]
+    assert stages(recipe.graph) == expected["stages"]
+    assert without(edges(train_graph(recipe)), WHERE_GIVEN) == expected["graph"]
+    assert without(edges(eval_graph(recipe)), {}) == expected["evaluation"]
+
+
+def test_a_key_that_nobody_makes_is_one_problem_of_all_its_readers(folder: Path):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("ppo_math", ["ppo.use_decoupled_loss=true"])
+    (problem,) = caught.value.problems
+    assert problem.code == "R71"
+    assert problem.what == (
+        "actor_train and critic_train read proximal_logprobs, which no call produces and the dataset does not bring"
+    )
+    assert problem.hint == "add a call that makes it, or change use_decoupled_loss"
+    assert "ppo_actor" in (problem.excerpt or "")
+
+
+def test_a_list_replaces_the_default_and_null_brings_it_back(folder: Path):
+    by_hand = "[packed_input_ids, prompt_mask, packed_logprobs, packed_ref_logprobs, seq_no_eos_mask, rewards, values]"
+    listed = load_recipe("ppo_math", [f"graph.actor_train.inputs={by_hand}"])
+    assert "solved" not in listed.recipe.graph["actor_train"].inputs
+    assert listed.origin("graph.actor_train.inputs").file == "command line"
+    (folder / "mine.yaml").write_text(f"extends: ppo_math\ngraph: {{actor_train: {{inputs: {by_hand}}}}}\n")
+    again = load_recipe("mine.yaml", ["graph.actor_train.inputs=null"])
+    assert again.recipe.graph == load_recipe("ppo_math").recipe.graph
+    assert str(again.origin("graph.actor_train.inputs")) == "default, READS of ppo_actor"
+    assert str(again.origin("graph.critic_inf.outputs")) == "default, WRITES of ppo_critic"
+    explanation = explain(again, "graph.actor_train.inputs")
+    assert not isinstance(explanation, list)
+    assert [(step.where, step.note, step.wins) for step in explanation.steps] == [
+        ("default", "READS of ppo_actor", True),
+        ("mine.yaml:2:31", None, False),
+        ("command line", None, False),
+    ]
+
+
+def test_renames_carry_over(folder: Path):
+    text = """\
+graph:
+  critic_inf: {output_key_remap: {values: old_values}}
+  actor_train: {input_key_remap: &new {old_values: values}}
+  critic_train: {input_key_remap: *new}
+"""
+    (folder / "good.yaml").write_text(f"extends: ppo_math\n{text}")
+    graph = load_recipe("good.yaml").recipe.graph
+    assert graph["critic_inf"].outputs == ["values"]
+    assert "old_values" in graph["actor_train"].inputs
+    assert "values" not in graph["actor_train"].inputs
+
+
+@pytest.mark.parametrize(
+    ("rename", "what", "hint"),
+    [
+        (
+            "critic_inf: {output_key_remap: {value: v}}",
+            "graph.critic_inf.output_key_remap renames value, and inference of ppo_critic does not write value",
+            "did you mean values?",
+        ),
+        (
+            "ref_inf: {input_key_remap: {mask: prompt_msk}}",
+            "graph.ref_inf.input_key_remap renames mask, and inference of reference does not read prompt_msk",
+            "did you mean prompt_mask?",
+        ),
+        (
+            "ref_inf: {input_key_remap: {mask: prompt_mask}}",
+            "ref_inf reads mask, which no call produces and the dataset does not bring",
+            "add a call that makes it",
+        ),
+        (
+            "reward_inf: {input_key_remap: {prompt_mask: mask}}",
+            "graph.reward_inf lacks the input prompt_mask, which inference of math_reward reads",
+            "its input_key_remap renames prompt_mask to mask",
+        ),
+    ],
+)
+def test_a_wrong_rename_is_one_problem(folder: Path, rename: str, what: str, hint: str):
+    (folder / "bad.yaml").write_text(f"extends: ppo_math\ntrain: {{eval: {{dataset: null}}}}\ngraph: {{{rename}}}\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("bad.yaml")
+    assert [(problem.what, problem.hint) for problem in caught.value.problems] == [(what, hint)]
+
+
+def test_a_resolved_recipe_names_all_keys(folder: Path):
+    resolved = load_recipe("ppo_math")
+    again = Recipe.model_validate(resolved.to_json())
+    assert again.graph == resolved.recipe.graph
+    (folder / "flat.yaml").write_text(resolved.to_yaml())
+    assert load_recipe("flat.yaml").recipe == resolved.recipe
+
+
+# -- what is read where it is given, whatever interfaces declare ---------------------------------------------
+
+NAMES = "abcde"
+KEYS = [f"k{number}" for number in range(6)]
+
+
+@st.composite
+def declared_graphs(draw: st.DrawFn) -> dict[str, tuple[list[str], list[str]]]:
+    """Call → what it writes, and what it reads: always (only keys of earlier calls: no cycle), or if given."""
+    owners = draw(st.lists(st.sampled_from([*NAMES, ""]), min_size=len(KEYS), max_size=len(KEYS)))
+    graph = {}
+    for place, name in enumerate(NAMES):
+        earlier = [key for key, owner in zip(KEYS, owners, strict=True) if owner and owner in NAMES[:place]]
+        needed = draw(st.lists(st.sampled_from(earlier), unique=True)) if earlier else []
+        wanted = draw(st.lists(st.sampled_from(KEYS), unique=True))
+        written = [key for key, owner in zip(KEYS, owners, strict=True) if owner == name]
+        graph[name] = (written, [*needed, *(f"{key} if given" for key in wanted)])
+    return graph
+
+
+@given(declared=declared_graphs(), order=st.permutations(NAMES), brought=st.sets(st.sampled_from(KEYS)))
+def test_what_is_given_never_closes_a_circle(declared: Any, order: list[str], brought: set[str]):
+    def constants(_: str, name: str, constant: str) -> Any:
+        return {"inference": tuple(declared[name][constant == "READS"])}
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(call_keys, "declared", constants)
+        written = {name: Call.model_validate({"model": "m", "call": "inference", "interface": {"type": name}})
+                   for name in order}  # fmt: skip
+        calls = call_keys.with_declared_keys(written, brought)
+    stages(calls)  # raises for a cycle
+    owners = {key: name for name, (keys, _) in declared.items() for key in keys}
+    waits = waits_for(calls)
+    for name, (keys, entries) in declared.items():
+        assert calls[name].outputs == keys
+        for entry in entries:
+            key, *condition = entry.split(" ")
+            if key in calls[name].inputs:
+                assert not condition or key in brought or key in owners
+            else:  # not there, or made by a call that waits for this one
+                assert name in _reached(owners[key], waits) if key in owners else key not in brought
+
+
+def _reached(name: str, waits: dict[str, set[str]]) -> set[str]:
+    found, following = set[str](), {name}
+    while following:
+        found |= following
+        following = {other for one in following for other in waits[one]} - found
+    return found

@@ -1,0 +1,267 @@
+"""`null` takes away an entry, or what layers set of an optional key; whoever still refers to it is one clear error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlcli.errors import RecipeError
+from rlcli.recipe.difference import differences, values_of_resolved
+from rlcli.recipe.explanation import explain
+from rlcli.recipe.resolve import load_recipe
+
+NO_CRITIC = """\
+extends: ppo_math
+models: {critic: null}
+graph:
+  critic_inf: null
+  critic_train: null
+ppo: {disable_value: true}
+"""
+
+NO_REFERENCE = ["graph.ref_inf=null", "models.ref=null", "ppo.kl_ctl=0.0"]
+
+
+def problems(name: str, *overrides: str) -> list[tuple[str, str | None, str, str | None]]:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(name, overrides)
+    return [(one.code, one.where, one.what, one.hint) for one in caught.value.problems]
+
+
+# -- what is gone ---------------------------------------------------------------------------------------------
+
+
+def test_a_layer_removes_a_role_and_its_calls(folder: Path):
+    (folder / "mine.yaml").write_text(NO_CRITIC)
+    resolved = load_recipe("mine.yaml")
+    assert list(resolved.recipe.models) == ["actor", "ref", "reward"]
+    assert list(resolved.recipe.graph) == ["actor_gen", "reward_inf", "ref_inf", "actor_train"]
+    assert "values" not in resolved.recipe.graph["actor_train"].inputs
+    places = {key: str(mark) for key, mark in resolved.removed.items()}
+    assert places == {
+        "models.critic": "mine.yaml:2:18",
+        "graph.critic_inf": "mine.yaml:4:15",
+        "graph.critic_train": "mine.yaml:5:17",
+    }
+
+
+def test_the_command_line_removes_too():
+    recipe = load_recipe("ppo_math", NO_REFERENCE).recipe
+    assert "ref" not in recipe.models
+    assert "packed_ref_logprobs" not in recipe.graph["critic_train"].inputs
+    without = load_recipe("ppo_math", ["datasets.held_out=null", "train.eval=null"]).recipe
+    assert list(without.datasets) == ["train"]
+    assert without.train.eval.dataset is None
+    assert not without.train.eval.graph
+
+
+def test_a_layer_above_may_say_it_anew(folder: Path):
+    (folder / "less.yaml").write_text(NO_CRITIC)
+    call = "critic_inf: {model: critic, call: inference, interface: ppo_critic}"
+    text = f"extends: less.yaml\nmodels: {{critic: {{path: a/b, head: value}}}}\ngraph: {{{call}}}\n"
+    (folder / "more.yaml").write_text(text)
+    resolved = load_recipe("more.yaml")
+    critic = resolved.recipe.models["critic"]
+    assert (critic.path, critic.init) == ("a/b", None)  # nothing of the role that was removed is left
+    assert critic.backend is not None
+    assert critic.backend.args == {}
+    assert "models.critic" not in resolved.removed
+
+
+@pytest.mark.parametrize(
+    ("key", "default"),
+    [
+        ("seed", 1),
+        ("train.microbatches", 1),
+        ("checkpoint", {"save": True}),
+        ("train.eval", {"dataset": None, "graph": {}}),
+        ("generation", {"max_new_tokens": 256}),
+        ("generation.max_new_tokens", 256),
+        ("models.actor.mesh", {"dp": None, "tp": 1}),
+        ("graph.ref_inf.hooks", {"offload": False}),
+        ("graph.ref_inf.interface.args", {}),
+        ("graph.actor_gen.interface.args.kl_ctl", None),
+        ("ppo.kl_ctl", None),
+        ("ppo", None),
+        ("checkpoint.every_seconds", "null"),
+        ("models.actor.tokenizer", "null"),
+    ],
+)
+def test_an_optional_key_has_its_default_again_unless_null_is_a_value(folder: Path, key: str, default: object):
+    """Whether it was set by the layer below or not."""
+    (folder / "set.yaml").write_text(
+        "extends: ppo_math\nseed: 7\ntrain: {microbatches: 3}\ncheckpoint: {save: false, every_seconds: 9}\n"
+        "models: {actor: {mesh: {dp: 1}, tokenizer: 'builtin:arithmetic'}}\n"
+        "graph: {ref_inf: {hooks: {offload: true}}}\n"
+    )
+    resolved = load_recipe("set.yaml", [f"{key}=null", "train.prompts_per_step=8"])
+    document = resolved.to_json()
+    if default is None:
+        assert "kl_ctl" not in document["graph"]["actor_gen"]["interface"]["args"]
+        return
+    value = document
+    for part in key.split("."):
+        value = value[part]
+    assert value == (None if default == "null" else value if isinstance(default, dict) else default)
+    if isinstance(default, dict):
+        assert default.items() <= value.items()
+
+
+def test_a_reference_brings_the_default_of_what_is_null(folder: Path):
+    recipe = load_recipe("ppo_math", ["generation.temperature=null", "generation.max_new_tokens=null"]).recipe
+    assert recipe.graph["ref_inf"].interface.args == {"temperature": 1.0}
+    evaluation = recipe.train.eval.graph["eval_gen"].interface.args["generation"]
+    assert evaluation["max_new_tokens"] == recipe.generation.max_new_tokens == 256
+
+
+def test_a_block_of_removed_calls_is_no_unknown_key(folder: Path):
+    (folder / "mine.yaml").write_text("""\
+extends: small
+mine: {a_word: 1}
+graph:
+  other: {model: actor, call: train_step, interface: {type: sft, args: "${mine}"}}
+""")
+    (folder / "top.yaml").write_text("extends: mine.yaml\ngraph: {other: null}\n")
+    assert list(load_recipe("top.yaml").recipe.graph) == ["sft_train"]
+    load_recipe("top.yaml", ["mine=null"])
+
+
+# -- what still refers to it ----------------------------------------------------------------------------------
+
+
+def test_calls_of_a_removed_role(folder: Path):
+    (folder / "mine.yaml").write_text("extends: ppo_math\nmodels: {critic: null}\n")
+    found = problems("mine.yaml")
+    assert [(code, what, hint) for code, _, what, hint in found] == [
+        ("R71", "the role critic is removed at mine.yaml:2:18", f"remove the call too: graph.{call}=null")
+        for call in ("critic_inf", "critic_train")
+    ]
+    assert all(where is not None and "base/ppo.yaml" in where for _, where, _, _ in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what", "hint"),
+    [
+        (
+            "models: {ref: null, twin: {init: ref}}\ngraph: {ref_inf: {model: twin}}",
+            "mine.yaml:2:34",
+            "the role ref is removed at mine.yaml:2:15",
+            None,
+        ),
+        (
+            "models: {ref: null}\ngraph: {ref_inf: null}\nppo: {kl_ctl: 0.0}\ncheckpoint: {roles: [ref]}",
+            "mine.yaml:5:22",
+            "the role ref is removed at mine.yaml:2:15",
+            None,
+        ),
+        (
+            "models: {ref: null}\ngraph: {ref_inf: null, actor_train: {hooks: {copy_to: ref}}}\nppo: {kl_ctl: 0.0}",
+            "mine.yaml:3:55",
+            "the role ref is removed at mine.yaml:2:15",
+            None,
+        ),
+        (
+            "datasets: {held_out: null}\ntrain: {eval: {dataset: held_out}}",
+            "mine.yaml:3:25",
+            "the dataset held_out is removed at mine.yaml:2:22",
+            "train.eval.dataset=null evaluates nothing",
+        ),
+        (
+            "datasets: {train: null}\ntrain: {dataset: train}",
+            "mine.yaml:3:18",
+            "the dataset train is removed at mine.yaml:2:19",
+            None,
+        ),
+        (
+            "graph: {ref_inf: null}\nmodels: {ref: null}\nppo: {kl_ctl: '${graph.ref_inf.interface.args.temperature}'}",
+            "mine.yaml:4:15",
+            "${graph.ref_inf.interface.args.temperature}: graph.ref_inf is removed at mine.yaml:2:18",
+            None,
+        ),
+        (
+            "models: {ref: null}\ngraph: {ref_inf: null}\nppo: {kl_ctl: 0.0}\nlog: {dir: '${models.ref.devices}'}",
+            "mine.yaml:5:12",
+            "${models.ref.devices}: models.ref is removed at mine.yaml:2:15",
+            None,
+        ),
+    ],
+)  # fmt: skip
+def test_one_error_at_the_place_of_the_reference(folder: Path, text, where, what, hint):
+    (folder / "mine.yaml").write_text(f"extends: ppo_math\n{text}\n")
+    assert [one[1:] for one in problems("mine.yaml")] == [(where, what, hint)]
+
+
+def test_a_key_that_only_a_removed_call_makes(folder: Path):
+    (folder / "mine.yaml").write_text("extends: ppo_math\ngraph: {critic_inf: null}\n")
+    ((code, where, what, hint),) = problems("mine.yaml")
+    assert code == "R71"
+    assert where is not None
+    assert where.endswith("base/ppo.yaml:56:23")
+    assert what.startswith("actor_train and critic_train read values")
+    assert hint == "critic_inf, which makes it, is removed at mine.yaml:2:21: keep it, or change disable_value"
+    listed = "graph: {critic_inf: null, reward_inf: {inputs: [packed_input_ids, prompt_mask, values]}}"
+    (folder / "mine.yaml").write_text(f"extends: ppo_math\n{listed}\nppo: {{disable_value: true}}\n")
+    assert [one[1:] for one in problems("mine.yaml", "train.eval.dataset=null")] == [
+        (
+            "mine.yaml:2:80",
+            "reward_inf reads values, which no call produces and the dataset does not bring",
+            "critic_inf, which makes it, is removed at mine.yaml:2:21",
+        )
+    ]
+
+
+def test_a_role_whose_last_call_is_removed(folder: Path):
+    ((code, _, what, hint),) = problems("ppo_math", "graph.ref_inf=null", "ppo.kl_ctl=0.0")
+    assert (code, what) == ("R71", "no call uses the role ref: ref_inf is removed on the command line")
+    assert hint == "models.ref=null removes it too"
+
+
+@pytest.mark.parametrize(
+    ("override", "code", "what", "hint"),
+    [
+        ("graph.critic_infr=null", "R42", "null removes graph.critic_infr, which no layer below has",
+         "did you mean critic_inf?"),
+        ("models.judge=null", "R42", "null removes models.judge, which no layer below has",
+         "there is actor, critic, ref, reward"),
+        ("ppp=null", "R42", "unknown key ppp", "did you mean ppo?"),
+        ("train.prompts_per_step=null", "R39", "train.prompts_per_step is required: int, found null", None),
+        ("graph=null", "R39", "graph is required: a mapping, found null", None),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_removed(folder: Path, override: str, code: str, what: str, hint: str | None):
+    assert (code, "command line", what, hint) in problems("ppo_math", override, "train.eval=null")
+
+
+# -- what tells of it -----------------------------------------------------------------------------------------
+
+
+def test_it_is_explained(folder: Path):
+    (folder / "mine.yaml").write_text(NO_CRITIC)
+    resolved = load_recipe("mine.yaml")
+    found = explain(resolved, "models.critic.head")
+    assert not isinstance(found, list)
+    assert found.removed == "at mine.yaml:2:18"
+    assert [(step.value, step.note, step.wins) for step in found.steps] == [
+        ("lm", None, False),
+        ("value", None, False),
+        ("null", "removes models.critic", True),
+    ]
+    again = explain(load_recipe("ppo_math", ["ppo.kl_ctl=null"]), "ppo.kl_ctl")
+    assert not isinstance(again, list)
+    assert again.value == 0.1
+    assert [step.wins for step in again.steps] == [True, False, False]
+
+
+def test_it_is_a_difference(folder: Path):
+    (folder / "mine.yaml").write_text(NO_CRITIC)
+    before, now = (values_of_resolved(load_recipe(name)) for name in ("ppo_math", "mine.yaml"))
+    gone = {".".join(one.key.split(".")[:2]) for one in differences(before, now) if one.kind == "removed"}
+    assert gone == {"models.critic", "graph.critic_inf", "graph.critic_train"}
+
+
+def test_a_flat_copy_of_what_is_left_is_the_same(folder: Path):
+    (folder / "mine.yaml").write_text(NO_CRITIC)
+    recipe = load_recipe("mine.yaml")
+    (folder / "flat.yaml").write_text(recipe.to_yaml())
+    assert load_recipe("flat.yaml").recipe == recipe.recipe

@@ -47,7 +47,7 @@ def test_a_value_behind_a_reference_names_the_reference(layers):
     assert document["value"] == 1e-4
     default, reference, lower, upper = document["steps"]
     assert default["where"] == "default"
-    assert default["note"].partition(":")[0].endswith("backends/fsdp.py")
+    assert default["note"].partition(":")[0].endswith("backends/_settings.py")
     assert (reference["where"], reference["value"], reference["wins"]) == ("base.yaml:6:38", "${scale.lr}", False)
     assert (lower["where"], lower["value"]) == ("base.yaml:1:13", "3e-4")
     assert (upper["where"], upper["value"], upper["wins"]) == ("top.yaml:3:7", "1e-4", True)

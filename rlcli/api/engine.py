@@ -21,6 +21,7 @@ import torch
 
 from rlcli.api.config import GenerationHyperparameters, MicroBatchSpec
 from rlcli.api.data import SequenceSample
+from rlcli.api.flat_parts import FlatPart
 from rlcli.api.key_meaning import SEQUENCES
 from rlcli.api.loss_stats import Stats, as_scalar, read_loss, reduce_stats
 from rlcli.api.micro_batches import Cut, MicroBatch, idle_micro_batch, rows_in_order, split_batch
@@ -82,9 +83,10 @@ class GeneratedResponses:
 class EngineState:
     """What a checkpoint holds of an engine: its live tensors by name. Loading fills them in place."""
 
-    weights: Mapping[str, torch.Tensor]
-    """Each once, tied ones too, under the names that transformers gives them; a DTensor where ranks hold parts."""
-    optimizer: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    weights: Mapping[str, torch.Tensor | FlatPart]
+    """Each once, tied ones too, under the names that transformers gives them; a DTensor where ranks hold parts, or a
+    `FlatPart` where these are no blocks of rows."""
+    optimizer: Mapping[str, torch.Tensor | FlatPart] = field(default_factory=dict)
     """`<weight>/<moment>`; empty without an optimizer, or before its first step."""
 
 

@@ -1,9 +1,9 @@
 """Tensors of an engine to files and back, for any number of ranks.
 
 A rank copies its part to host memory, which is all that training waits for, and writes the copy later. Weights that one
-rank holds whole become a file that transformers reads; parts become one safetensors file per rank, in the form of
-torch's `HuggingFaceStorageWriter`. Reading goes through torch.distributed.checkpoint, which gives every rank its part
-of what another number of ranks wrote.
+rank holds whole become a file that transformers reads; parts become safetensors files of each rank, in the form of
+torch's `HuggingFaceStorageWriter`: one file, or as many as a rank has blocks of one tensor. Reading goes through
+torch.distributed.checkpoint, which gives every rank its part of what another number of ranks wrote.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 from rlcli.api.engine import EngineState
+from rlcli.api.flat_parts import FlatPart
 from rlcli.errors import ModelError, NumericError
 
-Tensors = Mapping[str, torch.Tensor]
+Tensors = Mapping[str, torch.Tensor | FlatPart]
 
 LARGEST_FILE = "5GB"
 """Whole weights beyond this are split into several files and an index."""
@@ -28,7 +29,7 @@ LARGEST_FILE = "5GB"
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's part of a tensor, on the host."""
+    """A block of a tensor, on the host."""
 
     tensor: torch.Tensor
     offsets: tuple[int, ...]
@@ -39,8 +40,8 @@ class Part:
 class HostCopy:
     """What one rank writes of a role."""
 
-    weights: Mapping[str, Part]
-    optimizer: Mapping[str, Part]
+    weights: Mapping[str, tuple[Part, ...]]
+    optimizer: Mapping[str, tuple[Part, ...]]
     is_whole: bool
     """The weights are all here, not spread over ranks."""
     leads: bool
@@ -60,7 +61,7 @@ def copy_to_host(state: EngineState, leads: bool) -> HostCopy:
 def size_of(tensors: Tensors, leads: bool) -> int:
     """Bytes of what a rank would copy of them."""
     kept = [tensor for tensor in tensors.values() if leads or _is_spread(tensor)]
-    return sum(local.numel() * local.element_size() for local, _ in map(_local, kept))
+    return sum(local.numel() * local.element_size() for tensor in kept for local, _ in _local(tensor))
 
 
 def write_weights(copy: HostCopy, folder: Path, rank: int) -> list[Path]:
@@ -69,19 +70,19 @@ def write_weights(copy: HostCopy, folder: Path, rank: int) -> list[Path]:
     if not copy.weights:
         return []
     if copy.is_whole:
-        return _write_whole({name: part.tensor for name, part in copy.weights.items()}, folder)
-    return [_write_parts(copy.weights, folder, rank)]
+        return _write_whole({name: part.tensor for name, (part,) in copy.weights.items()}, folder)
+    return _write_parts(copy.weights, folder, rank)
 
 
 def write_optimizer(copy: HostCopy, folder: Path, rank: int) -> list[Path]:
     """Write a rank's part of the optimizer state; returns the files."""
-    return [_write_parts(copy.optimizer, folder, rank)] if copy.optimizer else []
+    return _write_parts(copy.optimizer, folder, rank) if copy.optimizer else []
 
 
 def refuse_nonfinite(copy: HostCopy) -> None:
     """What is not finite must never be committed: nothing could be resumed from it. Raises NumericError F35."""
-    for name, part in (*copy.weights.items(), *copy.optimizer.items()):
-        if part.tensor.is_floating_point() and not part.tensor.isfinite().all():
+    for name, parts in (*copy.weights.items(), *copy.optimizer.items()):
+        if any(part.tensor.is_floating_point() and not part.tensor.isfinite().all() for part in parts):
             raise NumericError(f"{name} holds values that are not finite; no checkpoint is written", code="F35")
 
 
@@ -103,33 +104,57 @@ def fill(tensors: Tensors, folder: Path) -> None:
     try:
         with warnings.catch_warnings():  # without a process group it says that there is one process
             warnings.simplefilter("ignore", UserWarning)
-            load(dict(tensors), storage_reader=reader, no_dist=True)
+            load(dict(tensors), storage_reader=reader, planner=_planner(), no_dist=True)
     except CheckpointException as error:
         raise ModelError(f"{folder} cannot be read: {next(iter(error.failures.values()))[0]}") from error
 
 
-def _parts(tensors: Tensors, leads: bool) -> dict[str, Part]:
+def _planner() -> Any:
+    """Reads into any object that lists its chunks, as `FlatPart` does; the default one knows tensors only, because
+    it first looks through nested dictionaries."""
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from torch.distributed.checkpoint.utils import find_tensor_shard
+
+    class Flat(DefaultLoadPlanner):
+        def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
+            self.state_dict = self.original_state_dict = state_dict
+            self.metadata, self.is_coordinator = metadata, is_coordinator
+
+        def lookup_tensor(self, index: Any) -> torch.Tensor:
+            return find_tensor_shard(self.state_dict[index.fqn], index)
+
+    return Flat(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+
+def _parts(tensors: Tensors, leads: bool) -> dict[str, tuple[Part, ...]]:
     parts = {}
     for name, tensor in tensors.items():
-        local, offsets = _local(tensor)
-        if local.numel() and (leads or _is_spread(tensor)):
-            parts[name] = Part(local.detach().to("cpu", copy=True).contiguous(), offsets)
+        if leads or _is_spread(tensor):
+            blocks = [(local, offsets) for local, offsets in _local(tensor) if local.numel()]
+            if blocks:
+                parts[name] = tuple(
+                    Part(local.detach().to("cpu", copy=True).contiguous(), offsets) for local, offsets in blocks
+                )
     return parts
 
 
-def _is_spread(tensor: torch.Tensor) -> bool:
+def _is_spread(tensor: Any) -> bool:
     """Whether ranks hold different parts."""
+    if isinstance(tensor, FlatPart):
+        return True
     return any(placement.is_shard() for placement in getattr(tensor, "placements", ()))
 
 
-def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+def _local(tensor: Any) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
+    """The blocks that this rank holds, and where they begin."""
+    if isinstance(tensor, FlatPart):
+        return [(box.tensor, box.offsets) for box in tensor.boxes()]
     if not hasattr(tensor, "placements"):
-        return tensor, (0,) * tensor.dim()
+        return [(tensor, (0,) * tensor.dim())]
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    spread: Any = tensor
-    _, offsets = compute_local_shape_and_global_offset(spread.shape, spread.device_mesh, spread.placements)
-    return spread.to_local(), tuple(offsets)
+    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return [(tensor.to_local(), tuple(offsets))]
 
 
 def _write_whole(tensors: dict[str, torch.Tensor], folder: Path) -> list[Path]:
@@ -139,13 +164,18 @@ def _write_whole(tensors: dict[str, torch.Tensor], folder: Path) -> list[Path]:
     return sorted(folder.glob("model*.safetensors*"))
 
 
-def _write_parts(parts: Mapping[str, Part], folder: Path, rank: int) -> Path:
+def _write_parts(parts: Mapping[str, tuple[Part, ...]], folder: Path, rank: int) -> list[Path]:
+    """A file may have a name once only: the first blocks of all tensors go into one, the second ones into another."""
     from safetensors.torch import save_file
     from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY
 
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"
-    offsets = {name: {SAVED_OFFSETS_KEY: list(part.offsets)} for name, part in parts.items()}
-    metadata = {"format": "pt", CUSTOM_METADATA_KEY: json.dumps(offsets)}
-    save_file({name: part.tensor for name, part in parts.items()}, file, metadata=metadata)
-    return file
+    count = max((len(blocks) for blocks in parts.values()), default=1)
+    files = []
+    for number in range(count):
+        layer = {name: blocks[number] for name, blocks in parts.items() if number < len(blocks)}
+        offsets = {name: {SAVED_OFFSETS_KEY: list(part.offsets)} for name, part in layer.items()}
+        metadata = {"format": "pt", CUSTOM_METADATA_KEY: json.dumps(offsets)}
+        files.append(folder / f"shard-{rank + 1:05d}-model-{number + 1:05d}-of-{count:05d}.safetensors")
+        save_file({name: part.tensor for name, part in layer.items()}, files[-1], metadata=metadata)
+    return files

@@ -129,9 +129,14 @@ class BackendChecks(Contract):
         """
         if offers(engine, "state"):
             whole = engine.state().weights.items()
-            return {name: getattr(tensor, "full_tensor", tensor.clone)().cpu() for name, tensor in whole}
+            return {name: _whole(tensor).cpu() for name, tensor in whole}
         with tempfile.TemporaryDirectory() as own:
             return _exported_weights(engine, look or Path(own) / "model")
+
+
+def _whole(tensor: Any) -> torch.Tensor:
+    """A copy; of parts, the tensor that they make up."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
 
 
 def export(engine: ForwardEngine, folder: Path) -> None:

@@ -196,7 +196,7 @@ def state_bytes(engine: ForwardEngine) -> int:
     """Of this rank's part of weights and optimizer."""
     state = engine.state()
     tensors = (*state.weights.values(), *state.optimizer.values())
-    parts = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    parts = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
     return sum(part.numel() * part.element_size() for part in parts)
 
 

@@ -1,0 +1,106 @@
+"""Ranges of tensors: what ranks hold where a library lays parameters end to end and cuts the line into equal parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Box:
+    """A block of a tensor."""
+
+    offsets: tuple[int, ...]
+    """Where it begins in the whole tensor."""
+    tensor: torch.Tensor
+    """A live view."""
+
+
+@dataclass(frozen=True)
+class FlatPart:
+    """The elements of a tensor, in row-major order, from `start` on, that this rank holds.
+
+    In an `EngineState` it stands for the whole tensor, as a DTensor does for parts that are blocks of rows.
+
+    torch's distributed checkpoint reads into it by the last two methods.
+    """
+
+    shape: torch.Size
+    """Of the whole tensor."""
+    start: int
+    held: torch.Tensor
+    """[n], live; n may be 0."""
+    group: Any
+    """The ranks that together hold each element once."""
+
+    def boxes(self) -> list[Box]:
+        """The range as blocks, which is all that files can describe: part of a row, whole rows, part of a row."""
+        found, taken = [], 0
+        for offsets, sizes in _boxes(tuple(self.shape), self.start, self.start + self.held.numel()):
+            count = math.prod(sizes)
+            found.append(Box(offsets, self.held[taken : taken + count].view(sizes)))
+            taken += count
+        return found
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.held.dtype
+
+    def is_floating_point(self) -> bool:
+        return self.held.is_floating_point()
+
+    def to_local(self) -> torch.Tensor:
+        """[n]: what this rank holds."""
+        return self.held
+
+    def full_tensor(self) -> torch.Tensor:
+        """The whole tensor, on every rank of the group; all of them call it."""
+        whole = torch.zeros(math.prod(self.shape), dtype=self.held.dtype, device=self.held.device)
+        whole[self.start : self.start + self.held.numel()] = self.held
+        if self.group is not None and dist.get_world_size(self.group) > 1:
+            dist.all_reduce(whole, group=self.group)
+        return whole.view(self.shape)
+
+    def __create_chunk_list__(self) -> list[Any]:
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+        return [ChunkStorageMetadata(torch.Size(box.offsets), box.tensor.shape) for box in self.boxes()]
+
+    def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
+        return next(box.tensor for box in self.boxes() if box.offsets == tuple(index.offset))
+
+
+def _boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(offsets, sizes) of the blocks that make up elements `start` to `stop`, in their order."""
+    if start >= stop:
+        return
+    if len(shape) <= 1:
+        yield (start,) * len(shape), (stop - start,) * len(shape)
+        return
+    row = math.prod(shape[1:])
+    first, last = -(-start // row), stop // row  # whole rows
+    if first > last:  # within one row
+        yield from _in_row(shape, last, start, stop)
+        return
+    if start < first * row:
+        yield from _in_row(shape, first - 1, start, first * row)
+    if first < last:
+        yield (first, *(0,) * (len(shape) - 1)), (last - first, *shape[1:])
+    if last * row < stop:
+        yield from _in_row(shape, last, last * row, stop)
+
+
+def _in_row(
+    shape: tuple[int, ...], row: int, start: int, stop: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    before = row * math.prod(shape[1:])
+    for offsets, sizes in _boxes(shape[1:], start - before, stop - before):
+        yield (row, *offsets), (1, *sizes)

@@ -1,0 +1,49 @@
+"""DeepSpeed ZeRO: what data-parallel ranks divide among them grows with the stage, and may be kept in host memory.
+
+Stage 0 divides nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too. Parameters and optimizer state are
+float32, matrix products run in `dtype`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rlcli.api.limits import Limits
+from rlcli.api.model import Model, ModelBackend, register_backend
+
+from ._settings import TransformersTraining
+
+
+@register_backend("deepspeed")
+@dataclass(frozen=True, kw_only=True)
+class DeepSpeed(TransformersTraining, ModelBackend):
+    """Trains a transformers model with DeepSpeed's ZeRO."""
+
+    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
+    LIMITS: ClassVar[Limits] = {"zero_stage": {"ge": 0, "le": 2}}
+
+    zero_stage: int = 2
+    """What ranks divide: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too."""
+
+    offload_optimizer: bool = False
+    """Keep the optimizer's state in host memory and compute its step there; stages 1 to 3."""
+
+    offload_parameters: bool = False
+    """Keep this rank's part of the parameters in host memory and fetch them as they are needed; stage 3."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.offload_optimizer and self.zero_stage == 0:
+            raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3")
+        if self.offload_parameters and self.zero_stage != 3:
+            raise ValueError("offload_parameters needs zero_stage 3")
+
+    def _initialize(self, model: Model) -> Model:
+        from ._deepspeed_engine import DeepSpeedEngine
+
+        model.module = DeepSpeedEngine(model, self)
+        return model
+
+    def destroy(self, model: Model) -> None:
+        model.module.close()

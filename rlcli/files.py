@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import stat
 import uuid
 from pathlib import Path
+from typing import Any
 
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
+
+MAX_OBJECT = 64 << 20
+"""Bytes of a JSON file that describes something."""
 
 
 def open_regular(path: Path | str, flags: int = 0) -> int:
@@ -38,6 +43,25 @@ def read_regular(path: Path | str, most: int) -> bytes:
             errno.EFBIG, f"{size / 2**20:,.0f} MiB, more than the {most / 2**20:,.0f} MiB it may have", str(path)
         )
     return content
+
+
+def read_object(path: Path | str, most: int = MAX_OBJECT) -> dict[str, Any]:
+    """The object in a JSON file. Raises OSError as `read_regular` does, ValueError for any other content."""
+    try:
+        value = json.loads(read_regular(path, most))
+    except RecursionError:
+        raise ValueError("not JSON that anybody writes: it is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
+
+
+def known_object(path: Path | str, most: int = MAX_OBJECT) -> dict[str, Any]:
+    """As `read_object`, and empty where the file is missing, torn or something else."""
+    try:
+        return read_object(path, most)
+    except (OSError, ValueError):
+        return {}
 
 
 def make_folder(path: Path) -> None:

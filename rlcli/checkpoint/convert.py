@@ -32,7 +32,7 @@ from rlcli.checkpoint.tensor_moves import (
 )
 from rlcli.checkpoint.tensor_writing import FilePlan, Progress, TensorWriter, rank_files, whole_files
 from rlcli.errors import ModelError, ResourceError, UsageError
-from rlcli.files import sync_folder
+from rlcli.files import read_object, sync_folder
 
 ACCOMPANYING = ("*.json", "*.jinja", "*.txt", "*.model", "*.md", "LICENSE*", "additional_chat_templates/*.jinja")
 """What goes along with the weights, byte for byte."""
@@ -193,10 +193,10 @@ def _conversion(
 
 def _config(source: Path) -> dict[str, Any]:
     file = inside(source, source / "config.json")
-    hf = json.loads(file.read_text(encoding="utf-8"))  # check_folder has read it before
-    if not isinstance(hf, dict):
-        raise ModelError("it holds no configuration", where=str(file))
-    return hf
+    try:
+        return read_object(file)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"it holds no configuration: {error}", where=str(file)) from error
 
 
 def _family(

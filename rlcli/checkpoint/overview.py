@@ -6,15 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlcli.api.run_folder import CHECKPOINTS, is_run
 from rlcli.checkpoint.commit import DOOMED, TEMPORARY
 from rlcli.checkpoint.manifest import MANIFEST
 from rlcli.checkpoint.retention import Best, best_of, latest_name
 from rlcli.checkpoint.verify import NAME, Report, checkpoints_in, examine
 from rlcli.errors import ModelError, UsageError
-
-CHECKPOINTS, STATUS = "checkpoints", "status.json"
-SIGNS = (STATUS, "recipe.resolved.yaml")
-"""Files of which each shows that a folder is that of a run."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ def find_checkpoints(given: Path) -> Place:
         raise UsageError(f"there is no folder {given}")
     if (given / MANIFEST).is_file() or NAME.fullmatch(given.name):
         return Place(given.parent, _run_of(given.parent), given)
-    if (given / CHECKPOINTS).is_dir() or _is_run(given):
+    if (given / CHECKPOINTS).is_dir() or is_run(given):
         return Place(given / CHECKPOINTS, given)
     if given.name == CHECKPOINTS or checkpoints_in(given):
         return Place(given, _run_of(given))
@@ -92,11 +89,7 @@ def step_of(checkpoint: Path) -> int | None:
 
 def _run_of(checkpoints: Path) -> Path | None:
     run = checkpoints.absolute().parent
-    return run if _is_run(run) else None
-
-
-def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in SIGNS)
+    return run if is_run(run) else None
 
 
 def _written(checkpoint: Path) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from rlcli.checkpoint.commit import LATEST, is_leftover, remove
 from rlcli.checkpoint.disk import failures_told
 from rlcli.checkpoint.manifest import read_manifest
 from rlcli.checkpoint.verify import NAME, Report, belongs, checkpoints_in, examine, newest_verified
+from rlcli.files import known_object
 
 
 @dataclass(frozen=True)
@@ -78,21 +78,13 @@ def best_of(reports: Sequence[Report], best: Best | None) -> list[Report]:
 
 def latest_name(folder: Path) -> str:
     """The folder that LATEST names; empty if it names none."""
-    return str(_latest(folder).get("checkpoint", ""))
+    return str(known_object(folder / LATEST).get("checkpoint", ""))
 
 
 def latest_step(folder: Path) -> int | None:
     """The step of the checkpoint that LATEST names, whether or not it exists; None if it names none."""
-    step = _latest(folder).get("step")
+    step = known_object(folder / LATEST).get("step")
     return step if type(step) is int and step >= 0 else None
-
-
-def _latest(folder: Path) -> dict[str, object]:
-    try:
-        latest = json.loads((folder / LATEST).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return latest if isinstance(latest, dict) else {}
 
 
 def _newest_whole(folder: Path, run_id: str | None) -> Path | None:

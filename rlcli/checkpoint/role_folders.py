@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlcli.api.run_folder import CHECKPOINTS, STATUS
 from rlcli.checkpoint.manifest import MANIFEST, read_manifest
-from rlcli.checkpoint.overview import CHECKPOINTS, STATUS, step_of
+from rlcli.checkpoint.overview import step_of
 from rlcli.checkpoint.verify import NAME, checkpoints_in, examine
 from rlcli.errors import ModelError, UsageError
+from rlcli.files import known_object
 
 MODELS = "models"
 USUAL = "actor"
@@ -112,7 +113,4 @@ def _role_in(models: Path, role: str | None) -> Path:
 
 def _is_done(run: Path) -> bool:
     """Whether the run came to its end, after which its models are newer than any checkpoint."""
-    try:
-        return bool(json.loads((run / STATUS).read_bytes())["state"] == "done")
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    return known_object(run / STATUS).get("state") == "done"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.errors import RlcliError
 from rlcli.recipe.candidate import Candidate
 
@@ -34,7 +35,7 @@ class Line:
             if parameter.name == "recipe":
                 return given
             if parameter.name == "run":
-                return str(Path(given) / "recipe.resolved.yaml")
+                return str(Path(given) / RESOLVED_RECIPE)
         return ""
 
     def arguments(self) -> list[Any]:

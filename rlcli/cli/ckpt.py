@@ -270,13 +270,14 @@ def _best(place: Place, count: int, metric: str | None, which: Which | None) -> 
 
 def _recipe_settings(place: Place) -> dict[str, Any]:
     """The section `checkpoint:` of the run's recipe, empty where it cannot be read."""
+    from rlcli.api.run_folder import RESOLVED_RECIPE
     from rlcli.recipe.problems import Problems
     from rlcli.recipe.reader import parse
     from rlcli.recipe.tree import plain
 
     if place.run is None:
         return {}
-    file = place.run / "recipe.resolved.yaml"
+    file = place.run / RESOLVED_RECIPE
     try:
         tree = parse(file.read_text(encoding="utf-8"), str(file), Problems())
     except (OSError, UnicodeDecodeError):

@@ -68,8 +68,8 @@ def _side(given: str) -> Side:
     from rlcli.recipe.resolve import load_recipe
 
     if "\0" not in given and Path(given).is_dir():
+        from rlcli.api.run_folder import is_run
         from rlcli.observe.run_comparison import read_run
-        from rlcli.observe.run_record import is_run
 
         if is_run(Path(given)):
             run = read_run(Path(given))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import ResourceError, UsageError
+from rlcli.files import known_object
 from rlcli.launch import lifeline
 from rlcli.launch.run import (
     DIGEST_FILE,
@@ -107,7 +108,7 @@ def _in_its_folder(run: RunDirectory, display: Display) -> Iterator[None]:
     """A run works in the folder that it was started in: there its relative paths and its project are found. Then back
     to where the user is. One that another user may have planted works where the user is, in the project that was named.
     """
-    environment = _read_json(run.environment) if planted(run.environment) is None else {}
+    environment = known_object(run.environment) if planted(run.environment) is None else {}
     folder, here = environment.get("working_directory"), Path.cwd()
     variables = environment.get("variables")
     project = variables.get(VARIABLE) if isinstance(variables, dict) else None
@@ -181,7 +182,7 @@ def _say(before: Recipe, now: Recipe, found: Sequence[Change], start: Start | No
     if start is None:
         display.note("no checkpoint was committed yet: starting from step 0")
     else:
-        ranks = _read_json(start.folder / "MANIFEST.json").get("world_size")
+        ranks = known_object(start.folder / "MANIFEST.json").get("world_size")
         world = now.cluster.nodes * now.cluster.devices_per_node
         moved = f" (saved on {ranks} ranks, going on with {world})" if ranks != world else ""
         display.note(f"resuming after step {start.state.step}{moved}")
@@ -228,17 +229,9 @@ def _write_down(run: RunDirectory, resolved: Resolved, found: Sequence[Change], 
 
 def _with_starts(run: RunDirectory, recipe: Recipe) -> Recipe:
     """Roles that start from another recipe's result start from the folder that it was in."""
-    starts = _read_json(run.path / "starts.json")
+    starts = known_object(run.path / "starts.json")
     models = {
         name: role.model_copy(update={"path": starts[name]}) if role.warm_start and name in starts else role
         for name, role in recipe.models.items()
     }
     return recipe.model_copy(update={"models": models})
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlcli.errors import ResourceError
+from rlcli.files import known_object
 from rlcli.observe.metrics import read_metrics
 from rlcli.observe.report import before_and_after
 from rlcli.observe.run_directory import RunDirectory
@@ -54,12 +54,12 @@ def read_run(path: Path) -> Recorded:
     """A run, finished or not. Raises ResourceError F72 where the folder lacks its recipe."""
     run = RunDirectory.open(path)
     recipe = _recipe(run.resolved_recipe)
-    origins = _json(run.origins)
+    origins = known_object(run.origins)
     return Recorded(
         path=run.path,
         name=str(recipe.get("name", run.path.name)),
         values=values_of(recipe, {key: str(value) for key, value in origins.items()}),
-        environment=dict(_flat(_json(run.environment))),
+        environment=dict(_flat(known_object(run.environment))),
         results=_results(run),
     )
 
@@ -103,15 +103,6 @@ def _recipe(path: Path) -> dict[str, Any]:
     problems.raise_if_any()
     assert isinstance(value, dict)
     return value
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """A file of the run; nothing where it is missing or torn, for a run may have died while it wrote."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

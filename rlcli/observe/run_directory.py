@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from rlcli.api.run_folder import CHECKPOINTS, RESOLVED_RECIPE, STATUS
 from rlcli.errors import ResourceError, UsageError
 from rlcli.files import FOLDER_MODE, make_folder, open_private, replace_file
 from rlcli.observe.environment import describe_environment
@@ -52,14 +53,14 @@ class RunDirectory:
         self.metrics = path / "metrics.jsonl"
         self.samples = path / "samples.jsonl"
         self.ledger = path / "ledger.jsonl"
-        self.status = path / "status.json"
+        self.status = path / STATUS
         self.models = path / "models"
-        self.checkpoints = path / "checkpoints"
+        self.checkpoints = path / CHECKPOINTS
         self.curve = path / "curve.png"
         self.tensorboard = path / "tensorboard"
         self.recipe = path / "recipe"
         """The recipe's layers as written."""
-        self.resolved_recipe = path / "recipe.resolved.yaml"
+        self.resolved_recipe = path / RESOLVED_RECIPE
         self.origins = path / "origins.json"
         self.logs = path / "logs"
         self.environment = path / "environment.json"

@@ -15,15 +15,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlcli.files import replace_file, sync_folder
+from rlcli.api.run_folder import COMMITTED, STATUS
+from rlcli.files import known_object, replace_file, sync_folder
 
 log = logging.getLogger(__name__)
 
-FILE = "committed.json"
 RUN_ID = re.compile(r"\(run ([0-9a-f]{32})\)")
 """How README.md names the run."""
-SIGNS = ("status.json", "recipe.resolved.yaml", FILE)
-"""Files of which each shows that a folder is that of a run."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Record:
     """Keeps committed.json true. Checkpoints are committed in other threads than the master's."""
 
     def __init__(self, folder: Path, run_id: str):
-        self._file = folder / FILE
+        self._file = folder / COMMITTED
         self._lock = threading.Lock()
         known = read_committed(folder)
         self.is_lost = known is None or known.run_id != run_id
@@ -65,8 +63,8 @@ class Record:
 
 def read_committed(folder: Path) -> Committed | None:
     """What the file says; None if there is none that can be read."""
-    fields = _read(folder / FILE)
-    if fields is None or fields.keys() != Committed.__dataclass_fields__.keys():
+    fields = known_object(folder / COMMITTED)
+    if fields.keys() != Committed.__dataclass_fields__.keys():
         return None
     known = Committed(**fields)
     is_valid = isinstance(known.run_id, str) and known.run_id and isinstance(known.is_done, bool)
@@ -80,9 +78,9 @@ def read_status(folder: Path | str) -> dict[str, Any] | None:
     files say. Its `state` is then `done` or `unknown`.
     """
     folder = Path(folder)
-    status, known, named = _read(folder / "status.json"), read_committed(folder), _run_id_of_readme(folder)
-    is_whole = status is not None and _is_status(status)
-    if status is not None and is_whole and (known is None or status["run_id"] == known.run_id or named != known.run_id):
+    status, known, named = known_object(folder / STATUS), read_committed(folder), _run_id_of_readme(folder)
+    is_whole = _is_status(status)
+    if is_whole and (known is None or status["run_id"] == known.run_id or named != known.run_id):
         return status
     run_id = known.run_id if known else named
     if run_id is None:
@@ -90,7 +88,7 @@ def read_status(folder: Path | str) -> dict[str, Any] | None:
     step = (known.step if known else None) or 0
     is_done = known is not None and known.is_done
     state = "done" if is_done else "unknown"
-    what = "cannot be read" if os.path.lexists(folder / "status.json") else "is missing"
+    what = "cannot be read" if os.path.lexists(folder / STATUS) else "is missing"
     what = "is that of another run" if is_whole else what
     _warn_once(f"{folder / 'status.json'} {what}; other files of the run say: {state}, step {step} is committed")
     return {"run_id": run_id, "state": state, "step": step, "steps": step if is_done else None}
@@ -99,11 +97,6 @@ def read_status(folder: Path | str) -> dict[str, Any] | None:
 @functools.lru_cache(maxsize=64)
 def _warn_once(what: str) -> None:
     log.warning("%s", what)
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run."""
-    return any((folder / name).is_file() for name in SIGNS)
 
 
 def _is_status(fields: dict[str, Any]) -> bool:
@@ -118,14 +111,6 @@ def _run_id_of_readme(folder: Path) -> str | None:
     except OSError:
         return None
     return found[1] if found else None
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _is_count(value: Any) -> bool:

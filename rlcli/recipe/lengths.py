@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rlcli.api.config import GenerationHyperparameters
+from rlcli.files import known_object
 from rlcli.recipe.components import argument_of, declared
 from rlcli.recipe.schema import Call, Component, Recipe
 
@@ -65,20 +65,10 @@ def positions_of(recipe: Recipe, role: str, known: Mapping[str, int] | None = No
     section = recipe.models[role]
     config: Any = section.scratch
     if config is None and section.path is not None and section.warm_start is None:
-        config = _read(Path(section.path))
+        config = known_object(os.path.join(os.path.expanduser(section.path), "config.json"), MAX_CONFIG_BYTES)
     inner = config.get("text_config") if isinstance(config, dict) else None
     for found in (inner, config):
         positions = found.get("max_position_embeddings") if isinstance(found, dict) else None
         if isinstance(positions, int) and not isinstance(positions, bool) and positions > 0:
             return positions, role
     return None
-
-
-def _read(folder: Path) -> Any:
-    try:
-        file = folder.expanduser() / "config.json"
-        if not file.is_file() or file.stat().st_size > MAX_CONFIG_BYTES:
-            return None
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RuntimeError, RecursionError):
-        return None  # said when the model is looked at

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.api.architecture import Architecture
 from rlcli.api.weight_files import MAX_JSON
-from rlcli.files import read_regular
+from rlcli.files import read_object, read_regular
 from rlcli.recipe.components import declared
 from rlcli.recipe.role_sources import weights_origin
 from rlcli.recipe.warm_start import warm_starts
@@ -69,11 +69,9 @@ def cached_folder(model: str) -> Path | None:
 
 def _read(file: Path) -> Mapping[str, Any]:
     try:
-        config = json.loads(read_regular(file, MAX_CONFIG_SIZE))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UnknownArchitecture(f"{file} is not readable JSON") from error
-    if not isinstance(config, dict):
-        raise UnknownArchitecture(f"{file} holds no configuration")
+        config = read_object(file, MAX_CONFIG_SIZE)
+    except (OSError, ValueError) as error:
+        raise UnknownArchitecture(f"{file} holds no configuration: {error}") from error
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) and "model_type" in inner else config
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.api.data import Preview
-from rlcli.api.weight_files import MAX_JSON
 from rlcli.errors import ModelError, RlcliError
-from rlcli.files import read_regular
+from rlcli.files import known_object
 from rlcli.launch.devices import list_gpus
 from rlcli.launch.preflight.findings import Finding, count, failure, grouped
 from rlcli.launch.preflight.model_files import check_model_files
@@ -169,10 +167,7 @@ def _unheard_stops(subject: _Subject, role: str, tokenizer: Any) -> list[int]:
     file = Path(path).expanduser() / "generation_config.json" if path is not None else None
     if file is None or not file.is_file() or not _generates(subject.recipe.graph):
         return []
-    try:
-        told = json.loads(read_regular(file, MAX_JSON))["eos_token_id"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []  # a file that cannot be read is reported with the model
+    told = known_object(file).get("eos_token_id")  # a file that cannot be read is reported with the model
     ids = told if isinstance(told, list) else [told]
     return [id_ for id_ in ids if isinstance(id_, int) and id_ not in subject.stop_ids(tokenizer)]
 

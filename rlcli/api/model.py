@@ -36,6 +36,7 @@ from rlcli.api.engine import (
 from rlcli.api.family import HFFamily, register_hf_family
 from rlcli.api.interface import EvalLoader, ModelInterface
 from rlcli.api.loss_stats import Stats
+from rlcli.api.model_source import ModelSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -57,6 +58,7 @@ __all__ = [
     "ModelInterface",
     "ModelInterfaceAbstraction",
     "ModelOutput",
+    "ModelSource",
     "ModelVersion",
     "PipelinableEngine",
     "Stats",
@@ -73,7 +75,7 @@ class Model:
 
     name: str
     module: Any
-    """An engine after `ModelBackend.initialize`; before that a torch module, or None."""
+    """An engine after `ModelBackend.initialize`; None before that, and for a role without weights."""
     tokenizer: PreTrainedTokenizerBase | None
     device: torch.device
     dtype: torch.dtype = torch.float32
@@ -81,6 +83,8 @@ class Model:
     ft_spec: FinetuneSpec | None = None
     seed: int = 0
     """Root of every random draw of this role."""
+    source: ModelSource | None = None
+    """Where the weights come from, of which the backend takes what its rank keeps; None for a role without weights."""
     device_mesh: Any = None
     """The role's torch `DeviceMesh` (dimensions dp, tp, … by name), or None on a single rank."""
 

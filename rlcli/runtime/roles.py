@@ -10,7 +10,8 @@ import torch
 from rlcli import registry
 from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction, stable_seed
 from rlcli.api.model import Model, ModelBackend
-from rlcli.checkpoint.huggingface import load_model, load_tokenizer
+from rlcli.api.model_source import ModelSource, open_source
+from rlcli.checkpoint.huggingface import load_tokenizer
 from rlcli.errors import ResourceError
 from rlcli.recipe.dataset_sizes import check_dataset_sizes
 from rlcli.recipe.mesh import Mesh
@@ -81,20 +82,22 @@ def build_roles(
         role = recipe.models[name]
         seed = stable_seed(recipe.seed, name)
         tokenizer = role_tokenizer(recipe, name)
-        module = None
-        if role.has_weights:
-            origin = weights_origin(recipe, name)
-            start = recipe.models[origin].path or recipe.models[origin].scratch
-            assert start is not None
-            first_weights = stable_seed(recipe.seed, origin)  # roles that start from one origin start alike
-            module = load_model(start, head=role.head, tokenizer=tokenizer, seed=first_weights)
         model = Model(
-            name=name, module=module, tokenizer=tokenizer, device=device, seed=seed, device_mesh=meshes.get(name)
-        )
+            name=name, module=None, tokenizer=tokenizer, device=device, seed=seed, device_mesh=meshes.get(name),
+            source=role_source(recipe, name, tokenizer) if role.has_weights else None,
+        )  # fmt: skip
         assert role.backend is not None
         backend = registry.make_backend(ModelBackendAbstraction(role.backend.type, role.backend.args))
         built[name] = backend.initialize(model, spec), backend
     return built
+
+
+def role_source(recipe: Recipe, name: str, tokenizer: PreTrainedTokenizerBase) -> ModelSource:
+    """Where a role's weights come from. Roles that start from one origin start alike. Raises ModelError."""
+    origin = weights_origin(recipe, name)
+    start = recipe.models[origin].path or recipe.models[origin].scratch
+    assert start is not None
+    return open_source(start, head=recipe.models[name].head, tokenizer=tokenizer, seed=stable_seed(recipe.seed, origin))
 
 
 def role_tokenizer(recipe: Recipe, name: str) -> PreTrainedTokenizerBase:

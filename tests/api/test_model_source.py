@@ -12,8 +12,9 @@ from transformers import PreTrainedTokenizerFast
 
 from rlcli.api.config import FinetuneSpec
 from rlcli.api.model_folder import check_folder, check_sizes
+from rlcli.api.model_source import open_source
 from rlcli.api.value_model import value_head
-from rlcli.checkpoint.huggingface import load_model, load_tokenizer
+from rlcli.checkpoint.huggingface import load_tokenizer
 from rlcli.errors import ModelError
 from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime.roles import build_roles, training_steps
@@ -23,6 +24,11 @@ from rlcli.topology import plan_topology
 WEIGHTS = "model.safetensors"
 SCRATCH = {"model_type": "llama", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
            "num_attention_heads": 2}  # fmt: skip
+
+
+def loaded(origin, **settings):
+    """The whole model on this one process."""
+    return open_source(origin, **settings).load(torch.device("cpu"))
 
 
 def words(count):
@@ -55,7 +61,7 @@ def same(first, second):
 
 
 def test_a_folder_is_read_as_it_was_written_without_dropout(saved):
-    model = load_model(str(saved), head="lm", tokenizer=load_tokenizer(str(saved)), seed=1)
+    model = loaded(str(saved), head="lm", tokenizer=load_tokenizer(str(saved)), seed=1)
     assert same(model, tiny_model())
     assert model.config.attention_dropout == 0
     assert not model.training
@@ -69,7 +75,7 @@ CRITICS = ("llama", "gpt2", "gpt_neox", "gemma2", "gemma3_text", "cohere", "gran
 @pytest.mark.parametrize("family", CRITICS)
 def test_a_value_head_that_the_folder_lacks_starts_at_zero(family, tmp_path):
     tiny_model(family).save_pretrained(tmp_path / "actor")
-    model = load_model(str(tmp_path / "actor"), head="value", tokenizer=None, seed=1)
+    model = loaded(str(tmp_path / "actor"), head="value", tokenizer=None, seed=1)
     assert same(model.base_model, tiny_model(family).base_model)
     assert value_head(model).weight.shape[0] == 1
     assert not any(p.any() for p in value_head(model).parameters())
@@ -78,7 +84,7 @@ def test_a_value_head_that_the_folder_lacks_starts_at_zero(family, tmp_path):
 @pytest.mark.parametrize("family", CRITICS)
 def test_a_value_head_that_was_trained_is_kept(family, tmp_path):
     tiny_model(family, head="value").save_pretrained(tmp_path / "critic")
-    model = load_model(str(tmp_path / "critic"), head="value", tokenizer=None, seed=1)
+    model = loaded(str(tmp_path / "critic"), head="value", tokenizer=None, seed=1)
     assert same(model, tiny_model(family, head="value"))
     assert value_head(model).weight.any()
 
@@ -88,7 +94,7 @@ def test_of_a_reward_models_head_only_what_it_lacks_starts_at_zero(tmp_path):
 
     reward = AutoModelForSequenceClassification.from_config(tiny_config(num_labels=1))
     reward.save_pretrained(tmp_path / "reward")
-    model = load_model(str(tmp_path / "reward"), head="value", tokenizer=None, seed=1)
+    model = loaded(str(tmp_path / "reward"), head="value", tokenizer=None, seed=1)
     assert torch.equal(value_head(model).weight, reward.score.weight)
     assert not value_head(model).bias.any()
 
@@ -96,7 +102,7 @@ def test_of_a_reward_models_head_only_what_it_lacks_starts_at_zero(tmp_path):
 def test_random_weights_are_a_function_of_the_seed():
     torch.manual_seed(0)
     before = torch.random.get_rng_state()
-    one, two, other = (load_model(SCRATCH, head="lm", tokenizer=words(20), seed=seed) for seed in (7, 7, 8))
+    one, two, other = (loaded(SCRATCH, head="lm", tokenizer=words(20), seed=seed) for seed in (7, 7, 8))
     assert same(one, two)
     assert not same(one, other)
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -107,7 +113,7 @@ def test_random_weights_are_a_function_of_the_seed():
 @pytest.mark.parametrize("family", ["llama", "cohere", "granite", "olmo2"])
 def test_a_critic_from_scratch_has_the_backbone_of_the_actor(family):
     scratch = {**SCRATCH, "model_type": family}
-    actor, critic = (load_model(scratch, head=head, tokenizer=words(20), seed=7) for head in ("lm", "value"))
+    actor, critic = (loaded(scratch, head=head, tokenizer=words(20), seed=7) for head in ("lm", "value"))
     assert same(actor.base_model, critic.base_model)
     assert not any(p.any() for p in value_head(critic).parameters())
 
@@ -140,7 +146,7 @@ def test_epochs_become_steps():
 def test_a_tokenizer_larger_than_the_embedding(folder):
     words(VOCABULARY + 10).save_pretrained(folder)
     with pytest.raises(ModelError, match=f"{VOCABULARY + 10} tokens.*{VOCABULARY} rows") as raised:
-        load_model(str(folder), head="lm", tokenizer=load_tokenizer(str(folder)), seed=1)
+        loaded(str(folder), head="lm", tokenizer=load_tokenizer(str(folder)), seed=1)
     assert raised.value.code == "F32"
     with pytest.raises(ModelError, match=f"{VOCABULARY + 10} tokens.*{VOCABULARY} rows"):
         check_sizes(folder, folder)
@@ -149,7 +155,7 @@ def test_a_tokenizer_larger_than_the_embedding(folder):
 def test_a_padded_embedding_is_fine(folder):
     words(VOCABULARY - 10).save_pretrained(folder)
     check_sizes(folder, folder)
-    assert load_model(str(folder), head="lm", tokenizer=load_tokenizer(str(folder)), seed=1)
+    assert loaded(str(folder), head="lm", tokenizer=load_tokenizer(str(folder)), seed=1)
 
 
 @pytest.mark.parametrize(("file", "entries"), [
@@ -165,7 +171,7 @@ def test_models_that_bring_code_are_refused_and_it_is_not_run(folder, file, entr
     canary = folder.parent / "canary"
     (folder / "evil.py").write_text(f"open({str(canary)!r}, 'w')\n")
     change(folder / file, **entries)
-    loads = (lambda: load_model(str(folder), head="lm", tokenizer=None, seed=1), lambda: load_tokenizer(str(folder)))
+    loads = (lambda: loaded(str(folder), head="lm", tokenizer=None, seed=1), lambda: load_tokenizer(str(folder)))
     for load in loads:
         with pytest.raises(ModelError) as raised:
             load()
@@ -189,11 +195,11 @@ def test_no_way_leads_to_torch_load(folder, monkeypatch):
     called = []
     monkeypatch.setattr(torch, "load", lambda *args, **_: called.append(args))
     for head in ("lm", "value"):
-        assert load_model(str(folder), head=head, tokenizer=load_tokenizer(str(folder)), seed=1)
+        assert loaded(str(folder), head=head, tokenizer=load_tokenizer(str(folder)), seed=1)
     canary = folder.parent / "canary"
     for name in ("pytorch_model.bin", "adapter_model.bin", "training_args.bin", "scheduler.pt"):
         (folder / name).write_bytes(pickle.dumps(Canary(canary)))
-    assert load_model(str(folder), head="lm", tokenizer=None, seed=1)
+    assert loaded(str(folder), head="lm", tokenizer=None, seed=1)
     weights = (folder / WEIGHTS).read_bytes()
     index = folder / "model.safetensors.index.json"
     for spoil in (
@@ -204,7 +210,7 @@ def test_no_way_leads_to_torch_load(folder, monkeypatch):
     ):
         spoil()
         with pytest.raises(ModelError):
-            load_model(str(folder), head="lm", tokenizer=None, seed=1)
+            loaded(str(folder), head="lm", tokenizer=None, seed=1)
         (folder / "adapter_config.json").unlink(missing_ok=True)
     assert called == []
     assert not canary.exists()
@@ -220,7 +226,7 @@ def test_weights_in_other_formats_are_refused_unread(folder, name):
     (folder / "model.safetensors").unlink()
     (folder / name).write_bytes(b"not read")
     with pytest.raises(ModelError, match=name) as raised:
-        load_model(str(folder), head="lm", tokenizer=None, seed=1)
+        loaded(str(folder), head="lm", tokenizer=None, seed=1)
     assert "save_pretrained" in raised.value.hint
 
 
@@ -236,7 +242,7 @@ def test_weights_in_other_formats_are_refused_unread(folder, name):
 def test_a_broken_folder_is_one_clear_error(folder, spoil, words_):
     spoil(folder)
     with pytest.raises(ModelError, match=words_) as raised:
-        load_model(str(folder), head="lm", tokenizer=None, seed=1)
+        loaded(str(folder), head="lm", tokenizer=None, seed=1)
     assert str(folder) in str(raised.value)
 
 
@@ -249,7 +255,7 @@ def test_a_folder_without_a_tokenizer(folder):
 
 def test_a_folder_that_is_not_there():
     with pytest.raises(ModelError, match="not a folder with a model"):
-        load_model("./nowhere", head="lm", tokenizer=None, seed=1)
+        loaded("./nowhere", head="lm", tokenizer=None, seed=1)
 
 
 def test_the_hub_is_asked_for_data_only(monkeypatch, saved):
@@ -262,7 +268,7 @@ def test_the_hub_is_asked_for_data_only(monkeypatch, saved):
         return str(saved)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert same(load_model("somebody/model", head="lm", tokenizer=None, seed=1), tiny_model())
+    assert same(loaded("somebody/model", head="lm", tokenizer=None, seed=1), tiny_model())
     load_tokenizer("somebody/model")
     assert [source for source, _ in asked] == ["somebody/model"] * 2
     assert not any(pattern.endswith((".py", ".bin", ".pt")) or pattern == "*" for _, ps in asked for pattern in ps)
@@ -271,4 +277,4 @@ def test_the_hub_is_asked_for_data_only(monkeypatch, saved):
 
 def test_settings_that_make_no_model():
     with pytest.raises(ModelError, match="no llama model can be made"):
-        load_model({**SCRATCH, "num_attention_heads": 3}, head="lm", tokenizer=words(20), seed=1)
+        loaded({**SCRATCH, "num_attention_heads": 3}, head="lm", tokenizer=words(20), seed=1)

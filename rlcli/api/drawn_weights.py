@@ -1,0 +1,210 @@
+"""Random weights as the model's family draws them, block by block: any part of any parameter without the rest.
+
+A family says in code how its parameters begin. That code runs once on the meta device, where it costs nothing, and what
+it does to each parameter is written down: a few operations that treat every number alike, such as `normal_(0, 0.02)`.
+They are carried out later, on the blocks of rows that somebody asks for, each block with a stream of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlcli.api.config import stable_seed
+from rlcli.api.model_folder import first_line
+from rlcli.api.model_skeleton import check_vocabulary, on_meta, skeleton, without_dropout
+from rlcli.api.model_source import Head, ModelSource, Region, bounds, row_blocks
+from rlcli.api.value_model import value_parameters
+from rlcli.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_DRAWS = {
+    "normal_": torch.Tensor.normal_, "uniform_": torch.Tensor.uniform_, "trunc_normal_": nn.init.trunc_normal_,
+}  # fmt: skip
+"""Operations that take numbers from a random stream."""
+_SETS = (*_DRAWS, "fill_", "zero_")
+"""Operations that leave nothing of what was there."""
+_CHANGES = ("erfinv_", "mul_", "add_", "sub_", "div_", "clamp_", "clamp_min_", "clamp_max_", "neg_", "exp_", "log_")
+"""Operations that change every number by itself."""
+_CONSTANTS = {"ones": 1.0, "zeros": 0.0, "ones_like": 1.0, "zeros_like": 0.0}
+"""Functions that make a tensor of one number."""
+
+
+@dataclass(frozen=True)
+class _Operation:
+    name: str
+    arguments: tuple[Any, ...]
+    settings: Mapping[str, Any]
+    row: int | None = None
+    """The only row it treats; None: all of them."""
+
+
+@dataclass
+class _Beginning:
+    """How a parameter begins."""
+
+    operations: list[_Operation] = field(default_factory=list)
+    is_known: bool = True
+
+    def note(self, operation: _Operation) -> None:
+        if operation.row is None and operation.name in _SETS:
+            self.operations.clear()
+            self.is_known = True
+        self.operations.append(operation)
+
+    def draw(self, shape: tuple[int, ...], first: int, seed: int) -> torch.Tensor:
+        """A block of rows of which `first` is the first."""
+        block = torch.empty(shape)
+        generator = torch.Generator().manual_seed(seed)
+        for operation in self.operations:
+            target = block
+            if operation.row is not None:
+                if not first <= operation.row < first + shape[0]:
+                    continue
+                target = block[operation.row - first]
+            if operation.name in _DRAWS:
+                _DRAWS[operation.name](target, *operation.arguments, **operation.settings, generator=generator)
+            else:
+                getattr(target, operation.name)(*operation.arguments, **operation.settings)
+        return block
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down what is done to tensors on the meta device; by their storage, for parameters are made of tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._beginnings: dict[int, _Beginning] = {}
+        self._sizes: dict[int, tuple[int, ...]] = {}
+        self._alive: list[Any] = []
+        """Storages, lest another one gets the place of one that is gone."""
+
+    def beginning_of(self, tensor: torch.Tensor) -> _Beginning:
+        return self._beginnings.get(tensor.untyped_storage()._cdata, _Beginning(is_known=False))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        if name in _CONSTANTS or name == "full":
+            self._begin(made, _CONSTANTS[name] if name in _CONSTANTS else args[1])
+        elif name.endswith("_") and args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
+            self.note(name, args[0], tuple(args[1:]), dict(kwargs or {}))
+        return made
+
+    def _begin(self, tensor: torch.Tensor, value: Any) -> None:
+        if tensor.is_meta:
+            self.note("fill_", tensor, (value,), {})
+
+    def note(self, name: str, tensor: torch.Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._beginnings:
+            self._beginnings[storage._cdata] = _Beginning(is_known=False)
+            self._alive.append(storage)
+        beginning = self._beginnings[storage._cdata]
+        settings.pop("generator", None)
+        whole = tensor.numel() * tensor.element_size() == storage.nbytes()
+        row = None if whole else _row_of(tensor, storage.nbytes())
+        simple = not any(isinstance(value, torch.Tensor) for value in (*arguments, *settings.values()))
+        if not simple or name not in _SETS + _CHANGES or (not whole and row is None):
+            beginning.is_known = False
+            return
+        beginning.note(_Operation(name, arguments, settings, row))
+
+
+def _row_of(view: torch.Tensor, nbytes: int) -> int | None:
+    """Which row of a matrix a view is; None if it is something else."""
+    size, offset = view.numel(), view.storage_offset()
+    fits = view.is_contiguous() and size > 0 and offset % size == 0 and nbytes % (size * view.element_size()) == 0
+    return offset // size if fits else None
+
+
+def _recorded(config: Any, head: str) -> tuple[Any, _Recorder]:
+    """A model on the meta device, and what its family did to begin it. Nothing is tied: of two parameters that are, the
+    one that the other takes its numbers from must show its own."""
+    from transformers import initialization
+
+    recorder, apart = _Recorder(), copy.deepcopy(config)
+    apart.tie_word_embeddings = False
+
+    def trunc_normal_(tensor: torch.Tensor, generator: Any = None, **settings: float) -> torch.Tensor:
+        recorder.note("trunc_normal_", tensor, (), dict(settings))  # torch itself does nothing on the meta device
+        return tensor
+
+    with recorder, mock.patch.dict(initialization.TORCH_INIT_FUNCTIONS, trunc_normal_=trunc_normal_):
+        lm = on_meta(apart, head, torch.float32)
+        lm.initialize_weights()
+    return lm, recorder
+
+
+class DrawnSource(ModelSource):
+    """Random weights of a transformers configuration; those of a parameter depend on the seed and its name alone.
+
+    A critic and a language model of one seed have the same backbone, for its parameters have the same names.
+    """
+
+    def __init__(
+        self, fields: Mapping[str, Any], head: Head, tokenizer: PreTrainedTokenizerBase | None, seed: int
+    ) -> None:
+        """Raises ModelError for settings that make no model, or one whose beginning cannot be drawn in parts."""
+        self.head = head
+        self._seed = seed
+        model_type = fields.get("model_type")
+        if model_type is None:
+            raise ModelError("a model from scratch needs its model_type", hint="for example model_type: llama")
+        try:
+            self.config = _configuration(fields, tokenizer)
+            lm, recorder = _recorded(self.config, head)
+        except Exception as error:  # whatever a configuration class makes of odd values
+            raise ModelError(f"no {model_type} model can be made from these settings: {first_line(error)}") from error
+        check_vocabulary(lm, tokenizer)
+        self.dtype = torch.float32
+        self._prefix = f"{lm.base_model_prefix}."
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in lm.named_parameters()}
+        self._beginnings = {name: recorder.beginning_of(parameter) for name, parameter in lm.named_parameters()}
+        for name in value_parameters(lm) if head == "value" else ():
+            self._beginnings[name] = _Beginning([_Operation("zero_", (), {})])
+        self._refuse_unknown(str(model_type))
+
+    def skeleton(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        return skeleton(self.config, self.head, dtype)
+
+    def blocks(self, name: str, region: Region = ()) -> Iterator[tuple[int, torch.Tensor]]:
+        if name not in self._shapes:
+            return  # a buffer: computed, not drawn
+        shape, beginning = self._shapes[name] or (1,), self._beginnings[name]
+        own_name = name.removeprefix(self._prefix)
+        rows, *others = bounds(region, shape)
+        for block in row_blocks(shape, rows):
+            seed = stable_seed(self._seed, own_name, block.number)
+            drawn = beginning.draw((block.size, *shape[1:]), block.first, seed)
+            part = drawn[(block.wanted, *others)]
+            yield block.first + block.wanted.start - rows.start, part if self._shapes[name] else part[0]
+
+    def _refuse_unknown(self, model_type: str) -> None:
+        unknown = sorted(name for name, beginning in self._beginnings.items() if not beginning.is_known)
+        if unknown:
+            raise ModelError(
+                f"{model_type} has weights that cannot be drawn part by part, first {unknown[0]}",
+                hint="make the model once with transformers, save_pretrained it, and give the folder as path",
+            )
+
+
+def _configuration(fields: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None) -> Any:
+    from transformers import AutoConfig
+
+    given = {key: value for key, value in fields.items() if key != "model_type"}
+    if tokenizer is not None:
+        given = {
+            "vocab_size": len(tokenizer), "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, **given,
+        }  # fmt: skip
+    return without_dropout(AutoConfig.for_model(fields["model_type"], **given))

@@ -1,0 +1,60 @@
+"""Transformers models without their weights: parameters on the meta device, buffers as they must be."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from rlcli.api.value_model import value_model_class
+from rlcli.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def skeleton(config: Any, head: str, dtype: torch.dtype) -> nn.Module:
+    """The model of a configuration in evaluation mode, its parameters on the meta device, its buffers on the CPU."""
+    lm = on_meta(config, head, dtype)
+    for parameter in lm.parameters():
+        parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+    for module in lm.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = torch.empty_like(buffer, device="cpu")
+    lm.initialize_weights()  # of what is not marked as done: the buffers
+    return lm.eval()
+
+
+def on_meta(config: Any, head: str, dtype: torch.dtype) -> Any:
+    """The model of a configuration, all of it on the meta device. The configuration is copied."""
+    from transformers import AutoModelForCausalLM
+
+    made = copy.deepcopy(config)
+    with torch.device("meta"):
+        if head == "lm":
+            return AutoModelForCausalLM.from_config(made, dtype=dtype)
+        made.num_labels = 1
+        family: Any = value_model_class(made)
+        return family._from_config(made, dtype=dtype)
+
+
+def without_dropout(config: Any) -> Any:
+    """Policy ratios compare log-probs of two passes; dropout would make them differ for no reason."""
+    for name in list(config.to_dict()):
+        if name.endswith(("dropout", "pdrop")) and isinstance(getattr(config, name, None), int | float):
+            setattr(config, name, 0.0)
+    config.classifier_dropout = 0.0
+    return config
+
+
+def check_vocabulary(lm: Any, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Every id that the tokenizer can give needs a row in the embedding. Raises ModelError F32."""
+    rows = lm.get_input_embeddings().weight.shape[0]
+    if tokenizer is not None and len(tokenizer) > rows:
+        raise ModelError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model's embedding {rows} rows",
+            hint="use the tokenizer that the model was made with",
+            code="F32",
+        )

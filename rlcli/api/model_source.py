@@ -1,0 +1,167 @@
+"""Where the weights of a role come from, and how an engine takes its own part of them.
+
+An engine builds the model on the meta device (`skeleton`), shards it, makes room for its own part and fills that
+(`fill`): no rank holds more of a sharded model than its part and one block of rows. A library that lays weights out in
+another way asks for tensors and slices by name (`read`).
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Region = Sequence[slice]
+"""A part of a tensor: the rows, then what belongs to the other dimensions; those that are left out are whole."""
+
+Head = Literal["lm", "value"]
+
+BLOCK = 1 << 20
+"""Numbers of a parameter that are read or drawn at a time, or one row where a row has more."""
+
+
+class ModelSource(abc.ABC):
+    """A model's configuration and its weights, of which any tensor or slice can be had by its name.
+
+    Names are those of the parameters of the transformers model that `skeleton` builds. What a source gives depends on
+    what it was made from alone, never on who asks for which part.
+    """
+
+    config: Any
+    """The transformers configuration, without dropout."""
+    head: Head
+    """What the model predicts: the next token, or one number per token."""
+    dtype: torch.dtype
+    """Of the numbers as they are stored."""
+
+    @abc.abstractmethod
+    def skeleton(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """A new model in evaluation mode: parameters of `dtype` on the meta device, tied where they belong tied, and
+        real buffers on the CPU."""
+
+    @abc.abstractmethod
+    def blocks(self, name: str, region: Region = ()) -> Iterator[tuple[int, torch.Tensor]]:
+        """A part of a parameter or buffer, on the CPU in the type of the source: blocks of rows one after the other,
+        each with where it begins among the rows of the part. A tensor without dimensions is one block at 0.
+
+        Raises ModelError if it cannot be read.
+        """
+
+    def read(self, name: str, region: Region = ()) -> torch.Tensor:
+        """A part of a parameter or buffer in one piece, on the CPU. Raises ModelError."""
+        pieces = [block for _, block in self.blocks(name, region)]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def load(self, device: torch.device, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """The whole model. Raises ModelError."""
+        lm = self.skeleton(dtype)
+        materialize(lm, device)
+        fill(lm, self)
+        return lm
+
+
+def open_source(
+    origin: str | Mapping[str, Any], *, head: Head, tokenizer: PreTrainedTokenizerBase | None, seed: int
+) -> ModelSource:
+    """The source of a role's weights, checked as far as that is possible without reading them.
+
+    `origin` is a folder, a Hub id, or a transformers configuration with its `model_type` (random weights, drawn from
+    `seed`). With `head="value"` the model predicts one number per token; a head that the origin does not have starts
+    at zero. Raises ModelError: F32 if the tokenizer does not fit.
+    """
+    from transformers.utils import logging
+
+    from rlcli.api.drawn_weights import DrawnSource
+    from rlcli.api.stored_weights import StoredSource
+
+    logging.set_verbosity_error()  # its reports and progress bars are not for our users
+    logging.disable_progress_bar()
+    if isinstance(origin, Mapping):
+        return DrawnSource(origin, head, tokenizer, seed)
+    return StoredSource(origin, head, tokenizer)
+
+
+def materialize(lm: nn.Module, device: torch.device) -> None:
+    """Give parameters that are on the meta device memory on `device`, and move the others there; ties stay."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in lm.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                places.setdefault(id(parameter), []).append((module, name))
+    lm._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+    for (first, first_name), *others in places.values():
+        for module, name in others:
+            setattr(module, name, getattr(first, first_name))
+
+
+def fill(lm: nn.Module, source: ModelSource) -> None:
+    """Read this rank's part of every parameter, one block at a time. Raises ModelError.
+
+    `lm` comes from `source.skeleton()`; since then it may have been sharded, and it has been materialized.
+    """
+    kept = lm.state_dict().keys()
+    buffers = {name: buffer for name, buffer in lm.named_buffers() if name in kept}
+    for name, tensor in {**dict(lm.named_parameters()), **buffers}.items():
+        fill_tensor(tensor.detach(), source, name)
+
+
+def fill_tensor(tensor: torch.Tensor, source: ModelSource, name: str) -> None:
+    """Read this rank's part of a parameter into its place."""
+    local, region = local_part(tensor)
+    for row, block in source.blocks(name, region) if local.numel() else ():
+        target = local.narrow(0, row, len(block)) if local.dim() else local
+        target.copy_(block)
+
+
+def local_part(tensor: Any) -> tuple[torch.Tensor, tuple[slice, ...]]:
+    """What this rank holds of a tensor, and which part of the whole that is."""
+    if not hasattr(tensor, "placements"):
+        return tensor, tuple(slice(0, size) for size in tensor.shape)
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tensor.to_local(), tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
+
+
+def bounds(region: Region, shape: Sequence[int]) -> tuple[slice, ...]:
+    """The region with both ends of every dimension. Raises ValueError for one that is not inside the tensor."""
+    full = []
+    for part, size in itertools.zip_longest(region, shape, fillvalue=None):
+        if size is None:
+            raise ValueError(f"{len(region)} dimensions asked for of a tensor of shape {list(shape)}")
+        start, stop, step = (part or slice(None)).indices(size)
+        if step != 1 or (part is not None and (part.stop or 0) > size):
+            raise ValueError(f"{part} is not a part of a dimension of {size}")
+        full.append(slice(start, max(start, stop)))
+    return tuple(full)
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Rows of a tensor that are read or drawn together."""
+
+    number: int
+    first: int
+    """Its first row in the tensor."""
+    size: int
+    """Its rows."""
+    wanted: slice
+    """Those of them that somebody asked for."""
+
+
+def row_blocks(shape: Sequence[int], rows: slice) -> Iterator[RowBlock]:
+    """The blocks that the given rows touch. Where blocks begin depends on the shape alone."""
+    per_block = max(1, BLOCK // max(1, math.prod(shape[1:])))
+    for number in range(rows.start // per_block, -(-rows.stop // per_block)):
+        first = number * per_block
+        size = min(per_block, shape[0] - first)
+        yield RowBlock(number, first, size, slice(max(rows.start - first, 0), min(rows.stop - first, size)))

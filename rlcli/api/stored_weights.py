@@ -1,0 +1,263 @@
+"""Weights of a folder with safetensors, slice by slice, under the names of the module's parameters.
+
+Files may use other names, and hold apart what the module has in one piece (the experts of a block). How, transformers
+knows for every family; its rules are applied to one parameter at a time.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from rlcli.api.model_folder import first_line, model_folder
+from rlcli.api.model_skeleton import check_vocabulary, on_meta, skeleton, without_dropout
+from rlcli.api.model_source import Head, ModelSource, Region, bounds, row_blocks
+from rlcli.api.value_model import value_parameters
+from rlcli.api.weight_files import Head as FileHead
+from rlcli.api.weight_files import read_head, weight_files
+from rlcli.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+"""Type in a safetensors header → type in torch."""
+
+
+@dataclass(frozen=True)
+class _Stored:
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A parameter that one of transformers' converters makes of stored tensors."""
+
+    converter: Any
+    first: str
+    """The first of the parameters that it makes; the converter knows them by this one."""
+    parts: tuple[tuple[str, _Stored], ...]
+    """(the converter's pattern that the name fits, the tensor), in the order that the converter wants."""
+
+
+class StoredSource(ModelSource):
+    """The weights of a folder, or of a model on the Hub."""
+
+    def __init__(self, origin: str, head: Head, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        """Raises ModelError for a folder that is not whole, not harmless, or of another model than it says."""
+        self.head = head
+        self._origin = origin
+        self._folder = model_folder(origin, weights=True)
+        heads = [read_head(file) for file in weight_files(self._folder)]
+        self.dtype = _commonest_dtype(heads)
+        stored = {
+            name: _Stored(found.file, name, tuple(entry["shape"]))
+            for found in heads
+            for name, entry in found.tensors.items()
+        }
+        try:
+            self.config = _configuration(self._folder)
+            lm = on_meta(self.config, head, torch.float32)
+            found, self._conversions = _assigned(lm, stored)
+        except ModelError:
+            raise
+        except Exception as error:  # transformers and torch each have their own
+            raise ModelError(f"the model in {origin} cannot be loaded: {first_line(error)}") from error
+        check_vocabulary(lm, tokenizer)
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in lm.state_dict().items()}
+        self._model = lm
+        """Converters look at the shapes of its parameters."""
+        self._opened: tuple[Path, Any] | None = None
+        self._found = found
+        self._join_tied(lm)
+        self._zeros = value_parameters(lm) - found.keys() if head == "value" else set[str]()
+        self._refuse_missing(lm)
+
+    def skeleton(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        lm: Any = skeleton(self.config, self.head, dtype)
+        lm._weight_conversions = copy.deepcopy(self._conversions)  # what is saved gets the names that were read
+        return lm  # type: ignore[no-any-return]
+
+    def blocks(self, name: str, region: Region = ()) -> Iterator[tuple[int, torch.Tensor]]:
+        shape, found = self._shapes[name], self._found.get(name)
+        parts = bounds(region, shape)
+        if name in self._zeros:
+            yield 0, torch.zeros([part.stop - part.start for part in parts])
+        elif isinstance(found, _Stored):
+            yield from self._stored_blocks(found, parts)
+        elif found is not None:
+            yield from self._made_blocks(name, found, parts)
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def _stored_blocks(self, tensor: _Stored, region: Sequence[slice]) -> Iterator[tuple[int, torch.Tensor]]:
+        opened = self._slice(tensor)
+        if not tensor.shape:
+            yield 0, opened[...]
+            return
+        rows, *others = region
+        for block in row_blocks(tensor.shape, rows):
+            start = block.first + block.wanted.start
+            yield start - rows.start, opened[(slice(start, block.first + block.wanted.stop), *others)]
+
+    def _made_blocks(self, name: str, made: _Made, region: Sequence[slice]) -> Iterator[tuple[int, torch.Tensor]]:
+        """One expert at a time, where the parameter is a stack of experts; else all of it."""
+        rows, *others = region
+        if not _is_stack(made):
+            yield 0, self._converted(name, made, made.parts, self._shapes[name])[tuple(region)]
+            return
+        shape = (1, *self._shapes[name][1:])
+        for row in range(rows.start, rows.stop):
+            patterns = dict.fromkeys(pattern for pattern, _ in made.parts)
+            parts = [[part for part in made.parts if part[0] == pattern][row] for pattern in patterns]
+            yield row - rows.start, self._converted(name, made, parts, shape)[(slice(None), *others)]
+
+    def _converted(
+        self, name: str, made: _Made, parts: Sequence[tuple[str, _Stored]], shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        converter = copy.deepcopy(made.converter)
+        for pattern, tensor in parts:
+            converter.add_tensor(made.first, tensor.name, pattern, self._slice(tensor)[...])
+        try:
+            result = converter.convert(made.first, model=self._model, config=self.config)[name]
+        except Exception as error:  # whatever a conversion makes of tensors that do not fit
+            raise self._unreadable(f"{name}: {first_line(error)}") from error
+        whole: torch.Tensor = result[0] if isinstance(result, list) else result
+        if tuple(whole.shape) != shape:
+            raise self._unreadable(f"{name} has shape {list(whole.shape)} in the files, {list(shape)} by config.json")
+        return whole
+
+    def _slice(self, tensor: _Stored) -> Any:
+        """Of the file that was read last, the others closed: what is opened stays small."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            if self._opened is None or self._opened[0] != tensor.file:
+                # `pread` reads what is asked for; `mmap` maps whole pages, which count as this process's memory.
+                self._opened = tensor.file, safe_open(str(tensor.file), framework="pt", backend="pread")
+            return self._opened[1].get_slice(tensor.name)
+        except (SafetensorError, OSError) as error:
+            raise self._unreadable(first_line(error)) from error
+
+    # -- what belongs to what --------------------------------------------------------------------------------
+
+    def _join_tied(self, lm: Any) -> None:
+        """A parameter that is tied to another may be stored under either name, or under both."""
+        for target, origin in lm.all_tied_weights_keys.items():
+            if target in self._found and origin in self._found:
+                if not self._are_equal(target, origin):
+                    self.config.tie_word_embeddings = False  # it says so, and the files know better
+                    continue
+            elif target in self._found or origin in self._found:
+                found = self._found.get(origin) or self._found[target]
+                self._found |= {target: found, origin: found}
+
+    def _are_equal(self, one: str, other: str) -> bool:
+        pairs = zip(self.blocks(one), self.blocks(other), strict=True)
+        return self._shapes[one] == self._shapes[other] and all(torch.equal(a, b) for (_, a), (_, b) in pairs)
+
+    def _refuse_missing(self, lm: Any) -> None:
+        for name, found in self._found.items():
+            if isinstance(found, _Stored) and found.shape != self._shapes[name]:
+                shapes = f"{list(found.shape)} in the files, {list(self._shapes[name])} by config.json"
+                raise self._unreadable(f"{name} has shape {shapes}")
+        ignored = [re.compile(pattern) for pattern in lm._keys_to_ignore_on_load_missing or ()]
+        missing = {name for name, _ in lm.named_parameters()} - self._found.keys() - self._zeros
+        missing = {name for name in missing if not any(pattern.search(name) for pattern in ignored)}
+        if missing:
+            raise ModelError(
+                f"the weights in {self._origin} lack {len(missing)} tensors that the model needs, first {min(missing)}",
+                hint="the folder may be incomplete, or its config.json of another model",
+            )
+
+    def _unreadable(self, why: str) -> ModelError:
+        return ModelError(f"the model in {self._origin} cannot be loaded: {why}")
+
+
+def _configuration(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    if getattr(config, "quantization_config", None):
+        raise ModelError(
+            f"the weights in {folder} are quantized", hint="take the model as it was before it was quantized"
+        )
+    return without_dropout(config)
+
+
+def _commonest_dtype(heads: Sequence[FileHead]) -> torch.dtype:
+    """The floating-point type of most of the bytes."""
+    totals: dict[torch.dtype, int] = {}
+    for head in heads:
+        for entry in head.tensors.values():
+            dtype = DTYPES.get(entry["dtype"])
+            if dtype is not None and dtype.is_floating_point:
+                begin, end = entry["data_offsets"]
+                totals[dtype] = totals.get(dtype, 0) + end - begin
+    return max(totals, key=lambda dtype: totals[dtype], default=torch.float32)
+
+
+def _assigned(lm: Any, stored: Mapping[str, _Stored]) -> tuple[dict[str, _Stored | _Made], list[Any]]:
+    """Parameter or buffer → what it is read from; and the rules of transformers that were needed for it."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key
+
+    wanted = set(lm.state_dict())
+    rules = get_model_conversion_mapping(lm)
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    found: dict[str, _Stored | _Made] = {}
+    groups: dict[str, tuple[Any, list[tuple[str, _Stored]]]] = {}
+    for name in sorted(stored, key=dot_natural_key):
+        new, pattern, converter = _renamed(name, renamings, converters)
+        new = _with_prefix(new, lm.base_model_prefix, wanted)
+        if new not in wanted:
+            plain = _with_prefix(name, lm.base_model_prefix, wanted)
+            new, pattern, converter = (plain, None, None) if plain in wanted else (new, pattern, converter)
+        if new in wanted and converter is None:
+            found.setdefault(new, stored[name])
+        elif new in wanted:
+            groups.setdefault(new, (converter, []))[1].append((str(pattern), stored[name]))
+    for first, (converter, parts) in groups.items():
+        made = _Made(converter, first, tuple(parts))
+        start = converter.target_patterns[0]
+        found |= {first.replace(start, target): made for target in converter.target_patterns}
+    return found, [rule for rule in rules if rule.was_used()]
+
+
+def _renamed(name: str, renamings: Sequence[Any], converters: Sequence[Any]) -> tuple[str, str | None, Any]:
+    """The name after all renamings and at most one converter, with that one's pattern."""
+    for renaming in renamings:
+        name, _ = renaming.rename_source_key(name)
+    for converter in converters:
+        new, pattern = converter.rename_source_key(name)
+        if pattern is not None:
+            return new, pattern, converter
+    return name, None, None
+
+
+def _with_prefix(name: str, prefix: str, wanted: set[str]) -> str:
+    """A model that was saved without its head, or with one, lacks the prefix or has one too many."""
+    bare = name.removeprefix(f"{prefix}.")
+    return next((known for known in (bare, f"{prefix}.{name}") if known in wanted and known != name), name)
+
+
+def _is_stack(made: _Made) -> bool:
+    """Whether the parameter is a stack whose rows (experts) are stored apart, and nothing mixes them."""
+    from transformers.core_model_loading import MergeModulelist
+
+    first, *others = made.converter.operations
+    dims = [getattr(op, key) for op in others for key in ("dim", "dim0", "dim1") if hasattr(op, key)]
+    return isinstance(first, MergeModulelist) and first.dim == 0 and bool(others == [] or (dims and 0 not in dims))

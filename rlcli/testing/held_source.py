@@ -1,0 +1,44 @@
+"""A source over a model that a test has made."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from rlcli.api.model_source import ModelSource, Region, bounds, row_blocks
+from rlcli.api.value_model import value_head
+
+
+class HeldSource(ModelSource):
+    """Gives the weights that a module has at that time."""
+
+    def __init__(self, lm: nn.Module):
+        self.lm = lm
+        self.config = lm.config
+        self.head = "lm" if value_head(lm) is None else "value"
+        self.dtype = next(lm.parameters()).dtype
+
+    def skeleton(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        lm = copy.deepcopy(self.lm)
+        made: dict[nn.Parameter, nn.Parameter] = {}
+        for module in lm.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    empty = torch.empty_like(parameter, device="meta", dtype=dtype)
+                    made.setdefault(parameter, nn.Parameter(empty, requires_grad=parameter.requires_grad))
+                    module._parameters[name] = made[parameter]
+        return lm.eval()
+
+    def blocks(self, name: str, region: Region = ()) -> Iterator[tuple[int, torch.Tensor]]:
+        tensor = self.lm.state_dict()[name]
+        if not tensor.dim():
+            yield 0, tensor
+            return
+        rows, *others = bounds(region, tensor.shape)
+        for block in row_blocks(tensor.shape, rows):
+            start = block.first + block.wanted.start
+            part = tensor[(slice(start, block.first + block.wanted.stop), *others)]
+            yield start - rows.start, part

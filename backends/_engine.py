@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +17,15 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine_loop import ForwardLoop
-from rlcli.api.model import EngineState, ForwardEngine, GeneratedResponses, GenerationEngine, Model, ModelOutput
+from rlcli.api.model import (
+    EngineState,
+    ForwardEngine,
+    GeneratedResponses,
+    GenerationEngine,
+    Model,
+    ModelOutput,
+)
+from rlcli.api.model_source import fill, materialize
 from rlcli.errors import ModelError
 
 from ._generation import Decoder, Sampler
@@ -29,16 +38,21 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     """Forward passes and generation; `inference` uses it as it is, `fsdp` adds training."""
 
     def __init__(self, model: Model, dtype: str, kv_cache_tokens: int | None = None):
-        if not isinstance(model.module, nn.Module):
+        if model.source is None:
             raise ModelError(f"role {model.name} has no weights to run", hint="use backend: null for such a role")
         self.role = model.name
-        self.lm = model.module.to(model.device)
-        self.lm.eval()
+        self.lm: Any = model.source.skeleton()
         self.packed = PackedModel(self.lm, compute_dtype(dtype, model.device))
         self.vocabulary = len(model.tokenizer) if model.tokenizer is not None else self.lm.config.vocab_size
         self._kv_cache_tokens = kv_cache_tokens
         self._device = model.device
         self._dp_group = model.device_mesh["dp"].get_group() if model.device_mesh is not None else None
+        self._lay_out(model)
+        materialize(self.packed, model.device)
+        fill(self.lm, model.source)
+
+    def _lay_out(self, model: Model) -> None:
+        """Whatever must be done to the model before its parameters have memory."""
 
     # -- primitives ------------------------------------------------------------------------------------------
 
@@ -90,13 +104,15 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
             )
         ends = torch.tensor(sorted({tokenizer.eos_token_id, *gconfig.stop_token_ids}), device=self._device)
         sampler = Sampler(gconfig, ends, self.vocabulary)
-        decoder = Decoder(self.generator(), self.packed.compute_dtype, gconfig, sampler, self._kv_cache_tokens)
-        return decoder.run(prompts, seeds)
+        with self.generator() as lm:
+            decoder = Decoder(lm, self.packed.compute_dtype, gconfig, sampler, self._kv_cache_tokens)
+            return decoder.run(prompts, seeds)
 
-    def generator(self) -> nn.Module:
+    @contextmanager
+    def generator(self) -> Iterator[nn.Module]:
         """The model with whole parameters on this rank."""
         self._onload()
-        return self.lm
+        yield self.lm
 
     # -- weights ---------------------------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ On one rank the model stays as it is. Parameters and optimizer state are float32
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -16,19 +16,12 @@ from torch import nn
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine_loop import TrainLoop
-from rlcli.api.model import (
-    EngineState,
-    ForwardEngine,
-    Model,
-    ModelBackend,
-    ModelOutput,
-    PipelinableEngine,
-    register_backend,
-)
+from rlcli.api.model import EngineState, Model, ModelBackend, ModelOutput, PipelinableEngine, register_backend
 
-from ._engine import TransformersEngine, gathered
+from ._engine import TransformersEngine
 from ._recomputation import RecomputedLayers
 from ._settings import TransformersTraining
+from ._unsharded import UnshardedCopy
 
 T = TypeVar("T")
 
@@ -50,17 +43,19 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
     """A transformers model with AdamW, sharded when its mesh has more than one data-parallel rank."""
 
     def __init__(self, model: Model, settings: FSDP):
-        super().__init__(model, settings.dtype, settings.kv_cache_tokens)
         self.settings = settings
+        super().__init__(model, settings.dtype, settings.kv_cache_tokens)
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
-        self._recomputed = RecomputedLayers(self.lm) if settings.gradient_checkpointing else None
-        self.sharded = self.dp_size > 1
-        self._whole: nn.Module | None = None
-        self._whole_is_current = False
-        if self.sharded:
-            self._shard(model.device_mesh["dp"])
         self.parameters = [p for p in self.lm.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(settings.groups(self.parameters), **settings.adamw(), fused=not self.sharded)
+
+    def _lay_out(self, model: Model) -> None:
+        self._recomputed = RecomputedLayers(self.lm) if self.settings.gradient_checkpointing else None
+        self.sharded = self.dp_size > 1
+        if self.sharded:
+            assert model.source is not None
+            self._shard(model.device_mesh["dp"])
+            self._copy = UnshardedCopy(model.source, self.packed.compute_dtype)
 
     def _shard(self, mesh: Any) -> None:
         from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -99,7 +94,6 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         if math.isfinite(value):
             self.optimizer.step()
-            self._whole_is_current = False
         self.optimizer_zero_grad()
         return value
 
@@ -116,9 +110,6 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         }
         return EngineState(self.named_weights(), moments)
 
-    def state_was_filled(self) -> None:
-        self._whole_is_current = False
-
     def _make_room(self) -> None:
         """AdamW makes its tensors in its first step; these are the same, before it."""
         for parameter in self.parameters:
@@ -127,31 +118,20 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
                 moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
                 self.optimizer.state[parameter] = {"step": steps, **moments}
 
-    def offload(self) -> None:
-        super().offload()
-        self._whole, self._whole_is_current = None, False
-
     def _move(self, device: torch.device) -> None:
         super()._move(device)
         for held in self.optimizer.state.values():
             held.update({moment: tensor.to(device) for moment, tensor in held.items() if tensor.dim()})
 
-    def take_parameters(self, source: ForwardEngine, eta: float) -> None:
-        super().take_parameters(source, eta)
-        self._whole_is_current = False
-
     # -- whole parameters ------------------------------------------------------------------------------------
 
-    def generator(self) -> nn.Module:
-        """Sharded parameters are gathered into a copy once per version, not once per token."""
+    @contextmanager
+    def generator(self) -> Iterator[nn.Module]:
+        """Sharded parameters are gathered into a copy for the duration of a call, not once per token."""
         if not self.sharded:
-            return super().generator()
-        if self._whole is None:
-            # Its parameters may have gradients, though they never do: autocast keeps the casts of such ones only.
-            self._whole = type(self.lm)(self.lm.config).to(self.device).eval()
-        if not self._whole_is_current:
-            whole = self._whole.state_dict()
-            for name, tensor in self.lm.state_dict().items():
-                whole[name].copy_(gathered(tensor))
-            self._whole_is_current = True
-        return self._whole
+            with super().generator() as lm:
+                yield lm
+            return
+        self._onload()
+        with self._copy.of(self.whole_parameters()) as lm:
+            yield lm

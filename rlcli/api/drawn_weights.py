@@ -27,7 +27,7 @@ from rlcli.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_DRAWS = {
+_DRAWS: dict[str, Any] = {
     "normal_": torch.Tensor.normal_, "uniform_": torch.Tensor.uniform_, "trunc_normal_": nn.init.trunc_normal_,
 }  # fmt: skip
 """Operations that take numbers from a random stream."""

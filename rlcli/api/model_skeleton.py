@@ -19,7 +19,7 @@ def skeleton(config: Any, head: str, dtype: torch.dtype) -> nn.Module:
     """The model of a configuration in evaluation mode, its parameters on the meta device, its buffers on the CPU."""
     lm = on_meta(config, head, dtype)
     for parameter in lm.parameters():
-        parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+        parameter._is_hf_initialized = True
     for module in lm.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = torch.empty_like(buffer, device="cpu")

@@ -92,15 +92,22 @@ def open_source(
 
 def materialize(lm: nn.Module, device: torch.device) -> None:
     """Give parameters that are on the meta device memory on `device`, and move the others there; ties stay."""
-    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    places = list(parameter_places(lm).values())
+    lm._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+    for (first, first_name), *others in places:
+        for module, name in others:
+            setattr(module, name, getattr(first, first_name))
+
+
+def parameter_places(lm: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
+    """Each parameter by its name, and the modules that have it, tied ones more than one, with its name there."""
+    name_of = {id(parameter): name for name, parameter in lm.named_parameters()}
+    places: dict[str, list[tuple[nn.Module, str]]] = {name: [] for name in name_of.values()}
     for module in lm.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                places.setdefault(id(parameter), []).append((module, name))
-    lm._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
-    for (first, first_name), *others in places.values():
-        for module, name in others:
-            setattr(module, name, getattr(first, first_name))
+                places[name_of[id(parameter)]].append((module, name))
+    return places
 
 
 def fill(lm: nn.Module, source: ModelSource) -> None:

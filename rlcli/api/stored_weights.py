@@ -88,7 +88,7 @@ class StoredSource(ModelSource):
     def skeleton(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         lm: Any = skeleton(self.config, self.head, dtype)
         lm._weight_conversions = copy.deepcopy(self._conversions)  # what is saved gets the names that were read
-        return lm  # type: ignore[no-any-return]
+        return lm
 
     def blocks(self, name: str, region: Region = ()) -> Iterator[tuple[int, torch.Tensor]]:
         shape, found = self._shapes[name], self._found.get(name)

@@ -17,6 +17,7 @@ import torch
 from rlcli.api.config import FinetuneSpec, GenerationHyperparameters, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import MicroBatchSpec, Model
+from rlcli.api.model_source import open_source
 from rlcli.registry import make_backend
 
 
@@ -52,18 +53,14 @@ def sequences(count: int, length: int, vocabulary: int) -> SequenceSample:
 
 
 def build(asked: dict, mesh) -> Model:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
-
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(**asked["config"], num_labels=1)
-    family = AutoModelForCausalLM if asked.get("head", "lm") == "lm" else AutoModelForTokenClassification
-    module = family.from_config(config).float().eval()
+    tokenizer = Tokenizer(asked["config"]["vocab_size"])
+    source = open_source(asked["config"], head=asked.get("head", "lm"), tokenizer=None, seed=0)
     model = Model(
         name="actor",
-        module=module,
-        tokenizer=Tokenizer(config.vocab_size),
+        module=None,
+        tokenizer=tokenizer,
         device=torch.device("cpu"),
-        seed=0,
+        source=source,
         device_mesh=mesh,
     )
     args = {"dtype": asked["dtype"]}

@@ -12,6 +12,7 @@ from rlcli.testing.backend.base import batch, prompts, train
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.state import save
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
+from rlcli.testing.tiny_models import tiny_model
 
 
 class TestContract(BackendContract):
@@ -34,16 +35,19 @@ def test_two_ranks_hold_a_half_each_and_a_whole_copy_only_while_they_generate(tm
         engine = TestContract().engine(mesh=mesh_of_ranks(dp=2))
         train(engine, 0)
         generate(engine, prompts(), greedy=True)
-        whole = weakref.ref(engine.generator())
-        engine.offload()
+        with engine.generator() as lm:
+            whole = [weakref.ref(parameter) for parameter in lm.parameters()]
+            held = sum(parameter.numel() for parameter in lm.parameters())
+            del lm
         gc.collect()
         save(engine, tmp_path, rank)
         dist.barrier()
         local = sum(parameter.to_local().numel() for parameter in engine.lm.parameters())
-        return {"whole is gone": whole() is None, "share": local / sum(p.numel() for p in engine.lm.parameters())}
+        return {"held": held, "left": sum(ref() is not None for ref in whole), "share": local / held}
 
     ranks = run_on_ranks(2, work)
-    assert all(rank["whole is gone"] for rank in ranks)
+    assert all(rank["held"] == sum(p.numel() for p in tiny_model().parameters()) for rank in ranks)
+    assert [rank["left"] for rank in ranks] == [0, 0]
     assert [rank["share"] for rank in ranks] == pytest.approx([0.5, 0.5], abs=0.01)
     for part in ("models", "optim"):
         assert sorted(file.name[:11] for file in (tmp_path / part).iterdir()) == ["shard-00001", "shard-00002"]

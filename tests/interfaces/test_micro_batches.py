@@ -9,6 +9,7 @@ from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.interfaces.ppo_critic import PPOCriticInterface
 from rlcli.registry import make_backend
 from rlcli.testing.batches import DigitTokenizer, make_batch
+from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import tiny_model
 
 KEYS = ("packed_input_ids", "prompt_mask", "rewards", "seq_no_eos_mask", "solved")
@@ -20,7 +21,7 @@ CUTS = [MicroBatchSpec(n_mbs=n) for n in (2, 3, 5, 8)] + [MicroBatchSpec(max_tok
 
 def model(head, seed=0):
     backend = make_backend(ModelBackendAbstraction("fsdp", {"dtype": "float32", "lr": 1e-3}))
-    lm = Model("role", tiny_model(head=head, seed=seed), DigitTokenizer(), torch.device("cpu"))
+    lm = Model("role", None, DigitTokenizer(), torch.device("cpu"), source=HeldSource(tiny_model(head=head, seed=seed)))
     return backend.initialize(lm, FinetuneSpec(total_train_steps=10, dataset_size=10, train_batch_size=10))
 
 

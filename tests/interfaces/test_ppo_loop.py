@@ -9,13 +9,14 @@ from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.interfaces.ppo_critic import PPOCriticInterface
 from rlcli.interfaces.reference import ReferenceInterface
 from rlcli.registry import make_backend
+from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
 
 SPEC = MicroBatchSpec(n_mbs=2, max_tokens_per_mb=200)
 
 
 def role(name, head="lm", **args):
-    model = Model(name, tiny_model(head=head), TinyTokenizer(), torch.device("cpu"))
+    model = Model(name, None, TinyTokenizer(), torch.device("cpu"), source=HeldSource(tiny_model(head=head)))
     backend = make_backend(ModelBackendAbstraction("fsdp", {"dtype": "float32", "lr": 2e-2, **args}))
     return backend.initialize(model, FinetuneSpec(total_train_steps=20, dataset_size=32, train_batch_size=32))
 

@@ -3,6 +3,7 @@
 import copy
 import re
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
 import pytest
@@ -60,10 +61,13 @@ class Late(ENGINE):
 class Frozen(ENGINE):
     """Generates with the weights that it had when it first did."""
 
+    kept = None
+
+    @contextmanager
     def generator(self):
-        if self._whole is None:
-            self._whole = copy.deepcopy(super().generator())
-        return self._whole
+        with super().generator() as lm:
+            self.kept = self.kept or copy.deepcopy(lm)
+            yield self.kept
 
 
 class Leaking(ENGINE):

@@ -21,6 +21,7 @@ from rlcli.registry import make_backend, signature
 from rlcli.testing.backend.plain import TEMPERATURE, AdamW, Loss, acting, plain_answer_loss, value_targets
 from rlcli.testing.batches import make_batch
 from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
 
 TOTAL_STEPS = 10
@@ -67,7 +68,10 @@ class BackendChecks(Contract):
                **wanted: Any) -> Any:  # fmt: skip
         """An engine over a tiny model, or over `lm`; skips the check if the backend makes none."""
         module = lm if lm is not None else tiny_model(family or self.families[0], head=head, seed=seed)
-        model = Model("actor", module, tokenizer or TinyTokenizer(), torch.device(device), device_mesh=mesh)
+        model = Model(
+            "actor", None, tokenizer or TinyTokenizer(), torch.device(device), source=HeldSource(module),
+            device_mesh=mesh,
+        )  # fmt: skip
         spec = FinetuneSpec(total_train_steps=TOTAL_STEPS, dataset_size=100, train_batch_size=10)
         backend = self.backend(**({"dtype": "float32"} | wanted))
         made = backend.initialize(model, spec).module

@@ -17,6 +17,7 @@ from rlcli.api.value_model import value_model_class
 from rlcli.registry import make_backend
 from rlcli.testing.batches import TOKENIZER_FILE, DigitTokenizer
 from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.held_source import HeldSource
 from rlcli.testing.interface.loss import cause_unless_no_sum
 from rlcli.testing.interface.rehearsal import InterfaceSubject, Rehearsal, overrides
 
@@ -128,7 +129,8 @@ def _model(
     module = tiny_model(head=_head(rehearsal))
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(frozen is None or frozen not in name)
-    model = Model("tested", module, DigitTokenizer(), torch.device("cpu"), device_mesh=mesh)
+    source = HeldSource(module)
+    model = Model("tested", None, DigitTokenizer(), torch.device("cpu"), source=source, device_mesh=mesh)
     backend = make_backend(ModelBackendAbstraction("fsdp", {"dtype": dtype, "lr": lr}))
     return backend.initialize(model, FinetuneSpec(total_train_steps=4, dataset_size=8, train_batch_size=8))
 

@@ -1,0 +1,47 @@
+"""A whole copy of a model whose parameters ranks share, for as long as a call needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from rlcli.api.model import ModelSource
+from rlcli.api.model_source import parameter_places
+
+from ._transformers import PackedModel
+
+
+class UnshardedCopy:
+    """Holds no parameters except while it is used.
+
+    Weights of linear layers are kept in the compute dtype, which autocast would make of them. Those of
+    norms, and of embeddings (whose rows are read as they are), stay as they come.
+    """
+
+    def __init__(self, source: ModelSource, compute_dtype: torch.dtype):
+        self._lm = PackedModel(source.skeleton(), compute_dtype).lm
+        self._dtype = compute_dtype
+        self._places = parameter_places(self._lm)
+        self._multiplied = {
+            name for name, places in self._places.items() if all(isinstance(module, nn.Linear) for module, _ in places)
+        }
+
+    @contextmanager
+    def of(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> Iterator[nn.Module]:
+        """The model with these parameters, each whole, by name."""
+        empty = dict(self._lm.named_parameters())
+        try:
+            for name, parameter in parameters:
+                whole = parameter.to(self._dtype) if name in self._multiplied else parameter
+                self._put(name, nn.Parameter(whole, requires_grad=empty[name].requires_grad))
+            yield self._lm
+        finally:
+            for name, parameter in empty.items():
+                self._put(name, parameter)
+
+    def _put(self, name: str, parameter: nn.Parameter) -> None:
+        for module, attribute in self._places[name]:
+            setattr(module, attribute, parameter)

@@ -177,6 +177,9 @@ class DrawnSource(ModelSource):
     def skeleton(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         return skeleton(self.config, self.head, dtype)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
     def blocks(self, name: str, region: Region = ()) -> Iterator[tuple[int, torch.Tensor]]:
         if name not in self._shapes:
             return  # a buffer: computed, not drawn

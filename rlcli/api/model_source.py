@@ -49,15 +49,23 @@ class ModelSource(abc.ABC):
         real buffers on the CPU."""
 
     @abc.abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a parameter, or of a buffer that belongs to the model's file."""
+
+    @abc.abstractmethod
     def blocks(self, name: str, region: Region = ()) -> Iterator[tuple[int, torch.Tensor]]:
         """A part of a parameter or buffer, on the CPU in the type of the source: blocks of rows one after the other,
-        each with where it begins among the rows of the part. A tensor without dimensions is one block at 0.
+        each with where it begins among the rows of the part. A tensor without dimensions is one block at 0. The part is
+        not empty.
 
         Raises ModelError if it cannot be read.
         """
 
     def read(self, name: str, region: Region = ()) -> torch.Tensor:
         """A part of a parameter or buffer in one piece, on the CPU. Raises ModelError."""
+        sizes = [part.stop - part.start for part in bounds(region, self.shape(name))]
+        if 0 in sizes:
+            return torch.empty(sizes, dtype=self.dtype)
         pieces = [block for _, block in self.blocks(name, region)]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 

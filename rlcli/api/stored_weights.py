@@ -81,14 +81,17 @@ class StoredSource(ModelSource):
         """Converters look at the shapes of its parameters."""
         self._opened: tuple[Path, Any] | None = None
         self._found = found
-        self._join_tied(lm)
         self._zeros = value_parameters(lm) - found.keys() if head == "value" else set[str]()
+        self._join_tied(lm)
         self._refuse_missing(lm)
 
     def skeleton(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         lm: Any = skeleton(self.config, self.head, dtype)
         lm._weight_conversions = copy.deepcopy(self._conversions)  # what is saved gets the names that were read
         return lm
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
 
     def blocks(self, name: str, region: Region = ()) -> Iterator[tuple[int, torch.Tensor]]:
         shape, found = self._shapes[name], self._found.get(name)

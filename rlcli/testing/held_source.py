@@ -32,6 +32,9 @@ class HeldSource(ModelSource):
                     module._parameters[name] = made[parameter]
         return lm.eval()
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.lm.state_dict()[name].shape)
+
     def blocks(self, name: str, region: Region = ()) -> Iterator[tuple[int, torch.Tensor]]:
         tensor = self.lm.state_dict()[name]
         if not tensor.dim():

@@ -35,13 +35,8 @@ class FSDPMemory(InferenceMemory):
         return Kept(
             weights=4 * self.parameters // self.shards,
             optimizer=8 * self.parameters // self.shards if "train_step" in calls else 0,
-            copies=4 * self.parameters if self.is_sharded and "generate" in calls else 0,
             left_gathered=self.outside_blocks if "inference" in calls else 0,
         )
-
-    def load(self) -> Parts:
-        """Weights arrive whole before they are sharded."""
-        return Parts(gathered=4 * self.parameters - self.kept().weights)
 
     # -- update ----------------------------------------------------------------------------------------------
 
@@ -101,7 +96,13 @@ class FSDPMemory(InferenceMemory):
     def gathered_in_block(self) -> int:
         return self._unsharded(1)
 
-    @property
-    def generator_keeps_casts(self) -> bool:
-        """The whole copy that generates from shards is never trained."""
-        return not self.is_sharded
+    def gathered_to_generate(self) -> int:
+        """A whole copy for the duration of the call; linear layers of it in the precision of the products."""
+        if not self.is_sharded:
+            return super().gathered_to_generate()
+        sizes = self.sizes
+        if sizes.position_rows or sizes.experts_per_token:  # gpt2's layers and experts are no `nn.Linear`
+            return 4 * self.parameters + self.casts(kept=True) + self.head_cast()
+        separate_head = 0 if sizes.tied or not self.has_lm_head else sizes.vocabulary * sizes.hidden
+        saved = (4 - self.width) * (sizes.cast + separate_head)
+        return 4 * self.parameters - saved + (0 if separate_head else self.head_cast())

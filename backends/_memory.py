@@ -110,14 +110,13 @@ class InferenceMemory(MemoryModel):
         reading = read_at_once * prompt * self.passing_per_token() + slots * prompt * keys * 4
         decoding = slots * longest * self.attended_per_token()
         logits = slots * sizes.vocabulary * (20 + self.width)
-        casts = self.casts(self.generator_keeps_casts) + self.head_cast()
-        phases = (Parts(0, casts, reading, cache), Parts(0, casts, decoding, cache), Parts(0, casts, 0, cache, logits))
+        whole = self.gathered_to_generate()
+        phases = (Parts(0, whole, reading, cache), Parts(0, whole, decoding, cache), Parts(0, whole, 0, cache, logits))
         return max(phases, key=lambda parts: parts.total)
 
-    @property
-    def generator_keeps_casts(self) -> bool:
-        """As `keeps_casts`, of the module that generates."""
-        return self.keeps_casts
+    def gathered_to_generate(self) -> int:
+        """Parameters of other ranks, and casts of weights, while responses are written."""
+        return self.casts(self.keeps_casts) + self.head_cast()
 
     def attended_per_token(self) -> int:
         """Bytes per token of the cache that attention copies in one block: keys and values spread over all heads."""

@@ -16,6 +16,7 @@ from rlcli.recipe.layers import collect, find_recipe, recipe_names
 from rlcli.recipe.merge import merge, whole_reference
 from rlcli.recipe.overrides import parse_overrides
 from rlcli.recipe.problems import Problems
+from rlcli.recipe.removal import null_means, without_removed
 from rlcli.recipe.schema import Recipe
 from rlcli.recipe.suggest import sections_in
 from rlcli.recipe.tree import Mapping, Mark, Node, Path, Scalar, at
@@ -46,7 +47,7 @@ def sketch(recipe: str, overrides: Sequence[str] = (), profiles: Sequence[str] =
         for upper in (*trees, *parse_overrides(overrides, problems)):
             tree = merge(tree, upper, problems)
     assert isinstance(tree, Mapping)
-    return with_backends(tree)
+    return with_backends(without_removed(Recipe, tree, problems))
 
 
 def override_candidates(tree: Mapping, text: str, given: Sequence[str] = ()) -> list[Candidate]:
@@ -83,7 +84,8 @@ def values(tree: Mapping, key: str) -> list[tuple[str, str]]:
     words = {}
     if isinstance(now, Scalar) and now.text:
         words[now.text] = "as it is now"
-    return list({**words, **dict(_legal(tree, path)), **words}.items())
+    removal = {"null": "remove it"} if at(tree, path) is not None and null_means(Recipe, path) == "gone" else {}
+    return list({**words, **dict(_legal(tree, path)), **words, **removal}.items())
 
 
 def _legal(tree: Mapping, path: Path) -> Iterator[tuple[str, str]]:

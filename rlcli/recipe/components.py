@@ -16,7 +16,7 @@ from rlcli.api import default_backends
 from rlcli.errors import ProjectError, UnknownComponent, UsageError
 from rlcli.recipe.doubts import Doubts
 from rlcli.recipe.problems import Problems
-from rlcli.recipe.removal import without_removed
+from rlcli.recipe.removal import place_of, removed_calls, without_removed
 from rlcli.recipe.schema import Call, Role
 from rlcli.recipe.tree import (
     Entry,
@@ -66,7 +66,9 @@ def with_backends(tree: Mapping, doubts: Doubts | None = None) -> Mapping:
 
 def _default_backend(tree: Mapping, name: str, role: Mapping) -> str:
     weights = (role.get(key) for key in ("path", "init", "scratch"))
-    if all(node is None or (isinstance(node, Scalar) and node.value is None) for node in weights):
+    settings = at(role, ("backend", "args"))
+    is_set_up = isinstance(settings, Mapping) and bool(settings.entries)
+    if not is_set_up and all(node is None or (isinstance(node, Scalar) and node.value is None) for node in weights):
         return default_backends.WEIGHTLESS
     graph = tree.get("graph")
     calls = [plain(entry.node) for entry in graph.entries.values()] if isinstance(graph, Mapping) else []
@@ -86,7 +88,8 @@ def _is_sure(tree: Mapping, name: str, role: Mapping, guess: str, doubts: Doubts
         return False
     calls = [call for call in plain(graph).values() if isinstance(call, dict)]
     legal = get_args(Call.model_fields["call"].annotation)
-    return all(call.get("call") in legal for call in calls if call.get("model") == name)
+    knows = all(isinstance(call.get("model"), str) for call in calls)
+    return knows and all(call.get("call") in legal for call in calls if call.get("model") == name)
 
 
 def check_components(tree: Mapping, problems: Problems, doubts: Doubts) -> Mapping:
@@ -120,12 +123,32 @@ def check_components(tree: Mapping, problems: Problems, doubts: Doubts) -> Mappi
         if model is None:
             continue
         args = without_removed(model, args, problems, prefix=(*path, "args"))
+        args = _without_training(args, legal, path, name, problems)
         unknown = [entry.key for key, entry in args.entries.items() if key not in legal]
         legal = tuple(dict.fromkeys([*legal, *(one for mark in unknown for one in takers[mark].legal)]))
         checked = check_against(model, args, problems, doubts, prefix=(*path, "args"), legal=legal)
         if node.get("args") is not None:
             result = with_value(result, (*path, "args"), checked.tree)
     return cast(Mapping, result)
+
+
+def _without_training(
+    args: Mapping, legal: ReadCollection[str], path: Path, backend: Scalar, problems: Problems
+) -> Mapping:
+    """The settings of a role, without those that only make sense as long as a call trains it, if null took that away;
+    they are one problem."""
+    unknown = [entry for key, entry in args.entries.items() if key not in legal]
+    if path[0] != "models" or not backend.mark.is_default or not unknown:
+        return args
+    role = path[1]
+    for call, removed, mark in removed_calls(problems.written, ("graph",)):
+        if (plain(removed).get("model"), plain(removed).get("call")) == (role, "train_step"):
+            names = ", ".join(key for key in args.entries if key not in legal)
+            why = f"no call trains {role}, for {call} is removed {place_of(mark)}"
+            what = f"{why}: its backend is {backend.value}, which takes no {names}"
+            problems.add("R71", what, unknown[0].key, f"models.{role}.backend=null takes its settings away")
+            return replace(args, entries={key: entry for key, entry in args.entries.items() if key in legal})
+    return args
 
 
 @dataclass

@@ -6,6 +6,7 @@ again, as if no layer set it. Where a key may be null (`models.actor.tokenizer`)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from types import NoneType
 from typing import Any, Literal
@@ -75,6 +76,14 @@ def removed_at(written: Node | None, path: Path) -> Mark | None:
     """Where an entry is taken away; `written`: all layers laid over each other."""
     node = at(written, path) if written is not None else None
     return node.mark if isinstance(node, Scalar) and node.value is None and node.over is not None else None
+
+
+def removed_calls(written: Node | None, graph: Path) -> Iterator[tuple[str, Mapping, Mark]]:
+    """The calls that null takes away from a graph: name, what the layers below say of it, where."""
+    section = at(written, graph) if written is not None else None
+    for name, entry in section.entries.items() if isinstance(section, Mapping) else ():
+        if isinstance(entry.node, Scalar) and isinstance(entry.node.over, Mapping):
+            yield name, entry.node.over, entry.node.mark
 
 
 def place_of(mark: Mark) -> str:

@@ -24,13 +24,10 @@ graph:
     model: actor
     call: generate
     interface: {type: ppo_actor, args: {generation: "${generation}"}}
-    inputs: [packed_prompts]
-    outputs: [packed_input_ids, prompt_mask]
   learn:
     model: actor
     call: train_step
     interface: {type: my-loss, args: {entropy_bonus: 0.1}}
-    inputs: [packed_input_ids, prompt_mask]
 train: {steps: 3, prompts_per_step: 4}
 """
 """In the place of the thin child that `rlcli new recipe` writes."""

@@ -199,16 +199,49 @@ def test_a_key_that_only_a_removed_call_makes(folder: Path):
     assert where is not None
     assert where.endswith("base/ppo.yaml:56:23")
     assert what.startswith("actor_train and critic_train read values")
-    assert hint == "critic_inf, which makes it, is removed at mine.yaml:2:21: keep it, or change disable_value"
+    assert hint == "critic_inf, which made it, is removed at mine.yaml:2:21: keep it, or change disable_value"
     listed = "graph: {critic_inf: null, reward_inf: {inputs: [packed_input_ids, prompt_mask, values]}}"
     (folder / "mine.yaml").write_text(f"extends: ppo_math\n{listed}\nppo: {{disable_value: true}}\n")
     assert [one[1:] for one in problems("mine.yaml", "train.eval.dataset=null")] == [
         (
             "mine.yaml:2:80",
             "reward_inf reads values, which no call produces and the dataset does not bring",
-            "critic_inf, which makes it, is removed at mine.yaml:2:21",
+            "critic_inf, which made it, is removed at mine.yaml:2:21",
         )
     ]
+
+
+def test_a_call_that_makes_much_is_one_problem():
+    ((code, _, what, hint),) = problems("ppo_math", "graph.actor_gen=null", "train.eval=null")
+    assert code == "R71"
+    assert what == (
+        "reward_inf, ref_inf, critic_inf, actor_train and critic_train read packed_input_ids, prompt_mask, "
+        "packed_logprobs and seq_no_eos_mask, which no call produces and the dataset does not bring"
+    )
+    assert hint == "actor_gen, which made it, is removed on the command line: keep it"
+
+
+def test_a_role_that_is_no_longer_trained_has_settings_of_training():
+    """Its backend is another one by default."""
+    ((code, where, what, hint),) = problems("ppo_math", "graph.critic_train=null")
+    assert code == "R71"
+    assert where is not None
+    assert "ppo_math.yaml:12:" in where
+    assert what == (
+        "no call trains critic, for critic_train is removed on the command line: its backend is inference, "
+        "which takes no lr, beta2, eps, weight_decay, schedule, min_lr_ratio"
+    )
+    assert hint == "models.critic.backend=null takes its settings away"
+    recipe = load_recipe("ppo_math", ["graph.critic_train=null", "models.critic.backend=null"]).recipe
+    assert recipe.models["critic"].backend is not None
+    assert recipe.models["critic"].backend.type == "inference"
+
+
+@pytest.mark.parametrize("key", ["models.critic.init", "models.actor.path"])
+def test_a_role_without_weights_keeps_the_settings_of_its_backend(key: str):
+    ((code, _, what, _),) = problems("ppo_math", f"{key}=null")
+    assert code == "R39"
+    assert what.endswith("has no weights: give one of path, init, scratch")
 
 
 def test_a_role_whose_last_call_is_removed(folder: Path):

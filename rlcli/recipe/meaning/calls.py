@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping as ReadMapping
 
-from rlcli.api.default_backends import TRAINED
+from rlcli.api.default_backends import TRAINED, WEIGHTLESS
 from rlcli.recipe.components import dataset_keys, declared, lacks_method
 from rlcli.recipe.graph import GraphProblem, graph_problems, producers
 from rlcli.recipe.lengths import responses_of
@@ -48,14 +48,13 @@ def _graph(notes: Notes, calls: ReadMapping[str, Call], path: Path, dataset: str
         return
     made: list[Path] = [(*path, name, field) for name in calls for field in ("outputs", "output_key_remap")]
     made += [dataset_key, ("datasets", dataset, "type")]
-    unmade: dict[str, list[str]] = {}
+    unmade: dict[str, dict[str, Call]] = {}
     for problem in graph_problems(calls, keys):
         if problem.is_unmade and problem.key and not is_listed(notes, (*path, problem.call), "inputs"):
-            unmade.setdefault(problem.key, []).append(problem.call)
+            unmade.setdefault(problem.key, {})[problem.call] = calls[problem.call]
         else:
             _linked_wrongly(notes, problem, calls, path, dataset, made)
-    for key, readers in unmade.items():
-        check_made(notes, key, {name: calls[name] for name in readers}, path, made)
+    check_made(notes, unmade, path, made)
     for name, call in calls.items():
         check_read(notes, call, (*path, name), producers(calls))
 
@@ -109,7 +108,8 @@ def _role(notes: Notes, call: Call, path: Path) -> None:
     asked = (*path, "call")
     if not role.has_weights and call.call not in MODELLESS_CALLS:
         what = f"models.{name} has no weights, which {dotted(path)} ({call.call}) needs"
-        notes.note("R39", what, ("models", name), "give one of path, init, scratch", needs=[*sources(name), asked])
+        if role.backend is not None and role.backend.type == WEIGHTLESS:  # else it is an error of the role itself
+            notes.note("R39", what, ("models", name), "give one of path, init, scratch", needs=[*sources(name), asked])
         return
     if call.call == "generate" and role.head == "value":
         what = f"models.{name} has the head value; {dotted(path)} generates, which needs the head lm"

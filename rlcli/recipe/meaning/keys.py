@@ -10,10 +10,10 @@ from rlcli.api.interface import RETURN_NUMBERS
 from rlcli.recipe.call_keys import DECLARED_IN, Field, keys_of, made_by
 from rlcli.recipe.components import lacks_method
 from rlcli.recipe.meaning.notes import Notes
-from rlcli.recipe.removal import place_of
+from rlcli.recipe.removal import place_of, removed_calls
 from rlcli.recipe.schema import Call
 from rlcli.recipe.suggest import close_to
-from rlcli.recipe.tree import Mapping, Path, Scalar, at, dotted
+from rlcli.recipe.tree import Path, dotted
 
 VERBS: ReadMapping[Field, str] = {"inputs": "read", "outputs": "write"}
 
@@ -106,26 +106,39 @@ def check_read(notes: Notes, call: Call, path: Path, makers: ReadMapping[str, li
         notes.note("R71", what, place, hint, needs, same=f"lacks {lacking}")
 
 
-def check_made(notes: Notes, key: str, readers: ReadMapping[str, Call], graph: Path, made: Iterable[Path]) -> None:
-    """Note that nobody makes a key that calls read as their interfaces declare: once, at the first of them."""
-    (first, call), *others = readers.items()
-    names = " and ".join(filter(None, [", ".join(list(readers)[:-1]), list(readers)[-1]]))
-    what = f"{names} read{'' if others else 's'} {key}, which no call produces and the dataset does not bring"
-    keys = keys_of("inputs", call)
-    argument = keys.due_to.get(call.input_key_remap.get(key, key)) if keys is not None else None
-    remedy = f"change {argument}" if argument else None
-    removed = removed_maker(notes, graph, key)
-    hint = ", or ".join(filter(None, [f"{removed}: keep it" if removed else "add a call that makes it", remedy]))
-    needs = [*made, *((*graph, name, "inputs") for name in readers)]
-    notes.note("R71", what, (*graph, first, "interface", "type"), hint, needs, same=key)
+def check_made(
+    notes: Notes, unmade: ReadMapping[str, ReadMapping[str, Call]], graph: Path, made: Iterable[Path]
+) -> None:
+    """Note that nobody makes keys that calls read as their interfaces declare: once for each key, or for each removed
+    call that made some, at the first reader. `unmade`: key → its readers."""
+    causes: dict[str, list[str]] = {}
+    for key in unmade:
+        causes.setdefault(removed_maker(notes, graph, key) or key, []).append(key)
+    for cause, keys in causes.items():
+        readers = {name: call for key in keys for name, call in unmade[key].items()}
+        (first, call), *others = readers.items()
+        declared = keys_of("inputs", call)
+        due_to = [declared.due_to.get(call.input_key_remap.get(key, key)) for key in keys] if declared else []
+        remedies = [f"change {argument}" for argument in dict.fromkeys(due_to) if argument and len(keys) == 1]
+        what = (
+            f"{_listed(readers)} read{'' if others else 's'} {_listed(keys)}, which no call produces and the dataset "
+        )
+        hint = ", or ".join(["add a call that makes it" if cause in keys else f"{cause}: keep it", *remedies])
+        place, needs = (*graph, first, "interface", "type"), [*made, *((*graph, name, "inputs") for name in readers)]
+        notes.note("R71", f"{what}does not bring", place, hint, needs, same=f"nobody makes {keys}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    """`a, b and c`."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def removed_maker(notes: Notes, graph: Path, key: str) -> str | None:
-    """`critic_inf, which makes it, is removed at mine.yaml:3:8`, if that is what became of a key."""
-    section = at(notes.problems.written, graph) if notes.problems.written is not None else None
-    for name, entry in section.entries.items() if isinstance(section, Mapping) else ():
-        if isinstance(entry.node, Scalar) and key in made_by(entry.node.over):
-            return f"{name}, which makes it, is removed {place_of(entry.node.mark)}"
+    """`critic_inf, which made it, is removed at mine.yaml:3:8`, if that is what became of a key."""
+    for name, call, mark in removed_calls(notes.problems.written, graph):
+        if key in made_by(call):
+            return f"{name}, which made it, is removed {place_of(mark)}"
     return None
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from rlcli.api.default_backends import WEIGHTLESS
 from rlcli.recipe.components import declared
 from rlcli.recipe.meaning.notes import Notes
-from rlcli.recipe.removal import place_of
+from rlcli.recipe.removal import place_of, removed_calls
 from rlcli.recipe.schema import Role
-from rlcli.recipe.tree import Mapping, Path, Scalar, at, dotted
+from rlcli.recipe.tree import Path, Scalar, dotted
 
 SOURCES = ("path", "init", "scratch")
 """Where weights come from: one of these."""
@@ -95,10 +95,8 @@ def _removed_calls(notes: Notes, graphs: Iterable[Path]) -> dict[str, str]:
     """Role → which call of it a null takes away, and where."""
     found: dict[str, str] = {}
     for path in graphs:
-        section = at(notes.problems.written, path) if notes.problems.written is not None else None
-        for name, entry in section.entries.items() if isinstance(section, Mapping) else ():
-            removed = entry.node.over if isinstance(entry.node, Scalar) else None
-            role = removed.get("model") if isinstance(removed, Mapping) else None
+        for name, call, mark in removed_calls(notes.problems.written, path):
+            role = call.get("model")
             if isinstance(role, Scalar):
-                found.setdefault(str(role.value), f"{name} is removed {place_of(entry.node.mark)}")
+                found.setdefault(str(role.value), f"{name} is removed {place_of(mark)}")
     return found

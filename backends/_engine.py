@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
@@ -25,10 +25,11 @@ from rlcli.api.model import (
     Model,
     ModelOutput,
 )
-from rlcli.api.model_source import fill, materialize
+from rlcli.api.model_source import ModelSource, fill, local_part, materialize
 from rlcli.errors import ModelError
 
 from ._generation import Decoder, Sampler
+from ._tensor_parallel import parallelize
 from ._transformers import PackedModel, compute_dtype
 
 T = TypeVar("T")
@@ -41,15 +42,23 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         if model.source is None:
             raise ModelError(f"role {model.name} has no weights to run", hint="use backend: null for such a role")
         self.role = model.name
-        self.lm: Any = model.source.skeleton()
+        self._mesh = model.device_mesh
+        self.lm: Any = self._skeleton(model.source)
         self.packed = PackedModel(self.lm, compute_dtype(dtype, model.device))
         self.vocabulary = len(model.tokenizer) if model.tokenizer is not None else self.lm.config.vocab_size
         self._kv_cache_tokens = kv_cache_tokens
         self._device = model.device
-        self._dp_group = model.device_mesh["dp"].get_group() if model.device_mesh is not None else None
+        self._dp_group = self._mesh["dp"].get_group() if dimension(self._mesh, "dp") else None
         self._lay_out(model)
         materialize(self.packed, model.device)
         fill(self.lm, model.source)
+
+    def _skeleton(self, source: ModelSource) -> nn.Module:
+        """The model without memory for its parameters, or this tensor-parallel rank's part of it."""
+        lm = source.skeleton()
+        if (tensor_parallel := dimension(self._mesh, "tp")) is not None:
+            parallelize(lm, tensor_parallel, self.role)
+        return lm
 
     def _lay_out(self, model: Model) -> None:
         """Whatever must be done to the model before its parameters have memory."""
@@ -124,8 +133,8 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
                     raise ModelError(f"role {self.role} has no parameter like {name} that it is to follow")
                 own, part = mine[name], theirs
                 if isinstance(own, DTensor):
-                    part = distribute_tensor(theirs, own.device_mesh, own.placements, src_data_rank=None).to_local()
-                    own = own.to_local()
+                    own, region = local_part(own)
+                    part = theirs[region]
                 own.lerp_(part.to(own), eta)
 
     def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -168,10 +177,17 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
 
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
         state = self.full_state_dict()
-        if self._dp_group is None or dist.get_rank(self._dp_group) == 0:
+        if self._mesh is None or not any(self._mesh.get_coordinate()):
             _write_folder(self.lm, tokenizer, state, Path(save_dir))
-        if self._dp_group is not None:
-            dist.barrier(self._dp_group)
+        for group in self._mesh.get_all_groups() if self._mesh is not None else ():
+            dist.barrier(group)  # after the last one, all ranks of the role have waited for the one that writes
+
+
+def dimension(mesh: Any, name: str) -> Any:
+    """A dimension of a role's mesh, or None where it has one rank only."""
+    if mesh is None or name not in mesh.mesh_dim_names or mesh[name].size() == 1:
+        return None
+    return mesh[name]
 
 
 def gathered(tensor: Any) -> torch.Tensor:
@@ -179,6 +195,18 @@ def gathered(tensor: Any) -> torch.Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     return tensor.to(tensor.device_mesh.device_type).full_tensor()
+
+
+def gathered_beyond(tensor: Any, kept: Any) -> torch.Tensor:
+    """A DTensor gathered over all dimensions of its mesh except `kept`, a mesh of one dimension (None: over all)."""
+    if kept is None:
+        return gathered(tensor)
+    there: Any = tensor.to(tensor.device_mesh.device_type)
+    (name,) = kept.mesh_dim_names
+    place = there.placements[there.device_mesh.mesh_dim_names.index(name)]
+    left = [place if other == name else Replicate() for other in there.device_mesh.mesh_dim_names]
+    part = there.redistribute(placements=left).to_local()
+    return DTensor.from_local(part, kept, [place], run_check=False, shape=there.shape, stride=there.stride())
 
 
 def _write_folder(lm: nn.Module, tokenizer: Any, state: dict[str, torch.Tensor], folder: Path) -> None:

@@ -26,16 +26,19 @@ class FSDPMemory(InferenceMemory):
 
     @property
     def outside_blocks(self) -> int:
-        """Bytes of embedding, head and last norm: FSDP leaves them whole after an inference, until the next update."""
-        blocks = sum(layer.parameters for layer in self.sizes.layers)
+        """Bytes of embedding, head and norms, which are whole from the first block of a pass to its last."""
+        blocks = sum(layer.parameters - layer.norms for layer in self.sizes.layers)
         return 4 * (self.parameters - blocks) if self.is_sharded else 0
+
+    def casts(self, kept: bool) -> int:
+        """Sharded matrices are gathered in the precision of the products."""
+        return 0 if self.is_sharded else super().casts(kept)
 
     def kept(self) -> Kept:
         calls = self.role.calls
         return Kept(
             weights=4 * self.parameters // self.shards,
             optimizer=8 * self.parameters // self.shards if "train_step" in calls else 0,
-            left_gathered=self.outside_blocks if "inference" in calls else 0,
         )
 
     # -- update ----------------------------------------------------------------------------------------------
@@ -76,9 +79,9 @@ class FSDPMemory(InferenceMemory):
         return 0 if self.checkpointing else self.casts(kept=True)
 
     def _unsharded(self, blocks: int = 2) -> int:
-        """Whole parameters under FSDP: embedding, head and last norm, and so many blocks at a time."""
-        largest = max(layer.parameters for layer in self.sizes.layers)
-        return self.outside_blocks + blocks * 4 * largest if self.is_sharded else 0
+        """Whole parameters under FSDP: embedding, head and norms, and so many blocks at a time."""
+        largest = max(self.width * (layer.attention + layer.mlp) + 4 * layer.experts for layer in self.sizes.layers)
+        return self.outside_blocks + blocks * largest if self.is_sharded else 0
 
     def _head_update(self, tokens: int) -> int:
         """Chunks of logits and their gradients, and the gradient of the head's matrix."""
@@ -102,7 +105,7 @@ class FSDPMemory(InferenceMemory):
             return super().gathered_to_generate()
         sizes = self.sizes
         if sizes.position_rows or sizes.experts_per_token:  # gpt2's layers and experts are no `nn.Linear`
-            return 4 * self.parameters + self.casts(kept=True) + self.head_cast()
+            return 4 * self.parameters + super().casts(kept=True) + self.head_cast()
         separate_head = 0 if sizes.tied or not self.has_lm_head else sizes.vocabulary * sizes.hidden
         saved = (4 - self.width) * (sizes.cast + separate_head)
         return 4 * self.parameters - saved + (0 if separate_head else self.head_cast())

@@ -220,7 +220,7 @@ class Decoder:
         return output.last_hidden_state
 
     def _sample(self, rows: _Rows, hidden: torch.Tensor, which: torch.Tensor) -> None:
-        logits = head_of(self.lm, self.gconfig.temperature).logits(hidden, self.dtype)
+        logits = head_of(self.lm, self.gconfig.temperature).whole_logits(hidden, self.dtype)
         drawn = rows.drawn[which]
         tokens, logprobs = self.sampler.next(logits, drawn, rows.uniform[which, drawn])
         rows.tokens[which, drawn] = tokens

@@ -15,6 +15,8 @@ from rlcli.ops.attention import PackedAttention, Scoring, packed_attention
 from rlcli.ops.logprobs import Head, token_scores
 from rlcli.ops.packing import all_but_last, positions
 
+from ._tensor_parallel import local, vocabulary_shard
+
 T = TypeVar("T")
 
 ATTENTION = "rlcli_packed"
@@ -131,12 +133,18 @@ class PackedOutput:
 
     @cached_property
     def logits(self) -> torch.Tensor:
-        return head_of(self._lm, self.temperature).logits(self._hidden, self._dtype)
+        head = head_of(self._lm, self.temperature)
+        if head.shard is not None:
+            raise ModelError(
+                "logits are not offered where tensor parallelism shards the vocabulary",
+                hint="use output.logprobs and output.entropy, or set the role's mesh.tp=1",
+            )
+        return head.logits(self._hidden, self._dtype)
 
     @property
     def zero(self) -> torch.Tensor:
         head = value_head(self._lm) or self._lm.get_output_embeddings()  # type: ignore[operator]
-        return (self._hidden.sum() + sum(p.sum() for p in head.parameters())) * 0.0
+        return (self._hidden.sum() + sum(local(p).sum() for p in head.parameters())) * 0.0
 
     def _scores(self, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Every position is scored against the token behind it; those without a successor are then left out.
@@ -164,7 +172,11 @@ def head_of(lm: nn.Module, temperature: float = 1.0) -> Head:
     if scaling := getattr(config, "logits_scaling", None):
         scale = 1.0 / scaling
     softcap = getattr(config, "final_logit_softcapping", None)
-    return Head(linear.weight, getattr(linear, "bias", None), softcap, scale, temperature)
+    bias = getattr(linear, "bias", None)
+    return Head(
+        local(linear.weight), None if bias is None else local(bias), softcap, scale, temperature,
+        vocabulary_shard(linear.weight),
+    )  # fmt: skip
 
 
 class PackedModel(nn.Module):

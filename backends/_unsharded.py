@@ -1,4 +1,4 @@
-"""A whole copy of a model whose parameters ranks share, for as long as a call needs it."""
+"""A copy of a model without its shards' borders, for as long as a call needs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from rlcli.api.model import ModelSource
 from rlcli.api.model_source import parameter_places
 
 from ._transformers import PackedModel
@@ -21,8 +20,8 @@ class UnshardedCopy:
     norms, and of embeddings (whose rows are read as they are), stay as they come.
     """
 
-    def __init__(self, source: ModelSource, compute_dtype: torch.dtype):
-        self._lm = PackedModel(source.skeleton(), compute_dtype).lm
+    def __init__(self, skeleton: nn.Module, compute_dtype: torch.dtype):
+        self._lm = PackedModel(skeleton, compute_dtype).lm
         self._dtype = compute_dtype
         self._places = parameter_places(self._lm)
         self._multiplied = {
@@ -31,7 +30,7 @@ class UnshardedCopy:
 
     @contextmanager
     def of(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> Iterator[nn.Module]:
-        """The model with these parameters, each whole, by name."""
+        """The model with these parameters by name, each as whole as in the skeleton."""
         empty = dict(self._lm.named_parameters())
         try:
             for name, parameter in parameters:

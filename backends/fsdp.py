@@ -1,26 +1,34 @@
-"""PyTorch FSDP2: parameters, gradients and optimizer state sharded over the data-parallel ranks.
+"""PyTorch FSDP2 and tensor parallelism: parameters, gradients and optimizer state sharded over a role's ranks.
 
-On one rank the model stays as it is. Parameters and optimizer state are float32, matrix products run in `dtype`.
+Data-parallel ranks gather a block at a time (`_sharding`), tensor-parallel ones keep their heads and columns
+(`_tensor_parallel`); with both, each gathers among the ranks that have the same columns. On one rank the model stays as
+it is. Parameters and optimizer state are float32, matrix products run in `dtype`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.engine import Hook
 from rlcli.api.engine_loop import TrainLoop
-from rlcli.api.model import EngineState, Model, ModelBackend, ModelOutput, PipelinableEngine, register_backend
+from rlcli.api.limits import Limits
+from rlcli.api.loss_stats import Stats
+from rlcli.api.micro_batches import MicroBatch
+from rlcli.api.model import EngineState, LossFn, Model, ModelBackend, ModelOutput, PipelinableEngine, register_backend
 
-from ._engine import TransformersEngine
+from ._engine import TransformersEngine, dimension, gathered_beyond
 from ._recomputation import RecomputedLayers
 from ._settings import TransformersTraining
+from ._sharding import shard, sharding_mesh
 from ._unsharded import UnshardedCopy
 
 T = TypeVar("T")
@@ -31,8 +39,17 @@ T = TypeVar("T")
 class FSDP(TransformersTraining, ModelBackend):
     """Trains a transformers model on one rank or many."""
 
-    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
+    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp")
     MEMORY: ClassVar[str] = "_fsdp_memory.FSDPMemory"
+    LIMITS: ClassVar[Limits] = {"shard_size": {"ge": 2}}
+
+    shard_size: int | None = None
+    """Data-parallel ranks that share one copy of the model (hybrid sharding): groups of neighbours, such as the devices
+    of a node, hold a copy each and exchange gradients once per step. null: all ranks share one copy."""
+
+    defer_reduction: bool = False
+    """Reduce gradients once per step instead of after each micro-batch. There is less to exchange, but until the last
+    micro-batch every rank holds gradients of the whole model (with tp, of its part of it) in float32."""
 
     def _initialize(self, model: Model) -> Model:
         model.module = FSDPEngine(model, self)
@@ -46,30 +63,17 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         self.settings = settings
         super().__init__(model, settings.dtype, settings.kv_cache_tokens)
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
+        self._is_in_step = False
         self.parameters = [p for p in self.lm.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(settings.groups(self.parameters), **settings.adamw(), fused=not self.sharded)
+        self.optimizer = torch.optim.AdamW(settings.groups(self.parameters), **settings.adamw(), fused=True)
 
     def _lay_out(self, model: Model) -> None:
         self._recomputed = RecomputedLayers(self.lm) if self.settings.gradient_checkpointing else None
         self.sharded = self.dp_size > 1
         if self.sharded:
             assert model.source is not None
-            self._shard(model.device_mesh["dp"])
-            self._copy = UnshardedCopy(model.source, self.packed.compute_dtype)
-
-    def _shard(self, mesh: Any) -> None:
-        from torch.distributed.fsdp import FSDPModule, fully_shard
-
-        blocks = set(self.lm._no_split_modules or ())
-        for module in self.lm.modules():
-            if type(module).__name__ in blocks:
-                fully_shard(module, mesh=mesh)
-        fully_shard(self.packed, mesh=mesh)
-        for module in self.packed.modules():
-            if isinstance(module, FSDPModule):
-                # The loss is already divided by the global weight, so gradients are summed and divided by nothing.
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)
+            shard(self.packed, sharding_mesh(self._mesh, self.settings.shard_size, self.role))
+            self._copy = UnshardedCopy(self._skeleton(model.source), self.packed.compute_dtype)
 
     # -- training --------------------------------------------------------------------------------------------
 
@@ -77,11 +81,33 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         with self._recomputed.in_training_mode() if self._recomputed else nullcontext():
             return super().forward_micro_batch(micro_batch, then)
 
+    def forward_batch(self, micro_batches: Sequence[MicroBatch], hook: Hook[T]) -> list[T]:
+        made = super().forward_batch(micro_batches, hook)
+        if isinstance(self.packed, FSDPModule):
+            self.packed.reshard()  # embedding and head would stay whole until a backward pass
+        return made
+
+    def forward_backward_batch(
+        self, micro_batches: Sequence[MicroBatch], loss_fn: LossFn, divisor: torch.Tensor
+    ) -> list[Stats]:
+        self._is_in_step = True
+        sums = super().forward_backward_batch(micro_batches, loss_fn, divisor)
+        self._is_in_step = False
+        return sums
+
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
+        if isinstance(self.packed, FSDPModule):
+            if self.settings.defer_reduction:
+                self.packed.set_requires_gradient_sync(is_last)
+            else:  # replicas add up gradients that are sharded already
+                self.packed.set_requires_all_reduce(is_last)
         loss.backward()
 
     def optimizer_zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
+        if self._is_in_step and isinstance(self.packed, FSDPModule):
+            self.packed.reset_iter_state()  # of a step that an exception ended: gradients that were not yet reduced
+        self._is_in_step = False
 
     def lr_scheduler_step(self, version_steps: int) -> float:
         rate = self.settings.rate(version_steps, self.total_steps)
@@ -93,6 +119,7 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         norm = nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
         value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         if math.isfinite(value):
+            self._move_optimizer(self._device)
             self.optimizer.step()
         self.optimizer_zero_grad()
         return value
@@ -114,12 +141,16 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         """AdamW makes its tensors in its first step; these are the same, before it."""
         for parameter in self.parameters:
             if parameter not in self.optimizer.state:
-                steps = torch.zeros((), dtype=torch.float32, device=self.device if not self.sharded else "cpu")
+                steps = torch.zeros((), dtype=torch.float32, device=self.device)
                 moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
                 self.optimizer.state[parameter] = {"step": steps, **moments}
 
-    def _move(self, device: torch.device) -> None:
-        super()._move(device)
+    def offload(self) -> None:
+        """Weights return with the next forward pass, the optimizer's state with the next step."""
+        super().offload()
+        self._move_optimizer(torch.device("cpu"))
+
+    def _move_optimizer(self, device: torch.device) -> None:
         for held in self.optimizer.state.values():
             held.update({moment: tensor.to(device) for moment, tensor in held.items() if tensor.dim()})
 
@@ -133,5 +164,7 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
                 yield lm
             return
         self._onload()
-        with self._copy.of(self.whole_parameters()) as lm:
+        tensor_parallel = dimension(self._mesh, "tp")
+        parameters = ((name, gathered_beyond(p.detach(), tensor_parallel)) for name, p in self.lm.named_parameters())
+        with self._copy.of(parameters) as lm:
             yield lm

@@ -45,12 +45,10 @@ class Kept:
     optimizer: int = 0
     copies: int = 0
     """Of weights, beyond its part of them."""
-    left_gathered: int = 0
-    """What a call leaves gathered until a later one; while the role works, its call's `Parts` say what is gathered."""
 
     @property
     def total(self) -> int:
-        return self.weights + self.optimizer + self.copies + self.left_gathered
+        return self.weights + self.optimizer + self.copies
 
 
 @dataclass(frozen=True)

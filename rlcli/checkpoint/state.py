@@ -60,7 +60,7 @@ def copy_to_host(state: EngineState, leads: bool) -> HostCopy:
 
 def size_of(tensors: Tensors, leads: bool) -> int:
     """Bytes of what a rank would copy of them."""
-    kept = [tensor for tensor in tensors.values() if leads or _is_spread(tensor)]
+    kept = [tensor for tensor in tensors.values() if _is_ours(tensor, leads)]
     return sum(local.numel() * local.element_size() for tensor in kept for local, _ in _local(tensor))
 
 
@@ -129,7 +129,7 @@ def _planner() -> Any:
 def _parts(tensors: Tensors, leads: bool) -> dict[str, tuple[Part, ...]]:
     parts = {}
     for name, tensor in tensors.items():
-        if leads or _is_spread(tensor):
+        if _is_ours(tensor, leads):
             blocks = [(local, offsets) for local, offsets in _local(tensor) if local.numel()]
             if blocks:
                 parts[name] = tuple(
@@ -142,7 +142,15 @@ def _is_spread(tensor: Any) -> bool:
     """Whether ranks hold different parts."""
     if isinstance(tensor, FlatPart):
         return True
-    return any(placement.is_shard() for placement in getattr(tensor, "placements", ()))
+    return not all(placement.is_replicate() for placement in getattr(tensor, "placements", ()))
+
+
+def _is_ours(tensor: Any, leads: bool) -> bool:
+    """Whether this rank copies its part: of ranks that hold a part alike the first does."""
+    if isinstance(tensor, FlatPart) or not _is_spread(tensor):
+        return leads or isinstance(tensor, FlatPart)
+    place = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
+    return all(coordinate == 0 for coordinate, placement in place if placement.is_replicate())
 
 
 def _local(tensor: Any) -> list[tuple[torch.Tensor, tuple[int, ...]]]:

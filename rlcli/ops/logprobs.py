@@ -43,6 +43,11 @@ class Head:
             logits = self.softcap * torch.tanh(logits / self.softcap)
         return logits / self.temperature if self.temperature != 1.0 else logits
 
+    def whole_logits(self, hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """[n, V] float32, of a shard too: gathered, so for few rows only."""
+        logits = self.logits(hidden, dtype)
+        return logits if self.shard is None else self.shard.gathered(logits)
+
 
 def token_scores(
     hidden: torch.Tensor,

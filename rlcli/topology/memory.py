@@ -147,7 +147,7 @@ def _held_by_all(topology: Topology, held: Mapping[str, Held], role: str) -> int
         sum(held[r].total for r in topology.roles_on(rank) if r in held and r != role and not held[r].offloaded)
         for rank in _first_ranks(topology, role)
     )
-    return held[role].total - held[role].kept.left_gathered + max(of_others)
+    return held[role].total + max(of_others)
 
 
 def _first_ranks(topology: Topology, role: str) -> list[int]:

@@ -156,7 +156,7 @@ def _memory(plan: Plan) -> Iterator[str]:
 def _held(held: Held, unit: int) -> list[str]:
     name = f"{held.role} (offloaded)" if held.offloaded else held.role
     kept = held.kept
-    columns = (kept.weights, kept.optimizer, kept.copies + kept.left_gathered, kept.total)
+    columns = (kept.weights, kept.optimizer, kept.copies, kept.total)
     return [name, *(amount(part, unit) for part in columns)]
 
 

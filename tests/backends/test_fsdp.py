@@ -1,15 +1,27 @@
 """fsdp: the contract, and what is its own: recomputed layers, whole copies that come and go, files of ranks."""
 
 import gc
+import math
 import weakref
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from rlcli.api.config import MicroBatchSpec
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import batch, prompts, train
-from rlcli.testing.backend.generation import generate
+from rlcli.testing.backend.base import (
+    RATES,
+    SETTINGS,
+    answer_loss,
+    answer_weight,
+    batch,
+    prompts,
+    train,
+    weights_apart,
+)
+from rlcli.testing.backend.generation import NEW_TOKENS, generate
+from rlcli.testing.backend.plain import PlainTraining, greedy_answers, plain_answer_loss
 from rlcli.testing.backend.state import save
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
@@ -66,9 +78,81 @@ def test_weights_and_moments_move_together():
     torch.__future__.set_swap_module_params_on_conversion(True)  # as between CPU and GPU, parameters stay the objects
     try:  # that the optimizer knows
         engine._move(torch.device("meta"))  # no data fit there: what stayed behind shows
+        engine._move_optimizer(torch.device("meta"))
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
     state = engine.state()
     moved = [tensor for tensor in (*state.weights.values(), *state.optimizer.values()) if tensor.dim()]
     assert {tensor.device.type for tensor in moved} == {"meta"}
     assert len(moved) == 3 * len(state.weights)
+
+
+# -- layouts -------------------------------------------------------------------------------------------------
+
+
+def steps_and_weights(family, layout, settings, steps=2, **changes):
+    """A few steps of `family` on the ranks of a layout, uneven shares of each batch; then greedy answers."""
+
+    def work(rank):
+        mesh = mesh_of_ranks(**layout)
+        lm = tiny_model(family, **changes)
+        engine = TestContract().engine(lm=lm, mesh=mesh, **(SETTINGS | settings))
+        replicas = layout.get("dp", 1)
+        place = rank * replicas // math.prod(layout.values())
+        cuts = {1: (0, 7), 2: (0, 5, 7), 4: (0, 1, 4, 4, 7)}[replicas]
+        mine = range(cuts[place], cuts[place + 1])
+        told = [
+            engine.train_batch(batch(step).select_indices(mine), answer_loss, answer_weight, "global",
+                               MicroBatchSpec(n_mbs=1 + step), step)
+            for step in range(steps)
+        ]  # fmt: skip
+        weights = TestContract().weights(engine)
+        plain = PlainTraining(tiny_model(family, **changes), TestContract().optimizer_settings(**SETTINGS))
+        wanted = [plain.step([batch(step)], plain_answer_loss, RATES[step]) for step in range(steps)]
+        answers = [tokens.tolist() for tokens in generate(engine, prompts(), greedy=True).tokens]
+        return {
+            "loss": told[0]["loss"] / wanted[0]["loss"] - 1,
+            "norms": [a["grad_norm"] / b["grad_norm"] - 1 for a, b in zip(told, wanted, strict=True)],
+            "weights": weights_apart(weights, plain.weights()),
+            "answers": answers == greedy_answers(plain.lm.float(), prompts(), NEW_TOKENS),
+        }
+
+    return run_on_ranks(math.prod(layout.values()), work, timeout=120)
+
+
+def require_plain(ranks):
+    for told in ranks:
+        assert abs(told["loss"]) < 1e-6
+        assert max(map(abs, told["norms"])) < 1e-5
+        assert told["weights"] < 5e-5
+        assert told["answers"]
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+        ("qwen3", {}),
+        ("gemma2", {}),
+        ("gpt_neox", {}),
+        ("cohere", {}),
+        ("olmo2", {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_tensor_parallel_families_train_and_answer_like_a_plain_loop(family, changes):
+    require_plain(steps_and_weights(family, {"tp": 2}, {}, **changes))
+
+
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [
+        ({"dp": 4}, {"shard_size": 2}),
+        ({"dp": 4}, {"shard_size": 2, "defer_reduction": True}),
+        ({"dp": 2}, {"defer_reduction": True}),
+        ({"dp": 2, "tp": 2}, {"gradient_checkpointing": True}),
+    ],
+    ids=str,
+)
+def test_layouts_train_like_a_plain_loop(layout, settings):
+    require_plain(steps_and_weights("llama", layout, settings, steps=3))

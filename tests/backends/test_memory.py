@@ -140,7 +140,7 @@ def estimated(run: dict, dtype: str, ranks: int) -> tuple[int, int]:
     if run["phase"] == "update":
         held = kept.weights + kept.optimizer
         return held, held + model.update(tokens, micro_batches).total
-    held = kept.weights + kept.left_gathered
+    held = kept.weights
     if run["phase"] == "inference":
         return held, kept.weights + model.inference(tokens).total
     asked = Generation(run["count"], run["group"], run["length"], run["new"], run["slots"])
@@ -188,14 +188,13 @@ def generating(slots: int, **changes) -> Generation:
 def test_sharding_divides_weights_and_optimizer_and_costs_a_whole_copy_to_generate():
     one, eight = qwen().kept(), qwen(dp=8).kept()
     weights = 4 * 494032768
-    assert (one.weights, one.optimizer, one.copies, one.left_gathered) == (weights, 2 * weights, 0, 0)
+    assert (one.weights, one.optimizer, one.copies) == (weights, 2 * weights, 0)
     assert (eight.weights, eight.optimizer, eight.copies) == (weights // 8, 2 * weights // 8, 0)
     linear = 494032768 - 151936 * 896
     copy = qwen(dp=8, dtype="float32").generate(generating(1)).gathered
     assert copy == weights
     halved = qwen(dp=8).generate(generating(1)).gathered - 2 * 151936 * 896  # the tied head's cast
     assert weights - 2 * linear == pytest.approx(halved, rel=0.001)  # less norms and biases
-    assert eight.left_gathered == 4 * (151936 * 896 + 896)
     inference = qwen(backend="inference", dp=8).kept()
     assert (inference.weights, inference.optimizer) == (weights, 0)
 

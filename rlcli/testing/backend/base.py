@@ -140,7 +140,7 @@ class BackendChecks(Contract):
 
 def _whole(tensor: Any) -> torch.Tensor:
     """A copy; of parts, the tensor that they make up."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
 
 
 def export(engine: ForwardEngine, folder: Path) -> None:

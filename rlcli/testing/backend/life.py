@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,10 +41,11 @@ from rlcli.testing.tiny_models import tiny_model
 
 ALONE = "one rank"
 EXPORT = "export"
-OWN, OF_ONE, OF_TWO = "their own checkpoint", "the checkpoint of one rank", "the checkpoint of two ranks, on one,"
+OWN, OF_ONE = "their own checkpoint", "the checkpoint of one rank"
+ON_ONE, OF_OTHERS = "the ranks' checkpoint, on one rank,", "the checkpoint of the layout before"
 WHOLE = len(LENGTHS)
 SHARES = (4, 5, WHOLE, 4)
-"""Sequences of the first of two ranks at each step: the other has fewer; then some that weigh nothing; then none."""
+"""Sequences of the first of two replicas at each step: the other has fewer; then some that weigh nothing; then none."""
 SCOPES = ("global", "global", "global", "dp")
 LATER = len(SHARES)
 """The step after the checkpoint."""
@@ -59,6 +61,8 @@ class Life:
     layout: Mapping[str, int]
     folder: Path
     rank: int = 0
+    before: Life | None = None
+    """One that has lived already, in another layout."""
 
     def live(self) -> Told:
         """Forward passes, training, a spoiled step, an export, answers, a checkpoint, and how it goes on."""
@@ -118,9 +122,11 @@ class Life:
 
     def _share(self, sample: SequenceSample, cut: int) -> SequenceSample:
         """Data-parallel ranks have different samples, others the same."""
-        if self.layout.get("dp", 1) == 1:
+        replicas = self.layout.get("dp", 1)
+        if replicas == 1:
             return sample
-        return sample.select_indices(range(cut) if self.rank == 0 else range(cut, sample.bs))
+        is_first = self.rank < math.prod(self.layout.values()) // replicas
+        return sample.select_indices(range(cut) if is_first else range(cut, sample.bs))
 
     def _train(self, engine: TrainEngine, step: int, spoiled: bool = False) -> dict[str, float]:
         cut, scope = (SHARES[step], SCOPES[step]) if step < LATER else (3, "global")
@@ -180,7 +186,10 @@ class Life:
             return {}
         meet()  # all have written
         mesh = mesh_of_ranks(**self.layout)
-        return {OWN: self.go_on(self, mesh), OF_ONE: self.go_on(Life(self.checks, {}, self.folder), mesh)}
+        others = {OWN: self, OF_ONE: Life(self.checks, {}, self.folder)}
+        if self.before is not None:
+            others[OF_OTHERS] = self.before
+        return {which: self.go_on(other, mesh) for which, other in others.items()}
 
 
 def held_bytes() -> int:

@@ -1,7 +1,9 @@
-"""Two ranks, in every layout that the backend declares: together they do what one does, however unevenly."""
+"""Ranks in every layout that the backend declares: together they do what one does, however unevenly."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -9,6 +11,7 @@ from typing import ClassVar
 import pytest
 from safetensors.torch import load_file
 
+from rlcli.api.data import SequenceSample
 from rlcli.testing.backend.base import (
     SETTINGS,
     BackendChecks,
@@ -18,7 +21,19 @@ from rlcli.testing.backend.base import (
     place,
     weights_apart,
 )
-from rlcli.testing.backend.life import ALONE, OF_ONE, OF_TWO, OWN, SCOPES, SHARES, WHOLE, Life, Told, layout_name
+from rlcli.testing.backend.life import (
+    ALONE,
+    OF_ONE,
+    OF_OTHERS,
+    ON_ONE,
+    OWN,
+    SCOPES,
+    SHARES,
+    WHOLE,
+    Life,
+    Told,
+    layout_name,
+)
 from rlcli.testing.backend.plain import PlainTraining, plain_answer_loss
 from rlcli.testing.contract import Violation
 from rlcli.testing.ranks import Frame, RankDeath, RankTimeout, run_on_ranks, skip_without_forks
@@ -37,16 +52,21 @@ class Lives:
         return load_file(self.folder / layout / f"weights-{rank}.safetensors")
 
 
-LAYOUTS = ("dp", "tp", "pp", "cp")
-"""Dimensions along which two ranks can lie. Expert-parallel ones lie within dp, and no mesh has a dimension ep."""
-LOADED = (OWN, OF_ONE, OF_TWO)
+LAYOUTS = ({"dp": 2}, {"tp": 2}, {"pp": 2}, {"cp": 2}, {"dp": 2, "tp": 2}, {"pp": 2, "tp": 2})
+"""Meshes that are tried, if the backend knows their dimensions. Expert-parallel ranks are data-parallel ones: no mesh
+has a dimension ep."""
+LOADED = (OWN, OF_ONE, ON_ONE, OF_OTHERS)
+
+OF_LOSS, OF_NORM, OF_UPDATE = 1 / 50, 1 / 5, 20
+"""Limits as shares of the tolerance. For float32: 1e-6 for the loss of the first step, 1e-5 for gradient norms, 1e-3 of
+what all steps change of the weights."""
 
 
 class RanksChecks(BackendChecks):
-    """What two ranks do in one life: forward passes, training, generation, saving, loading."""
+    """What ranks do in one life: forward passes, training, generation, saving, loading."""
 
     rank_seconds: ClassVar[float] = 45
-    """For all that two ranks do: about ten times what they need."""
+    """For all that two ranks do, and twice that for four: about ten times what they need."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -56,18 +76,21 @@ class RanksChecks(BackendChecks):
         return cls().live(tmp_path_factory.mktemp("ranks"))
 
     def live(self, folder: Path) -> Lives:
-        """One rank alone, then two in each layout."""
+        """One rank alone, then those of each layout."""
         self.engine()  # skips where there is none
         lives = Lives(folder, {})
         try:
             alone = Life(self, {}, folder)
             lives.told[ALONE] = [alone.live()]
-            for name in (name for name in LAYOUTS if name in self.dimensions()):
-                ranks = [Life(self, {name: 2}, folder, rank) for rank in range(2)]
-                told = run_on_ranks(2, lambda rank, ranks=ranks: ranks[rank].live(), self.rank_seconds)  # type: ignore[misc]
+            before: Life | None = None
+            for layout in (layout for layout in LAYOUTS if set(layout) <= set(self.dimensions())):
+                size = math.prod(layout.values())
+                ranks = [Life(self, layout, folder, rank, before) for rank in range(size)]
+                told = run_on_ranks(size, lambda rank, ranks=ranks: ranks[rank].live(), self.rank_seconds * size / 2)  # type: ignore[misc]
                 if OF_ONE in told[0]:
-                    told[0][OF_TWO] = alone.go_on(ranks[0])
-                lives.told[layout_name({name: 2})] = told
+                    told[0][ON_ONE] = alone.go_on(ranks[0])
+                lives.told[layout_name(layout)] = told
+                before = ranks[0]
         except Exception as error:
             return Lives(folder, {}, error)
         return lives
@@ -80,50 +103,59 @@ class RanksChecks(BackendChecks):
         return lives.told
 
     def test_ranks_get_through(self, lives: Lives) -> None:
-        """2 ranks get through; none waits for another in vain"""
+        """ranks get through; none waits for another in vain"""
         cause = "every rank takes part in every collective; idle micro-batches run through the model as others do"
-        where = place(self.engine(), "forward_backward_batch", "forward_micro_batch", "forward_batch")
+        where = place(self.engine(), "forward_micro_batch", "forward_backward_batch", "forward_batch")
         if isinstance(lives.error, RankTimeout):
             stood = [f"rank {rank} in {_own_place(frames)}" for rank, frames in lives.error.stacks.items()]
-            what = f"2 ranks did not get through within {self.rank_seconds:g} s: {', '.join(stood)}"
+            what = f"ranks did not get through within {self.rank_seconds:g} s: {', '.join(stood)}"
             raise Violation(what, cause, where)
         if isinstance(lives.error, RankDeath):
-            raise Violation(f"of 2 ranks, rank {lives.error.rank} {lives.error.error}", cause, where)
+            raise Violation(f"rank {lives.error.rank} {lives.error.error}", cause, where)
         if lives.error is not None:
             raise lives.error
 
     def test_experts_lie_apart(self) -> None:
-        """2 ranks: experts lie apart (ep)"""
+        """ranks: experts lie apart (ep)"""
         pytest.skip("not tried: ep, the tiny models have no experts" if "ep" in self.dimensions() else "knows no ep")
 
     def test_ranks_share_a_forward_pass(self, told: dict[str, list[Told]]) -> None:
-        """2 ranks: log-probs of uneven shares, of none too"""
+        """ranks: log-probs of uneven shares, of none too"""
         cause = "a rank computes its own share; one that has none takes part with idle micro-batches"
         self._require_small(told, "forward", "log-probs", cause, "forward_micro_batch", "forward_batch")
 
     def test_ranks_train_like_a_plain_loop(self, lives: Lives, told: dict[str, list[Told]]) -> None:
-        """2 ranks, uneven shares: steps of a plain loop"""
+        """ranks, uneven shares: steps of a plain loop"""
         where = place(self.trained_engine(), "optimizer_step", "backward", "forward_backward_batch")
         for layout, (life, *_) in told.items():
             plain = PlainTraining(tiny_model(self.families[0]), self.optimizer_settings(**SETTINGS))
+            first = {name: weight.clone() for name, weight in plain.weights().items()}
             for step, rate in enumerate(self.rates()):
-                shares = [batch(step)]
-                if SCOPES[step] == "dp" and layout == layout_name({"dp": 2}):
-                    shares = [
-                        batch(step).select_indices(range(*cut)) for cut in ((SHARES[step],), (SHARES[step], WHOLE))
-                    ]
-                wanted = plain.step(shares, plain_answer_loss, rate)["grad_norm"]
-                found = life["steps"][step]["grad_norm"]
-                if found != pytest.approx(wanted, rel=self.tolerance):
-                    what = f"gradient norm {found:.6g} at step {step} on {layout}, {wanted:.6g} in a plain loop"
-                    raise Violation(f"{what} (scope {SCOPES[step]})", _cause_of_norm(found / wanted), where)
-            apart = weights_apart(lives.weights(layout), plain.weights(), self.certain())
+                wanted = plain.step(_shares(step, layout), plain_answer_loss, rate)
+                self._require_plain_step(life["steps"][step], wanted, step, layout, where)
+            found, one_update = lives.weights(layout), "apply one update to all parts"
+            apart = weights_apart(found, plain.weights(), self.certain())
             if apart > self.tolerance:
                 what = f"weights are off by {apart:.2g} after {len(SHARES)} steps on {layout}"
-                raise Violation(what, "apply one update to all parts", where)
+                raise Violation(what, one_update, where)
+            missed = _missed(found, first, plain.weights(), self.certain())
+            if missed > OF_UPDATE * self.tolerance:
+                what = f"the change of the weights by {len(SHARES)} steps on {layout} is off by {missed:.2g} of itself"
+                raise Violation(what, one_update, where)
+
+    def _require_plain_step(
+        self, found: Mapping[str, float], wanted: Mapping[str, float], step: int, layout: str, where: str
+    ) -> None:
+        if found["grad_norm"] != pytest.approx(wanted["grad_norm"], rel=OF_NORM * self.tolerance):
+            what = f"gradient norm {found['grad_norm']:.6g} at step {step} on {layout}, {wanted['grad_norm']:.6g}"
+            cause = _cause_of_norm(found["grad_norm"] / wanted["grad_norm"])
+            raise Violation(f"{what} in a plain loop (scope {SCOPES[step]})", cause, where)
+        if step == 0 and found["loss"] != pytest.approx(wanted["loss"], rel=OF_LOSS * self.tolerance):
+            what = f"the first loss is {found['loss']:.8g} on {layout}, {wanted['loss']:.8g} in a plain loop"
+            raise Violation(what, "compute the same log-probs; sum losses, divide by the weight of all", where)
 
     def test_ranks_report_alike(self, lives: Lives, told: dict[str, list[Told]]) -> None:
-        """2 ranks: stats and weights are alike, stats those of one"""
+        """ranks: stats and weights are alike, stats those of one"""
         engine = self.trained_engine()
         (alone,) = told[ALONE]
         for layout, ranks in told.items():
@@ -142,7 +174,7 @@ class RanksChecks(BackendChecks):
                     raise Violation(what, "apply one update on all ranks", place(engine, "optimizer_step"))
 
     def test_all_ranks_refuse_what_one_spoils(self, told: dict[str, list[Told]]) -> None:
-        """2 ranks: a gradient that is not finite on one, all refuse"""
+        """ranks: a gradient that is not finite on one, all refuse"""
         where = place(self.trained_engine(), "optimizer_step")
         for layout, ranks in told.items():
             for rank, life in enumerate(ranks):
@@ -152,7 +184,7 @@ class RanksChecks(BackendChecks):
                     raise Violation(what, "decide by the norm over all ranks, before anything is applied", where)
 
     def test_ranks_generate_with_the_weights_of_now(self, told: dict[str, list[Told]]) -> None:
-        """2 ranks: greedy answers are those of the trained weights"""
+        """ranks: greedy answers are those of the trained weights"""
         engine = self.engine()
         if not self.generates():
             pytest.skip("does not generate")
@@ -177,22 +209,23 @@ class RanksChecks(BackendChecks):
                     raise Violation(what, "drop whole copies, gradients and caches", place(engine, "offload"))
 
     def test_ranks_take_parameters(self, told: dict[str, list[Told]]) -> None:
-        """2 ranks: take_parameters mixes weights by eta"""
+        """ranks: take_parameters mixes weights by eta"""
         if not offers(self.engine(), "take_parameters"):
             pytest.skip("takes no parameters of other engines")
         cause = "mix whole parameters with whole ones, or parts with parts"
         self._require_small(told, "taken", "weights at eta 0.25", cause, "take_parameters")
 
     def test_a_checkpoint_of_two_ranks_continues(self, told: dict[str, list[Told]]) -> None:
-        """2 ranks: saved and loaded, training goes on bit for bit"""
+        """ranks: saved and loaded, training goes on bit for bit"""
         cause = "state() must give out everything that the next step depends on"
         self._require_small(told, OWN, f"weights, a step after {OWN},", cause, "state", limit=0.0)
 
     def test_checkpoints_fit_any_number_of_ranks(self, told: dict[str, list[Told]]) -> None:
-        """a checkpoint of 1 rank continues on 2, and of 2 on 1"""
+        """a checkpoint of one layout continues in another"""
         cause = "give out DTensors where ranks hold parts, so that they can be cut anew"
-        for which in (OF_ONE, OF_TWO):
-            self._require_small(told, which, f"weights, a step after {which}", cause, "state")
+        for which in (OF_ONE, ON_ONE, OF_OTHERS):
+            if which != OF_OTHERS or any(which in life for ranks in told.values() for life in ranks):
+                self._require_small(told, which, f"weights, a step after {which}", cause, "state")
 
     def _require_small(self, told: dict[str, list[Told]], which: str, what: str, cause: str, *methods: str,
                        limit: float | None = None) -> None:  # fmt: skip
@@ -207,6 +240,23 @@ class RanksChecks(BackendChecks):
                 raise Violation(
                     f"{what} are off by {apart:.2g} on {_who(layout, rank)}", cause, place(engine, *methods)
                 )
+
+
+def _shares(step: int, layout: str) -> list[SequenceSample]:
+    """What is averaged in a step: the whole batch, or each replica's part."""
+    if SCOPES[step] == "global" or "dp 2" not in layout:
+        return [batch(step)]
+    return [batch(step).select_indices(range(*cut)) for cut in ((SHARES[step],), (SHARES[step], WHOLE))]
+
+
+def _missed(found: Weights, first: Weights, wanted: Weights, certain: Weights | None) -> float:
+    """Of all that training should have changed, the share that it did not, or that is something else."""
+    off, change = 0.0, 0.0
+    for name, weight in wanted.items():
+        counts = 1.0 if certain is None else certain[name]
+        off += float(((found[name] - weight) * counts).square().sum())
+        change += float(((weight - first[name]) * counts).square().sum())
+    return math.sqrt(off / change) if change else 0.0
 
 
 def _who(layout: str, rank: int) -> str:

@@ -1,0 +1,68 @@
+"""FSDP2 over a role's data-parallel ranks: all of them, or groups that each hold the whole model (hybrid sharding)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from transformers.pytorch_utils import Conv1D
+
+from rlcli.errors import ModelError
+
+from ._transformers import PackedModel
+
+
+def sharding_mesh(mesh: Any, shard_size: int | None, role: str) -> Any:
+    """The data-parallel ranks of a role's mesh, in one dimension; or (replicas, shards) with shards of `shard_size`
+    ranks, which are neighbours. Every rank of the role calls it. Raises ModelError if the ranks cannot be divided."""
+    ranks = mesh["dp"].size()
+    if shard_size is None or shard_size == ranks:
+        return mesh["dp"]
+    if ranks % shard_size:
+        what = f"shard_size is {shard_size}, which does not divide the {ranks} data-parallel ranks of role {role}"
+        raise ModelError(what, hint="choose a divisor, or leave it out")
+    names = ("dp_replicate", "dp_shard", "tp")
+    tensor_parallel = mesh["tp"].size() if "tp" in mesh.mesh_dim_names else 1
+    whole = mesh.mesh.view(ranks // shard_size, shard_size, tensor_parallel)
+    place = (whole == dist.get_rank()).nonzero()[0].tolist()
+    groups = []
+    for axis in range(3):
+        line = whole[tuple(slice(None) if other == axis else at for other, at in enumerate(place))]
+        groups.append(dist.new_group(line.tolist(), use_local_synchronization=True))
+    made = DeviceMesh.from_group(groups, mesh.device_type, whole, mesh_dim_names=names)
+    return made["dp_replicate", "dp_shard"]
+
+
+def shard(packed: PackedModel, mesh: Any) -> None:
+    """Each block is gathered as it is needed, its matrices in the dtype of their products, everything else in float32:
+    autocast would cast the one and leave the other, so the numbers are those of an unsharded model."""
+    blocks = set(packed.lm._no_split_modules or ())
+    narrow = packed.compute_dtype if packed.compute_dtype is not torch.float32 else None
+    policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for block in packed.lm.modules():
+        if type(block).__name__ in blocks:
+            if matrices := list(_linear_layers(block)):
+                fully_shard(matrices, mesh=mesh, mp_policy=policy)
+            if any(parameter.dim() > 1 for parameter in _others(block)):
+                fully_shard(block, mesh=mesh)
+    fully_shard(packed, mesh=mesh)
+    for module in packed.modules():
+        if isinstance(module, FSDPModule):
+            # The loss is already divided by the global weight, so gradients are summed and divided by nothing.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def _linear_layers(block: nn.Module) -> Iterator[nn.Module]:
+    return (module for module in block.modules() if isinstance(module, nn.Linear | Conv1D))
+
+
+def _others(block: nn.Module) -> Iterator[nn.Parameter]:
+    """Parameters that are not of linear layers. Mere vectors are gathered with the embedding, once for all blocks."""
+    own = {parameter for module in _linear_layers(block) for parameter in module.parameters()}
+    return (parameter for parameter in block.parameters() if parameter not in own)

@@ -1,0 +1,347 @@
+"""Tensor parallelism by the plan that comes with a transformers model: every rank keeps its heads and its columns.
+
+Parameters become DTensors over the ranks of the mesh; modules compute with the local parts, and what must be exchanged
+is exchanged where they are entered and left (Megatron-LM, https://arxiv.org/abs/1909.08053, section 3). Between blocks
+all ranks hold the same hidden states. Embedding and head are cut by rows of the vocabulary; the head is used through
+`rlcli.ops.logprobs` only, so no rank ever sees the logits of other rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+
+from rlcli.api.value_model import value_head
+from rlcli.errors import ModelError
+from rlcli.ops.vocabulary import VocabularyShard
+
+
+def parallelize(lm: nn.Module, mesh: Any, role: str) -> None:
+    """Cut the parameters of `lm`, real ones or on the meta device, over the ranks of a one-dimensional mesh.
+
+    Raises ModelError if the model has no plan, or one that its sizes or we cannot follow.
+    """
+    styles = _styles(lm, role)
+    _check_sizes(lm, styles, mesh.size(), role)
+    ranks = _Ranks(mesh.get_group())
+    cut: dict[nn.Parameter, nn.Parameter] = {}
+    for name, module in list(lm.named_modules()):
+        own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+        if not own:
+            continue
+        part = _PARTS[styles.get(name, "replicate")](module, ranks)
+        for key, parameter in own.items():
+            if parameter not in cut:
+                spread = distribute_tensor(parameter.data, mesh, [part.placement(key)], src_data_rank=None)
+                cut[parameter] = nn.Parameter(spread, parameter.requires_grad)
+            module.register_parameter(key, cut[parameter])
+        part.install()
+
+
+def local(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a parameter, for computing with it; gradients flow."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def vocabulary_shard(weight: torch.Tensor) -> VocabularyShard | None:
+    """Which rows of the head this rank holds; None if all of them."""
+    if not isinstance(weight, DTensor) or not weight.placements[0].is_shard(0):
+        return None
+    mesh, size = weight.device_mesh, weight.shape[0]
+    first = min(size, mesh.get_local_rank() * -(-size // mesh.size()))
+    return VocabularyShard(mesh.get_group(), first, size)
+
+
+# -- the plan ------------------------------------------------------------------------------------------------
+
+
+def _styles(lm: Any, role: str) -> dict[str, str]:
+    """The style of each module that the plan or we have one for, by its name. Raises ModelError."""
+    plan: dict[str, str] = getattr(lm, "tp_plan", None) or {}
+    if not any(style.startswith("rowwise") for style in plan.values()):
+        raise _cannot_split(lm, role, "transformers has no tensor-parallel plan for it")
+    patterns = {name: re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name, _ in lm.named_modules()}
+    found = {name: plan[pattern] for name, pattern in patterns.items() if pattern in plan}
+    names = {module: name for name, module in lm.named_modules()}
+    found[names[lm.get_input_embeddings()]] = "embedding"
+    if value_head(lm) is None:
+        found[names[lm.get_output_embeddings()]] = "head"
+    of_parameters = {style for name, style in plan.items() if name not in patterns.values()}  # as those of experts
+    unknown = sorted((of_parameters | set(found.values())) - set(_PARTS))
+    if unknown:
+        raise _cannot_split(lm, role, f"its plan asks for {', '.join(unknown)}, which the backend does not know")
+    return found
+
+
+def _check_sizes(lm: Any, styles: dict[str, str], size: int, role: str) -> None:
+    config = lm.config.get_text_config()
+    keys = re.compile(r"k_proj|query_key_value")
+    keeps_heads = any(style == "colwise" and keys.search(name) for name, style in styles.items())
+    heads = {"attention heads": config.num_attention_heads}
+    heads["key-value heads"] = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    for what, count in heads.items() if keeps_heads else ():
+        if count % size:
+            raise _cannot_split(lm, role, f"its {count} {what} cannot be divided among {size} ranks")
+    for name, style in styles.items():
+        module = lm.get_submodule(name)
+        widths = {"colwise_gather_output": "out_features", "rowwise_split_input": "in_features"}
+        if style in widths and getattr(module, widths[style]) % size:
+            raise _cannot_split(lm, role, f"the width of {name} cannot be divided among {size} ranks")
+
+
+def _cannot_split(lm: Any, role: str, reason: str) -> ModelError:
+    hint = f"set models.{role}.mesh.tp=1, or use another size of tp or another model"
+    return ModelError(f"the {lm.config.model_type} of role {role} cannot be tensor-parallel: {reason}", hint=hint)
+
+
+# -- parts of modules ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Ranks:
+    """The ranks that share a model, and what they exchange."""
+
+    group: dist.ProcessGroup
+    _entered: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return self.group.size()
+
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
+        """`x`, with a gradient that is summed over ranks.
+
+        Modules that take the same tensor, as queries, keys and values do, share one sum.
+        """
+        if not torch.is_grad_enabled() or not x.requires_grad:
+            return x
+        if not self._entered or self._entered[0] is not x:
+            self._entered = [x, _Enter.apply(x, self.group)]
+        return self._entered[1]
+
+    def leave(self, partial: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks."""
+        self._entered = []
+        return _Leave.apply(partial, self.group)
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """The parts of all ranks, along the last dimension; all are of one size."""
+        return _Gather.apply(part, self.group)
+
+    def split(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the last dimension."""
+        return _Split.apply(x, self.group)
+
+
+class _Part:
+    """A module's part: which piece of each parameter, and what surrounds the computation. Here: all of it, nothing."""
+
+    def __init__(self, module: Any, ranks: _Ranks):
+        self.module = module
+        self.ranks = ranks
+        self.compute: Callable[..., Any] = module.forward
+
+    def placement(self, parameter: str) -> Placement:
+        return Replicate()
+
+    def parameter(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+        """What the module computes with."""
+        return local(parameter)
+
+    def before(self, x: Any) -> Any:
+        return x
+
+    def after(self, y: Any) -> Any:
+        return y
+
+    def install(self) -> None:
+        @functools.wraps(self.compute)
+        def forward(x: Any, *args: Any, **kwargs: Any) -> Any:
+            x = self.before(x)
+            with self._local_parameters():
+                y = self.compute(x, *args, **kwargs)
+            return self.after(y)
+
+        self.module.forward = forward
+
+    @contextmanager
+    def _local_parameters(self) -> Iterator[None]:
+        spread = dict(self.module._parameters)
+        held = {name: p if p is None else self.parameter(name, p) for name, p in spread.items()}
+        self.module._parameters.update(held)
+        try:
+            yield
+        finally:
+            self.module._parameters.update(spread)
+
+
+class _Norm(_Part):
+    """Of each head: every rank sees its own heads, so the parameters' gradient is the sum over ranks."""
+
+    def parameter(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+        whole = local(parameter)
+        return _Enter.apply(whole, self.ranks.group) if torch.is_grad_enabled() and whole.requires_grad else whole
+
+
+class _Columns(_Part):
+    """A linear layer with its own share of the outputs."""
+
+    def placement(self, parameter: str) -> Placement:
+        return Shard(0)
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        return self.ranks.enter(x)
+
+
+class _GatheredColumns(_Columns):
+    """The same, with the outputs of all ranks put together."""
+
+    def after(self, y: torch.Tensor) -> torch.Tensor:
+        return self.ranks.gather(y)
+
+
+class _Rows(_Part):
+    """A linear layer with its own share of the inputs: ranks add up their outputs."""
+
+    def placement(self, parameter: str) -> Placement:
+        return Replicate() if parameter == "bias" else Shard(1)
+
+    def parameter(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+        return None if name == "bias" else local(parameter)  # type: ignore[return-value] # it is added once, at the end
+
+    def after(self, y: torch.Tensor) -> torch.Tensor:
+        total = self.ranks.leave(y)
+        bias = self.module._parameters.get("bias")
+        return total if bias is None else total + local(bias).to(total.dtype)
+
+
+class _SplitRows(_Rows):
+    """The same for an input that all ranks hold whole."""
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        return self.ranks.split(x)
+
+
+class _Embedding(_Part):
+    """Its own rows of the vocabulary: a token's vector comes from the rank that has it, zeros from the others."""
+
+    def __init__(self, module: Any, ranks: _Ranks):
+        super().__init__(module, ranks)
+        rows = -(-module.num_embeddings // ranks.size)
+        self.first = ranks.group.rank() * rows
+        self.count = max(0, min(rows, module.num_embeddings - self.first))
+        padding = module.padding_idx
+        if padding is not None:
+            module.padding_idx = padding - self.first if self.first <= padding < self.first + self.count else None
+
+    def placement(self, parameter: str) -> Placement:
+        return Shard(0)
+
+    def install(self) -> None:
+        @functools.wraps(self.compute)
+        def forward(tokens: torch.Tensor) -> torch.Tensor:
+            own = (tokens >= self.first) & (tokens < self.first + self.count)
+            with self._local_parameters():
+                vectors = self.compute(torch.where(own, tokens - self.first, 0))
+            return self.ranks.leave(vectors.masked_fill(~own[..., None], 0.0))
+
+        self.module.forward = forward
+
+
+class _Head(_Part):
+    """Its own rows of the vocabulary, used by `rlcli.ops.logprobs`."""
+
+    def placement(self, parameter: str) -> Placement:
+        return Shard(0)
+
+    def install(self) -> None:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            raise ModelError("logits are not offered where tensor parallelism shards the vocabulary")
+
+        self.module.forward = forward
+
+
+_PARTS: dict[str, type[_Part]] = {
+    "replicate": _Part,
+    "replicated_with_grad_allreduce": _Norm,
+    "colwise": _Columns,
+    "colwise_gather_output": _GatheredColumns,
+    "colwise_rep": _GatheredColumns,
+    "rowwise": _Rows,
+    "rowwise_rep": _SplitRows,
+    "rowwise_split_input": _SplitRows,
+    "embedding": _Embedding,
+    "head": _Head,
+}
+"""By the style that a plan names; `embedding` and `head` are ours."""
+
+
+# -- exchanges, each with the one that its gradient needs ----------------------------------------------------
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return _summed(grad, ctx.group), None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        return _summed(partial, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _gathered(part, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return _own(grad, ctx.group), None
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _own(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return _gathered(grad, ctx.group), None
+
+
+def _summed(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+def _gathered(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    dist.all_gather(parts, part.contiguous(), group=group)
+    return torch.cat(parts, dim=-1)
+
+
+def _own(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    return x.chunk(group.size(), dim=-1)[group.rank()].contiguous()

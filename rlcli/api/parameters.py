@@ -22,8 +22,8 @@ Shape = tuple[int, ...]
 class Link:
     """One parameter of theirs, and those of ours that it holds.
 
-    Theirs is, from the outside in: transposed, a stack of experts, and matrices below each other. Each may be absent;
-    with none of them theirs is ours under another name.
+    Theirs is, from the outside in: transposed, a stack of experts, groups of rows, and matrices below each other. Each
+    may be absent; with none of them theirs is ours under another name.
     """
 
     theirs: str
@@ -35,6 +35,8 @@ class Link:
     """Length of axis 0 where it counts experts."""
     transposed: bool = False
     """Theirs holds a matrix as [in, out], not as [out, in]."""
+    groups: int = 1
+    """So many times the matrices alternate, each time with an equal share of their rows."""
 
     def separate(self, whole: Any) -> dict[str, Any]:
         """Ours out of theirs, as views where arrays allow it. Raises ModelError if the shape cannot be."""
@@ -42,15 +44,17 @@ class Link:
         parts = []
         for matrix in whole if self.experts else [whole]:
             upright = _transposed(matrix) if self.transposed and matrix.ndim > 1 else matrix
-            parts += _split(upright, self.rows) if self.rows else [upright]
+            parts += _split(upright, self.rows, self.groups) if self.rows else [upright]
         return dict(zip(self.ours, parts, strict=True))
 
     def join(self, parts: Mapping[str, Any]) -> Any:
         """Theirs out of ours; all of `ours` must be among `parts`."""
         found = [parts[name] for name in self.ours]
-        whole = _concatenated(found) if self.rows or self.experts else found[0]
+        each = len(self.rows) or 1
+        matrices = [_joined(found[first : first + each], self.groups) for first in range(0, len(found), each)]
+        whole = matrices[0]
         if self.experts:
-            whole = whole.reshape(self.experts, -1, *whole.shape[1:])
+            whole = _concatenated(matrices).reshape(self.experts, -1, *whole.shape[1:])
         return _transposed(whole) if self.transposed and found[0].ndim > 1 else whole
 
     def separate_shapes(self, whole: Shape) -> dict[str, Shape]:
@@ -128,19 +132,32 @@ class Layout:
         return table[name]
 
 
-def _split(array: Any, rows: Sequence[int]) -> list[Any]:
+def _split(array: Any, rows: Sequence[int], groups: int) -> list[Any]:
     ends = [sum(rows[: index + 1]) for index in range(len(rows))]
-    return [array[end - count : end] for end, count in zip(ends, rows, strict=True)]
+    if groups == 1:
+        return [array[end - count : end] for end, count in zip(ends, rows, strict=True)]
+    grouped = array.reshape(groups, -1, *array.shape[1:])
+    parts = [grouped[:, (end - count) // groups : end // groups] for end, count in zip(ends, rows, strict=True)]
+    return [part.reshape(-1, *array.shape[1:]) for part in parts]
 
 
 def _transposed(array: Any) -> Any:
     return array.swapaxes(-1, -2)
 
 
-def _concatenated(arrays: Sequence[Any]) -> Any:
+def _joined(arrays: Sequence[Any], groups: int) -> Any:
+    if len(arrays) == 1:
+        return arrays[0]
+    if groups == 1:
+        return _concatenated(arrays)
+    grouped = [array.reshape(groups, -1, *array.shape[1:]) for array in arrays]
+    return _concatenated(grouped, 1).reshape(-1, *arrays[0].shape[1:])
+
+
+def _concatenated(arrays: Sequence[Any], axis: int = 0) -> Any:
     """By the library whose arrays they are; torch is imported by whoever made one of its tensors."""
-    library = importlib.import_module(type(arrays[0]).__module__.split(".")[0])
-    return library.concatenate(list(arrays))
+    library = importlib.import_module("torch" if hasattr(arrays[0], "requires_grad") else "numpy")
+    return library.concatenate(list(arrays), axis)
 
 
 def _listed(shapes: Mapping[str, Shape], names: Sequence[str]) -> str:

@@ -85,12 +85,14 @@ def test_wrong_shapes_are_refused():
     transposed=st.booleans(),
     width=st.integers(1, 5),
     vector=st.booleans(),
+    groups=st.integers(1, 3),
 )
-def test_a_link_and_its_shapes_are_their_own_inverse(rows, experts, transposed, width, vector):
+def test_a_link_and_its_shapes_are_their_own_inverse(rows, experts, transposed, width, vector, groups):
     import numpy as np
 
     count = (len(rows) or 1) * (experts or 1)
-    link = Link("theirs", tuple(f"ours{i}" for i in range(count)), tuple(rows), experts, transposed)
+    rows = tuple(groups * size for size in rows)
+    link = Link("theirs", tuple(f"ours{i}" for i in range(count)), rows, experts, transposed, groups)
     height = sum(rows) or 3
     matrix = (height,) if vector else (width, height) if transposed else (height, width)
     shape = (experts, *matrix) if experts else matrix
@@ -102,6 +104,12 @@ def test_a_link_and_its_shapes_are_their_own_inverse(rows, experts, transposed, 
     assert (
         torch.from_numpy(whole.astype("int32")) == link.join(link.separate(torch.from_numpy(whole.astype("int32"))))
     ).all()
+
+
+def test_matrices_that_alternate():
+    link = Link("qkv", ("q", "k"), rows=(4, 2), groups=2)
+    parts = link.separate(torch.arange(6)[:, None])
+    assert {name: part.flatten().tolist() for name, part in parts.items()} == {"q": [0, 1, 3, 4], "k": [2, 5]}
 
 
 def test_a_layout_tells_what_belongs_together():

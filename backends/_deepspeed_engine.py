@@ -15,8 +15,9 @@ from rlcli.api.engine_loop import TrainLoop
 from rlcli.api.model import EngineState, ForwardEngine, Model, ModelOutput, PipelinableEngine
 
 from ._engine import TransformersEngine
+from ._process_group import process_group
 from ._recomputation import RecomputedLayers
-from ._zero import import_deepspeed, local_rank, process_group
+from ._zero import import_deepspeed, local_rank
 from ._zero_stages import make_stage
 
 if TYPE_CHECKING:
@@ -77,10 +78,13 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
             self._zero.make_moments()
         return EngineState(self._zero.weights(self.named_weights()), self._zero.moments())
 
-    def state_was_filled(self) -> None:
-        with process_group():
-            self._zero.weights_changed()
+    def state_was_filled(self, state: EngineState) -> None:
+        self._weights_changed()
 
     def take_parameters(self, source: ForwardEngine, eta: float) -> None:
         super().take_parameters(source, eta)
-        self.state_was_filled()
+        self._weights_changed()
+
+    def _weights_changed(self) -> None:
+        with process_group():
+            self._zero.weights_changed()

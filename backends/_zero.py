@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from rlcli.errors import UsageError
 
@@ -33,28 +32,6 @@ def import_deepspeed(device: torch.device) -> Any:
     logger.handlers.clear()
     logger.propagate = True
     return deepspeed
-
-
-@contextmanager
-def process_group() -> Iterator[None]:
-    """DeepSpeed asks for the default process group all the time. A run of one rank has none; it is lent one, and has
-    none again afterwards."""
-    if dist.is_initialized():
-        yield
-        return
-    global _lent
-    if _lent is None:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        _lent = distributed_c10d._get_default_group()
-    else:
-        distributed_c10d._update_default_pg(_lent)
-    try:
-        yield
-    finally:
-        distributed_c10d._update_default_pg(None)
-
-
-_lent: Any = None
 
 
 @contextmanager

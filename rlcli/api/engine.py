@@ -81,13 +81,16 @@ class GeneratedResponses:
 
 @dataclass(frozen=True)
 class EngineState:
-    """What a checkpoint holds of an engine: its live tensors by name. Loading fills them in place."""
+    """What a checkpoint holds of an engine: its live tensors by name, or copies of them. Loading fills them in place,
+    and gives them back (`state_was_filled`)."""
 
     weights: Mapping[str, torch.Tensor | FlatPart]
     """Each once, tied ones too, under the names that transformers gives them; a DTensor where ranks hold parts, or a
     `FlatPart` where these are no blocks of rows."""
     optimizer: Mapping[str, torch.Tensor | FlatPart] = field(default_factory=dict)
     """`<weight>/<moment>`; empty without an optimizer, or before its first step."""
+    is_copy: bool = False
+    """The tensors are copies on the host that nothing else uses, for an engine whose own have another form."""
 
 
 class ForwardEngine(abc.ABC):
@@ -149,8 +152,9 @@ class ForwardEngine(abc.ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be checkpointed")
 
-    def state_was_filled(self) -> None:  # noqa: B027 - most engines derive nothing from their weights
-        """The tensors of `state()` hold new values: forget what was derived from the old ones."""
+    def state_was_filled(self, state: EngineState) -> None:  # noqa: B027 - most engines derive nothing from weights
+        """The tensors of `state`, which this engine has given, hold new values: take them over, and forget what was
+        derived from the old ones. Every rank of the role calls it."""
 
     def save_description(self, tokenizer: Any, folder: str) -> None:
         """Write what a model's folder holds besides its weights: configuration, generation settings, tokenizer."""

@@ -51,9 +51,9 @@ class HostCopy:
 def copy_to_host(state: EngineState, leads: bool) -> HostCopy:
     """Copy this rank's parts. Of tensors that all ranks hold alike the rank that `leads` keeps the only copy."""
     return HostCopy(
-        weights=_parts(state.weights, leads),
-        optimizer=_parts(state.optimizer, leads),
-        is_whole=not any(_is_spread(tensor) for tensor in state.weights.values()),
+        weights=_parts(state.weights, leads, again=not state.is_copy),
+        optimizer=_parts(state.optimizer, leads, again=not state.is_copy),
+        is_whole=not any(map(_is_spread, state.weights.values())),
         leads=leads,
     )
 
@@ -126,28 +126,27 @@ def _planner() -> Any:
     return Flat(flatten_state_dict=False, flatten_sharded_tensors=False)
 
 
-def _parts(tensors: Tensors, leads: bool) -> dict[str, tuple[Part, ...]]:
+def _parts(tensors: Tensors, leads: bool, again: bool) -> dict[str, tuple[Part, ...]]:
     parts = {}
     for name, tensor in tensors.items():
         if _is_ours(tensor, leads):
             blocks = [(local, offsets) for local, offsets in _local(tensor) if local.numel()]
             if blocks:
                 parts[name] = tuple(
-                    Part(local.detach().to("cpu", copy=True).contiguous(), offsets) for local, offsets in blocks
+                    Part(local.detach().to("cpu", copy=again).contiguous(), offsets) for local, offsets in blocks
                 )
     return parts
 
 
 def _is_spread(tensor: Any) -> bool:
-    """Whether ranks hold different parts."""
-    if isinstance(tensor, FlatPart):
-        return True
-    return not all(placement.is_replicate() for placement in getattr(tensor, "placements", ()))
+    """Whether it says which ranks hold which part of it."""
+    return isinstance(tensor, FlatPart) or hasattr(tensor, "placements")
 
 
 def _is_ours(tensor: Any, leads: bool) -> bool:
-    """Whether this rank copies its part: of ranks that hold a part alike the first does."""
-    if isinstance(tensor, FlatPart) or not _is_spread(tensor):
+    """Whether this rank copies its part. Of ranks that hold a part alike the first of the tensor's mesh does; what is
+    no part of anything, all ranks of the role hold alike."""
+    if not hasattr(tensor, "placements"):
         return leads or isinstance(tensor, FlatPart)
     place = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
     return all(coordinate == 0 for coordinate, placement in place if placement.is_replicate())

@@ -99,4 +99,4 @@ def restore_roles(models: Mapping[str, Model], folder: Path) -> None:
         fill(state.weights, folder / MODELS / name)
         if optimizer.is_dir():
             fill(state.optimizer, optimizer)
-        model.module.state_was_filled()
+        model.module.state_was_filled(state)

@@ -146,4 +146,4 @@ def restore(engine: ForwardEngine, folder: Path) -> None:
     fill(state.weights, folder / "models")
     if state.optimizer:
         fill(state.optimizer, folder / "optim")
-    engine.state_was_filled()
+    engine.state_was_filled(state)

@@ -163,13 +163,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         return parameters | {name: buffer for name, buffer in self.lm.named_buffers() if name in saved}
 
     def save_description(self, tokenizer: Any, folder: str) -> None:
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
-        self.lm.config.architectures = [type(self.lm).__name__.removeprefix("FSDP")]
-        self.lm.config.dtype = next(self.lm.parameters()).dtype  # type: ignore[union-attr]
-        self.lm.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
-        if self.lm.can_generate():  # type: ignore[operator]
-            _generation_config(self.lm, tokenizer).save_pretrained(folder)
+        describe(self.lm, next(self.lm.parameters()).dtype, tokenizer, folder)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """Every parameter and buffer, whole, on the host; one that is tied to another, once."""
@@ -178,7 +172,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
         state = self.full_state_dict()
         if self._mesh is None or not any(self._mesh.get_coordinate()):
-            _write_folder(self.lm, tokenizer, state, Path(save_dir))
+            write_folder(self.lm, tokenizer, state, Path(save_dir))
         for group in self._mesh.get_all_groups() if self._mesh is not None else ():
             dist.barrier(group)  # after the last one, all ranks of the role have waited for the one that writes
 
@@ -209,7 +203,18 @@ def gathered_beyond(tensor: Any, kept: Any) -> torch.Tensor:
     return DTensor.from_local(part, kept, [place], run_check=False, shape=there.shape, stride=there.stride())
 
 
-def _write_folder(lm: nn.Module, tokenizer: Any, state: dict[str, torch.Tensor], folder: Path) -> None:
+def describe(lm: Any, dtype: torch.dtype, tokenizer: Any, folder: str) -> None:
+    """Write what a model's folder holds besides its weights."""
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    lm.config.architectures = [type(lm).__name__.removeprefix("FSDP")]
+    lm.config.dtype = dtype
+    lm.config.save_pretrained(folder)
+    if lm.can_generate():
+        _generation_config(lm, tokenizer).save_pretrained(folder)
+
+
+def write_folder(lm: nn.Module, tokenizer: Any, state: dict[str, torch.Tensor], folder: Path) -> None:
     """Write beside the target, then rename: a folder is either whole or not there."""
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     try:

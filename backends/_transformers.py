@@ -133,7 +133,7 @@ class PackedOutput:
 
     @cached_property
     def logits(self) -> torch.Tensor:
-        head = head_of(self._lm, self.temperature)
+        head = self._head()
         if head.shard is not None:
             raise ModelError(
                 "logits are not offered where tensor parallelism shards the vocabulary",
@@ -146,6 +146,9 @@ class PackedOutput:
         head = value_head(self._lm) or self._lm.get_output_embeddings()  # type: ignore[operator]
         return (self._hidden.sum() + sum(local(p).sum() for p in head.parameters())) * 0.0
 
+    def _head(self) -> Head:
+        return head_of(self._lm, self.temperature)
+
     def _scores(self, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Every position is scored against the token behind it; those without a successor are then left out.
 
@@ -153,7 +156,7 @@ class PackedOutput:
         """
         logprobs, entropies = token_scores(
             self._hidden,
-            head_of(self._lm, self.temperature),
+            self._head(),
             self._tokens.roll(-1),
             entropy=entropy,
             dtype=self._dtype,

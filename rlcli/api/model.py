@@ -85,6 +85,8 @@ class Model:
     """Root of every random draw of this role."""
     source: ModelSource | None = None
     """Where the weights come from, of which the backend takes what its rank keeps; None for a role without weights."""
+    family: HFFamily | None = None
+    """How configuration and parameters translate to names that all families share; None if nobody wrote the family."""
     device_mesh: Any = None
     """The role's torch `DeviceMesh` (dimensions dp, tp, … by name), or None on a single rank."""
 
@@ -112,6 +114,8 @@ class ModelBackend(abc.ABC):
     """A response depends on its prompt, the weights and its seed alone."""
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
     """The dimensions of a mesh that its engines know."""
+    DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    """The kinds of devices that its engines run on."""
     MEMORY: ClassVar[str | None] = None
     """Where its memory model is, which `rlcli plan` asks; see `rlcli.api.memory`."""
     RUNS_MODEL: ClassVar[bool] = True

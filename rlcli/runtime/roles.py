@@ -11,6 +11,7 @@ from rlcli import registry
 from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction, stable_seed
 from rlcli.api.model import Model, ModelBackend
 from rlcli.api.model_source import ModelSource, open_source
+from rlcli.checkpoint.families import family_of
 from rlcli.checkpoint.huggingface import load_tokenizer
 from rlcli.errors import ResourceError
 from rlcli.recipe.dataset_sizes import check_dataset_sizes
@@ -82,9 +83,10 @@ def build_roles(
         role = recipe.models[name]
         seed = stable_seed(recipe.seed, name)
         tokenizer = role_tokenizer(recipe, name)
+        source = role_source(recipe, name, tokenizer) if role.has_weights else None
         model = Model(
             name=name, module=None, tokenizer=tokenizer, device=device, seed=seed, device_mesh=meshes.get(name),
-            source=role_source(recipe, name, tokenizer) if role.has_weights else None,
+            source=source, family=family_of(source.config.model_type) if source is not None else None,
         )  # fmt: skip
         assert role.backend is not None
         backend = registry.make_backend(ModelBackendAbstraction(role.backend.type, role.backend.args))

@@ -94,6 +94,8 @@ CASES = [
      "bad.yaml:4:18", "dp 4"),
     ("R49", TOP + "launch: local\ncluster: {devices_per_node: 2}\nmodels: {actor: {mesh: {tp: 2}}}\n",
      "bad.yaml:4:29", "fsdp of actor knows no tp"),
+    ("R49", TOP + "cluster: {device: cpu}\nmodels: {actor: {backend: megatron}}\n",
+     "bad.yaml:2:19", "megatron of actor runs on cuda only, not on cpu"),
     ("R49", "extends: ppo_math\nppo: {minibatches: 65}\n", "bad.yaml:2:20",
      "at most 64, or train.prompts_per_step of at least 65"),
     ("R49", PROMPTS, "bad.yaml:2:79", "at most 156"),

@@ -48,6 +48,7 @@ def _role(notes: Notes, name: str, role: Role, world: int) -> None:
         needs = [*CLUSTER, (*where, "mesh"), (*where, "devices")]
         notes.note("R49", what, ("train", "prompts_per_step"), hint, needs=needs)
     backend = role.backend.type if role.backend is not None else ""
+    _device_of(notes, name, backend)
     able = declared("backends", backend, "DIMENSIONS")
     for dimension in DIMENSIONS:
         size = getattr(mesh, dimension)
@@ -55,3 +56,11 @@ def _role(notes: Notes, name: str, role: Role, world: int) -> None:
             what = f"the backend {backend} of {name} knows no {dimension}, which is to be {size}"
             hint = f"it knows {', '.join(able) or 'one device'}"
             notes.note("R49", what, (*where, "mesh", dimension), hint, needs=[(*where, "backend", "type")])
+
+
+def _device_of(notes: Notes, name: str, backend: str) -> None:
+    wanted, able = notes.recipe.cluster.device, declared("backends", backend, "DEVICES")
+    if wanted != "auto" and isinstance(able, tuple) and wanted not in able:
+        what = f"the backend {backend} of {name} runs on {' and '.join(able)} only, not on {wanted}"
+        needs = [("cluster", "device"), ("models", name, "backend", "type")]
+        notes.note("R49", what, ("cluster", "device"), f"choose another models.{name}.backend.type", needs=needs)

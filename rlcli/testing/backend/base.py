@@ -67,6 +67,9 @@ class BackendChecks(Contract):
                mesh: Any = None, device: str = "cpu", tokenizer: Any = None,
                **wanted: Any) -> Any:  # fmt: skip
         """An engine over a tiny model, or over `lm`; skips the check if the backend makes none."""
+        able = type(self.backend()).DEVICES
+        if device not in able:
+            pytest.skip(f"not tried: it runs on {' and '.join(able)} only")
         module = lm if lm is not None else tiny_model(family or self.families[0], head=head, seed=seed)
         model = Model(
             "actor", None, tokenizer or TinyTokenizer(), torch.device(device), source=HeldSource(module),

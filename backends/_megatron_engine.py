@@ -1,0 +1,284 @@
+"""An engine over Megatron-Core: all micro-batches of a step go to Megatron's own pipeline schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.family import ModelConfig
+from rlcli.api.key_meaning import SEQUENCES
+from rlcli.api.loss_stats import Stats, read_loss
+from rlcli.api.micro_batches import MicroBatch
+from rlcli.api.model import EngineState, ForwardEngine, LossFn, Model, ModelSource, TrainEngine
+from rlcli.errors import ModelError
+
+from ._engine import describe, write_folder
+from ._megatron_groups import role_groups
+from ._megatron_layout import Place, Share, StageLayout, mark_shared
+from ._megatron_model import StageModel, StageOutput, check_model, padded
+from ._megatron_optimizer import ShardedAdamW, data_parallel
+from ._megatron_state import StageState
+from ._process_group import process_group
+from ._transformers import compute_dtype
+
+# isort: split
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+
+if TYPE_CHECKING:
+    from .megatron import Megatron
+
+T = TypeVar("T")
+
+
+class MegatronEngine(TrainEngine):
+    """The part of a model that this rank has: of one stage, and of its tensor-parallel ranks one."""
+
+    def __init__(self, model: Model, settings: Megatron):
+        self.role = model.name
+        self.settings = settings
+        self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
+        self._device = model.device
+        self._dtype = compute_dtype(settings.dtype, model.device)
+        if model.source is None:
+            raise ModelError(f"role {model.name} has no weights to run", hint="use backend: null for such a role")
+        self.lm: Any = model.source.skeleton(self._dtype)  # for its names and its description; it holds no numbers
+        config = _config(model, model.source)
+        with process_group():
+            self.groups = role_groups(model.device_mesh)
+            check_model(model.name, config, self.groups.tp.size(), self.groups.pp.size())
+            self._build(model, model.source, config)
+
+    def _build(self, model: Model, source: ModelSource, config: ModelConfig) -> None:
+        settings, groups = self.settings, self.groups
+        place = Place(groups.tp.rank(), groups.tp.size(), groups.pp.rank(), groups.pp.size())
+        shapes = {name: parameter.shape for name, parameter in self.lm.named_parameters()}
+        self.layout = StageLayout(config, model.family, shapes, place)
+        rope = self.lm.base_model.rotary_emb.inv_freq.to(model.device, torch.float32)
+        self.stage = StageModel(config, rope, groups, self._dtype, settings.gradient_checkpointing)
+        self.stage.to(model.device, self._dtype)  # norms begin as float32 on the host
+        mark_shared(self.stage, self.layout)
+        self._load(source)
+        self.wrapped = data_parallel(self.stage, groups)
+        self.wrapped.train()  # dropout is off; without this, activations would not be recomputed
+        self.optimizer = ShardedAdamW(self.wrapped, settings, groups)
+        self.stage.config.finalize_model_grads_func = _reduce_gradients
+        self._state = StageState(self.stage, self.layout, self.optimizer, groups)
+
+    def _load(self, source: ModelSource) -> None:
+        """Fill this rank's parameters, one at a time."""
+        with torch.no_grad():
+            for name, parameter in self.stage.named_parameters():
+                share = self.layout.shares[name]
+                parts = self.layout.parts(share).values()
+                read = {part.name: source.read(part.name, part.region).to(self._device) for part in parts}
+                self.layout.join(share, read, parameter)
+
+    # -- ranks -----------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def dp_size(self) -> int:
+        return self.groups.dp.size()
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.groups.is_last_stage
+
+    def all_reduce(self, value: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        reduced = value.detach().clone()
+        operations = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+        if self.dp_size > 1:
+            dist.all_reduce(reduced, op=operations[op], group=self.groups.dp)
+        return reduced
+
+    def from_last_stage(self, value: torch.Tensor) -> torch.Tensor:
+        group = self.groups.pp
+        if group.size() == 1:
+            return value
+        last = dist.get_global_rank(group, group.size() - 1)
+        value = value.detach().to(self._device).contiguous()
+        shape = _described(value).to(self._device)
+        dist.broadcast(shape, last, group)
+        if not self.is_last_stage:
+            value = _empty(shape, self._device)
+        dist.broadcast(value, last, group)
+        return value
+
+    # -- batches ---------------------------------------------------------------------------------------------
+
+    def forward_batch(
+        self, micro_batches: Sequence[MicroBatch], hook: Callable[[StageOutput, SequenceSample], T]
+    ) -> list[T]:
+        def made(output: StageOutput, micro_batch: MicroBatch) -> list[T]:
+            return [] if micro_batch.is_idle else [hook(output, micro_batch.sample)]
+
+        with torch.no_grad():
+            return [one for found in self._run(micro_batches, made, forward_only=True) for one in found]
+
+    def optimizer_zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def forward_backward_batch(
+        self, micro_batches: Sequence[MicroBatch], loss_fn: LossFn, divisor: torch.Tensor
+    ) -> list[Stats]:
+        uncounted = torch.zeros((), dtype=torch.int)  # tokens that Megatron would divide by
+
+        def loss(output: StageOutput, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor, Stats]:
+            if micro_batch.is_idle:
+                return output.zero, uncounted, {}
+            summed, stats = read_loss(loss_fn(output, micro_batch.sample))
+            return summed / divisor.to(summed), uncounted, stats
+
+        return self._run(micro_batches, loss, forward_only=False)
+
+    def _run(
+        self, micro_batches: Sequence[MicroBatch], then: Callable[[StageOutput, MicroBatch], Any], forward_only: bool
+    ) -> list[Any]:
+        """What `then` makes of each micro-batch on the last stage; elsewhere nothing."""
+        if not micro_batches:
+            return []
+
+        def step(batches: Iterator[MicroBatch], model: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
+            micro_batch = next(batches)
+            tokens, lengths = self._tokens(micro_batch.sample)
+            batch = padded(tokens, lengths)
+            hidden = model(batch.tokens, batch.positions, batch.mask)
+
+            def finish(hidden: torch.Tensor, non_loss_data: bool = False) -> Any:
+                packed = hidden.flatten(0, 1)[batch.places]
+                return then(StageOutput(self.stage, packed, tokens, lengths, self._dtype), micro_batch)
+
+            return hidden, finish
+
+        pipelined = self.groups.pp.size() > 1
+        run = get_forward_backward_func(self.groups.pp.size(), None)
+        with process_group():
+            return run(
+                forward_step_func=step,
+                data_iterator=iter(micro_batches),
+                model=[self.wrapped],
+                num_microbatches=len(micro_batches),
+                seq_length=1,  # stages tell each other the shapes of what they send
+                micro_batch_size=1,
+                forward_only=forward_only,
+                collect_non_loss_data=forward_only,
+                p2p_communicator=P2PCommunicator(self.groups.pp, self.stage.config) if pipelined else None,
+                pg_collection=self.groups.collection(),
+            )
+
+    def _tokens(self, sample: SequenceSample) -> tuple[torch.Tensor, tuple[int, ...]]:
+        assert sample.data is not None
+        tokens = sample.data[SEQUENCES]
+        assert tokens is not None
+        return tokens.to(self._device), tuple(sample.flat_seqlens(SEQUENCES))
+
+    def lr_scheduler_step(self, version_steps: int) -> float:
+        rate = self.settings.rate(version_steps, self.total_steps)
+        self.optimizer.set_rate(rate)
+        return rate
+
+    def optimizer_step(self) -> float:
+        with process_group():
+            return self.optimizer.step()
+
+    # -- weights ---------------------------------------------------------------------------------------------
+
+    def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Put together from the ranks that share a copy of the model."""
+        owned = self._owned()
+        for name, parameter in self.lm.named_parameters():
+            whole = torch.zeros(parameter.shape, dtype=self._dtype, device=self._device)
+            if name in owned:
+                share, held = owned[name]
+                for part, tensor in self.layout.separate(share, held.detach()):
+                    if part.name == name:
+                        whole[part.region] = tensor
+            if self.groups.model.size() > 1:  # of every number, one rank has it and the others have 0
+                dist.all_reduce(whole, group=self.groups.model)
+            yield name, whole
+
+    def _owned(self) -> dict[str, tuple[Share, torch.Tensor]]:
+        """By transformers' name, where a parameter is that this rank counts as the owner of, or of a part of it."""
+        owned = {}
+        for name, parameter in self.stage.named_parameters():
+            share = self.layout.shares[name]
+            if not share.is_copy and (share.axis is not None or self.groups.tp.rank() == 0):
+                owned |= {part.name: (share, parameter) for part in self.layout.parts(share).values()}
+        return owned
+
+    def take_parameters(self, source: ForwardEngine, eta: float) -> None:
+        held: dict[str, list[Any]] = {}
+        for name, parameter in self.stage.named_parameters():
+            share = self.layout.shares[name]
+            for part in self.layout.parts(share).values():
+                held.setdefault(part.name, []).append((share, parameter))
+        with torch.no_grad():
+            for name, theirs in source.whole_parameters():
+                for share, parameter in held.get(name, ()):
+                    mixed = {part.name: tensor for part, tensor in self.layout.separate(share, parameter.detach())}
+                    region = next(part.region for part in self.layout.parts(share).values() if part.name == name)
+                    mixed[name] = mixed[name].lerp(theirs[region].to(mixed[name]), eta)
+                    self.layout.join(share, mixed, parameter)
+        self.optimizer.parameters_changed()
+
+    # -- saving ----------------------------------------------------------------------------------------------
+
+    def state(self, room_for_optimizer: bool = False) -> EngineState:
+        return self._state.give(room_for_optimizer)
+
+    def state_was_filled(self, state: EngineState) -> None:
+        self._state.take(state)
+
+    def save_description(self, tokenizer: Any, folder: str) -> None:
+        describe(self.lm, self._dtype, tokenizer, folder)
+
+    def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
+        whole = ((name, parameter.cpu()) for name, parameter in self.whole_parameters())
+        kept = {name: parameter for name, parameter in whole if self.groups.leads}
+        if self.groups.leads:
+            write_folder(self.lm, tokenizer, kept, Path(save_dir))
+        if self.groups.all.size() > 1:
+            dist.barrier(self.groups.all)
+
+
+def _config(model: Model, source: ModelSource) -> ModelConfig:
+    """The model's configuration in the form that all families share. Raises ModelError for an unknown family."""
+    hf = source.config.to_dict()
+    if model.family is None:
+        raise ModelError(
+            f"the megatron backend cannot run the model of role {model.name}: nobody wrote its family "
+            f"{hf.get('model_type')}",
+            hint=f"set models.{model.name}.backend.type=fsdp",
+        )
+    return replace(model.family.config_from_hf(hf), value_head=source.head == "value")
+
+
+def _reduce_gradients(model: list[Any], num_tokens: Any = None, **others: Any) -> None:
+    """Sums over ranks, of stages that share the embedding too; never divided by a number of tokens."""
+    finalize_model_grads(model, None, **others)
+
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool)
+_MOST_DIMENSIONS = 6
+
+
+def _described(value: torch.Tensor) -> torch.Tensor:
+    """Dtype and shape as numbers."""
+    shape = [*value.shape, *[0] * (_MOST_DIMENSIONS - value.dim())]
+    return torch.tensor([_DTYPES.index(value.dtype), value.dim(), *shape])
+
+
+def _empty(described: torch.Tensor, device: torch.device) -> torch.Tensor:
+    dtype, dimensions, *shape = described.tolist()
+    return torch.empty(shape[:dimensions], dtype=_DTYPES[dtype], device=device)

@@ -1,0 +1,78 @@
+"""Megatron-Core's process groups, made from the mesh of one role: roles of a process may have meshes of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+
+@dataclass(frozen=True)
+class RoleGroups:
+    """The groups that this rank belongs to, each among the ranks of its role alone."""
+
+    tp: dist.ProcessGroup
+    pp: dist.ProcessGroup
+    dp: dist.ProcessGroup
+    model: dist.ProcessGroup
+    """Ranks that share one copy of the model: its stages, and the parts of these."""
+    all: dist.ProcessGroup
+    """Every rank of the role."""
+    ends: dist.ProcessGroup | None
+    """First and last stage, if they are different ranks and this is one of them."""
+    alone: dist.ProcessGroup
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.pp.rank() == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.pp.rank() == self.pp.size() - 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the first rank of the role."""
+        return self.all.rank() == 0
+
+    def collection(self) -> ProcessGroupCollection:
+        """In the form that Megatron's classes and functions take; they ask no global state then."""
+        return ProcessGroupCollection(
+            tp=self.tp, pp=self.pp, mp=self.model, dp=self.dp, dp_cp=self.dp, cp=self.alone, embd=self.ends,
+            pos_embd=None, ep=self.alone, expt_tp=self.tp, expt_dp=self.dp, tp_ep_pp=self.model,
+            intra_dist_opt=self.all,
+        )  # fmt: skip
+
+
+def role_groups(mesh: Any) -> RoleGroups:
+    """The groups of a role with `mesh`, or of one on this rank alone (None). Every rank of the role calls it."""
+    if parallel_state._GLOBAL_MEMORY_BUFFER is None:  # scratch memory of Megatron's attention, not a group
+        parallel_state._set_global_memory_buffer()
+    if mesh is None:
+        alone = _group([dist.get_rank()])
+        return RoleGroups(alone, alone, alone, alone, alone, None, alone)
+    ranks, names = mesh.mesh, mesh.mesh_dim_names
+    by_name = {name: ranks.shape[axis] for axis, name in enumerate(names)}
+    cube = ranks.permute([names.index(name) for name in ("dp", "pp", "tp") if name in names] + [
+        axis for axis, name in enumerate(names) if name not in ("dp", "pp", "tp")
+    ]).reshape([by_name.get(name, 1) for name in ("dp", "pp", "tp")])  # fmt: skip
+    dp, pp, tp = (cube == dist.get_rank()).nonzero()[0].tolist()
+    stages = cube[dp, :, tp].tolist()
+    at_an_end = len(stages) > 1 and pp in (0, len(stages) - 1)
+    return RoleGroups(
+        tp=_group(cube[dp, pp].tolist()),
+        pp=_group(stages),
+        dp=_group(cube[:, pp, tp].tolist()),
+        model=_group(cube[dp].flatten().tolist()),
+        all=_group(cube.flatten().tolist()),
+        ends=_group([stages[0], stages[-1]]) if at_an_end else None,
+        alone=_group([dist.get_rank()]),
+    )
+
+
+def _group(ranks: list[int]) -> dist.ProcessGroup:
+    """Of ranks that all call this, while others do not."""
+    return dist.new_group(ranks, use_local_synchronization=True)

@@ -1,0 +1,173 @@
+"""Which numbers of a model a rank of Megatron-Core holds, and in which of its parameters.
+
+Megatron fuses queries, keys and values group by group, and gate and up; tensor-parallel ranks divide matrices by rows
+or by columns, and pipeline stages divide the blocks. Each parameter of a rank is one `Share`: a link to our neutral
+names, with the rows that this rank has, and the axis along which ranks divide ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlcli.api.family import HFFamily, ModelConfig
+from rlcli.api.parameters import Link
+
+Region = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of a model's ranks, the one that is meant."""
+
+    tp: int
+    tp_size: int
+    pp: int
+    pp_size: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.pp == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.pp == self.pp_size - 1
+
+
+@dataclass(frozen=True)
+class Share:
+    """A parameter of a rank."""
+
+    link: Link
+    """Megatron's name of it, and ours of what it holds."""
+    axis: int | None = None
+    """Of ours, the axis along which tensor-parallel ranks share it; None: each has all of it."""
+    is_copy: bool = False
+    """Another stage has the same parameter, and counts as its owner: the embedding, where it is the head as well."""
+
+
+def rows_per_rank(vocabulary: int, tp_size: int) -> int:
+    """Rows of embedding and head on each rank; those of the last may reach beyond the vocabulary."""
+    return -(-vocabulary // tp_size)
+
+
+def shares(config: ModelConfig, place: Place) -> Iterator[Share]:
+    """All parameters of a rank, in the order of the forward pass."""
+    each = config.layers // place.pp_size
+    if place.is_first:
+        yield Share(Link("embedding.word_embeddings.weight", ("embedding.tokens.weight",)), axis=0)
+    for number in range(each):
+        yield from _block(config, f"decoder.layers.{number}", f"layers.{place.pp * each + number}", place.tp_size)
+    if place.is_last:
+        yield Share(Link("decoder.final_layernorm.weight", ("head.norm.weight",)))
+        yield from _head(config, place)
+
+
+def _head(config: ModelConfig, place: Place) -> Iterator[Share]:
+    if config.value_head:
+        yield Share(Link("output_layer.weight", ("head.value.weight",)))
+        yield Share(Link("output_layer.bias", ("head.value.bias",)))
+    elif not config.tied:
+        yield Share(Link("output_layer.weight", ("head.output.weight",)), axis=0)
+    elif not place.is_first:
+        yield Share(Link("output_layer.weight", ("embedding.tokens.weight",)), axis=0, is_copy=True)
+
+
+def _block(config: ModelConfig, theirs: str, ours: str, tp_size: int) -> Iterator[Share]:
+    head, groups = config.head_dim, config.kv_heads // tp_size
+    qkv = (config.heads // tp_size * head, groups * head, groups * head)
+    mlp = config.mlp // tp_size
+    attention, fused = f"{theirs}.self_attention", f"{ours}.attention"
+    yield Share(Link(f"{theirs}.input_layernorm.weight", (f"{fused}.norm.weight",)))
+    for kind in _kinds(config.qkv_bias):
+        names = tuple(f"{fused}.{part}.{kind}" for part in "qkv")
+        yield Share(Link(f"{attention}.linear_qkv.{kind}", names, rows=qkv, groups=groups), axis=0)
+    if config.qk_norm:
+        yield Share(Link(f"{attention}.q_layernorm.weight", (f"{fused}.q_norm.weight",)))
+        yield Share(Link(f"{attention}.k_layernorm.weight", (f"{fused}.k_norm.weight",)))
+    yield from _output(f"{attention}.linear_proj", f"{fused}.output", config.output_bias)
+    yield Share(Link(f"{theirs}.pre_mlp_layernorm.weight", (f"{ours}.mlp.norm.weight",)))
+    for kind in _kinds(config.mlp_bias):
+        names = tuple(f"{ours}.mlp.{part}.{kind}" for part in ("gate", "up"))
+        yield Share(Link(f"{theirs}.mlp.linear_fc1.{kind}", names, rows=(mlp, mlp)), axis=0)
+    yield from _output(f"{theirs}.mlp.linear_fc2", f"{ours}.mlp.down", config.mlp_bias)
+
+
+def _output(theirs: str, ours: str, bias: bool) -> Iterator[Share]:
+    yield Share(Link(f"{theirs}.weight", (f"{ours}.weight",)), axis=1)
+    if bias:
+        yield Share(Link(f"{theirs}.bias", (f"{ours}.bias",)))
+
+
+def _kinds(bias: bool) -> tuple[str, ...]:
+    return ("weight", "bias") if bias else ("weight",)
+
+
+@dataclass(frozen=True)
+class HeldPart:
+    """The part of one of transformers' parameters that a rank holds."""
+
+    name: str
+    """As transformers calls it."""
+    shape: tuple[int, ...]
+    """Of the whole."""
+    region: Region
+    axis: int | None
+    """Along which ranks share it."""
+
+
+class StageLayout:
+    """The parameters of one rank and the parts of transformers' parameters that they hold."""
+
+    def __init__(self, config: ModelConfig, family: HFFamily, shapes: Mapping[str, Sequence[int]], place: Place):
+        """`shapes` are those of transformers' parameters, tied ones once."""
+        self.place = place
+        self.shares = {share.link.theirs: share for share in shares(config, place)}
+        self._names = {ours: link.theirs for link in family.layout(config, "module").links for ours in link.ours}
+        self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
+
+    def parts(self, share: Share) -> dict[str, HeldPart]:
+        """By our name, what a parameter holds."""
+        return {ours: self._part(self._names[ours], share.axis) for ours in share.link.ours}
+
+    def separate(self, share: Share, tensor: torch.Tensor) -> Iterator[tuple[HeldPart, torch.Tensor]]:
+        """The parts that a tensor in the form of a parameter holds, as views where that is possible; rows beyond the
+        vocabulary are left out."""
+        separated = share.link.separate(tensor)
+        for ours, part in self.parts(share).items():
+            yield part, separated[ours][tuple(slice(0, size) for size in _sizes(part.region))]
+
+    def join(self, share: Share, parts: Mapping[str, torch.Tensor], into: torch.Tensor) -> None:
+        """Fill a tensor in the form of a parameter from parts, by transformers' name; rows beyond the vocabulary become
+        zero."""
+        held = {ours: parts[part.name] for ours, part in self.parts(share).items()}
+        whole = share.link.join(held)
+        into[: whole.shape[0]].copy_(whole)
+        into[whole.shape[0] :].zero_()
+
+    def _part(self, name: str, axis: int | None) -> HeldPart:
+        shape = self._shapes[name]
+        region = [slice(0, size) for size in shape]
+        if axis is not None:
+            each = rows_per_rank(shape[axis], self.place.tp_size)
+            first = min(shape[axis], self.place.tp * each)
+            region[axis] = slice(first, min(shape[axis], first + each))
+        return HeldPart(name, shape, tuple(region), axis)
+
+
+def mark_shared(module: nn.Module, layout: StageLayout) -> None:
+    """Tell Megatron which parameters ranks share: gradients of the others count once in the norm."""
+    for name, parameter in module.named_parameters():
+        share, marked = layout.shares[name], parameter
+        if share.axis is not None and not hasattr(marked, "tensor_model_parallel"):
+            marks: Any = {"tensor_model_parallel": True, "partition_dim": share.axis, "partition_stride": 1}
+            for mark, value in marks.items():
+                setattr(marked, mark, value)
+
+
+def _sizes(region: Region) -> list[int]:
+    return [part.stop - part.start for part in region]

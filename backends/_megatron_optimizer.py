@@ -1,0 +1,136 @@
+"""Megatron-Core's distributed optimizer: every data-parallel rank keeps the state of its share of the gradient buffer.
+
+Such a share is a stretch of numbers that knows nothing of rows; what leaves the optimizer, and what it is given, has
+the shape of parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from torch import nn
+
+from ._megatron_groups import RoleGroups
+from ._megatron_model import StageModel
+from ._settings import AdamWSettings
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+MASTER = "master"
+"""The float32 numbers behind a bfloat16 parameter, next to its moments."""
+
+
+def data_parallel(model: StageModel, groups: RoleGroups) -> DistributedDataParallel:
+    """The stage with one buffer of float32 gradients, summed over data-parallel ranks when a step is complete."""
+    settings = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
+    return DistributedDataParallel(model.config, settings, model, pg_collection=groups.collection())
+
+
+class ShardedAdamW:
+    """AdamW over the shares of this rank."""
+
+    def __init__(self, wrapped: DistributedDataParallel, settings: AdamWSettings, groups: RoleGroups):
+        self.wrapped = wrapped
+        self.settings = settings
+        self.groups = groups
+        parameters = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
+        bf16 = parameters[0].dtype is torch.bfloat16
+        adamw = torch.optim.AdamW(settings.groups(parameters), **settings.adamw())
+        config = OptimizerConfig(
+            lr=settings.lr, clip_grad=settings.max_grad_norm, bf16=bf16, params_dtype=parameters[0].dtype,
+            use_distributed_optimizer=True,
+        )  # fmt: skip
+        # Megatron's own maker of optimizers asks all ranks of the world, those of other roles too.
+        self.optimizer = DistributedOptimizer(
+            adamw, config, None, None, [wrapped], {0: wrapped.buffers}, groups.dp, None, groups.model.rank(), 0
+        )
+        self.optimizer.grad_stats_parallel_group = groups.all
+        self.optimizer.tp_group = groups.tp
+        self.steps: int | None = None
+        """That are done; None before the first. (torch counts them in every share, and a rank may have none.)"""
+
+    def zero_grad(self) -> None:
+        self.wrapped.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+    def set_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def step(self) -> float:
+        """Apply the gradients if their norm is finite; returns it."""
+        self.optimizer.prepare_grads()
+        norm = float(self.optimizer.get_grad_norm())
+        if math.isfinite(norm):
+            clip_grad_by_total_norm_fp32(self.optimizer.get_parameters(), self.settings.max_grad_norm, norm)
+            self.optimizer.step_with_ready_grads()
+            self.steps = (self.steps or 0) + 1
+        self.zero_grad()
+        return norm
+
+    def parameters_changed(self) -> None:
+        """The model's parameters hold new values."""
+        self.optimizer.reload_model_params()
+
+    # -- state in the shape of parameters --------------------------------------------------------------------
+
+    def make_room(self) -> None:
+        """AdamW makes its tensors in its first step; these are the same, before it."""
+        for _, share, _ in self._shares():
+            state = self.optimizer.optimizer.state[share]
+            if "step" not in state:
+                state["step"] = torch.zeros((), dtype=torch.float32)
+                state.update({moment: torch.zeros_like(share) for moment in MOMENTS})
+        self.steps = self.steps or 0
+
+    def set_steps(self, steps: int) -> None:
+        self.steps = steps
+        for _, share, _ in self._shares():
+            self.optimizer.optimizer.state[share]["step"].fill_(steps)
+
+    def names(self, parameter: nn.Parameter) -> tuple[str, ...]:
+        """What the optimizer keeps of a parameter, number by number."""
+        return (*MOMENTS, MASTER) if parameter.dtype is not torch.float32 else MOMENTS
+
+    def gathered(self, parameter: nn.Parameter, name: str) -> torch.Tensor:
+        """What it keeps of a parameter under a name, in the parameter's shape, on all data-parallel ranks: all call
+        this."""
+        whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
+        found = self._find(parameter)
+        if found is not None:
+            share, first = found
+            whole[first : first + share.numel()] = self._kept(share, name)
+        if self.groups.dp.size() > 1:  # of every number, one rank has it and the others have 0
+            dist.all_reduce(whole, group=self.groups.dp)
+        return whole.view(parameter.shape)
+
+    def scatter(self, parameter: nn.Parameter, name: str, whole: torch.Tensor) -> None:
+        """Keep this rank's share of what `gathered` would give."""
+        found = self._find(parameter)
+        if found is not None:
+            share, first = found
+            self._kept(share, name).copy_(whole.reshape(-1)[first : first + share.numel()])
+
+    def _kept(self, share: torch.Tensor, name: str) -> torch.Tensor:
+        return share.detach() if name == MASTER else self.optimizer.optimizer.state[share][name]
+
+    def _find(self, parameter: nn.Parameter) -> tuple[torch.Tensor, int] | None:
+        return next(((share, first) for owner, share, first in self._shares() if owner is parameter), None)
+
+    def _shares(self) -> Iterator[tuple[nn.Parameter, torch.Tensor, int]]:
+        """Each parameter of which this rank has a share, the share, and where it begins in the parameter."""
+        kept: Any = self.optimizer
+        pairs = (
+            *zip(kept.model_fp32_groups, kept.shard_fp32_groups, strict=True),
+            *zip(kept.model_float16_groups, kept.shard_fp32_from_float16_groups, strict=True),
+        )
+        for owners, shares in pairs:
+            for owner, share in zip(owners, shares, strict=True):
+                yield owner, share, kept._get_model_param_range_map(owner)["param"].start

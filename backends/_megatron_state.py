@@ -1,0 +1,160 @@
+"""What a checkpoint holds of a stage: tensors under transformers' names, cut so that any layout can take them up.
+
+Megatron's own parameters are fused, and its optimizer's shares know nothing of rows. Here every number has its place in
+one of transformers' parameters: tensor-parallel ranks divide these as they do in the model, data-parallel ranks divide
+the rows of what is left, for weights and optimizer alike. So each rank writes, and reads, an equal part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from rlcli.api.model import EngineState
+
+from ._megatron_groups import RoleGroups
+from ._megatron_layout import HeldPart, Share, StageLayout
+from ._megatron_optimizer import ShardedAdamW
+
+STEP = "step"
+
+
+class StageState:
+    """Turns what this rank holds into tensors of a checkpoint, and back."""
+
+    def __init__(self, stage: nn.Module, layout: StageLayout, optimizer: ShardedAdamW, groups: RoleGroups):
+        self._stage = stage
+        self._layout = layout
+        self._optimizer = optimizer
+        self._groups = groups
+        self._mesh = self._make_mesh() if groups.all.size() > 1 else None
+
+    def give(self, room_for_optimizer: bool) -> EngineState:
+        """Copies on the host, of this rank's part alone. All ranks of the role call it."""
+        if room_for_optimizer:
+            self._optimizer.make_room()
+        weights: dict[str, torch.Tensor] = {}
+        moments: dict[str, torch.Tensor] = {}
+        steps = self._optimizer.steps
+        for share, parameter in self._owned():
+            for part, tensor in self._layout.separate(share, parameter.detach()):
+                weights[part.name] = self._spread(part, tensor)
+            if steps is None:
+                continue
+            for kept in self._optimizer.names(parameter):
+                whole = self._optimizer.gathered(parameter, kept)
+                for part, tensor in self._layout.separate(share, whole):
+                    moments[f"{part.name}/{kept}"] = self._spread(part, tensor)
+            for part in self._layout.parts(share).values():
+                moments[f"{part.name}/{STEP}"] = self._alike(torch.tensor(steps, dtype=torch.float32))
+        return EngineState(weights, moments, is_copy=True)
+
+    def take(self, state: EngineState) -> None:
+        """Put the tensors of a state into their places. All ranks of the role call it."""
+        with torch.no_grad():
+            for share, parameter in self._owned():
+                self._layout.join(share, self._gathered(share, state.weights, "", parameter), parameter)
+            for parameter in self._shared_by_stages():
+                self._from_first_stage(parameter.data)
+            self._optimizer.parameters_changed()
+            if state.optimizer:
+                self._take_optimizer(state.optimizer)
+
+    def _take_optimizer(self, kept_of_all: Mapping[str, torch.Tensor]) -> None:
+        for share, parameter in self._owned():
+            for kept in self._optimizer.names(parameter):
+                whole = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
+                self._layout.join(share, self._gathered(share, kept_of_all, f"/{kept}", whole), whole)
+                if any(parameter is shared for shared in self._shared_by_stages()):
+                    self._from_first_stage(whole)
+                self._optimizer.scatter(parameter, kept, whole)
+        for parameter in self._copies():
+            for kept in self._optimizer.names(parameter):
+                whole = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
+                self._from_first_stage(whole)
+                self._optimizer.scatter(parameter, kept, whole)
+        steps: Any = next(tensor for name, tensor in kept_of_all.items() if name.endswith(f"/{STEP}"))
+        self._optimizer.set_steps(int(steps.to_local() if self._mesh is not None else steps))
+
+    # -- parameters ------------------------------------------------------------------------------------------
+
+    def _owned(self) -> Iterator[tuple[Share, nn.Parameter]]:
+        """Parameters, but for copies of those of another stage."""
+        for name, parameter in self._stage.named_parameters():
+            share = self._layout.shares[name]
+            if not share.is_copy:
+                yield share, parameter
+
+    def _copies(self) -> list[nn.Parameter]:
+        return [p for name, p in self._stage.named_parameters() if self._layout.shares[name].is_copy]
+
+    def _shared_by_stages(self) -> list[nn.Parameter]:
+        """The embedding where it is the head of another stage as well, and that head."""
+        return [p for p in self._stage.parameters() if getattr(p, "shared_embedding", False)]
+
+    def _from_first_stage(self, tensor: torch.Tensor) -> None:
+        assert self._groups.ends is not None
+        dist.broadcast(tensor, dist.get_global_rank(self._groups.ends, 0), self._groups.ends)
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    def _make_mesh(self) -> DeviceMesh:
+        """Of the ranks of this stage; on the host, for nothing is exchanged over it."""
+        tp, dp = (dist.get_process_group_ranks(group) for group in (self._groups.tp, self._groups.dp))
+        own = dist.get_rank()  # ranks of a mesh are counted in equal steps along each of its dimensions
+        stage = torch.tensor([[dp_rank + tp_rank - own for dp_rank in dp] for tp_rank in tp])
+        groups = [self._groups.tp, self._groups.dp]
+        return DeviceMesh.from_group(groups, "cpu", stage, mesh_dim_names=("tp", "dp"))
+
+    def _placements(self, axis: int | None) -> tuple[Placement, Placement]:
+        return (Replicate() if axis is None else Shard(axis)), Shard(0)
+
+    def _own_region(self, part: HeldPart) -> tuple[slice, ...]:
+        """What this rank keeps of a part, counted from where the part begins."""
+        sizes, offsets = compute_local_shape_and_global_offset(part.shape, self._mesh, self._placements(part.axis))
+        starts = [at - whole.start for at, whole in zip(offsets, part.region, strict=True)]
+        return tuple(slice(at, at + size) if size else slice(0, 0) for at, size in zip(starts, sizes, strict=True))
+
+    def _spread(self, part: HeldPart, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of this rank's share of a part, as a part of the whole."""
+        if self._mesh is None:
+            return tensor.to("cpu", copy=True)
+        own = tensor[self._own_region(part)].to("cpu", copy=True).contiguous()
+        return _part_of(own, self._mesh, self._placements(part.axis), part.shape)
+
+    def _alike(self, number: torch.Tensor) -> torch.Tensor:
+        if self._mesh is None:
+            return number
+        return _part_of(number, self._mesh, (Replicate(), Replicate()), ())
+
+    def _gathered(
+        self, share: Share, tensors: Mapping[str, torch.Tensor], suffix: str, like: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """The parts of a parameter, by transformers' name, put together from the shares of data-parallel ranks."""
+        found = {}
+        for part in self._layout.parts(share).values():
+            held: Any = tensors[part.name + suffix]
+            if self._mesh is None:
+                found[part.name] = held.to(like)
+                continue
+            sizes = [one.stop - one.start for one in part.region]
+            whole = torch.zeros(sizes, dtype=held.dtype, device=like.device)
+            whole[self._own_region(part)] = held.to_local().to(like.device)
+            if self._groups.dp.size() > 1:  # of every number, one rank has it and the others have 0
+                dist.all_reduce(whole, group=self._groups.dp)
+            found[part.name] = whole.to(like.dtype)
+        return found
+
+
+def _part_of(
+    own: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, Placement], shape: tuple[int, ...]
+) -> torch.Tensor:
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(own, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)

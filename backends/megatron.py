@@ -1,0 +1,64 @@
+"""Megatron-Core's GPTModel: tensor, pipeline and data parallelism, and the distributed optimizer.
+
+Needs CUDA devices, and `pip install 'rlcli[megatron]'`. Micro-batches are padded to rectangles with an explicit mask;
+Megatron's packed sequences and its sequence parallelism are not offered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rlcli.api.model import Model, ModelBackend, register_backend
+from rlcli.errors import ResourceError, UsageError
+
+from ._settings import AdamWSettings
+
+
+@register_backend("megatron")
+@dataclass(frozen=True, kw_only=True)
+class Megatron(AdamWSettings, ModelBackend):
+    """Trains a model of the llama, qwen2, qwen3 or mistral family, divided over ranks in every way but generation."""
+
+    GENERATES: ClassVar[bool] = False
+    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "pp")
+    DEVICES: ClassVar[tuple[str, ...]] = ("cuda",)
+
+    dtype: str = "auto"
+    """Of parameters and products: float32, or bfloat16 with float32 copies in the optimizer. auto: bfloat16 where the
+    hardware has it."""
+
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+
+    packed_sequences: bool = False
+    """Give Megatron packed sequences. Not offered yet: nobody has run it on a GPU."""
+
+    sequence_parallel: bool = False
+    """Share norms and dropout along the sequence. Not offered yet: nobody has run it on a GPU."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dtype not in ("auto", "float32", "bfloat16"):
+            raise ValueError(f"dtype is {self.dtype!r}; it must be auto, float32 or bfloat16")
+        for name in ("packed_sequences", "sequence_parallel"):
+            if getattr(self, name):
+                raise ValueError(f"{name} is not offered yet; leave it out")
+
+    def _initialize(self, model: Model) -> Model:
+        if model.device.type != "cuda":
+            raise ResourceError(
+                f"the megatron backend of role {model.name} needs a CUDA device, not {model.device.type}",
+                hint=f"set models.{model.name}.backend.type=fsdp to train without a GPU",
+                code="R50",
+            )
+        try:
+            import megatron.core  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                "backend megatron needs Megatron-Core, which is not installed", hint="pip install 'rlcli[megatron]'"
+            ) from error
+        from ._megatron_engine import MegatronEngine
+
+        model.module = MegatronEngine(model, self)
+        return model

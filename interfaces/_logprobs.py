@@ -22,8 +22,8 @@ def recompute_logprobs(
         return output.logprobs
 
     seqlens = [[length - 1 for length in lengths] for lengths in data.seqlens["packed_input_ids"]]
-    model.module.eval()
-    scores = model.module.forward(data, mb_spec, post_hook=logprobs, output_seqlens=seqlens).float()
+    tokens = data.select(["packed_input_ids"])
+    scores = model.module.forward(tokens, mb_spec, post_hook=logprobs, output_seqlens=seqlens, cut="sequence").float()
     if "prompt_mask" in data.keys:
         response = action_mask(data.data["prompt_mask"], data.flat_seqlens("packed_input_ids"))
         scores = torch.where(response.to(scores.device), scores, 0.0)

@@ -9,6 +9,7 @@ import torch
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine import LossFn
+from rlcli.api.micro_batches import Cut
 from rlcli.api.model import Model
 from rlcli.interfaces._settings import OptimizerSteps
 from rlcli.ops.minibatches import assign_minibatches
@@ -22,6 +23,7 @@ def optimizer_steps(
     loss_weight_fn: Callable[[SequenceSample], torch.Tensor],
     mb_spec: MicroBatchSpec,
     step_if: Callable[[Mapping[str, float]], bool] | None = None,
+    cut: Cut = "sample",
 ) -> dict[str, float]:
     """`ppo_epochs` times `minibatches` optimizer steps on a batch; the mean of their stats (`average`)."""
     return average(
@@ -32,8 +34,8 @@ def optimizer_steps(
                 loss_weight_fn,
                 token_normalize_scope=settings.token_normalize_scope,
                 mb_spec=mb_spec,
-                version_steps=model.version.global_step,
                 step_if=step_if,
+                cut=cut,
             )
             for part in optimizer_batches(settings, model, batch)
         ]

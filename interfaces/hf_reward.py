@@ -12,10 +12,10 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.limits import Limits, check_limits
+from rlcli.api.mocks import uniform
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_interface
 from rlcli.api.model_folder import model_folder
 from rlcli.errors import DataError, ModelError
-from rlcli.interfaces._mock import uniform
 from rlcli.interfaces._text import full_texts, response_texts
 
 log = logging.getLogger(__name__)

@@ -100,7 +100,7 @@ class MathRewardInterface(ModelInterface):
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
         """Marks a random half of the responses as right, whatever they say."""
-        from rlcli.interfaces._mock import uniform
+        from rlcli.api.mocks import uniform
 
         if interface_type != "inference":
             return super().mock(interface_type, model, data)

@@ -12,6 +12,8 @@ import torch
 from rlcli.api.config import GenerationHyperparameters, stable_seed
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
+from rlcli.api.micro_batches import Cut
+from rlcli.api.mocks import mock_responses
 from rlcli.api.model import (
     GeneratedResponses,
     MicroBatchSpec,
@@ -22,7 +24,6 @@ from rlcli.api.model import (
     register_interface,
 )
 from rlcli.interfaces._logprobs import recompute_logprobs
-from rlcli.interfaces._mock import mock_logprobs, mock_responses
 from rlcli.interfaces._optimizer_steps import optimizer_steps
 from rlcli.interfaces._ppo import PPOSettings
 from rlcli.interfaces._rollout import means, prepare, reduce_over, response_kl
@@ -45,6 +46,8 @@ class PPOActorInterface(PolicyLoss, PPOSettings, ModelInterface):
         "inference": ("packed_logprobs",),
     }
 
+    CUT: ClassVar[Cut] = "sequence"
+
     controller: KLController = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -54,7 +57,6 @@ class PPOActorInterface(PolicyLoss, PPOSettings, ModelInterface):
     def generate(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
         """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`, `seq_no_eos_mask`."""
         settings, seeds = self._sampling(model, data)
-        model.module.eval()
         sampled = model.module.generate(data, model.tokenizer, settings, seeds)
         return _packed(data, _prompts(data), sampled, settings.responses_per_prompt)
 
@@ -63,28 +65,23 @@ class PPOActorInterface(PolicyLoss, PPOSettings, ModelInterface):
         return recompute_logprobs(model, data, mb_spec, "packed_logprobs", self.generation.temperature)
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
-        """Responses of words of their prompts; log-probs by chance."""
-        if interface_type == "generate":
-            settings, seeds = self._sampling(model, data)
-            sampled = mock_responses(_prompts(data), model.tokenizer, settings, seeds)
-            return _packed(data, _prompts(data), sampled, settings.responses_per_prompt)
-        if interface_type == "inference":
-            return mock_logprobs(model, data, "packed_logprobs")
-        return super().mock(interface_type, model, data)
+        """Responses of words of their prompts."""
+        if interface_type != "generate":
+            return super().mock(interface_type, model, data)
+        settings, seeds = self._sampling(model, data)
+        sampled = mock_responses(_prompts(data), model.tokenizer, settings, seeds)
+        return _packed(data, _prompts(data), sampled, settings.responses_per_prompt)
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """`ppo_epochs` times `minibatches` optimizer steps on one batch of responses."""
         reduce = reduce_over(model)
-        batch = prepare(self, data.to(model.module.device), self.controller.coef, reduce)
+        batch = prepare(self, data, self.controller.coef, reduce)
         stats = self._batch_stats(batch, data, reduce)
-        model.module.train()
-        stats |= optimizer_steps(self, model, batch, self._loss, self._loss_weight, mb_spec, step_if=self.may_step)
+        stats |= optimizer_steps(
+            self, model, batch, self._loss, self._loss_weight, mb_spec, step_if=self.may_step, cut=self.CUT
+        )
         self.controller.update(*response_kl(batch, reduce))
-        model.inc_version()
         return stats
-
-    def save(self, model: Model, save_dir: str) -> None:
-        model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
 
     def state_dict(self) -> dict[str, Any]:
         return {"kl_controller": self.controller.state_dict()}

@@ -9,8 +9,8 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
+from rlcli.api.micro_batches import Cut
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
-from rlcli.interfaces._mock import uniform
 from rlcli.interfaces._optimizer_steps import optimizer_steps
 from rlcli.interfaces._ppo import PPOSettings
 from rlcli.interfaces._rollout import means, prepare, reduce_over, response_kl
@@ -32,6 +32,8 @@ class PPOCriticInterface(CriticLoss, PPOSettings, ModelInterface):
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids",)}
     WRITES: ClassVar[Declaration] = {"inference": ("values",)}
 
+    CUT: ClassVar[Cut] = "sequence"
+
     controller: KLController = field(init=False, repr=False)
     normalizer: RunningMeanStd = field(init=False, repr=False)
 
@@ -42,30 +44,19 @@ class PPOCriticInterface(CriticLoss, PPOSettings, ModelInterface):
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
         """`packed_input_ids` → `values`, the expected return after each token, in the units of the reward."""
-        model.module.eval()
-        values = model.module.forward(data, mb_spec, post_hook=lambda output, _: output.values).float()
+        tokens = data.select(["packed_input_ids"])
+        values = model.module.forward(tokens, mb_spec, post_hook=lambda output, _: output.values, cut=self.CUT).float()
         return _per_token(data, self.normalizer.denormalize(values))
-
-    def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
-        """Values between -1 and 1, by chance."""
-        if interface_type == "inference":
-            return _per_token(data, 2 * uniform(model, data, data.seqlens["packed_input_ids"], "values") - 1)
-        return super().mock(interface_type, model, data)
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """`ppo_epochs` times `minibatches` optimizer steps towards the returns of one batch."""
         reduce = reduce_over(model)
-        batch = prepare(self, data.to(model.module.device), self.controller.coef, reduce)
+        batch = prepare(self, data, self.controller.coef, reduce)
         stats = self._explained(batch, reduce)
         batch, clipped = self._normalized(batch, reduce)
-        model.module.train()
-        stats |= clipped | optimizer_steps(self, model, batch, self._loss, _trained_tokens, mb_spec)
+        stats |= clipped | optimizer_steps(self, model, batch, self._loss, _trained_tokens, mb_spec, cut=self.CUT)
         self.controller.update(*response_kl(batch, reduce))
-        model.inc_version()
         return stats
-
-    def save(self, model: Model, save_dir: str) -> None:
-        model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
 
     def state_dict(self) -> dict[str, Any]:
         return {"kl_controller": self.controller.state_dict(), "normalizer": self.normalizer.state_dict()}

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
+from rlcli.api.micro_batches import Cut
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_interface
 from rlcli.interfaces._logprobs import recompute_logprobs
-from rlcli.interfaces._mock import mock_logprobs
 
 
 @dataclass(kw_only=True)
@@ -18,6 +18,8 @@ class ReferenceInterface(ModelInterface):
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask if given")}
     WRITES: ClassVar[Declaration] = {"inference": ("packed_ref_logprobs",)}
+
+    CUT: ClassVar[Cut] = "sequence"
 
     temperature: float = 1.0
     """Logits are divided by this first; the actor's sampling temperature (`${generation.temperature}`)."""
@@ -29,12 +31,6 @@ class ReferenceInterface(ModelInterface):
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
         """`packed_input_ids` → `packed_ref_logprobs`."""
         return recompute_logprobs(model, data, mb_spec, "packed_ref_logprobs", self.temperature)
-
-    def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
-        """Log-probs by chance."""
-        if interface_type == "inference":
-            return mock_logprobs(model, data, "packed_ref_logprobs")
-        return super().mock(interface_type, model, data)
 
 
 register_interface("reference", ReferenceInterface)

@@ -10,6 +10,7 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
+from rlcli.api.micro_batches import Cut
 from rlcli.api.model import EvalLoader, MicroBatchSpec, Model, ModelInterface, ModelOutput, register_interface
 from rlcli.ops.losses import nll_loss
 from rlcli.ops.rewards import action_mask
@@ -23,35 +24,25 @@ class SFTInterface(ModelInterface):
         "train_step": ("packed_input_ids", "prompt_mask"),
         "evaluate": ("packed_input_ids", "prompt_mask"),
     }
+    CUT: ClassVar[Cut] = "sequence"
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """One optimizer step on the mean negative log-likelihood per answer token."""
-        model.module.train()
-        stats = model.module.train_batch(
-            data.to(model.module.device),
-            _loss,
-            _answer_tokens,
-            mb_spec=mb_spec,
-            version_steps=model.version.global_step,
-        )
-        model.inc_version()
+        data = data.select(["packed_input_ids", "prompt_mask"])
+        stats = model.module.train_batch(data, _loss, _answer_tokens, mb_spec=mb_spec, cut=self.CUT)
         return stats | {"ppl": _perplexity(stats["loss"])}
 
     def evaluate(self, model: Model, eval_dataloader: EvalLoader) -> dict[str, float]:
         """`loss` per answer token over all batches and ranks, and its perplexity `ppl`."""
-        model.module.eval()
         total = count = 0.0
         for batch in eval_dataloader:
-            batch = batch.to(model.module.device)
+            batch = batch.select(["packed_input_ids", "prompt_mask"])
             tokens = _answer_tokens(batch).to(model.module.device, torch.float64)
             weight = float(model.module.all_reduce(tokens, "sum"))
-            total += model.module.eval_batch(batch, _loss, _answer_tokens).get("loss", 0.0) * weight
+            total += model.module.eval_batch(batch, _loss, _answer_tokens, cut=self.CUT).get("loss", 0.0) * weight
             count += weight
         loss = total / count if count else 0.0
         return {"loss": loss, "ppl": _perplexity(loss), "tokens": count}
-
-    def save(self, model: Model, save_dir: str) -> None:
-        model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
 
 
 def _answer_mask(batch: SequenceSample) -> torch.Tensor:

@@ -224,6 +224,9 @@ class ForwardEngine(abc.ABC):
 class TrainEngine(ForwardEngine):
     """An engine that also trains; `train_batch` is written here once, over what an engine supplies."""
 
+    training_step: int = 0
+    """Number of the role's training step, from 0, which gives the learning rate. The runtime sets it before each."""
+
     @abc.abstractmethod
     def optimizer_zero_grad(self) -> None:
         """Drop all gradients, those of an abandoned step too, and whatever the engine's library has counted of it."""
@@ -258,7 +261,7 @@ class TrainEngine(ForwardEngine):
         loss_weight_fn: LossWeightFn,
         token_normalize_scope: str = "global",
         mb_spec: MicroBatchSpec | None = None,
-        version_steps: int = 0,
+        version_steps: int | None = None,
         step_if: Callable[[Mapping[str, float]], bool] | None = None,
         cut: Cut = "sample",
     ) -> dict[str, float]:
@@ -267,7 +270,8 @@ class TrainEngine(ForwardEngine):
         `loss_fn(output, micro_batch)` returns a sum; `loss_weight_fn(micro_batch)` its weight. With
         `token_normalize_scope="global"` the sum is divided by the weight over all micro-batches and ranks, with
         "dp" each rank divides by its own and the ranks are averaged. `step_if` sees the reduced stats before the
-        update and may refuse it: then weights, optimizer state and schedule stay as they are. `cut="sequence"` lets a
+        update and may refuse it: then weights, optimizer state and schedule stay as they are. `version_steps` is the
+        number of the training step, by default `training_step`. `cut="sequence"` lets a
         sample's group be spread over micro-batches, for a loss that compares no sequences.
 
         Returns `loss`, `grad_norm`, `lr`, `loss_weight`, `update_skipped` and the loss function's stats. A total
@@ -284,7 +288,7 @@ class TrainEngine(ForwardEngine):
         if step_if is not None and not step_if(stats):
             self.optimizer_zero_grad()
             return stats | {"update_skipped": 1.0}
-        lr = self.lr_scheduler_step(version_steps)
+        lr = self.lr_scheduler_step(self.training_step if version_steps is None else version_steps)
         grad_norm = self.optimizer_step()
         return stats | {"grad_norm": grad_norm, "lr": lr, "update_skipped": float(not math.isfinite(grad_norm))}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rlcli.api.component import register_interface
 from rlcli.api.config import MicroBatchSpec
@@ -28,15 +28,19 @@ RETURN_NUMBERS = ("train_step", "evaluate")
 class ModelInterface:
     """What a role does. A dataclass: its fields are the recipe's `args:`.
 
-    A training interface implements `train_step` and `save`, an inference one `inference`, a generation one
-    `generate`. `data` holds this rank's samples with the call's input keys; outputs carry the same ids in the
-    same order. Numbers must be finite as float32, and well-known keys must hold what `rlcli.api.key_meaning` says:
-    otherwise the run ends before anything is trained on them. What it says of itself in its class, in literals,
-    recipes and `rlcli test` hold it to:
+    A training interface implements `train_step`, an inference one `inference`, a generation one `generate`. They are
+    called by `rlcli.api.model.call_interface`: the engine is in the right mode (`train()`, `eval()`), `data` is on its
+    device, and the role's version moves by one after a training step. An interface may do any of this itself.
+
+    `data` holds this rank's samples with the call's input keys; outputs carry the same ids in the same order. Numbers
+    must be finite as float32, and well-known keys must hold what `rlcli.api.key_meaning` says: otherwise the run ends
+    before anything is trained on them. What it says of itself in its class, in literals, recipes and `rlcli test` hold
+    it to:
 
         READS: ClassVar[Declaration] = {"train_step": ("packed_input_ids", "prompt_mask", "solved if given")}
         WRITES: ClassVar[Declaration] = {"inference": ("values",)}
         NEEDS_GROUP: ClassVar[int] = 2      # it compares the responses to one prompt, and needs two at least
+        CUT: ClassVar[str] = "sequence"     # its loss does not: a group may be spread over micro-batches
 
     A class has the declarations of its bases for the methods that its own do not name.
     """
@@ -46,6 +50,10 @@ class ModelInterface:
 
     WRITES: ClassVar[Declaration] = {}
     """Method → the keys that it returns."""
+
+    CUT: ClassVar[Literal["sample", "sequence"]] = "sample"
+    """What its calls of the engine keep in one micro-batch (their `cut`): a sample with its group, or a sequence alone.
+    `rlcli plan` counts on it."""
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """Train on one batch; returns stats that are already reduced over ranks."""
@@ -65,7 +73,7 @@ class ModelInterface:
 
     def save(self, model: Model, save_dir: str) -> None:
         """Write the model as a folder that `transformers` reads. Every rank of the role calls it."""
-        raise NotImplementedError(f"{type(self).__name__} does not save")
+        model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
 
     def score_texts(self, responses: Sequence[str], answers: Sequence[Any]) -> list[float | None]:
         """The reward of each text as a response to a row with this `answer`; None where it cannot be computed.
@@ -79,11 +87,16 @@ class ModelInterface:
         """What the call `interface_type` would add to the batch, plausible and without running the model, so that a
         graph can be tested in pieces: the same keys, lengths and dtypes, the same numbers for the same ids.
 
-        A call that trains or evaluates adds nothing.
+        A call that trains or evaluates adds nothing; inference the keys that it declares, if they are well known.
         """
         if interface_type in RETURN_NUMBERS:
             return SequenceSample(ids=list(data.ids), seqlens={})
-        raise NotImplementedError(f"{type(self).__name__} has no mock of {interface_type}")
+        declared = self.writes(interface_type)
+        if declared is None or interface_type != "inference":
+            raise NotImplementedError(f"{type(self).__name__} has no mock of {interface_type}")
+        from rlcli.api.mocks import mock_keys
+
+        return mock_keys(model, data, declared.needed)
 
     def reads(self, call: str) -> DeclaredKeys | None:
         """The keys that a method reads with these arguments; None if the class does not say."""

@@ -9,7 +9,8 @@ micro-batches and all ranks. So loss, gradient and update do not depend on how t
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -23,6 +24,7 @@ from rlcli.api.config import (
     ModelInterfaceAbstraction,
     ModelVersion,
 )
+from rlcli.api.data import SequenceSample
 from rlcli.api.engine import (
     EngineState,
     ForwardEngine,
@@ -63,6 +65,7 @@ __all__ = [
     "PipelinableEngine",
     "Stats",
     "TrainEngine",
+    "call_interface",
     "register_backend",
     "register_hf_family",
     "register_interface",
@@ -97,6 +100,37 @@ class Model:
         if self.ft_spec and self.version.epoch_step == self.ft_spec.steps_per_epoch:
             self.version.epoch += 1
             self.version.epoch_step = 0
+
+
+def call_interface(
+    interface: ModelInterface,
+    call: str,
+    model: Model,
+    data: SequenceSample | Sequence[SequenceSample],
+    mb_spec: MicroBatchSpec | None = None,
+) -> Any:
+    """One call of an interface, with what every interface would otherwise do itself.
+
+    The engine is put into the mode of the call, and `data` (batches, for `evaluate`) on its device. During `train_step`
+    the engine knows the number of the training step, which gives the learning rate; afterwards the role's version is
+    one more, whether or not the interface counted as well. Returns what the interface returns.
+    """
+    engine = model.module
+    if isinstance(engine, ForwardEngine):
+        engine.train(call == "train_step")
+        device = engine.device
+        data = data.to(device) if isinstance(data, SequenceSample) else [batch.to(device) for batch in data]
+    if call == "evaluate":
+        return interface.evaluate(model, data)  # type: ignore[arg-type]
+    if call != "train_step":
+        return getattr(interface, call)(model, data, mb_spec or MicroBatchSpec())
+    before = replace(model.version)
+    if isinstance(engine, TrainEngine):
+        engine.training_step = before.global_step
+    stats = interface.train_step(model, data, mb_spec or MicroBatchSpec())  # type: ignore[arg-type]
+    model.version = before
+    model.inc_version()
+    return stats
 
 
 class ModelBackend(abc.ABC):

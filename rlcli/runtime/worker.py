@@ -16,7 +16,7 @@ from rlcli.api.config import DatasetAbstraction, FinetuneSpec, ModelInterfaceAbs
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
 from rlcli.api.key_meaning import MEANINGS, PROMPT_MASK, REWARDS, SEQUENCES
-from rlcli.api.model import Model, ModelBackend, ModelInterface
+from rlcli.api.model import Model, ModelBackend, ModelInterface, call_interface
 from rlcli.checkpoint.disk import failures_told
 from rlcli.errors import UsageError
 from rlcli.recipe.graph import eval_graph, train_graph
@@ -156,12 +156,12 @@ class ModelWorker:
         origin = self._origin(mfc)
         sums: dict[str, tuple[float, int]] = {}
         if mfc.interface_type is ModelInterfaceType.TRAIN_STEP:
-            stats = read_stats(interface.train_step(model, data, mfc.mb_spec), origin)
+            stats = read_stats(call_interface(interface, "train_step", model, data, mfc.mb_spec), origin)
         elif mfc.interface_type is ModelInterfaceType.EVALUATE:
             batches = [data.select_indices(part) for part in parts or []]
-            stats = read_stats(interface.evaluate(model, batches), origin)
+            stats = read_stats(call_interface(interface, "evaluate", model, batches), origin)
         else:
-            made = getattr(interface, mfc.interface_type.value)(model, data, mfc.mb_spec)
+            made = call_interface(interface, mfc.interface_type.value, model, data, mfc.mb_spec)
             batch, sums = self._keep(mfc, data, made, origin)
         self._run_hooks(mfc)
         if self.device.type == "cuda":

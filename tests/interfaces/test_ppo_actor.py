@@ -7,7 +7,7 @@ import torch
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import MicroBatchSpec
+from rlcli.api.model import MicroBatchSpec, call_interface
 from rlcli.api.partition import flat2d
 from rlcli.errors import UsageError
 from rlcli.interfaces._best_of import keep_best
@@ -195,7 +195,7 @@ def test_early_stop_skips_the_step_whole(rollout, sampled_by, limit):
     """an early stop leaves weights and schedule alone"""
     model = tiny_model()
     before = weights(model)
-    stats = PPOActorInterface(minibatches=2, **limit).train_step(model, sampled_by(model, rollout), SPEC)
+    stats = call_interface(PPOActorInterface(minibatches=2, **limit), "train_step", model, sampled_by(model, rollout))
     assert torch.equal(weights(model), before)
     assert model.module.steps == 0
     assert model.module.scheduled == [], "the schedule stays too"
@@ -219,7 +219,8 @@ def test_epochs_and_minibatches_deal_every_response(rollout, sampled_by):
     model, dealt = tiny_model(), []
     original = model.module.train_batch
     model.module.train_batch = lambda part, *a, **k: (dealt.append(list(part.ids)), original(part, *a, **k))[1]
-    PPOActorInterface(minibatches=4, ppo_epochs=2, **LIMITLESS).train_step(model, sampled_by(model, rollout), SPEC)
+    actor = PPOActorInterface(minibatches=4, ppo_epochs=2, **LIMITLESS)
+    call_interface(actor, "train_step", model, sampled_by(model, rollout))
     first, second = dealt[:4], dealt[4:]
     assert sorted(flat2d(first)) == sorted(flat2d(second)) == sorted(rollout.ids)
     assert [len(part) for part in dealt] == [2] * 8

@@ -4,7 +4,7 @@ import torch
 
 from rlcli.api.config import FinetuneSpec, GenerationHyperparameters, MicroBatchSpec, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import Model
+from rlcli.api.model import Model, call_interface
 from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.interfaces.ppo_critic import PPOCriticInterface
 from rlcli.interfaces.reference import ReferenceInterface
@@ -54,17 +54,17 @@ def test_reward_rises():
     history = []
     for step in range(12):
         batch = prompts.select(["packed_prompts"])
-        batch.update_(act.generate(actor, prompts, SPEC))
+        batch.update_(call_interface(act, "generate", actor, prompts, SPEC))
         for made in (
             rewarded(batch),
-            refer.inference(reference, batch, SPEC),
-            criticise.inference(critic, batch, SPEC),
+            call_interface(refer, "inference", reference, batch, SPEC),
+            call_interface(criticise, "inference", critic, batch, SPEC),
         ):
             batch.update_(made)
-        again = act.inference(actor, batch, SPEC).data["packed_logprobs"]
+        again = call_interface(act, "inference", actor, batch, SPEC).data["packed_logprobs"]
         torch.testing.assert_close(again, batch.data["packed_logprobs"], atol=1e-4, rtol=1e-4)
-        stats = act.train_step(actor, batch, SPEC)
-        critic_stats = criticise.train_step(critic, batch, SPEC)
+        stats = call_interface(act, "train_step", actor, batch, SPEC)
+        critic_stats = call_interface(criticise, "train_step", critic, batch, SPEC)
         assert stats["update_skipped"] == critic_stats["update_skipped"] == 0
         assert criticise.controller.coef == act.controller.coef, "both keep the same KL coefficient"
         if step == 0:

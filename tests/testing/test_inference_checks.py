@@ -33,7 +33,6 @@ class Good(ModelInterface):
     temperature: float = 1.0
 
     def inference(self, model, data, mb_spec):
-        model.module.eval()
         lengths = [[n - 1 for n in group] for group in data.seqlens["packed_input_ids"]]
         scores = model.module.forward(data, mb_spec, post_hook=self.scores, output_seqlens=lengths).float()
         return self.packed(data, lengths, scores)
@@ -172,8 +171,8 @@ INFERENCE = [
     (Centred, "test_inference_is_the_same_on_2_ranks", "between 1 rank and rank 0 of 2, which holds 4", "from itself"),
     (ByPlace, "test_inference_does_not_depend_on_the_order", "once the batch is turned round", "whatever sorts"),
     (InPlace, "test_inference_leaves_its_input_alone", "entries of prompt_mask in its input", "never in place"),
-    (Trains, "test_inference_leaves_the_model_alone", "the version moved", "only train_step"),
-    (DropsOut, "test_inference_turns_dropout_off", "in training mode", "model.module.eval()"),
+    (Trains, "test_inference_leaves_the_model_alone", "the version moved", "only a training step"),
+    (DropsOut, "test_inference_turns_dropout_off", "in training mode", "leave the mode alone"),
     (Noisy, "test_inference_is_deterministic", "between two calls alike", "stable_seed"),
     (Cold, "test_logprobs_are_those_of_the_model", "at temperature 0.7", "those of temperature 1"),
     (Shifted, "test_logprobs_are_those_of_the_model", "at temperature 0.7", "of its token t + 1"),

@@ -21,7 +21,8 @@ from rlcli.testing.interface.training import TrainingChecks, lengths_of
 
 
 class Sound(ModelInterface):
-    """Likelihood of the answers; each wrong interface below changes one of its parts."""
+    """Likelihood of the answers; each wrong interface below changes one of its parts. As ports do, it sets the mode of
+    the model, counts its version and saves it, which rlcli does as well."""
 
     READS = {"train_step": ("packed_input_ids", "prompt_mask"), "evaluate": ("packed_input_ids", "prompt_mask")}
 
@@ -29,15 +30,12 @@ class Sound(ModelInterface):
         self.seen = 0
 
     def train_step(self, model, data, mb_spec):
-        self.set_mode(model.module)
+        model.module.train()
         stats = model.module.train_batch(
             data, self.loss, self.weight, mb_spec=mb_spec, version_steps=model.version.global_step
         )
         model.inc_version()
         return stats
-
-    def set_mode(self, engine):
-        engine.train()
 
     def mask(self, batch):
         return action_mask(batch.data["prompt_mask"], batch.flat_seqlens("packed_input_ids"))
@@ -52,9 +50,30 @@ class Sound(ModelInterface):
         model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
 
 
-class KeepsTheMode(Sound):
-    def set_mode(self, engine):
-        pass
+class Lean(Sound):
+    """Leaves to rlcli what rlcli does, and lets groups be cut."""
+
+    CUT = "sequence"
+
+    def train_step(self, model, data, mb_spec):
+        return model.module.train_batch(data, self.loss, self.weight, mb_spec=mb_spec, cut=self.CUT)
+
+
+class ComparesWhatIsCut(Lean):
+    """Each sequence against the longest of its group."""
+
+    def loss(self, output, batch):
+        weights = []
+        for group in batch.seqlens["packed_input_ids"]:
+            weights += [torch.full((length - 1,), length / max(group)) for length in group]
+        return -(output.logprobs * torch.cat(weights))[self.mask(batch)].sum()
+
+
+class CutsWithoutSayingSo(Lean):
+    CUT = "sample"
+
+    def train_step(self, model, data, mb_spec):
+        return model.module.train_batch(data, self.loss, self.weight, mb_spec=mb_spec, cut="sequence")
 
 
 class MeanOfTokens(Sound):
@@ -175,8 +194,7 @@ class CountsTwice(Sound):
 
 class LearnsAtRateZero(Sound):
     def train_step(self, model, data, mb_spec):
-        model.version.global_step += 1
-        return model.module.train_batch(data, self.loss, self.weight, mb_spec=mb_spec)
+        return model.module.train_batch(data, self.loss, self.weight, mb_spec=mb_spec, version_steps=0)
 
 
 class Forgets(Sound):
@@ -269,7 +287,6 @@ def rehearsal_of(cls):
         (WeighsWhatItIsGiven, "the_weight_is_a_sum", "7 together and 56 one by one", "how many tokens"),
         (CountsPrompts, "all_masked", "loss weight 10", "that the mask keeps"),
         (CountsPrompts, "padding_changes_nothing", "with masked padding", "padding is counted"),
-        (KeepsTheMode, "sets_the_mode_of_the_model", "without dropout after inference", "model.module.train()"),
         (TrainsPrompts, "masked_tokens_get_no_gradient", r"\d+ of \d+ prompt tokens get a", "action_mask"),
         (ShiftedByOne, "every_response_token_is_trained", "the first token of each of", "shifted by one"),
         (Detached, "gradient_reaches_every_parameter", "no gradient reaches the embedding", "detached"),
@@ -283,8 +300,10 @@ def rehearsal_of(cls):
         (DeclaresMore, "reads_what_it_declares", "declares rewards, and does the same without", "READS"),
         (ChangesItsInput, "its_input_stays_as_it_was", "entries of prompt_mask changed", "copies"),
         (Shuffles, "is_deterministic", "first is", "global random state"),
-        (CountsTwice, "version_moves_once", "moved by 2 in one train_step", "once"),
-        (LearnsAtRateZero, "version_moves_once", r"learning rate of \[0\]", "version_steps"),
+        (CountsTwice, "learning_rate_is_that_of_the_step", r"learning rate of \[4\]", "before anything counts it on"),
+        (LearnsAtRateZero, "learning_rate_is_that_of_the_step", r"learning rate of \[0\]", "version_steps"),
+        (ComparesWhatIsCut, "groups_may_be_cut_where_it_says_so", "a micro-batch of its own", "compares sequences"),
+        (CutsWithoutSayingSo, "groups_may_be_cut_where_it_says_so", "CUT is 'sample', .* cut='sequence'", "rlcli plan"),
         (Forgets, "goes_on_from_its_state", "seen is 2 without a break, 1 after a restart", "leaves out"),
         (KeepsATensor, "goes_on_from_its_state", "state_dict is not JSON", "plain numbers"),
         (PerMicroBatch, "micro_batches_change_nothing", "micro_batches is 1 in one", "over a part of the batch"),
@@ -311,7 +330,7 @@ def test_what_is_wrong_is_told(wrong, check, found, cause):
     assert str(told.value.where).startswith(__file__)
 
 
-@pytest.mark.parametrize("right", [Sound, Reinforced])
+@pytest.mark.parametrize("right", [Sound, Lean, Reinforced])
 @pytest.mark.parametrize("checks", [TrainingChecks, InvarianceChecks, EdgeChecks, LearningChecks, LawChecks])
 def test_what_is_right_passes(right, checks):
     rehearsal = rehearsal_of(right)

@@ -241,7 +241,7 @@ class GenerationChecks(CallSubject):
         if any(not torch.equal(weight, weights[name]) for name, weight in model.module.model.named_parameters()):
             raise Violation("weights have other values after generation", "generation only samples", sampling.where)
         if model.module.passes_in_training_mode:
-            cause = "call model.module.eval() first: after a training step the model still drops out"
+            cause = "leave the mode alone: rlcli turns dropout off before the call"
             raise Violation("the model samples in training mode", cause, sampling.where)
 
     def test_generation_for_no_prompts(self, sampling: Sampling) -> None:

@@ -14,7 +14,7 @@ from rlcli.api.config import MicroBatchSpec, stable_seed
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import ANSWER_FORMS, ModelInterface
-from rlcli.api.model import Model, ModelOutput
+from rlcli.api.model import Model, ModelOutput, call_interface
 from rlcli.testing.batches import KEYS, PAIRS, VOCABULARY, DigitTokenizer, Lengths, make_batch
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.rehearsal import WHOLE, Batches, InterfaceSubject, Make, overrides
@@ -83,7 +83,7 @@ class Calls:
         interface: ModelInterface | None = None,
     ) -> SequenceSample:
         """What the call returns; by default from a model as it was made, and the interface that was used before."""
-        output = getattr(interface or self.interface, self.call)(model or self.model(), batch, spec)
+        output = call_interface(interface or self.interface, self.call, model or self.model(), batch, spec)
         if not isinstance(output, SequenceSample):
             raise Violation(
                 f"{self.call} returns {type(output).__name__}, no SequenceSample",
@@ -97,10 +97,6 @@ class Calls:
         model = self.model(seed)
         model.module = None
         return self.interface.mock(self.call, model, batch)
-
-
-def has_mock(interface: ModelInterface) -> bool:
-    return overrides(interface, "mock")
 
 
 def own_logprobs(engine: TinyEngine, tokens: torch.Tensor, temperature: float) -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
+from rlcli.api.model import call_interface
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.loss import cause_unless_no_sum
 from rlcli.testing.interface.rehearsal import (
@@ -57,6 +58,32 @@ class InvarianceChecks(InterfaceSubject):
                 found.told("packed", "with each sample in a micro-batch of its own"),
                 cause_unless_no_sum(
                     rehearsal.result, "rows of one sequence are mistaken for its neighbour's; split by flat_seqlens"
+                ),
+                place_of_difference(rehearsal, found, apart),
+            )
+
+    def test_groups_may_be_cut_where_it_says_so(self, rehearsal: Rehearsal) -> None:
+        """groups that may be cut count the same whole and cut"""
+        cuts, declared = {call.cut for call in rehearsal.result.engine.calls}, rehearsal.make().CUT
+        if cuts and cuts != {declared}:
+            raise Violation(
+                f"CUT is {declared!r}, and train_batch is called with cut={' and '.join(sorted(map(repr, cuts)))}",
+                "pass cut=self.CUT: the memory that rlcli plan reports depends on it",
+                place_of(rehearsal.train_step),
+            )
+        if declared == "sample":
+            pytest.skip("keeps groups whole")
+        batch, model = rehearsal.batch, rehearsal.model()
+        model.module.keeps_groups = True
+        whole = rehearsal.train(batch, model=model)
+        apart = rehearsal.train(batch, spec=MicroBatchSpec(n_mbs=len(batch.flat_seqlens("packed_input_ids"))))
+        found = difference(whole, apart)
+        if found:
+            raise Violation(
+                found.told("with whole groups", "with each sequence in a micro-batch of its own"),
+                cause_unless_no_sum(
+                    whole,
+                    "the loss compares sequences of a group; do that before train_batch, or leave out CUT and cut",
                 ),
                 place_of_difference(rehearsal, found, apart),
             )
@@ -126,7 +153,7 @@ class InvarianceChecks(InterfaceSubject):
         before = {name: parameter.clone() for name, parameter in model.module.model.named_parameters()}
         where = place_of(type(make()).evaluate)
         first, rest = batch.select_indices([0]), batch.select_indices(range(1, batch.bs))
-        whole, cut = make().evaluate(model, [batch]), make().evaluate(model, [first, rest])
+        whole, cut = (call_interface(make(), "evaluate", model, parts) for parts in ([batch], [first, rest]))
         for name, value in whole.items():
             if not abs(cut[name] - value) <= 1e-6 * max(1.0, abs(value)):
                 raise Violation(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rlcli.api.config import MicroBatchSpec
-from rlcli.api.model import Model
+from rlcli.api.model import Model, call_interface
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.loss import counts_tokens
 from rlcli.testing.interface.rehearsal import InterfaceSubject, Rehearsal, response_actions
@@ -19,9 +18,10 @@ class LearningChecks(InterfaceSubject):
         batch, model, interface = rehearsal.batch, rehearsal.model(lr=0.1), rehearsal.make()
         heads = rehearsal.result.engine.heads
         before = _policy_gain(rehearsal, model) if heads == {"lm"} else None
-        losses = [interface.train_step(model, batch, MicroBatchSpec())["loss"]]
+        losses = [call_interface(interface, "train_step", model, batch)["loss"]]
         for _ in range(STEPS - 1):
-            losses.append(interface.train_step(model, rehearsal.fit(batch, model, interface), MicroBatchSpec())["loss"])
+            sampled = rehearsal.fit(batch, model, interface)
+            losses.append(call_interface(interface, "train_step", model, sampled)["loss"])
         after = _policy_gain(rehearsal, model) if heads == {"lm"} else None
         if before is not None and after is not None:
             what, start = before

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.micro_batches import one_per_sequence
 from rlcli.testing.interface.rehearsal import Outcome, Rehearsal, response_actions
 from rlcli.testing.interface.watched import HEADS, ForwardPass, TrainCall, WatchedEngine
 from rlcli.testing.tiny_engine import TinyLM
@@ -104,7 +105,8 @@ class TokenGradients:
 
 def token_gradients(rehearsal: Rehearsal, result: Outcome) -> list[TokenGradients]:
     """Of every forward pass; empty where the batch does not tell prompts from responses."""
-    samples = dict(zip(rehearsal.batch.ids, rehearsal.batch.unpack(), strict=True))
+    batch = rehearsal.batch.select(key for key in ("packed_input_ids", "prompt_mask") if key in rehearsal.batch.keys)
+    samples = {part.ids[0]: part for cut in (batch, one_per_sequence(batch)) for part in cut.unpack()}
     found = []
     for one in result.engine.passes:
         given = SequenceSample.gather([samples[id_] for id_ in one.ids])

@@ -16,7 +16,7 @@ from rlcli.api.component import module_name
 from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
 from rlcli.api.data import SequenceSample
 from rlcli.api.interface import ModelInterface
-from rlcli.api.model import Model
+from rlcli.api.model import Model, call_interface
 from rlcli.registry import make_interface, signature
 from rlcli.testing.batches import KEYS, PAIRS, DigitTokenizer, Lengths, make_batch
 from rlcli.testing.contract import Contract, Violation, place_of
@@ -163,7 +163,7 @@ def _trained(
 ) -> Outcome:
     stats: dict[str, float] = {}
     for batch in batches:
-        stats = interface.train_step(model, batch, spec)
+        stats = call_interface(interface, "train_step", model, batch, spec)
     weights = {name: parameter.detach().clone() for name, parameter in model.module.model.named_parameters()}
     return Outcome(dict(stats), weights, _own_state(interface), model, interface)
 
@@ -199,8 +199,7 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
     written, read = interface.writes("inference"), interface.reads("inference")
     has_inputs = read is None or set(read.needed) <= set(batch.keys)
     if written is not None and has_inputs and overrides(interface, "inference") and set(written.all) & set(batch.keys):
-        made = interface.inference(model, batch, WHOLE)
-        assert made is not None
+        made: SequenceSample = call_interface(interface, "inference", model, batch, WHOLE)
         own.update_(made.select(key for key in made.keys if key in batch.keys))
     assert own.data is not None
     shift = [[length - 1 for length in lengths] for lengths in batch.seqlens["packed_input_ids"]]

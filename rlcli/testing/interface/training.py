@@ -12,6 +12,7 @@ import torch
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
+from rlcli.api.model import call_interface
 from rlcli.testing.batches import KEYS, make_batch
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.loss import TokenGradients, cause_of_no_sum, in_parts, is_sum, token_gradients
@@ -156,15 +157,6 @@ class TrainingChecks(InterfaceSubject):
                     place_of_loss(call),
                 )
 
-    def test_sets_the_mode_of_the_model(self, rehearsal: Rehearsal) -> None:
-        """training sets the mode, whatever the call before it set"""
-        if rehearsal.result.engine.mode is None:
-            raise Violation(
-                "train_step trains in the mode in which it finds the model: without dropout after inference",
-                "call model.module.train() before train_batch",
-                place_of(rehearsal.train_step),
-            )
-
     def test_frozen_parameters_stay(self, rehearsal: Rehearsal) -> None:
         """parameters that are frozen get no gradient and stay"""
         for frozen in ("head", "value_head", "embedding"):
@@ -253,23 +245,22 @@ class TrainingChecks(InterfaceSubject):
                 place_of(rehearsal.train_step),
             )
 
-    def test_version_moves_once(self, rehearsal: Rehearsal) -> None:
-        """the version moves once per step, and gives the learning rate"""
+    def test_learning_rate_is_that_of_the_step(self, rehearsal: Rehearsal) -> None:
+        """the step gives the learning rate, and is counted once"""
         model = rehearsal.model()
         model.version.global_step = 3
         rehearsal.train(rehearsal.batch, model=model)
-        moved = model.version.global_step - 3
-        if moved != 1:
-            raise Violation(
-                f"the version moved by {moved} in one train_step",
-                "call model.inc_version() once, at its end",
-                place_of(rehearsal.train_step),
-            )
         steps = sorted(set(model.module.scheduled))
         if steps != [3]:
             raise Violation(
                 f"train_step number 3 asked for the learning rate of {steps}",
-                "pass version_steps=model.version.global_step to train_batch, and inc_version() after it",
+                "leave version_steps out, or pass model.version.global_step before anything counts it on",
+                place_of(rehearsal.train_step),
+            )
+        if model.version.global_step != 4:
+            raise Violation(
+                f"after train_step number 3 the version is {model.version.global_step}",
+                "leave model.version alone: rlcli counts training steps",
                 place_of(rehearsal.train_step),
             )
 
@@ -281,7 +272,7 @@ class TrainingChecks(InterfaceSubject):
         state = state_through_json(half.interface)
         resumed = rehearsal.make()
         resumed.load_state_dict(state)
-        stats = resumed.train_step(half.model, second, MicroBatchSpec())
+        stats = call_interface(resumed, "train_step", half.model, second)
         weights = {name: parameter.detach() for name, parameter in half.engine.model.named_parameters()}
         after = Outcome(dict(stats), weights, state_through_json(resumed), half.model, resumed)
         found = difference(whole, after, tolerance=0.0)

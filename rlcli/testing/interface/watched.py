@@ -27,6 +27,7 @@ class TrainCall:
     batch: SequenceSample
     loss_fn: LossFn
     loss_weight_fn: Callable[[SequenceSample], torch.Tensor | float]
+    cut: Cut
 
 
 @dataclass
@@ -99,6 +100,8 @@ class WatchedEngine(TinyEngine):
         super().__init__(*args, **settings)
         self.calls: list[TrainCall] = []
         self.passes: list[ForwardPass] = []
+        self.keeps_groups = False
+        """Whatever it is asked: no group is cut."""
         self.mode: bool | None = None
         """Whether it was last told to be in training mode; None before it was told anything."""
 
@@ -123,11 +126,12 @@ class WatchedEngine(TinyEngine):
         loss_weight_fn: Callable[[SequenceSample], torch.Tensor | float],
         token_normalize_scope: str = "global",
         mb_spec: MicroBatchSpec | None = None,
-        version_steps: int = 0,
+        version_steps: int | None = None,
         step_if: Callable[[Mapping[str, float]], bool] | None = None,
         cut: Cut = "sample",
     ) -> dict[str, float]:
-        self.calls.append(TrainCall(input_, loss_fn, loss_weight_fn))
+        self.calls.append(TrainCall(input_, loss_fn, loss_weight_fn, cut))
+        cut = "sample" if self.keeps_groups else cut
         return super().train_batch(
             input_, loss_fn, loss_weight_fn, token_normalize_scope, mb_spec, version_steps, step_if, cut
         )

@@ -1,16 +1,20 @@
-"""What mocks are made of: numbers that depend on a sample's id and the role's seed, and on nothing else."""
+"""What the outputs of a call may look like, without running a model.
+
+Numbers depend on a sample's id and the role's seed, and on nothing else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from rlcli.api.config import GenerationHyperparameters, stable_seed
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import GeneratedResponses, Model
-from rlcli.ops.rewards import action_mask
+from rlcli.api.engine import GeneratedResponses
+from rlcli.api.key_meaning import FLAGS, LOGPROBS, MEANINGS, PROMPT_MASK, REALS, SCORES, SEQUENCES
+from rlcli.api.model import Model
 
 ENDED = 0.75
 """Share of mock responses that end by themselves."""
@@ -25,13 +29,37 @@ def uniform(model: Model, data: SequenceSample, lengths: Sequence[Sequence[int]]
     return torch.cat(pieces) if pieces else torch.zeros(0)
 
 
-def mock_logprobs(model: Model, data: SequenceSample, key: str) -> SequenceSample:
-    """A sample with `key`: [T - N] float32 log-probs between -2 and 0, 0 on prompts where `prompt_mask` tells them."""
-    seqlens = [[length - 1 for length in lengths] for lengths in data.seqlens["packed_input_ids"]]
-    scores = -2 * uniform(model, data, seqlens, key)
-    if "prompt_mask" in data.keys:
-        scores = scores * action_mask(data.data["prompt_mask"], data.flat_seqlens("packed_input_ids")).to(scores.device)
-    return SequenceSample.from_default(ids=data.ids, seqlens={key: seqlens}, data={key: scores})
+def mock_keys(model: Model, data: SequenceSample, keys: Iterable[str]) -> SequenceSample:
+    """A sample with `keys`, each drawn as `rlcli.api.key_meaning` describes it.
+
+    Log-probs lie between -2 and 0 (0 on prompts), other reals between -1 and 1, scores are 0 or 1.
+
+    Raises NotImplementedError for a key that holds something else, or that is not in the table.
+    """
+    tokens = data.seqlens[SEQUENCES]
+    seqlens, tensors = {}, {}
+    for key in keys:
+        meaning = MEANINGS.get(key)
+        if meaning is None or meaning.numbers not in (LOGPROBS, REALS, SCORES, FLAGS):
+            raise NotImplementedError(f"nobody knows what a mock of {key} would hold")
+        seqlens[key] = [[meaning.rows(length) for length in lengths] for lengths in tokens]
+        drawn = uniform(model, data, seqlens[key], key)
+        if meaning.numbers is LOGPROBS:
+            tensors[key] = -2 * drawn * _on_responses(data, drawn)
+        elif meaning.numbers is REALS:
+            tensors[key] = 2 * drawn - 1
+        else:
+            tensors[key] = (drawn < 0.5).to(torch.bool if meaning.numbers is FLAGS else torch.float32)
+    return SequenceSample.from_default(ids=data.ids, seqlens=seqlens, data=tensors)
+
+
+def _on_responses(data: SequenceSample, like: torch.Tensor) -> torch.Tensor:
+    """[T - N] 1 where an action chose a token of a response, 0 on prompts where the data tells them."""
+    mask = (data.data or {}).get(PROMPT_MASK)
+    if mask is None:
+        return torch.ones_like(like)
+    pieces = mask.to(like.device).split(data.flat_seqlens(SEQUENCES))
+    return torch.cat([~piece[1:] for piece in pieces]).to(like) if pieces else like
 
 
 def mock_responses(

@@ -1,0 +1,207 @@
+"""What every interface would otherwise do itself is done around its calls, once, also for those that do it."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlcli.api.component import registered
+from rlcli.api.config import FinetuneSpec, MicroBatchSpec
+from rlcli.api.model import Model, ModelInterface, call_interface
+from rlcli.ops.rewards import action_mask
+from rlcli.testing.batches import DigitTokenizer, make_batch
+from rlcli.testing.interface.inferring import ModalEngine
+from rlcli.testing.interface.watched import WatchedEngine
+from rlcli.testing.tiny_engine import TinyLM
+
+KEYS = ["packed_input_ids", "prompt_mask"]
+EXAMPLE = Path(__file__).parents[1] / "interfaces" / "custom_interface_example.txt"
+
+
+class Lean(ModelInterface):
+    """Trains on the answers, and does nothing else."""
+
+    def train_step(self, model, data, mb_spec):
+        return model.module.train_batch(data, self.loss, self.weight, mb_spec=mb_spec)
+
+    def mask(self, batch):
+        return action_mask(batch.data["prompt_mask"], batch.flat_seqlens("packed_input_ids"))
+
+    def weight(self, batch):
+        return self.mask(batch).sum()
+
+    def loss(self, output, batch):
+        return -output.logprobs[self.mask(batch)].sum()
+
+
+class Port(Lean):
+    """The same, as code for other systems is written."""
+
+    def train_step(self, model, data, mb_spec):
+        model.module.train()
+        version = model.version.global_step
+        stats = model.module.train_batch(
+            data.to(model.module.device), self.loss, self.weight, mb_spec=mb_spec, version_steps=version
+        )
+        model.inc_version()
+        return stats
+
+
+class CountsOptimizerSteps(Lean):
+    def train_step(self, model, data, mb_spec):
+        stats = super().train_step(model, data, mb_spec)
+        for _ in range(4):
+            model.inc_version()
+        return stats
+
+
+def role(engine=WatchedEngine, spec=None):
+    return Model("tested", engine(TinyLM()), DigitTokenizer(), torch.device("cpu"), ft_spec=spec)
+
+
+def steps(interface, count=3, spec=None):
+    """(model, stats of the last step) after so many."""
+    model = role(spec=spec)
+    for _ in range(count):
+        stats = call_interface(interface, "train_step", model, make_batch(KEYS), MicroBatchSpec(n_mbs=2))
+    return model, stats
+
+
+def test_an_interface_that_does_nothing_itself():
+    model, _ = steps(Lean())
+    assert model.version.global_step == 3
+    assert model.module.scheduled == [0, 1, 2]
+    assert model.module.mode is True
+
+
+@pytest.mark.parametrize("twin", [Port, CountsOptimizerSteps])
+def test_one_that_does_it_as_well_is_counted_once(twin):
+    (lean, expected), (port, stats) = steps(Lean()), steps(twin())
+    assert stats == expected
+    assert vars(port.version) == vars(lean.version)
+    assert port.module.scheduled == lean.module.scheduled
+    for one, other in zip(port.module.model.parameters(), lean.module.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_an_epoch_is_counted_once_too():
+    spec = FinetuneSpec(total_train_steps=6, dataset_size=16, train_batch_size=8)
+    for interface in (Lean(), Port(), CountsOptimizerSteps()):
+        version = steps(interface, count=3, spec=spec)[0].version
+        assert (version.global_step, version.epoch, version.epoch_step) == (3, 1, 1)
+
+
+def test_the_example_of_another_system_is_counted_once(monkeypatch):
+    """It sets the mode, gives the version step and counts the version itself."""
+    table = registered("interfaces")
+    monkeypatch.setitem(table, "custom", None)
+    table.pop("custom")
+    loader = importlib.machinery.SourceFileLoader("custom", str(EXAMPLE))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("custom", loader))
+    loader.exec_module(module)
+    batch = make_batch(KEYS)
+    batch.remap_keys_({"prompt_mask": "mask"})
+    batch.data["mask"] = Lean().mask(make_batch(KEYS))
+    batch.seqlens["mask"] = [[length - 1 for length in group] for group in batch.seqlens["packed_input_ids"]]
+    model = role()
+    for _ in range(2):
+        call_interface(table["custom"](), "train_step", model, batch)
+    assert model.version.global_step == 2
+    assert model.module.scheduled == [0, 1]
+
+
+class Infers(ModelInterface):
+    WRITES = {"inference": ("values", "seq_no_eos_mask", "packed_logprobs", "rewards")}
+
+    def inference(self, model, data, mb_spec):
+        model.module.forward(data, mb_spec, post_hook=lambda output, _: output.values)
+        return data
+
+    generate = inference
+
+    def evaluate(self, model, eval_dataloader):
+        return {"batches": float(len([self.inference(model, batch, None) for batch in eval_dataloader]))}
+
+
+@pytest.mark.parametrize("call", ["inference", "generate", "evaluate"])
+def test_nothing_but_training_drops_out_or_counts(call):
+    model, batch = role(ModalEngine), make_batch(KEYS)
+    call_interface(Infers(), call, model, [batch, batch] if call == "evaluate" else batch)
+    assert model.module.passes_in_training_mode == 0
+    assert model.version.global_step == 0
+
+
+class Elsewhere(WatchedEngine):
+    """An engine whose device holds no numbers."""
+
+    device = torch.device("meta")
+
+
+class Looks(ModelInterface):
+    def __init__(self):
+        self.seen = []
+
+    def train_step(self, model, data, mb_spec):
+        self.seen.append({tensor.device.type for tensor in data.data.values()})
+        return {}
+
+    def inference(self, model, data, mb_spec):
+        self.train_step(model, data, mb_spec)
+
+    generate = inference
+
+    def evaluate(self, model, eval_dataloader):
+        return self.train_step(model, *eval_dataloader, None)
+
+
+@pytest.mark.parametrize("call", ["train_step", "inference", "generate", "evaluate"])
+def test_data_is_on_the_device_of_the_engine(call):
+    interface, batch = Looks(), make_batch(KEYS)
+    call_interface(interface, call, role(Elsewhere), [batch] if call == "evaluate" else batch)
+    call_interface(
+        interface, call, Model("rule", None, None, torch.device("cpu")), [batch] if call == "evaluate" else batch
+    )
+    assert interface.seen == [{"meta"}, {"cpu"}], "a role without an engine computes where its data is"
+    assert {tensor.device.type for tensor in batch.data.values()} == {"cpu"}
+
+
+def test_the_mock_that_every_interface_has():
+    """By what the keys mean; the same for a sample in any batch, and without a model."""
+    model, batch = Model("tested", None, None, torch.device("cpu")), make_batch(KEYS)
+    made = Infers().mock("inference", model, batch)
+    tensors, tokens = made.data, batch.flat_seqlens("packed_input_ids")
+    assert set(made.keys) == set(Infers.WRITES["inference"])
+    assert len(tensors["values"]) == sum(tokens)
+    assert tensors["values"].abs().max() <= 1
+    assert tensors["seq_no_eos_mask"].dtype is torch.bool
+    assert set(tensors["rewards"].tolist()) == {0.0, 1.0}
+    response = Lean().mask(batch)
+    assert tensors["packed_logprobs"].dtype is torch.float32
+    assert not tensors["packed_logprobs"][~response].any()
+    assert -2 <= tensors["packed_logprobs"].min() < tensors["packed_logprobs"].max() <= 0
+    alone = Infers().mock("inference", model, batch.select_indices([3]))
+    for key, sample in itertools.product(made.keys, [made.unpack()[3]]):
+        assert torch.equal(alone.data[key], sample.data[key])
+    assert not list(Infers().mock("train_step", model, batch).keys)
+
+
+class WritesItsOwn(ModelInterface):
+    WRITES = {"inference": ("my_numbers",), "generate": ("packed_input_ids",)}
+
+
+def test_nobody_mocks_what_only_the_interface_knows():
+    model, batch = Model("tested", None, None, torch.device("cpu")), make_batch(KEYS)
+    with pytest.raises(NotImplementedError, match="my_numbers"):
+        WritesItsOwn().mock("inference", model, batch)
+    with pytest.raises(NotImplementedError, match="no mock of generate"):
+        WritesItsOwn().mock("generate", model, batch)
+
+
+def test_an_interface_saves_with_its_tokenizer(tmp_path):
+    Lean().save(role(), str(tmp_path / "saved"))
+    assert (tmp_path / "saved" / "model.safetensors").exists()

@@ -16,7 +16,10 @@ KEYS = ("packed_input_ids", "prompt_mask", "rewards", "seq_no_eos_mask", "solved
 SHARES = ("value_clip_fraction", "clip_fraction", "dual_clip_fraction")
 """Each is a number of tokens over `loss_weight`."""
 WHOLE = MicroBatchSpec()
-CUTS = [MicroBatchSpec(n_mbs=n) for n in (2, 3, 5, 8, 16)] + [MicroBatchSpec(max_tokens_per_mb=cap) for cap in (20, 30, 45)]
+CUTS = [
+    *(MicroBatchSpec(n_mbs=n) for n in (2, 3, 5, 8, 16)),
+    *(MicroBatchSpec(max_tokens_per_mb=cap) for cap in (20, 30, 45)),
+]
 
 
 def model(head, seed=0):

@@ -26,20 +26,13 @@ def optimizer_steps(
     cut: Cut = "sample",
 ) -> dict[str, float]:
     """`ppo_epochs` times `minibatches` optimizer steps on a batch; the mean of their stats (`average`)."""
-    return average(
-        [
-            model.module.train_batch(
-                part,
-                loss_fn,
-                loss_weight_fn,
-                token_normalize_scope=settings.token_normalize_scope,
-                mb_spec=mb_spec,
-                step_if=step_if,
-                cut=cut,
-            )
-            for part in optimizer_batches(settings, model, batch)
-        ]
-    )
+    scope, steps = settings.token_normalize_scope, []
+    for part in optimizer_batches(settings, model, batch):
+        step = model.module.train_batch(
+            part, loss_fn, loss_weight_fn, token_normalize_scope=scope, mb_spec=mb_spec, step_if=step_if, cut=cut
+        )
+        steps.append(step)
+    return average(steps)
 
 
 def optimizer_batches(settings: OptimizerSteps, model: Model, data: SequenceSample) -> list[SequenceSample]:

@@ -32,6 +32,23 @@ def responses_of(recipe: Recipe, call: Call) -> tuple[int, tuple[str, ...]]:
     return max(1, responses) if isinstance(responses, int) else 1, ("generation", "responses_per_prompt")
 
 
+def kept_together(recipe: Recipe, responses: int) -> int:
+    """How many of a prompt's responses must fit into one micro-batch: all of them, unless every interface that runs a
+    model on them lets groups be cut (`CUT`)."""
+    calls = [call for call in recipe.graph.values() if call.call != "generate" and runs_a_model(recipe, call)]
+    return max((responses if keeps_groups(call) else 1 for call in calls), default=1)
+
+
+def keeps_groups(call: Call) -> bool:
+    """Whether a call needs all responses to a prompt in one micro-batch."""
+    return declared("interfaces", call.interface.type, "CUT") != "sequence"
+
+
+def runs_a_model(recipe: Recipe, call: Call) -> bool:
+    role = recipe.models.get(call.model)
+    return role is not None and role.has_weights
+
+
 def limit_of_rows(dataset: Component) -> int | None:
     """Tokens of its longest row, where the recipe (`max_length`) or the dataset's class (LONGEST) says so; a default
     that nobody chose is no statement about the rows."""

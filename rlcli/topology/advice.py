@@ -82,9 +82,10 @@ def _peak_of(recipe: Recipe, sizes: Mapping[str, Architecture | str], peak: Peak
 
 
 def _longest_sample(recipe: Recipe, sizes: Mapping[str, Architecture | str]) -> int:
+    from rlcli.recipe.lengths import kept_together
     from rlcli.topology.lengths import group_size, lengths_of
 
-    return group_size(recipe) * lengths_of(recipe).sequence
+    return kept_together(recipe, group_size(recipe)) * lengths_of(recipe).sequence
 
 
 def with_value(node: Any, keys: list[str], value: Any) -> Any:

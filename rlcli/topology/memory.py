@@ -14,7 +14,7 @@ from rlcli import registry
 from rlcli.api.architecture import Architecture
 from rlcli.api.memory import Generation, Kept, MemoryModel, Parts, PlacedRole, UnknownMemory
 from rlcli.recipe.components import argument_of, signature_of
-from rlcli.recipe.lengths import generation_of
+from rlcli.recipe.lengths import generation_of, keeps_groups
 from rlcli.topology.lengths import Lengths, group_size, lengths_of
 
 if TYPE_CHECKING:
@@ -186,11 +186,12 @@ def _parts(recipe: Recipe, topology: Topology, call: Call, model: MemoryModel, l
 
 def micro_batches_of(recipe: Recipe, topology: Topology, call: Call) -> tuple[int, int]:
     """(tokens of the largest micro-batch, number of them per rank) for the longest sequences of one optimizer step or
-    one inference. A sample, which is a group of responses, is never cut."""
-    sample = group_size(recipe) * lengths_of(recipe).sequence
+    one inference. A sample, which is a group of responses, is cut only if the interface says so."""
+    group, sample = group_size(recipe), lengths_of(recipe).sequence
     rows = -(-recipe.train.prompts_per_step // topology.placement(call.model).mesh.dp)
     if call.call == "train_step":
         rows = -(-rows // topology.batch.minibatches.get(call.model, 1))
+    sample, rows = (group * sample, rows) if keeps_groups(call) else (sample, group * rows)
     cap = call.max_tokens_per_microbatch or recipe.train.max_tokens_per_microbatch
     least = min(rows, call.microbatches or recipe.train.microbatches)
     together = max(1, min(-(-rows // least), cap // sample))

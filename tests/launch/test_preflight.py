@@ -152,9 +152,10 @@ def test_rows_that_the_kv_cache_has_no_room_for(check):
 
 
 def test_rows_that_no_microbatch_holds(check):
-    found = check(PPO, SUMS, overrides=["train.max_tokens_per_microbatch=64"])["train lengths"]
+    assert check(PPO, SUMS, overrides=["train.max_tokens_per_microbatch=21"])["train lengths"].level == "ok"
+    found = check(PPO, SUMS, overrides=["train.max_tokens_per_microbatch=20"])["train lengths"]
     assert found.level == "FAIL"
-    assert "4 responses together, takes up to 84 tokens; a micro-batch holds 64" in found.says
+    assert "takes up to 21 tokens; a micro-batch holds 20" in found.says
 
 
 def test_prompts_that_occur_twice_and_leak(check):

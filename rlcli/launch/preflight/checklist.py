@@ -25,7 +25,7 @@ from rlcli.launch.preflight.row_checks import (
 from rlcli.launch.preflight.rows import OpenDataset, OpenTokenizer, Tokenizers, open_dataset, open_tokenizer
 from rlcli.launch.preflight.template_checks import check_template
 from rlcli.recipe.dataset_sizes import check_dataset_sizes
-from rlcli.recipe.lengths import cache_of
+from rlcli.recipe.lengths import cache_of, kept_together
 from rlcli.recipe.role_sources import prompt_role, tokenizer_source, weights_origin
 
 if TYPE_CHECKING:
@@ -198,7 +198,9 @@ def _limits(subject: _Subject, dataset: str, tokenizer: Any) -> Limits:
     return Limits(
         stop_ids=subject.stop_ids(tokenizer),
         new_tokens=recipe.generation.build().max_new_tokens if generates else 0,
-        responses=recipe.generation.build().responses_per_prompt if generates and is_trained_on else 1,
+        responses=kept_together(recipe, recipe.generation.build().responses_per_prompt)
+        if generates and is_trained_on
+        else 1,
         positions=None if isinstance(sizes, str) else sizes.positions,
         microbatch=recipe.train.max_tokens_per_microbatch,
         cache=cache_of(recipe, prompt_role(recipe)),

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from rlcli.api.key_meaning import SEQUENCES
 from rlcli.recipe.components import dataset_keys
-from rlcli.recipe.lengths import cache_of, generation_of, limit_of_rows, positions_of, responses_of
+from rlcli.recipe.lengths import (
+    cache_of,
+    generation_of,
+    keeps_groups,
+    limit_of_rows,
+    positions_of,
+    responses_of,
+    runs_a_model,
+)
 from rlcli.recipe.meaning.notes import Notes
 from rlcli.recipe.schema import Call
 from rlcli.recipe.tree import Path
@@ -82,7 +90,7 @@ def _rows(notes: Notes, call: Call, path: Path) -> None:
 
 
 def _micro_batches(notes: Notes, call: Call, path: Path) -> None:
-    """All responses to a prompt are one sample, which no micro-batch cuts."""
+    """All responses to a prompt are one sample, which only interfaces that say so let be cut."""
     new = generation_of(notes.recipe, call)["max_new_tokens"]
     responses, _ = responses_of(notes.recipe, call)
     component = notes.recipe.datasets.get(notes.recipe.train.dataset)
@@ -92,11 +100,13 @@ def _micro_batches(notes: Notes, call: Call, path: Path) -> None:
     shared: list[Path] = [("generation", key) for key in ("responses_per_prompt", "max_new_tokens")]
     for name, other in notes.recipe.graph.items():
         cap = other.max_tokens_per_microbatch or notes.recipe.train.max_tokens_per_microbatch
-        if other.call != "generate" and SEQUENCES in other.inputs and responses * new > cap:
+        together = responses if keeps_groups(other) else 1
+        is_cut = other.call != "generate" and SEQUENCES in other.inputs and runs_a_model(notes.recipe, other)
+        if is_cut and together * new > cap:
             own: Path = ("graph", name, "max_tokens_per_microbatch")
             where = notes.first_set(own, ("train", "max_tokens_per_microbatch"), *shared, path)
-            group = f"a prompt's {responses} responses" if responses > 1 else "a response"
+            group = f"a prompt's {together} responses" if together > 1 else "a response"
             what = f"a micro-batch holds {cap} tokens; {group} of up to {new} must fit into one"
-            least = responses * (prompt + new)
+            least = together * (prompt + new)
             needs: list[Path] = [own, ("generation",), (*path, "interface")]
             notes.note_once(("cap", cap), "R49", what, where, f"use at least {least}", needs)

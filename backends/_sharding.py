@@ -58,6 +58,18 @@ def shard(packed: PackedModel, mesh: Any) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
+def forget_gradients(packed: Any) -> None:
+    """Drop what the passes of an unfinished step left behind: an exception ended it. torch's own reset keeps gradients
+    that were to be reduced later."""
+    packed.reset_iter_state()
+    for module in packed.modules():
+        for group in module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ():
+            for parameter in group.fsdp_params:
+                parameter.unsharded_accumulated_grad = None
+                if hasattr(parameter, "_unsharded_param"):
+                    parameter._unsharded_param.grad = None
+
+
 def _linear_layers(block: nn.Module) -> Iterator[nn.Module]:
     return (module for module in block.modules() if isinstance(module, nn.Linear | Conv1D))
 

@@ -28,7 +28,7 @@ from rlcli.api.model import EngineState, LossFn, Model, ModelBackend, ModelOutpu
 from ._engine import TransformersEngine, dimension, gathered_beyond
 from ._recomputation import RecomputedLayers
 from ._settings import TransformersTraining
-from ._sharding import shard, sharding_mesh
+from ._sharding import forget_gradients, shard, sharding_mesh
 from ._unsharded import UnshardedCopy
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
     def optimizer_zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         if self._is_in_step and isinstance(self.packed, FSDPModule):
-            self.packed.reset_iter_state()  # of a step that an exception ended: gradients that were not yet reduced
+            forget_gradients(self.packed)
         self._is_in_step = False
 
     def lr_scheduler_step(self, version_steps: int) -> float:

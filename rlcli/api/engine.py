@@ -161,7 +161,7 @@ class ForwardEngine(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} cannot be checkpointed")
 
     def offload(self) -> None:
-        """Keep the weights in host memory until they are needed again."""
+        """Keep the weights, and the optimizer's state, in host memory until they are needed again."""
         raise NotImplementedError(f"{type(self).__name__} cannot be offloaded")
 
     def train(self, mode: bool = True) -> None:  # noqa: B027 - dropout is off by default, so most engines do nothing

@@ -97,7 +97,8 @@ class Hooks(Section):
     eta: Annotated[float, Field(gt=0, le=1)] = 1.0
     """With `copy_to`: target = eta * source + (1 - eta) * target; below 1 an exponential moving average."""
     offload: bool = False
-    """Keep the weights of the call's role in host memory until its next call."""
+    """Keep the weights of the call's role in host memory until its next call, and its optimizer's state until its next
+    training step: roles can take turns on a device."""
 
 
 class Call(Section):

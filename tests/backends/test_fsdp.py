@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from rlcli.api.config import MicroBatchSpec
+from rlcli.errors import ModelError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import (
     RATES,
@@ -20,9 +21,11 @@ from rlcli.testing.backend.base import (
     train,
     weights_apart,
 )
+from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import NEW_TOKENS, generate
 from rlcli.testing.backend.plain import PlainTraining, greedy_answers, plain_answer_loss
 from rlcli.testing.backend.state import save
+from rlcli.testing.pretend_cuda import pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
 
@@ -156,3 +159,90 @@ def test_tensor_parallel_families_train_and_answer_like_a_plain_loop(family, cha
 )
 def test_layouts_train_like_a_plain_loop(layout, settings):
     require_plain(steps_and_weights("llama", layout, settings, steps=3))
+
+
+def test_trained_roles_take_turns_on_a_device():
+    """A role that rests keeps nothing on the device, and trains as one that never rested."""
+    with pretend_cuda() as device:
+        resting, staying = (TestContract().engine(device=str(device), **SETTINGS) for _ in range(2))
+        for step in range(3):
+            for engine in (staying, resting):
+                before = torch.cuda.memory_allocated()
+                engine.train_batch(batch(step).to(device), answer_loss, answer_weight, version_steps=step)
+            resting.offload()
+            held = [*resting.state().weights.values(), *resting.state().optimizer.values()]
+            assert {tensor.device.type for tensor in held if tensor.dim()} == {"cpu"}
+            if step:
+                assert torch.cuda.memory_allocated() == before
+            generate(resting, prompts(), greedy=True)  # needs the weights alone
+            moments = [tensor for tensor in resting.state().optimizer.values() if tensor.dim()]
+            assert {tensor.device.type for tensor in moments} == {"cpu"}
+            resting.offload()
+        wanted = TestContract().weights(staying)
+        assert all(torch.equal(weight, wanted[name]) for name, weight in TestContract().weights(resting).items())
+
+
+@pytest.mark.parametrize("settings", [{"defer_reduction": True}, {}], ids=str)
+def test_gradients_of_a_step_that_failed_are_dropped(settings):
+    """Those that were not reduced yet, too."""
+
+    def work(rank):
+        engine, fresh = (TestContract().engine(mesh=mesh_of_ranks(dp=2), **(SETTINGS | settings)) for _ in range(2))
+        cuts = MicroBatchSpec(n_mbs=3)
+        seen = []
+
+        def fails_at_the_last(output, sample):
+            seen.append(sample)
+            if len(seen) == 3:
+                raise RuntimeError("the reward is not there")
+            return answer_loss(output, sample)
+
+        with pytest.raises(RuntimeError, match="not there"):
+            engine.train_batch(batch(5), fails_at_the_last, answer_weight, mb_spec=cuts)
+        norms = [
+            one.train_batch(batch(), answer_loss, answer_weight, mb_spec=cuts)["grad_norm"] for one in (engine, fresh)
+        ]
+        return {"norms": norms}
+
+    for told in run_on_ranks(2, work):
+        assert told["norms"][0] == pytest.approx(told["norms"][1], rel=1e-6)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_log_probs_in_bfloat16_do_not_depend_on_sharding(family):
+    """What is gathered in bfloat16 is what autocast would have made of it."""
+
+    def scored(mesh):
+        engine = TestContract().engine(family, mesh=mesh, dtype="bfloat16")
+        return scores(engine, batch(), "log-probs").tolist()
+
+    wanted = scored(None)
+    assert [told["found"] for told in run_on_ranks(2, lambda _: {"found": scored(mesh_of_ranks(dp=2))})] == [wanted] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 48}, "its 3 attention heads cannot be"),
+        ({"num_key_value_heads": 1}, "its 1 key-value heads cannot be divided among 2 ranks"),
+        (None, "gpt2 of role actor cannot be tensor-parallel: transformers has no tensor-parallel plan for it"),
+    ],
+)
+def test_models_that_ranks_cannot_share_are_refused(changes, reason):
+    def work(_):
+        lm = tiny_model("gpt2") if changes is None else tiny_model("llama", **changes)
+        with pytest.raises(ModelError, match=reason) as caught:
+            TestContract().engine(lm=lm, mesh=mesh_of_ranks(tp=2))
+        return {"hint": caught.value.hint}
+
+    assert all("models.actor.mesh.tp=1" in told["hint"] for told in run_on_ranks(2, work))
+
+
+def test_logits_are_refused_where_the_vocabulary_is_sharded():
+    def work(_):
+        engine = TestContract().engine(mesh=mesh_of_ranks(tp=2))
+        with pytest.raises(ModelError, match="logits are not offered"):
+            engine.forward(batch())
+        return {}
+
+    run_on_ranks(2, work)

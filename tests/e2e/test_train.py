@@ -62,6 +62,7 @@ def test_ranks_and_micro_batches_change_no_number(train, tiny_ppo):
         "one_rank": ("launch=local", "train.microbatches=4"),
         "two_ranks": (*two, "train.microbatches=2"),
         "critic_apart": (*two, "models.critic.devices=1"),
+        "tensor_parallel": (*two, "models.actor.mesh.tp=2", "models.critic.mesh.tp=2"),
     }
     follow = ("graph.actor_train.hooks={copy_to: ref, eta: 0.5}", "graph.ref_inf.hooks.offload=true")
     penalty += follow  # and the reference moves with the actor, sharded or not

@@ -325,3 +325,17 @@ def test_no_file_of_a_model_is_a_pipe_or_a_device(project, name):
     (project / "model" / name).symlink_to("/dev/zero")
     code, said = rlcli("train", "mine.yaml", "models.actor.tokenizer=null")
     assert code == 5, said
+
+
+def test_heads_that_tensor_parallel_ranks_cannot_share_are_refused_with_their_place(project):
+    sizes = {"model_type": "llama", **SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}
+    (project / "model" / "config.json").write_text(json.dumps(sizes))
+    (project / "mine.yaml").write_text(RECIPE.replace("path: model,", "path: model, mesh: {tp: 4},"))
+    devices = ("launch=local", "cluster.devices_per_node=4")
+    (fault,) = faults(*devices)
+    assert fault.code == "R49"
+    assert fault.what == "the 2 key-value heads of models.actor cannot be divided among 4 tensor-parallel ranks"
+    assert fault.where.endswith("mine.yaml:2:42")
+    assert fault.hint == "use a divisor of both: 1, 2"
+    (project / "rows.jsonl").write_text(2 * ROW)
+    assert faults(*devices, "models.actor.mesh.tp=2", "train.prompts_per_step=2") == []

@@ -328,7 +328,6 @@ def test_two_lines_put_a_classifier_into_ppo(folder: Path):
         ("graph.actor_train.hooks.copy_to=reff", "reff"),
         ("graph.actor_train.hooks.copy_to=actor", "trained by itself"),
         ("graph.actor_train.hooks.copy_to=critic", "trained by itself"),
-        ("graph.actor_train.hooks.offload=true", "optimizer"),
         ("graph.critic_train.hooks.copy_to=ref", "same head"),
     ],
 )

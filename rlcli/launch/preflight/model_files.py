@@ -31,6 +31,7 @@ def model_faults(resolved: Resolved) -> Iterator[RlcliError]:
     for role in resolved.recipe.models:
         yield from _faults_of_role(resolved, role)
     yield from _too_large(resolved)
+    yield from _undivided_heads(resolved)
     graphs = ((("graph",), resolved.recipe.graph), (("train", "eval", "graph"), resolved.recipe.train.eval.graph))
     for place, graph in graphs:
         for name, call in graph.items():
@@ -121,3 +122,23 @@ def _too_large(resolved: Resolved) -> Iterator[ResourceError]:
             what = f"the weights of models.{role} take {needed:,.0f} GiB; this machine has {there:,.0f} GiB of memory"
             where = str(resolved.origin(("models", role, key)))
             yield ResourceError(what, where=where, hint=f"rlcli plan {resolved.recipe.name} shows what it takes")
+
+
+def _undivided_heads(resolved: Resolved) -> Iterator[ModelError]:
+    """Tensor-parallel ranks keep whole attention heads, as many on each."""
+    from rlcli.api.architecture import Architecture
+    from rlcli.topology.configs import architecture_of
+
+    for role, section in resolved.recipe.models.items():
+        ranks = section.mesh.tp
+        sizes = architecture_of(resolved, role) if ranks > 1 and section.has_weights else ""
+        if not isinstance(sizes, Architecture):
+            continue
+        for what, heads in (("attention heads", sizes.heads), ("key-value heads", sizes.kv_heads)):
+            if heads % ranks:
+                where = str(resolved.origin(("models", role, "mesh", "tp")))
+                fitting = [n for n in range(1, heads + 1) if sizes.heads % n == 0 and sizes.kv_heads % n == 0]
+                hint = f"use a divisor of both: {', '.join(map(str, fitting))}"
+                said = f"the {heads} {what} of models.{role} cannot be divided among {ranks} tensor-parallel ranks"
+                yield ModelError(said, where=where, hint=hint, code="R49")
+                break

@@ -159,6 +159,3 @@ def _hooks(notes: Notes, call: Call, path: Path) -> None:
             what = f"{call.model} and {target} must live on the same devices and have the same head"
             needs: list[Path] = [("models", name, key) for name in (call.model, target) for key in ("devices", "head")]
             notes.note("R71", what, place, needs=needs)
-    if call.hooks.offload and call.model in recipe.trained_roles:
-        what = f"{call.model} is trained; its weights stay where its optimizer is"
-        notes.note("R71", what, (*path, "hooks", "offload"), needs=trained)

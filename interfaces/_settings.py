@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.limits import Limits, check_limits
+from rlcli.api.synonyms import Synonyms
 from rlcli.ops.advantages import AdvantageEstimatorName
 from rlcli.ops.kl import AdaptiveKLController, FixedKLController, KLController, KLEstimator
 from rlcli.ops.policy_losses import LossAggregationName, PolicyLossName
@@ -48,6 +49,9 @@ class Sampling(Settings):
     """How responses are sampled, and which of them are trained on."""
 
     LIMITS: ClassVar[Limits] = {"generation_size": {"ge": 1}}
+    SYNONYMS: ClassVar[Synonyms] = {
+        "generation_size": "best_of best_of_n",
+    }
 
     generation: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
     """How responses are sampled. Its temperature also divides the logits in training."""
@@ -75,6 +79,10 @@ class OptimizerSteps(Settings):
     """How a batch is spread over optimizer steps."""
 
     LIMITS: ClassVar[Limits] = {"minibatches": {"ge": 1}, "ppo_epochs": {"ge": 1}}
+    SYNONYMS: ClassVar[Synonyms] = {
+        "minibatches": "ppo_n_minibatches num_mini_batches ppo_mini_batch_size mini_batch_size n_minibatches",
+        "ppo_epochs": "num_ppo_epochs num_iterations ppo_epoch n_ppo_epochs max_epochs",
+    }
 
     minibatches: int = 4
     """Optimizer steps that one batch is spread over (per epoch)."""
@@ -95,6 +103,9 @@ class OldPolicy(Settings):
     """Which log-probs stand for the policy that sampled, and for the one that ratios are taken to."""
 
     LIMITS: ClassVar[Limits] = {"behav_imp_weight_cap": {"gt": 1}}
+    SYNONYMS: ClassVar[Synonyms] = {
+        "behav_imp_weight_cap": "behave_imp_weight_cap rollout_is_threshold vllm_importance_sampling_cap",
+    }
 
     use_decoupled_loss: bool = False
     """Clip around `proximal_logprobs` and weigh each token by proximal over behaviour policy. Needs a call
@@ -123,6 +134,20 @@ class RewardShaping(Settings):
         "kl_ctl": {"ge": 0}, "adaptive_kl_target": {"gt": 0}, "adaptive_kl_horizon": {"gt": 0},
         "max_reward_clip": {"gt": 0},
     }  # fmt: skip
+    SYNONYMS: ClassVar[Synonyms] = {
+        "kl_ctl": (
+            "kl_coef kl_coeff init_kl_coef kl_loss_coef beta pref_beta reference_policy_kl_penalty kl_penalty_coef"
+        ),
+        "kl_estimator": "kl_penalty kl_loss_type kl_type use_kl_estimator_k3 reference_policy_kl_type",
+        "adaptive_kl_ctl": "kl_ctrl.type adap_kl_ctrl adaptive_kl_coef use_adaptive_kl",
+        "adaptive_kl_target": "kl_target target_kl ppo_target kl_ctrl.target adaptive_kl.target",
+        "adaptive_kl_horizon": "kl_horizon kl_ctrl.horizon horizon",
+        "reward_output_bias": "reward_bias",
+        "reward_output_scaling": "reward_scaling reward_scale",
+        "max_reward_clip": "reward_clip reward_clip_range cliprange_reward",
+        "mask_too_long": "mask_truncated_completions overlong_filtering",
+        "mask_no_eos_with_zero": "missing_eos_penalty",
+    }
 
     kl_ctl: float = 0.1
     """Weight of the KL penalty per token (its starting value with `adaptive_kl_ctl`)."""
@@ -178,6 +203,13 @@ class Advantages(Settings):
     """How much better than expected an action was."""
 
     LIMITS: ClassVar[Limits] = {"discount": {"ge": 0, "le": 1}, "gae_lambda": {"ge": 0, "le": 1}}
+    SYNONYMS: ClassVar[Synonyms] = {
+        "advantage_estimator": "adv_estimator advantage_type",
+        "gae_lambda": "lam lambd lmbda gae_lam",
+        "discount": "gamma",
+        "adv_norm": "whiten_advantages whiten_rewards normalize_advantages advantage_normalization",
+        "group_adv_norm": "norm_adv_by_std_in_grpo scale_rewards",
+    }
 
     advantage_estimator: AdvantageEstimatorName = "gae"
     """gae: from the values of a critic. grpo: a response against the others to its prompt, without a critic
@@ -222,6 +254,16 @@ class PolicyLoss(Settings):
     """What the policy minimises, and when an optimizer step is skipped."""
 
     LIMITS: ClassVar[Limits] = {"eps_clip": {"gt": 0}, "c_clip": {"gt": 1}, "entropy_coef": {"ge": 0}}
+    SYNONYMS: ClassVar[Synonyms] = {
+        "policy_loss": "policy_loss_type loss_mode policy_loss_fn",
+        "loss_aggregation": "loss_agg_mode loss_type",
+        "eps_clip": (
+            "clip_range cliprange clip_ratio epsilon epsilon_high clip_ratio_low clip_ratio_high clip_eps "
+            "ratio_clip_min ratio_clip_max eps_clip_higher eps_clip_low_high"
+        ),
+        "c_clip": "clip_ratio_c dual_clip ratio_clip_c delta",
+        "entropy_coef": "entropy_coeff ent_coef entropy_loss_coef entropy_bonus",
+    }
 
     policy_loss: PolicyLossName = "ppo"
     """ppo: each token's ratio is clipped. gspo: one ratio for a whole response, clipped as one (try `eps_clip:
@@ -269,6 +311,9 @@ class CriticLoss(Settings):
     LIMITS: ClassVar[Limits] = {
         "value_eps_clip": {"gt": 0}, "value_norm_beta": {"ge": 0, "lt": 1}, "value_norm_eps": {"gt": 0},
     }  # fmt: skip
+    SYNONYMS: ClassVar[Synonyms] = {
+        "value_eps_clip": "cliprange_value value_clip value_clip_range vf_clip",
+    }
 
     value_eps_clip: float = 0.2
     """The critic's prediction counts within ± this of its earlier one (in normalised units with

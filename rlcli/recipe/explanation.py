@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlcli.errors import UsageError
+from rlcli.recipe.argument_words import argument_words
 from rlcli.recipe.changes import Kind, kind_of_change
 from rlcli.recipe.fields import Field, completed, field_of, plain_leaves, yaml_word
 from rlcli.recipe.interpolation import Reference, interpolate, references_in
@@ -78,7 +79,7 @@ def explain(resolved: Resolved, key: str) -> Explanation | list[Leaf]:
     if not below:
         removed = next(filter(None, (removed_at(resolved.written, path[:n]) for n in range(1, len(path) + 1))), None)
         if removed is None or not resolved.history(path):
-            raise _unknown(key, known)
+            raise _unknown(resolved, key, known)
         found = _explanation(resolved, path, {path: None})
         *earlier, last = (replace(step, wins=False) for step in found.steps)
         return replace(found, steps=(*earlier, replace(last, wins=True)), uses=(), removed=place_of(removed))
@@ -232,7 +233,7 @@ def _names(path: Path) -> tuple[str, ...]:
     return tuple(str(part) for part in path)
 
 
-def _unknown(key: str, known: dict[Path, Any]) -> UsageError:
+def _unknown(resolved: Resolved, key: str, known: dict[Path, Any]) -> UsageError:
     """What was probably meant: the same last word elsewhere, a near key, or another framework's word."""
     keys = [dotted(path) for path in known]
     last = key.rpartition(".")[2]
@@ -243,6 +244,5 @@ def _unknown(key: str, known: dict[Path, Any]) -> UsageError:
         more = f" (or {', '.join(same[1:3])}{', …' if len(same) > 3 else ''})" if len(same) > 1 else ""
         hint: str | None = f"did you mean {near}?{more}"
     else:
-        blocks = {str(path[0]) for path in known} - set(SECTIONS)
-        hint = suggest_key(last, SECTIONS, blocks)[1]
+        hint = suggest_key(last, SECTIONS, argument_words(resolved.written))[1]
     return UsageError(f"the recipe has no key {key}", hint=hint, code="R42")

@@ -60,7 +60,7 @@ def _parse(text: str, number: int, problems: Problems) -> Mapping | None:
         plain = key.lstrip("+~-")
         hint = "write key.path=value, with the keys joined by dots"
         if plain != key and _KEY.fullmatch(plain):
-            hint = f"write {translated(plain.split('.'), ('ppo',)) or plain}={value[:40] or 'null'}"
+            hint = f"write {translated(plain.split('.')) or plain}={value[:40] or 'null'}"
         problems.add("R41", f"{key!r} is no key", start, hint)
         return None
     mark = Mark(COMMAND_LINE, number, len(key) + 2)

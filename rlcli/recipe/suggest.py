@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, get_args
 
@@ -42,13 +42,13 @@ def lookalike(word: str) -> tuple[str, str] | None:
 def suggest_key(
     key: str,
     legal: Iterable[str],
-    blocks: Iterable[str] = (),
+    words: Mapping[str, str] | None = None,
     above: Iterable[str | int] = (),
     roles: Iterable[str] = (),
     written: Sequence[str] = (),
 ) -> tuple[str, str | None]:
     """(message id, hint) for an unknown key below the keys `above`: R43 if it is at home elsewhere, else R42.
-    `written`: where else in the recipe a key of that name stands."""
+    `words`: other frameworks' for arguments of interfaces; `written`: where else a key of that name stands."""
     names, foreign = list(legal), [*map(str, above), key]
     if (latin := lookalike(key)) is not None:
         target = close_to(latin[0], names) or latin[0]
@@ -59,7 +59,7 @@ def suggest_key(
     elsewhere = _homes().get(key)
     if elsewhere and near is None:
         return "R43", f"did you mean {elsewhere[0]}?"
-    synonym = translated(foreign, list(blocks), list(roles))
+    synonym = translated(foreign, words, list(roles))
     if synonym is not None and close_to(key, names, cutoff=A_SLIP) is None:
         return "R42", f"known elsewhere as {key}; here it is {synonym}"
     if near is not None:

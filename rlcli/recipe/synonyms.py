@@ -1,5 +1,5 @@
-"""Other frameworks' words for the keys of a recipe: ReaLHF, AReaL, verl, TRL, OpenRLHF, NeMo-RL, torchtune, axolotl,
-LLaMA-Factory, unsloth.
+"""Other frameworks' words for the keys of every recipe: ReaLHF, AReaL, verl, TRL, OpenRLHF, NeMo-RL, torchtune,
+axolotl, LLaMA-Factory, unsloth. Those for arguments of interfaces are declared there.
 
 A word is the last part of a key over there, or its last parts where one would not do: `rollout.n`.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from functools import cache
 
 _WORDS: Mapping[str, str] = {
     "cluster.device": "accelerator device_type trainer.device train_device",
@@ -148,36 +147,6 @@ _WORDS: Mapping[str, str] = {
         "rlhf_type"
     ),
     "graph.<call>.interface.args.path": "reward_model reward_model_path reward_pretrain reward_model_name_or_path",
-    "ppo.kl_ctl": (
-        "kl_coef kl_coeff init_kl_coef kl_loss_coef beta pref_beta reference_policy_kl_penalty kl_penalty_coef"
-    ),
-    "ppo.kl_estimator": "kl_penalty kl_loss_type kl_type use_kl_estimator_k3 reference_policy_kl_type",
-    "ppo.adaptive_kl_ctl": "kl_ctrl.type adap_kl_ctrl adaptive_kl_coef use_adaptive_kl",
-    "ppo.adaptive_kl_target": "kl_target target_kl ppo_target kl_ctrl.target adaptive_kl.target",
-    "ppo.adaptive_kl_horizon": "kl_horizon kl_ctrl.horizon horizon",
-    "ppo.eps_clip": (
-        "clip_range cliprange clip_ratio epsilon epsilon_high clip_ratio_low clip_ratio_high clip_eps "
-        "ratio_clip_min ratio_clip_max eps_clip_higher eps_clip_low_high"
-    ),
-    "ppo.c_clip": "clip_ratio_c dual_clip ratio_clip_c delta",
-    "ppo.value_eps_clip": "cliprange_value value_clip value_clip_range vf_clip",
-    "ppo.advantage_estimator": "adv_estimator advantage_type",
-    "ppo.policy_loss": "policy_loss_type loss_mode policy_loss_fn",
-    "ppo.loss_aggregation": "loss_agg_mode loss_type",
-    "ppo.gae_lambda": "lam lambd lmbda gae_lam",
-    "ppo.discount": "gamma",
-    "ppo.entropy_coef": "entropy_coeff ent_coef entropy_loss_coef entropy_bonus",
-    "ppo.minibatches": "ppo_n_minibatches num_mini_batches ppo_mini_batch_size mini_batch_size n_minibatches",
-    "ppo.ppo_epochs": "num_ppo_epochs num_iterations ppo_epoch n_ppo_epochs max_epochs",
-    "ppo.adv_norm": "whiten_advantages whiten_rewards normalize_advantages advantage_normalization",
-    "ppo.group_adv_norm": "norm_adv_by_std_in_grpo scale_rewards",
-    "ppo.reward_output_bias": "reward_bias",
-    "ppo.reward_output_scaling": "reward_scaling reward_scale",
-    "ppo.max_reward_clip": "reward_clip reward_clip_range cliprange_reward",
-    "ppo.mask_too_long": "mask_truncated_completions overlong_filtering",
-    "ppo.mask_no_eos_with_zero": "missing_eos_penalty",
-    "ppo.behav_imp_weight_cap": "behave_imp_weight_cap rollout_is_threshold vllm_importance_sampling_cap",
-    "ppo.generation_size": "best_of best_of_n",
 }
 """The key here → the words elsewhere. `<role>`, `<name>` and `<call>` stand for names of the recipe's own."""
 
@@ -185,18 +154,15 @@ SYNONYMS: Mapping[str, str] = {word: target for target, words in _WORDS.items() 
 """Word elsewhere → the key here."""
 
 
-def translated(path: Iterable[str], blocks: Collection[str] = (), roles: Collection[str] = ()) -> str | None:
-    """The key that another framework's key means here; None if it is unknown or needs a block that the recipe lacks.
-    A role that the foreign key names, as `actor_rollout_ref.ref.…` does, is filled in."""
+def translated(path: Iterable[str], words: Mapping[str, str] | None = None, roles: Collection[str] = ()) -> str | None:
+    """The key that another framework's key means here; None if it is unknown. `words`: those for arguments of the
+    recipe's interfaces. A role that the foreign key names, as `actor_rollout_ref.ref.…` does, is filled in."""
     parts = [part.lower().lstrip("+~") for part in path]
-    for size in range(min(len(parts), _longest()), 0, -1):
-        target = SYNONYMS.get(".".join(parts[-size:]))
-        if target is None:
-            continue
-        block = target.split(".")[0]
-        if block == "ppo" and block not in blocks:
-            return None
-        return target.replace("<role>", _role(parts, roles) or "<role>")
+    known = {**SYNONYMS, **(words or {})}
+    for size in range(min(len(parts), max(word.count(".") for word in known) + 1), 0, -1):
+        target = known.get(".".join(parts[-size:]))
+        if target is not None:
+            return target.replace("<role>", _role(parts, roles) or "<role>")
     return None
 
 
@@ -207,8 +173,3 @@ def _role(parts: list[str], roles: Collection[str]) -> str | None:
         if (first := re.split(r"[_\W]", part)[0]) in roles:
             return first
     return None
-
-
-@cache
-def _longest() -> int:
-    return max(word.count(".") for word in SYNONYMS) + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
@@ -78,7 +79,7 @@ def check_against(
     """Validate `tree`; `prefix` is its path in the recipe, for the messages. `legal`: keys that may stand at its top,
     if the model does not have them all; `blocks`: those of the recipe's own."""
     top = [*(legal or fields_of(model)), *blocks]
-    checker = _Checker(model, problems, doubts, prefix, tuple(blocks), top if prefix else ["extends", *top])
+    checker = _Checker(model, problems, doubts, prefix, top if prefix else ["extends", *top])
     for _ in range(MAX_REPAIRS):
         tree, errors, value = _validated(model, tree)
         if not errors:
@@ -138,14 +139,12 @@ class _Checker:
         problems: Problems,
         doubts: Doubts,
         prefix: Path,
-        blocks: tuple[str, ...],
         top: list[str],
     ):
         self.model = model
         self.problems = problems
         self.doubts = doubts
         self.prefix = prefix
-        self.blocks = blocks
         self.top = top
 
     @property
@@ -153,6 +152,13 @@ class _Checker:
         """The names of the recipe's roles, if it has got that far."""
         models = at(self.problems.written, ("models",)) if self.problems.written is not None else None
         return list(models.entries) if isinstance(models, Mapping) else []
+
+    @cached_property
+    def words(self) -> dict[str, str]:
+        """Other frameworks' words for arguments of the recipe's interfaces."""
+        from rlcli.recipe.argument_words import argument_words
+
+        return argument_words(self.problems.written)
 
     def note(self, errors: Sequence[Any], tree: Mapping, path: Path) -> None:
         """Note what pydantic says about the value at a path; several errors are the members of one union."""
@@ -184,7 +190,7 @@ class _Checker:
         section = section_of(annotation_at(self.model, path[:-1]))
         legal = self.top if len(path) == 1 else list(fields_of(section)) if section else []
         foreign = [found for found, _ in leaves(node) if found] if isinstance(node, Mapping) else []
-        meant = {one: translated(map(str, (*whole, *one)), self.blocks, self.roles) for one in foreign}
+        meant = {one: translated(map(str, (*whole, *one)), self.words, self.roles) for one in foreign}
         homes = self.written_homes(path)
         is_call = dotted(("graph", *path)) in homes
         if any(meant.values()) and not is_call and close_to(str(path[-1]), legal, cutoff=A_SLIP) is None:
@@ -192,7 +198,7 @@ class _Checker:
                 known = f"known elsewhere as {dotted((*path, *inside)[-2:])}; here it is {target}" if target else None
                 self.note_key("R42", (*path, *inside), tree, known)
             return
-        code, hint = suggest_key(str(path[-1]), legal, self.blocks, whole[:-1], self.roles, homes)
+        code, hint = suggest_key(str(path[-1]), legal, self.words, whole[:-1], self.roles, homes)
         self.note_key(code, path, tree, hint)
 
     def written_homes(self, path: Path) -> list[str]:

@@ -1,6 +1,7 @@
-"""The core names no backend, no dataset, no interface and no key of a batch: it asks tables and declarations."""
+"""The core names no algorithm, backend, dataset, interface or key of a batch: it asks tables and declarations."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -15,6 +16,8 @@ FILES = [path.relative_to(ROOT / "rlcli") for path in sorted((ROOT / "rlcli").rg
 CORE = [str(file) for file in FILES if file.parts[0] not in ASKED]
 
 COMPONENTS = {path.stem for kind in ("interfaces", "backends", "datasets") for path in (ROOT / kind).glob("[!_]*.py")}
+ALGORITHMS = {"ppo", "grpo", "gspo", "dpo", "sft", "reinforce"}
+"""Not to be part of a key, such as `ppo.kl_ctl`. Prose, which has blanks, may give one as an example."""
 LANGUAGE = {*get_args(Call.model_fields["call"].annotation), "null"}
 """Words of every recipe: its calls, and YAML's null."""
 NAMES = (COMPONENTS | set(MEANINGS)) - LANGUAGE
@@ -46,6 +49,7 @@ def names_in(file: str) -> list[tuple[str, int, str]]:
     tree = ast.parse((ROOT / "rlcli" / file).read_text(encoding="utf-8"))
     found = [pair for pair in texts(tree) if pair[1] in NAMES]
     found += [pair for pair in compared_types(tree) if pair[1] in COMPONENTS]
+    found += [pair for pair in texts(tree) if " " not in pair[1] and ALGORITHMS & set(re.split(r"\W", pair[1]))]
     return [(file, line, text) for line, text in found if (file, text) not in OTHERWISE]
 
 

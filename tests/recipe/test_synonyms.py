@@ -9,6 +9,7 @@ import pytest
 from rlcli import registry
 from rlcli.errors import RecipeError
 from rlcli.recipe.annotations import annotation_at, field_at
+from rlcli.recipe.argument_words import argument_words
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.schema import Recipe
 from rlcli.recipe.synonyms import SYNONYMS, translated
@@ -24,10 +25,7 @@ ARGUMENTS = {
 @pytest.mark.parametrize("target", sorted(set(SYNONYMS.values())))
 def test_every_target_is_a_key(target):
     path = tuple(NAMES.get(part, part) for part in target.split("."))
-    if path[0] == "ppo":
-        takers = [registry.signature("interfaces", name).arguments for name in ("ppo_actor", "ppo_critic")]
-        assert path[1] in {argument.name for arguments in takers for argument in arguments}
-    elif "args" in path:
+    if "args" in path:
         kind, components = ARGUMENTS[path[0]]
         for component in components:
             assert path[-1] in {argument.name for argument in registry.signature(kind, component).arguments}
@@ -36,8 +34,19 @@ def test_every_target_is_a_key(target):
         assert field_at(annotation, path[-1]) is not None or annotation_at(Recipe, path) is not None
 
 
+@pytest.mark.parametrize("interface", registry.names("interfaces"))
+def test_interfaces_declare_words_for_arguments_that_they_have(interface):
+    signature = registry.signature("interfaces", interface)
+    words = signature.constants.get("SYNONYMS", {})
+    assert set(words) <= {argument.name for argument in signature.arguments}
+    elsewhere = [word for text in words.values() for word in text.split()]
+    assert len(set(elsewhere)) == len(elsewhere)
+    assert not set(elsewhere) & set(SYNONYMS)
+
+
 def test_words_are_looked_up_in_lower_case():
-    assert [word for word in SYNONYMS if word != word.lower()] == []
+    words = [*SYNONYMS, *argument_words(load_recipe("ppo_math").written)]
+    assert [word for word in words if word != word.lower()] == []
 
 
 @pytest.mark.parametrize(
@@ -68,10 +77,19 @@ def test_words_are_looked_up_in_lower_case():
     ],
 )
 def test_keys_as_people_would_write_them(key, target):
-    assert translated(key.split("."), ["ppo"], ["actor", "critic", "ref", "reward"]) == target
+    words = argument_words(load_recipe("ppo_math").written)
+    assert translated(key.split("."), words, ["actor", "critic", "ref", "reward"]) == target
 
 
-def test_a_block_that_the_recipe_lacks_is_not_named():
+def test_a_word_is_an_argument_only_where_the_recipe_has_it():
+    """In the block that a call takes its arguments from, or at the call; nowhere without such an interface."""
+    at_the_calls = [
+        f"graph.{call}.interface={{_replace_: true, type: ppo_critic}}" for call in ("critic_inf", "critic_train")
+    ]
+    words = argument_words(load_recipe("ppo_math", at_the_calls).written)
+    assert words["vf_clip"] == "graph.critic_inf.interface.args.value_eps_clip"
+    assert argument_words(load_recipe("ppo_math").written)["vf_clip"] == "ppo.value_eps_clip"
+    assert argument_words(load_recipe("sft_math").written) == {}
     assert translated(["kl_coef"]) is None
 
 

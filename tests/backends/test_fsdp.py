@@ -164,7 +164,7 @@ def test_layouts_train_like_a_plain_loop(layout, settings):
 def test_trained_roles_take_turns_on_a_device():
     """A role that rests keeps nothing on the device, and trains as one that never rested."""
     with pretend_cuda() as device:
-        resting, staying = (TestContract().engine(device=str(device), **SETTINGS) for _ in range(2))
+        resting, staying = (TestContract().engine(device="cuda", **SETTINGS) for _ in range(2))
         for step in range(3):
             for engine in (staying, resting):
                 before = torch.cuda.memory_allocated()

@@ -13,10 +13,10 @@ from ._settings import TransformersSettings
 @register_backend("inference")
 @dataclass(frozen=True, kw_only=True)
 class Inference(TransformersSettings, ModelBackend):
-    """A whole copy of the model on every rank, without gradients or optimizer."""
+    """A copy of the model on every data-parallel rank, cut over its tensor-parallel ones; no gradients, no optimizer."""
 
     TRAINS: ClassVar[bool] = False
-    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
+    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp")
     MEMORY: ClassVar[str] = "_memory.InferenceMemory"
 
     def _initialize(self, model: Model) -> Model:

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from rlcli.api.config import FinetuneSpec, MicroBatchSpec, ModelBackendAbstraction, ModelInterfaceAbstraction
-from rlcli.api.model import Model
+from rlcli.api.model import Model, call_interface
 from rlcli.checkpoint.families import family_of
 from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
@@ -65,7 +65,10 @@ def curve(backend, device, mesh=None):
     spec = FinetuneSpec(total_train_steps=6, dataset_size=100, train_batch_size=10)
     make_backend(ModelBackendAbstraction(backend, args)).initialize(model, spec)
     sft = make_interface(ModelInterfaceAbstraction("sft"))
-    return [sft.train_step(model, batch(step), MicroBatchSpec(n_mbs=1 + step % 3))["loss"] for step in range(6)]
+    return [
+        call_interface(sft, "train_step", model, batch(step), MicroBatchSpec(n_mbs=1 + step % 3))["loss"]
+        for step in range(6)
+    ]
 
 
 def test_a_pipeline_of_tensor_parallel_stages_has_the_loss_curve_of_one_rank_of_fsdp():

@@ -100,10 +100,11 @@ def check_components(tree: Mapping, problems: Problems, doubts: Doubts) -> Mappi
         node = at(result, path)
         if not isinstance(node, Mapping) or not isinstance(name := node.get("type"), Scalar):
             continue  # the schema says what is wrong
-        if not isinstance(name.value, str):
-            if name.text:  # `backend: null` names the backend of that name; so would a number
-                result = with_value(result, (*path, "type"), Scalar(name.text, name.mark, name.text, plain=False))
+        if name.value is None and kind != "backends":
             continue
+        if not isinstance(name.value, str) and name.text:  # `type: null` names the backend of that name
+            name = Scalar(name.text, name.mark, name.text, plain=False)
+            result = with_value(result, (*path, "type"), name)
         if doubts.about((*path, "type")):
             continue
         signature = _known_signature(kind, name, problems)

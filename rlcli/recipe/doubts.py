@@ -20,6 +20,10 @@ class Doubts:
         """Whether a value was dropped, by itself or with all around it."""
         return any(path[: len(one)] == one for one in self.values)
 
+    def about_entries(self, path: Path) -> bool:
+        """Whether a section was dropped, or one of its entries as a whole."""
+        return self.about(path) or any(one[:-1] == path for one in self.values)
+
     def about_part(self, path: Path) -> bool:
         """Whether a value or any part of it was dropped, or may lack something."""
         return self.about(path) or any(one[: len(path)] == path for one in (*self.values, *self.lacking))

@@ -87,7 +87,7 @@ def test_a_key_that_nobody_makes_is_one_problem_of_all_its_readers(folder: Path)
     assert problem.what == (
         "actor_train and critic_train read proximal_logprobs, which no call produces and the dataset does not bring"
     )
-    assert problem.hint == "add a call that makes it, or change use_decoupled_loss"
+    assert problem.hint == "add a call that makes proximal_logprobs, or change use_decoupled_loss"
     assert "ppo_actor" in (problem.excerpt or "")
 
 
@@ -140,7 +140,12 @@ graph:
         (
             "ref_inf: {input_key_remap: {mask: prompt_mask}}",
             "ref_inf reads mask, which no call produces and the dataset does not bring",
-            "add a call that makes it",
+            "add a call that makes mask",
+        ),
+        (
+            "critic_inf: {output_key_remap: {values: old}}",
+            "actor_train and critic_train read values, which no call produces and the dataset does not bring",
+            "critic_inf makes it as old: rename it in input_key_remap too, or change disable_value",
         ),
         (
             "reward_inf: {input_key_remap: {prompt_mask: mask}}",

@@ -237,6 +237,21 @@ def test_a_role_that_is_no_longer_trained_has_settings_of_training():
     assert recipe.models["critic"].backend.type == "inference"
 
 
+def test_what_is_no_call_is_one_problem():
+    ((code, _, what, hint),) = problems("ppo_math", "graph.critic_inf=none")
+    assert (code, what) == ("R37", "graph.critic_inf must be a mapping, found text 'none'")
+    assert hint == "write null"
+
+
+@pytest.mark.parametrize("key", ["graph.ref_inf.interface", "datasets.train"])
+def test_null_is_no_type_but_of_a_backend(key: str):
+    assert ("R39", "command line", f"{key}.type is required: text, found null", None) in problems(
+        "ppo_math", f"{key}.type=null"
+    )
+    assert problems("ppo_math", f"{key}.type=7")[0][0] == "R70"
+    load_recipe("ppo_math", ["models.reward.backend.type=null"])
+
+
 @pytest.mark.parametrize("key", ["models.critic.init", "models.actor.path"])
 def test_a_role_without_weights_keeps_the_settings_of_its_backend(key: str):
     ((code, _, what, _),) = problems("ppo_math", f"{key}=null")

@@ -44,17 +44,17 @@ def _graph(notes: Notes, calls: ReadMapping[str, Call], path: Path, dataset: str
         _group(notes, call, calls, (*path, name), path)
     component = notes.recipe.datasets.get(dataset)
     keys = dataset_keys(component.type) if component else None
-    if notes.doubts.about(path):
+    if notes.doubts.about_entries(path):
         return
     made: list[Path] = [(*path, name, field) for name in calls for field in ("outputs", "output_key_remap")]
     made += [dataset_key, ("datasets", dataset, "type")]
-    unmade: dict[str, dict[str, Call]] = {}
+    unmade: dict[str, list[str]] = {}
     for problem in graph_problems(calls, keys):
         if problem.is_unmade and problem.key and not is_listed(notes, (*path, problem.call), "inputs"):
-            unmade.setdefault(problem.key, {})[problem.call] = calls[problem.call]
+            unmade.setdefault(problem.key, []).append(problem.call)
         else:
             _linked_wrongly(notes, problem, calls, path, dataset, made)
-    check_made(notes, unmade, path, made)
+    check_made(notes, unmade, calls, path, made)
     for name, call in calls.items():
         check_read(notes, call, (*path, name), producers(calls))
 

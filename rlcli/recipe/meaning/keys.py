@@ -107,25 +107,36 @@ def check_read(notes: Notes, call: Call, path: Path, makers: ReadMapping[str, li
 
 
 def check_made(
-    notes: Notes, unmade: ReadMapping[str, ReadMapping[str, Call]], graph: Path, made: Iterable[Path]
+    notes: Notes, unmade: ReadMapping[str, list[str]], calls: ReadMapping[str, Call], graph: Path, made: Iterable[Path]
 ) -> None:
-    """Note that nobody makes keys that calls read as their interfaces declare: once for each key, or for each removed
-    call that made some, at the first reader. `unmade`: key → its readers."""
-    causes: dict[str, list[str]] = {}
+    """Note that nobody makes keys that calls read as their interfaces declare: at the first reader, and once for all
+    keys of one removed call. `unmade`: key → its readers."""
+    remedies: dict[str, list[str]] = {}
     for key in unmade:
-        causes.setdefault(removed_maker(notes, graph, key) or key, []).append(key)
-    for cause, keys in causes.items():
-        readers = {name: call for key in keys for name, call in unmade[key].items()}
-        (first, call), *others = readers.items()
-        declared = keys_of("inputs", call)
-        due_to = [declared.due_to.get(call.input_key_remap.get(key, key)) for key in keys] if declared else []
-        remedies = [f"change {argument}" for argument in dict.fromkeys(due_to) if argument and len(keys) == 1]
-        what = (
-            f"{_listed(readers)} read{'' if others else 's'} {_listed(keys)}, which no call produces and the dataset "
-        )
-        hint = ", or ".join(["add a call that makes it" if cause in keys else f"{cause}: keep it", *remedies])
-        place, needs = (*graph, first, "interface", "type"), [*made, *((*graph, name, "inputs") for name in readers)]
-        notes.note("R71", f"{what}does not bring", place, hint, needs, same=f"nobody makes {keys}")
+        remedies.setdefault(_remedy_for(notes, key, calls, graph), []).append(key)
+    for remedy, keys in remedies.items():
+        readers = list(dict.fromkeys(name for key in keys for name in unmade[key]))
+        reads = "read" if len(readers) > 1 else "reads"
+        what = f"{_listed(readers)} {reads} {_listed(keys)}, which no call produces and the dataset does not bring"
+        argument = _due_to(keys[0], calls[readers[0]]) if len(keys) == 1 else None
+        hint = f"{remedy}, or change {argument}" if argument else remedy
+        needs = [*made, *((*graph, name, "inputs") for name in readers)]
+        notes.note("R71", what, (*graph, readers[0], "interface", "type"), hint, needs, same=f"nobody makes {keys}")
+
+
+def _remedy_for(notes: Notes, key: str, calls: ReadMapping[str, Call], graph: Path) -> str:
+    if removed := removed_maker(notes, graph, key):
+        return f"{removed}: keep it"
+    for name, call in calls.items():
+        if key in call.outputs:
+            return f"{name} makes it as {call.output_key_remap[key]}: rename it in input_key_remap too"
+    return f"add a call that makes {key}"
+
+
+def _due_to(key: str, call: Call) -> str | None:
+    """The argument that makes a call read a key."""
+    keys = keys_of("inputs", call)
+    return keys.due_to.get(call.input_key_remap.get(key, key)) if keys is not None else None
 
 
 def _listed(names: Iterable[str]) -> str:

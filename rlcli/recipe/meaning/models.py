@@ -80,8 +80,7 @@ def _in_use(notes: Notes) -> None:
     needs: list[Path] = [("models", name, "init") for name in notes.recipe.models]
     needs += [(*path, name, "model") for path, names in graphs for name in names]
     strangers = {name for name in used if name is not None and name not in notes.recipe.models}
-    dropped = {one[:-1] for one in notes.doubts.values if one} | notes.doubts.values
-    if strangers or any(path in dropped for path, _ in graphs):
+    if strangers or any(notes.doubts.about_entries(path) for path, _ in graphs):
         return  # one of them may have been meant
     removed = _removed_calls(notes, [path for path, _ in graphs])
     for name in notes.recipe.models:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine_loop import TrainLoop
+from rlcli.api.flat_parts import FlatPart
 from rlcli.api.model import EngineState, ForwardEngine, Model, ModelOutput, PipelinableEngine
 
 from ._engine import TransformersEngine
-from ._process_group import process_group
+from ._put_away import PutAway
 from ._recomputation import RecomputedLayers
-from ._zero import import_deepspeed, local_rank
-from ._zero_stages import make_stage
+from ._unsharded import UnshardedCopy
+from ._zero import configuration, import_deepspeed, surroundings
+from ._zero_stages import divide_parameters, make_stage
 
 if TYPE_CHECKING:
     from .deepspeed import DeepSpeed
@@ -30,13 +33,38 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
     """A transformers model with AdamW under ZeRO."""
 
     def __init__(self, model: Model, settings: DeepSpeed):
-        super().__init__(model, settings.dtype, settings.kv_cache_tokens)
         self.settings = settings
+        self.divides_parameters = settings.zero_stage == 3
+        super().__init__(model, settings.dtype, settings.kv_cache_tokens)
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
-        self._recomputed = RecomputedLayers(self.lm) if settings.gradient_checkpointing else None
-        library = import_deepspeed(self.device)
-        with process_group(), local_rank(self.device):
-            self._zero = make_stage(library, self.packed, settings, self._dp_group or dist.group.WORLD, self.device)
+        with self._surroundings():
+            self._zero = make_stage(self._library, self.packed, settings, self._config, self._group)
+        self._away_weights, self._away_optimizer = PutAway(), PutAway()
+
+    def _lay_out(self, model: Model) -> None:
+        self._library = import_deepspeed(self.device)
+        self._config = configuration(self.settings, [p.shape for p in self.lm.parameters()], self.device)
+        self._recomputed = RecomputedLayers(self.lm) if self.settings.gradient_checkpointing else None
+        if self.divides_parameters:
+            assert model.source is not None
+            self._copy = UnshardedCopy(self._skeleton(model.source), self.packed.compute_dtype)
+            with self._surroundings():
+                divide_parameters(self._library, self.lm, model.source, self._config, self._group, self.device)
+
+    def _surroundings(self) -> AbstractContextManager[None]:
+        return surroundings(self._own_group, self.device)
+
+    @property
+    def _own_group(self) -> dist.ProcessGroup | None:
+        """The role's data-parallel ranks, be it one of several in the run; None in a run of one rank."""
+        return self._mesh["dp"].get_group() if self._mesh is not None else None
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        """The same inside of the library's surroundings, where there always is one."""
+        group = self._own_group or dist.group.WORLD
+        assert group is not None
+        return group
 
     def close(self) -> None:
         """Remove the library's hooks from the model."""
@@ -46,17 +74,19 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
 
     def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
         assert micro_batch.data is not None
+        self._onload()
         tokens = micro_batch.data["packed_input_ids"].to(self._device)
         lengths = tuple(micro_batch.flat_seqlens("packed_input_ids"))
-        with self._recomputed.in_training_mode() if self._recomputed else nullcontext(), process_group():
+        with self._recomputed.in_training_mode() if self._recomputed else nullcontext(), self._surroundings():
             return self._zero.forward(tokens, lengths, then)
 
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
-        with process_group():
+        with self._surroundings():
             self._zero.backward(loss, is_last)
 
     def optimizer_zero_grad(self) -> None:
-        self._zero.drop_gradients()
+        with self._surroundings():
+            self._zero.drop_gradients()
 
     def lr_scheduler_step(self, version_steps: int) -> float:
         rate = self.settings.rate(version_steps, self.total_steps)
@@ -65,26 +95,74 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         return rate
 
     def optimizer_step(self) -> float:
-        with process_group():
+        with self._surroundings():
+            self._away_optimizer.bring_back()
             norm = self._zero.step()
-        if not math.isfinite(norm):
-            self._zero.drop_gradients()
+            if not math.isfinite(norm):
+                self._zero.drop_gradients()
         return norm
+
+    # -- weights ---------------------------------------------------------------------------------------------
+
+    def named_weights(self) -> dict[str, torch.Tensor | FlatPart]:
+        self._onload()
+        return self._zero.weights(super().named_weights())
+
+    def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        names = {name for name, _ in self.lm.named_parameters()}
+        for name, tensor in self.named_weights().items():
+            if name in names:
+                yield name, _whole(tensor)
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        return {name: _whole(tensor).cpu() for name, tensor in self.named_weights().items()}
+
+    def take_parameters(self, source: ForwardEngine, eta: float) -> None:
+        self._onload()
+        if not self.divides_parameters:
+            super().take_parameters(source, eta)
+        else:
+            mine = self.named_weights()
+            for name, theirs in source.whole_parameters():
+                part = mine[name]
+                part.held.lerp_(theirs.reshape(-1)[part.start : part.start + len(part.held)].to(part.held), eta)
+        self._weights_changed()
+
+    @contextmanager
+    def generator(self) -> Iterator[nn.Module]:
+        """Divided parameters are gathered into a copy for the duration of a call, not once per token."""
+        if not self.divides_parameters:
+            with super().generator() as lm:
+                yield lm
+            return
+        with self._copy.of(self.whole_parameters()) as lm:
+            yield lm
+
+    def offload(self) -> None:
+        """Weights return with the next pass, the optimizer's state with the next step."""
+        here = self._device.type
+        weights = (tensor for tensor in self._zero.weight_tensors() if tensor.device.type == here)
+        self._away_weights.put_away(weights, self._zero.scratch())
+        self._away_optimizer.put_away(tensor for tensor in self._zero.optimizer_tensors() if tensor.device.type == here)
+
+    def _onload(self) -> None:
+        self._away_weights.bring_back()
 
     # -- state -----------------------------------------------------------------------------------------------
 
     def state(self, room_for_optimizer: bool = False) -> EngineState:
+        self._away_optimizer.bring_back()
         if room_for_optimizer:
             self._zero.make_moments()
-        return EngineState(self._zero.weights(self.named_weights()), self._zero.moments())
+        return EngineState(self.named_weights(), self._zero.moments())
 
     def state_was_filled(self, state: EngineState) -> None:
         self._weights_changed()
 
-    def take_parameters(self, source: ForwardEngine, eta: float) -> None:
-        super().take_parameters(source, eta)
-        self._weights_changed()
-
     def _weights_changed(self) -> None:
-        with process_group():
+        with self._surroundings():
             self._zero.weights_changed()
+
+
+def _whole(tensor: torch.Tensor | FlatPart) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, FlatPart) else tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,23 +13,23 @@ from torch.distributed import distributed_c10d
 
 
 @contextmanager
-def process_group() -> Iterator[None]:
+def process_group(own: Any = None) -> Iterator[None]:
     """DeepSpeed and Megatron ask for the default process group all the time. A run of one rank has none; it is lent
-    one, and has none again afterwards."""
-    if dist.is_initialized():
+    one, and has none again afterwards. With `own`, the group of a role that is on some of the run's ranks only, that is
+    the default one."""
+    before = dist.group.WORLD
+    if before is not None and (own is None or dist.get_world_size(own) == dist.get_world_size()):
         yield
         return
-    global _lent
-    if _lent is None:
-        on_gpu = torch.cuda.is_available() and dist.is_nccl_available()
-        dist.init_process_group("nccl" if on_gpu else "gloo", store=dist.HashStore(), rank=0, world_size=1)
-        _lent = distributed_c10d._get_default_group()
-    else:
-        distributed_c10d._update_default_pg(_lent)
+    distributed_c10d._update_default_pg(own or _group_of_one())
     try:
         yield
     finally:
-        distributed_c10d._update_default_pg(None)
+        distributed_c10d._update_default_pg(before)
 
 
-_lent: Any = None
+@cache
+def _group_of_one() -> Any:
+    on_gpu = torch.cuda.is_available() and dist.is_nccl_available()
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return dist.group.WORLD

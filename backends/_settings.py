@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -61,12 +61,14 @@ class AdamWSettings:
             schedule=self.schedule, floor=self.min_lr_ratio,
         )  # fmt: skip
 
-    def groups(self, parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+    def groups(
+        self, parameters: Iterable[nn.Parameter], dim: Callable[[nn.Parameter], int] = lambda parameter: parameter.dim()
+    ) -> list[dict[str, Any]]:
         """Parameter groups for an optimizer: matrices, which decay, and vectors, which do not; empty ones left out.
-        Ask before anything flattens the parameters."""
+        `dim` tells their dimensions where a library has flattened the parameters."""
         trained = [parameter for parameter in parameters if parameter.requires_grad]
-        matrices = {"params": [p for p in trained if p.dim() > 1], "weight_decay": self.weight_decay}
-        vectors = {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0}
+        matrices = {"params": [p for p in trained if dim(p) > 1], "weight_decay": self.weight_decay}
+        vectors = {"params": [p for p in trained if dim(p) <= 1], "weight_decay": 0.0}
         return [group for group in (matrices, vectors) if group["params"]]
 
     def adamw(self) -> dict[str, Any]:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from rlcli.errors import UsageError
 
-SMALLEST_BUCKET = 2**26
-"""Elements that are reduced or gathered at once: 256 MB of float32."""
+from ._process_group import process_group
+
+if TYPE_CHECKING:
+    from .deepspeed import DeepSpeed
+
+BUCKET = 2**26
+"""Numbers that are reduced or gathered at once, or the largest parameter: 256 MB of float32."""
 
 
 def import_deepspeed(device: torch.device) -> Any:
@@ -31,20 +37,52 @@ def import_deepspeed(device: torch.device) -> Any:
     logger = logging.getLogger("DeepSpeed")
     logger.handlers.clear()
     logger.propagate = True
+    renamed = "`torch.distributed.(all_gather_into|reduce_scatter)_tensor` is deprecated"
+    warnings.filterwarnings("ignore", renamed, FutureWarning)
     return deepspeed
 
 
+def configuration(settings: DeepSpeed, shapes: Sequence[torch.Size], device: torch.device) -> dict[str, Any]:
+    """For `deepspeed.initialize`, of a model whose parameters have these shapes."""
+    sizes = [shape.numel() for shape in shapes]
+    bucket = 2 * -(-min(sum(sizes), max(BUCKET, *sizes)) // 2)
+    zero: dict[str, Any] = {"stage": settings.zero_stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+    if settings.zero_stage == 3:
+        # A memory-efficient linear layer would take the place of torch's own, for all models of this process.
+        zero |= {"stage3_prefetch_bucket_size": bucket, "memory_efficient_linear": False}
+        # Vectors stay whole: to gather one takes longer than it saves.
+        zero["stage3_param_persistence_threshold"] = max(
+            (shape.numel() for shape in shapes if len(shape) < 2), default=0
+        )
+    host = {"device": "cpu", "pin_memory": device.type != "cpu"}
+    if settings.offload_optimizer:
+        zero["offload_optimizer"] = host
+    if settings.offload_parameters:
+        zero["offload_param"] = host
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        # Without ZeRO the library clips, but does not say what the norm was: there the engine does it.
+        "gradient_clipping": settings.max_grad_norm if settings.zero_stage else 0.0,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": zero,
+    }
+
+
 @contextmanager
-def local_rank(device: torch.device) -> Iterator[None]:
-    """The library takes the number of its device from the environment."""
+def surroundings(group: Any, device: torch.device) -> Iterator[None]:
+    """What the library takes for granted, for the duration of a call: a default process group, which is the role's own,
+    and the number of the device in the environment."""
     before = os.environ.get("LOCAL_RANK")
-    os.environ["LOCAL_RANK"] = str(device.index or 0)
-    try:
-        yield
-    finally:
-        os.environ.pop("LOCAL_RANK")
-        if before is not None:
-            os.environ["LOCAL_RANK"] = before
+    with process_group(group):
+        os.environ["LOCAL_RANK"] = str(device.index or 0)
+        try:
+            yield
+        finally:
+            os.environ.pop("LOCAL_RANK")
+            if before is not None:
+                os.environ["LOCAL_RANK"] = before
 
 
 class Ranks:

@@ -8,58 +8,60 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from rlcli.api.flat_parts import FlatPart
+from rlcli.api.model import ModelSource
+from rlcli.api.model_source import fill_tensor, parameter_places
 
-from ._zero import SMALLEST_BUCKET, Ranks
+from ._zero import Ranks
+
+if TYPE_CHECKING:
+    from .deepspeed import DeepSpeed
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def make_stage(library: Any, packed: nn.Module, settings: Any, group: Any, device: torch.device) -> WholeState:
+def make_stage(library: Any, packed: nn.Module, settings: DeepSpeed, config: Any, group: Any) -> WholeState:
     """The stage of `settings` over the ranks of `group`, all of which call it."""
-    stages = {0: WholeState, 1: DividedState, 2: DividedState}
-    return stages[settings.zero_stage](library, packed, settings, group, device)
+    stages = {0: WholeState, 1: DividedState, 2: DividedState, 3: DividedParameters}
+    return stages[settings.zero_stage](library, packed, settings, config, group)
+
+
+def divide_parameters(library: Any, lm: nn.Module, source: ModelSource, config: Any, group: Any, device: Any) -> None:
+    """Read one parameter of a model on the meta device after the other and keep this rank's part of it, for stage 3."""
+    initializer = library.zero.Init(data_parallel_group=group, config_dict_or_path=config, dtype=torch.float32)
+    for name, places in parameter_places(lm).items():
+        first, attribute = places[0]
+        empty = getattr(first, attribute)
+        parameter = nn.Parameter(torch.empty_like(empty, device=device), requires_grad=empty.requires_grad)
+        fill_tensor(parameter.detach(), source, name)
+        initializer._zero_init_param(parameter)
+        for module, attribute in places:
+            setattr(module, attribute, parameter)
 
 
 class WholeState:
     """Stage 0: every rank holds everything; gradients are reduced with the last micro-batch."""
 
-    def __init__(self, library: Any, packed: Any, settings: Any, group: Any, device: torch.device):
+    def __init__(self, library: Any, packed: Any, settings: DeepSpeed, config: Any, group: Any):
         self.settings = settings
-        self.group = group
-        self.ranks = dist.get_world_size(group)
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self._sharers = group if self.ranks > 1 else None
-        self.device = device
         self.names = {parameter: name for name, parameter in packed.lm.named_parameters()}
         self.trained = [parameter for parameter in self.names if parameter.requires_grad]
         self._has_gradients = False
-        optimizer = torch.optim.AdamW(settings.groups(self.names), **settings.adamw(), fused=True)
+        optimizer = torch.optim.AdamW(settings.groups(self.trained, self._dim), **settings.adamw(), fused=True)
         self.engine, self.optimizer, *_ = library.initialize(
-            model=packed, optimizer=optimizer, config=self._config(), mpu=Ranks(group), dist_init_required=False
+            model=packed, optimizer=optimizer, config=config, mpu=Ranks(group), dist_init_required=False
         )
 
-    def _config(self) -> dict[str, Any]:
-        return {
-            "train_micro_batch_size_per_gpu": 1,
-            "gradient_accumulation_steps": 1,
-            "gradient_clipping": self._limit_of_library,
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,
-            "zero_optimization": {"stage": self.settings.zero_stage} | self._zero_config(),
-        }
-
-    @property
-    def _limit_of_library(self) -> float:
-        return 0.0  # without ZeRO the library clips, but does not say what the norm was
-
-    def _zero_config(self) -> dict[str, Any]:
-        return {}
+    def _dim(self, parameter: nn.Parameter) -> int:
+        return parameter.dim()
 
     def close(self) -> None:
         self.engine.destroy()
@@ -115,6 +117,18 @@ class WholeState:
             for moment, tensor in held.items()
         }
 
+    def weight_tensors(self) -> list[torch.Tensor]:
+        """Whatever holds weights on this rank."""
+        return [*self.names, *self.engine.module.buffers()]
+
+    def optimizer_tensors(self) -> list[torch.Tensor]:
+        """All that an update needs besides weights and gradients, in whatever form."""
+        return [tensor for held in self.inner.state.values() for tensor in held.values() if tensor.dim()]
+
+    def scratch(self) -> list[torch.Tensor]:
+        """Buffers that hold nothing between steps."""
+        return []
+
     @property
     def inner(self) -> torch.optim.Optimizer:
         """AdamW itself."""
@@ -128,30 +142,16 @@ class WholeState:
 class DividedState(WholeState):
     """Stages 1 and 2: parameters are whole; a rank updates a part of all parameters of a group, laid end to end."""
 
-    def __init__(self, library: Any, packed: Any, settings: Any, group: Any, device: torch.device):
-        super().__init__(library, packed, settings, group, device)
+    def __init__(self, library: Any, packed: Any, settings: DeepSpeed, config: Any, group: Any):
+        super().__init__(library, packed, settings, config, group)
         self._masters_are_views = not settings.offload_optimizer
         if self._masters_are_views:
             for master, whole in self._masters_and_weights():
                 master.data = whole  # the library copied them, though they are of one type
 
-    @property
-    def _limit_of_library(self) -> float:
-        return self.settings.max_grad_norm
-
-    def _zero_config(self) -> dict[str, Any]:
-        numbers = sum(parameter.numel() for parameter in self.trained)
-        largest = max(parameter.numel() for parameter in self.trained)
-        bucket = 2 * -(-min(numbers, max(SMALLEST_BUCKET, largest)) // 2)
-        offload = {"offload_optimizer": {"device": "cpu", "pin_memory": self.device.type != "cpu"}}
-        return {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket} | (
-            offload if self.settings.offload_optimizer else {}
-        )
-
     def _masters_and_weights(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """[n] of each group: what AdamW updates on this rank, and the same part of the model's parameters."""
-        rank = dist.get_rank(self.group)
-        parts = (parts[rank] for parts in self.optimizer.parallel_partitioned_bit16_groups)
+        parts = (parts[self.rank] for parts in self.optimizer.parallel_partitioned_bit16_groups)
         return list(zip(self._flat(), parts, strict=True))
 
     def step(self) -> float:
@@ -200,6 +200,10 @@ class DividedState(WholeState):
                     found[f"{self.names[parameter]}/{moment}"] = live
         return found
 
+    def optimizer_tensors(self) -> list[torch.Tensor]:
+        masters = [] if self._masters_are_views else self._flat()
+        return super().optimizer_tensors() + masters
+
     def _part(self, parameter: torch.Tensor, flat: torch.Tensor) -> FlatPart:
         """Of a parameter, what this rank has in its part of the line."""
         fragment = parameter._hp_mapping  # type: ignore[attr-defined]
@@ -211,6 +215,70 @@ class DividedState(WholeState):
 
     def _flat(self) -> list[torch.Tensor]:
         return list(self.optimizer.single_partition_of_fp32_groups)
+
+
+class DividedParameters(DividedState):
+    """Stage 3: of every parameter a rank holds a range, and the whole only while a module needs it."""
+
+    def _dim(self, parameter: Any) -> int:
+        return len(parameter.ds_shape)
+
+    def _masters_and_weights(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return list(zip(self._flat(), self.optimizer.fp16_partitioned_groups_flat, strict=True))
+
+    def _forget(self) -> None:
+        zero = self.optimizer
+        zero.zero_grad()
+        zero.averaged_gradients = {}
+        for bucket in zero.ipg_buckets.values():
+            bucket.clear_params()
+        zero.params_already_reduced.update(dict.fromkeys(zero.params_already_reduced, False))
+        zero._partition_all_parameters()
+        zero._backward_hook_state.reset_for_new_step()
+        zero._backward_active_depth = 0
+        zero._offload_boundary_param_ids = set()
+        zero.reset_cpu_buffers()
+
+    # -- weights and moments ---------------------------------------------------------------------------------
+
+    def weights(self, whole: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        parts = {name: self._range(parameter, parameter.ds_tensor) for parameter, name in self.names.items()}
+        return dict(whole) | parts
+
+    def weights_changed(self) -> None:
+        super().weights_changed()
+        self.optimizer._partition_all_parameters()
+        if persistent := self.optimizer.persistent_parameters:
+            persistent[0].all_gather(persistent)
+
+    def moments(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for flat, parameters in zip(self._flat(), self.optimizer.fp16_groups, strict=True):
+            for moment, tensor in self.inner.state.get(flat, {}).items():
+                start = 0
+                for parameter in parameters:
+                    numbers = parameter.partition_numel()
+                    live = self._range(parameter, tensor.narrow(0, start, numbers)) if tensor.dim() else tensor
+                    found[f"{self.names[parameter]}/{moment}"] = live
+                    start += numbers
+        return found
+
+    def weight_tensors(self) -> list[torch.Tensor]:
+        return super().weight_tensors() + [parameter.ds_tensor for parameter in self.names]  # type: ignore[attr-defined]
+
+    def scratch(self) -> list[torch.Tensor]:
+        buckets = [bucket.buffer for bucket in self.optimizer.ipg_buckets.values()]
+        return [self.optimizer.grad_partitions_flat_buffer, *(buffer for buffer in buckets if buffer is not None)]
+
+    def _range(self, parameter: Any, held: torch.Tensor) -> FlatPart:
+        """`held` [n] without what it has beyond the end of the parameter."""
+        size = parameter.ds_numel
+        start = min(size, self.rank * parameter.partition_numel())
+        stop = min(size, start + parameter.partition_numel())
+        return FlatPart(torch.Size(parameter.ds_shape), start, held.detach().view(-1)[: stop - start], self._sharers)
+
+    def _flat(self) -> list[torch.Tensor]:
+        return list(self.optimizer.fp32_partitioned_groups_flat)
 
 
 COUNTS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")

@@ -21,7 +21,7 @@ class DeepSpeed(TransformersTraining, ModelBackend):
     """Trains a transformers model with DeepSpeed's ZeRO."""
 
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
-    LIMITS: ClassVar[Limits] = {"zero_stage": {"ge": 0, "le": 2}}
+    LIMITS: ClassVar[Limits] = {"zero_stage": {"ge": 0, "le": 3}}
 
     zero_stage: int = 2
     """What ranks divide: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too."""

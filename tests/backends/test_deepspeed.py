@@ -20,3 +20,8 @@ class TestStage2(RanksChecks, TrainingChecks):
     name = "deepspeed"
     args = {"zero_stage": 2}
     families = ("llama",)
+
+
+class TestStage3(BackendContract):
+    name = "deepspeed"
+    args = {"zero_stage": 3}

@@ -21,7 +21,7 @@ def sharding_mesh(mesh: Any, shard_size: int | None, role: str) -> Any:
     """The data-parallel ranks of a role's mesh, in one dimension; or (replicas, shards) with shards of `shard_size`
     ranks, which are neighbours. Every rank of the role calls it. Raises ModelError if the ranks cannot be divided."""
     ranks = mesh["dp"].size()
-    if shard_size is None or shard_size == ranks:
+    if shard_size is None or shard_size >= ranks:
         return mesh["dp"]
     if ranks % shard_size:
         what = f"shard_size is {shard_size}, which does not divide the {ranks} data-parallel ranks of role {role}"

@@ -45,7 +45,7 @@ class FSDP(TransformersTraining, ModelBackend):
 
     shard_size: int | None = None
     """Data-parallel ranks that share one copy of the model (hybrid sharding): groups of neighbours, such as the devices
-    of a node, hold a copy each and exchange gradients once per step. null: all ranks share one copy."""
+    of a node, hold a copy each and exchange gradients once per step. null, or no fewer than there are: one copy."""
 
     defer_reduction: bool = False
     """Reduce gradients once per step instead of after each micro-batch. There is less to exchange, but until the last

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,10 +23,12 @@ from rlcli.api.model import (
     Model,
     ModelOutput,
 )
+from rlcli.api.model_export import own_weights
 from rlcli.api.model_source import ModelSource, fill, local_part, materialize
 from rlcli.errors import ModelError
 
 from ._generation import Decoder, Sampler
+from ._saving import describe, save_model
 from ._tensor_parallel import parallelize
 from ._transformers import PackedModel, compute_dtype
 
@@ -46,6 +46,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         self.lm: Any = self._skeleton(model.source)
         self.packed = PackedModel(self.lm, compute_dtype(dtype, model.device))
         self.vocabulary = len(model.tokenizer) if model.tokenizer is not None else self.lm.config.vocab_size
+        self.save_dtype = model.save_dtype or model.source.dtype
         self._kv_cache_tokens = kv_cache_tokens
         self._device = model.device
         self._dp_group = self._mesh["dp"].get_group() if dimension(self._mesh, "dp") else None
@@ -158,21 +159,14 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
 
     def named_weights(self) -> dict[str, torch.Tensor]:
         """Parameters, each once, and the buffers that belong to the model's file."""
-        parameters = {name: parameter.detach() for name, parameter in self.lm.named_parameters()}
-        saved = self.lm.state_dict()
-        return parameters | {name: buffer for name, buffer in self.lm.named_buffers() if name in saved}
+        return own_weights(self.lm)
 
     def save_description(self, tokenizer: Any, folder: str) -> None:
         describe(self.lm, next(self.lm.parameters()).dtype, tokenizer, folder)
 
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Every parameter and buffer, whole, on the host; one that is tied to another, once."""
-        return {name: gathered(tensor).cpu() for name, tensor in self.named_weights().items()}
-
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
-        state = self.full_state_dict()
-        if self._mesh is None or not any(self._mesh.get_coordinate()):
-            write_folder(self.lm, tokenizer, state, Path(save_dir))
+        leads = self._mesh is None or not any(self._mesh.get_coordinate())
+        save_model(self.lm, self.whole_parameters(), tokenizer, Path(save_dir), self.save_dtype, leads=leads)
         for group in self._mesh.get_all_groups() if self._mesh is not None else ():
             dist.barrier(group)  # after the last one, all ranks of the role have waited for the one that writes
 
@@ -201,40 +195,3 @@ def gathered_beyond(tensor: Any, kept: Any) -> torch.Tensor:
     left = [place if other == name else Replicate() for other in there.device_mesh.mesh_dim_names]
     part = there.redistribute(placements=left).to_local()
     return DTensor.from_local(part, kept, [place], run_check=False, shape=there.shape, stride=there.stride())
-
-
-def describe(lm: Any, dtype: torch.dtype, tokenizer: Any, folder: str) -> None:
-    """Write what a model's folder holds besides its weights."""
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-    lm.config.architectures = [type(lm).__name__.removeprefix("FSDP")]
-    lm.config.dtype = dtype
-    lm.config.save_pretrained(folder)
-    if lm.can_generate():
-        _generation_config(lm, tokenizer).save_pretrained(folder)
-
-
-def write_folder(lm: nn.Module, tokenizer: Any, state: dict[str, torch.Tensor], folder: Path) -> None:
-    """Write beside the target, then rename: a folder is either whole or not there."""
-    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
-    try:
-        partial.mkdir(parents=True)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(partial)
-        if lm.can_generate():  # type: ignore[operator]
-            _generation_config(lm, tokenizer)
-        lm.save_pretrained(partial, state_dict=state)  # type: ignore[operator]
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _generation_config(lm: nn.Module, tokenizer: Any) -> Any:
-    """The model's settings for generation, which name the tokens that the tokenizer ends and pads with."""
-    config: Any = lm.generation_config
-    if tokenizer is not None:
-        config.eos_token_id = tokenizer.eos_token_id
-        config.pad_token_id = tokenizer.pad_token_id
-    return config

@@ -18,13 +18,13 @@ from rlcli.api.micro_batches import MicroBatch
 from rlcli.api.model import EngineState, ForwardEngine, LossFn, Model, ModelSource, TrainEngine
 from rlcli.errors import ModelError
 
-from ._engine import describe, write_folder
 from ._megatron_groups import role_groups
 from ._megatron_layout import Place, Share, StageLayout, mark_shared
 from ._megatron_model import StageModel, StageOutput, check_model, padded
 from ._megatron_optimizer import ShardedAdamW, data_parallel
 from ._megatron_state import StageState
 from ._process_group import process_group
+from ._saving import describe, save_model
 from ._transformers import compute_dtype
 
 # isort: split
@@ -47,6 +47,7 @@ class MegatronEngine(TrainEngine):
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
         self._device = model.device
         self._dtype = compute_dtype(settings.dtype, model.device)
+        self._save_dtype = model.save_dtype or model.source.dtype
         if model.source is None:
             raise ModelError(f"role {model.name} has no weights to run", hint="use backend: null for such a role")
         self.lm: Any = model.source.skeleton(self._dtype)  # for its names and its description; it holds no numbers
@@ -244,10 +245,8 @@ class MegatronEngine(TrainEngine):
         describe(self.lm, self._dtype, tokenizer, folder)
 
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
-        whole = ((name, parameter.cpu()) for name, parameter in self.whole_parameters())
-        kept = {name: parameter for name, parameter in whole if self.groups.leads}
-        if self.groups.leads:
-            write_folder(self.lm, tokenizer, kept, Path(save_dir))
+        path, leads = Path(save_dir), self.groups.leads
+        save_model(self.lm, self.whole_parameters(), tokenizer, path, self._save_dtype, leads=leads)
         if self.groups.all.size() > 1:
             dist.barrier(self.groups.all)
 

@@ -166,7 +166,7 @@ class DrawnSource(ModelSource):
         except Exception as error:  # whatever a configuration class makes of odd values
             raise ModelError(f"no {model_type} model can be made from these settings: {first_line(error)}") from error
         check_vocabulary(lm, tokenizer)
-        self.dtype = torch.float32
+        self.dtype = self.config.dtype or torch.float32
         self._prefix = f"{lm.base_model_prefix}."
         self._shapes = {name: tuple(parameter.shape) for name, parameter in lm.named_parameters()}
         self._beginnings = {name: recorder.beginning_of(parameter) for name, parameter in lm.named_parameters()}

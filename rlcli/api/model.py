@@ -90,6 +90,8 @@ class Model:
     """Where the weights come from, of which the backend takes what its rank keeps; None for a role without weights."""
     family: HFFamily | None = None
     """How configuration and parameters translate to names that all families share; None if nobody wrote the family."""
+    save_dtype: torch.dtype | None = None
+    """Of the model that `save_to_hf` writes; None: that of the source."""
     device_mesh: Any = None
     """The role's torch `DeviceMesh` (dimensions dp, tp, … by name), or None on a single rank."""
 

@@ -24,6 +24,7 @@ def skeleton(config: Any, head: str, dtype: torch.dtype) -> nn.Module:
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = torch.empty_like(buffer, device="cpu")
     lm.initialize_weights()  # of what is not marked as done: the buffers
+    lm._weight_conversions = _conversions(lm)
     return lm.eval()
 
 
@@ -38,6 +39,15 @@ def on_meta(config: Any, head: str, dtype: torch.dtype) -> Any:
         made.num_labels = 1
         family: Any = value_model_class(made)
         return family._from_config(made, dtype=dtype)
+
+
+def _conversions(lm: Any) -> list[Any]:
+    """How transformers would name what it saves of a model that was read from nowhere: without a prefix that files may
+    have or lack."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange
+
+    return [rule for rule in get_model_conversion_mapping(lm, add_legacy=False) if not isinstance(rule, PrefixChange)]
 
 
 def without_dropout(config: Any) -> Any:

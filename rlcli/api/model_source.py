@@ -41,7 +41,8 @@ class ModelSource(abc.ABC):
     head: Head
     """What the model predicts: the next token, or one number per token."""
     dtype: torch.dtype
-    """Of the numbers as they are stored."""
+    """Of the numbers as they are stored; of random ones that which their configuration asks for, or float32. What is
+    saved has it, unless the recipe says otherwise."""
 
     @abc.abstractmethod
     def skeleton(self, dtype: torch.dtype = torch.float32) -> nn.Module:

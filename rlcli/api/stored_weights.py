@@ -86,8 +86,12 @@ class StoredSource(ModelSource):
         self._refuse_missing(lm)
 
     def skeleton(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        from transformers import GenerationConfig
+
         lm: Any = skeleton(self.config, self.head, dtype)
         lm._weight_conversions = copy.deepcopy(self._conversions)  # what is saved gets the names that were read
+        if (self._folder / "generation_config.json").is_file() and lm.can_generate():
+            lm.generation_config = GenerationConfig.from_pretrained(self._folder, local_files_only=True)
         return lm
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,15 @@ from rlcli.files import read_regular
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
 PARTS = "shard-*.safetensors"
+
+FORMAT = {"format": "pt"}
+"""Metadata of the files that torch's users write."""
+
+BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "C64": 8,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+"""Type in a safetensors header → bytes of one number."""
 
 MAX_JSON = 64 << 20
 """Bytes of a JSON file of a model. The largest, tokenizers and indices, have half of that."""
@@ -95,6 +105,20 @@ def read_head(file: Path) -> Head:
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise damaged(file, error) from error
     return Head(file, {name: entry for name, entry in entries.items() if name != "__metadata__"}, metadata, 8 + length)
+
+
+def header(tensors: Iterable[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str] = FORMAT) -> bytes:
+    """The first bytes of a file that holds these tensors, (name, type, shape) each, one after the other: as the
+    safetensors library writes it."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    start = 0
+    for name, dtype, shape in tensors:
+        end = start + math.prod(shape) * BYTES[dtype]
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def damaged(file: Path, why: object) -> ModelError:

@@ -10,13 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from rlcli.api.weight_files import BYTES
 from rlcli.errors import ModelError
-
-BYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "C64": 8,
-    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
-}  # fmt: skip
-"""Name in a safetensors header → bytes of one number."""
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 """Types that can be made into each other."""

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from rlcli.api.model_folder import check_folder
-from rlcli.api.weight_files import Head, damaged, read_head, weight_files
-from rlcli.checkpoint.tensor_dtypes import BYTES, Raw, raw_type
+from rlcli.api.weight_files import BYTES, Head, damaged, read_head, weight_files
+from rlcli.checkpoint.tensor_dtypes import Raw, raw_type
 from rlcli.errors import ModelError
 
 SHARDING = "DCP_SHARDING_INFO"
@@ -97,22 +96,6 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         for spec, piece in _specs(read_head(file)):
             pieces.setdefault(spec.name, []).append((spec.dtype, piece))
     return {name: _assembled(name, found) for name, found in pieces.items()}
-
-
-def header(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> bytes:
-    """The first bytes of a file that holds these tensors, one after the other: as the safetensors library writes it."""
-    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
-    start = 0
-    for spec in specs:
-        entries[spec.name] = {
-            "dtype": spec.dtype,
-            "shape": list(spec.shape),
-            "data_offsets": [start, start + spec.bytes],
-        }
-        start += spec.bytes
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
 
 
 def in_file_order(specs: Sequence[TensorSpec]) -> list[TensorSpec]:

@@ -12,6 +12,7 @@ from types import TracebackType
 
 import numpy as np
 
+from rlcli.api.weight_files import header
 from rlcli.checkpoint.tensor_dtypes import Raw, cast, raw_type
 from rlcli.checkpoint.tensor_files import (
     Extent,
@@ -19,7 +20,6 @@ from rlcli.checkpoint.tensor_files import (
     TensorSpec,
     became_shorter,
     bytes_of,
-    header,
     in_file_order,
     read_into,
 )
@@ -111,7 +111,8 @@ class TensorWriter:
     def _begin(self, folder: Path, plan: FilePlan) -> None:
         starts = dict(zip((spec.name for spec in plan.tensors), plan.starts, strict=False))
         specs = in_file_order(plan.tensors)
-        head, path = header(specs, dict(plan.metadata)), folder / plan.name
+        head = header([(spec.name, spec.dtype, spec.shape) for spec in specs], dict(plan.metadata))
+        path = folder / plan.name
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         self._descriptors[path] = descriptor
         at = _write_all(descriptor, memoryview(head), 0)

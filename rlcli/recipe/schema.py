@@ -196,6 +196,9 @@ class Checkpoint(Section):
 
     save: bool = True
     """Write the trained models at the end, as folders that transformers reads."""
+    save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the numbers in those folders; auto: that of the weights which a role began with. Checkpoints are exact
+    whatever this says."""
     roles: list[str] | None = None
     """Roles to save; null: every trained one."""
     every_steps: Positive | None = None

@@ -127,6 +127,7 @@ _WORDS: Mapping[str, str] = {
     "datasets.<name>.args.question_key": "prompt_key input_key dataset_text_field",
     "datasets.<name>.args.answer_key": "label_key output_key",
     "datasets.<name>.args.template": "chat_template prompt_template input_template",
+    "checkpoint.save_dtype": "export_dtype save_precision output_dtype",
     "checkpoint.every_steps": (
         "save_steps save_freq save_freq_steps ckpt_freq_steps save_period saver.freq_steps recover.freq_steps "
         "checkpoint_every_n_steps save_every_n_steps saves_per_epoch save_interval"

@@ -23,6 +23,11 @@ from rlcli.topology import RolePlacement, Topology
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+SAVE_DTYPES = {
+    "auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+}  # fmt: skip
+"""What `checkpoint.save_dtype` says."""
+
 Meshes = dict[str, Any]
 """Role → its DeviceMesh; a role on one rank has none."""
 
@@ -87,6 +92,7 @@ def build_roles(
         model = Model(
             name=name, module=None, tokenizer=tokenizer, device=device, seed=seed, device_mesh=meshes.get(name),
             source=source, family=family_of(source.config.model_type) if source is not None else None,
+            save_dtype=SAVE_DTYPES[recipe.checkpoint.save_dtype],
         )  # fmt: skip
         assert role.backend is not None
         backend = registry.make_backend(ModelBackendAbstraction(role.backend.type, role.backend.args))

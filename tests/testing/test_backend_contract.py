@@ -102,7 +102,7 @@ class Plain(ENGINE):
     state = ForwardEngine.state
 
     def save_to_hf(self, tokenizer, save_dir):
-        weights = self.full_state_dict()
+        weights = dict(self.whole_parameters())
         if not dist.is_initialized() or dist.get_rank() == 0:
             self.lm.save_pretrained(save_dir, state_dict=weights)
 

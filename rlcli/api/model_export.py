@@ -1,0 +1,146 @@
+"""Writing a model for transformers, one parameter at a time: nobody ever holds it whole.
+
+The heads of all files are planned on the meta device; then the parameters come one after the other, and their bytes are
+appended.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from rlcli.api.weight_files import INDEX, WHOLE, header
+from rlcli.errors import ModelError
+
+LARGEST_FILE = 5 * 10**9
+"""Bytes; what is more goes to another file."""
+
+CODES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+"""Type in torch → type in a safetensors header."""
+
+
+def write_weights(lm: Any, parameters: Iterable[tuple[str, torch.Tensor]], folder: Path, dtype: torch.dtype) -> None:
+    """Write the files that `from_pretrained` reads, floating-point numbers as `dtype`.
+
+    `parameters` are those of `lm`, whole, by name and in its order; of `lm` itself only names, shapes and buffers count.
+    Holds one of them, or as many as become one tensor of a file. Raises ModelError for a number that `dtype` has no room
+    for.
+    """
+    plan = _Plan(lm, dtype)
+    with ExitStack() as files:
+        opened: dict[str, BinaryIO] = {}
+        for file, tensors in plan.files.items():
+            opened[file] = files.enter_context((folder / file).open("xb"))
+            opened[file].write(header([(name, CODES[t.dtype], tuple(t.shape)) for name, t in tensors.items()]))
+        for name, tensor in plan.converted(_with_buffers(lm, parameters)):
+            _append(opened[plan.file_of[name]], tensor)
+    if len(plan.files) > 1:
+        total = sum(tensor.nbytes for tensors in plan.files.values() for tensor in tensors.values())
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(plan.file_of.items()))}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def own_weights(lm: Any) -> dict[str, torch.Tensor]:
+    """Parameters, tied ones once, and the buffers that belong to the model's file, as they are."""
+    kept = lm.state_dict().keys()
+    buffers = {name: buffer for name, buffer in lm.named_buffers() if name in kept}
+    return {name: tensor.detach() for name, tensor in {**dict(lm.named_parameters()), **buffers}.items()}
+
+
+def _with_buffers(lm: Any, parameters: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Wide integers first and narrow ones last: then the numbers of a file are aligned, whatever type the floating-point
+    ones have."""
+    named = {name for name, _ in lm.named_parameters()}
+    buffers = {name: tensor for name, tensor in own_weights(lm).items() if name not in named}
+    first = [name for name, tensor in buffers.items() if tensor.dtype.itemsize >= 4 and not tensor.is_floating_point()]
+    yield from ((name, buffers[name]) for name in sorted(first, key=lambda name: -buffers[name].dtype.itemsize))
+    yield from parameters
+    floats = [name for name, tensor in buffers.items() if tensor.is_floating_point()]
+    narrow = [name for name in buffers if name not in first and name not in floats]
+    yield from ((name, buffers[name]) for name in (*floats, *sorted(narrow, key=lambda n: -buffers[n].dtype.itemsize)))
+
+
+class _Plan:
+    """What becomes of which weights, and in which file it goes."""
+
+    def __init__(self, lm: Any, dtype: torch.dtype):
+        self._lm = lm
+        self._dtype = dtype
+        weights = _with_buffers(lm, lm.named_parameters())
+        meta = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in weights}
+        self._groups = _groups(lm, meta)
+        self.files = _in_files(dict(self.converted(meta.items())))
+        """File → its tensors on the meta device, in the order in which they are written."""
+        self.file_of = {name: file for file, tensors in self.files.items() for name in tensors}
+
+    def converted(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors of the files, each as soon as all weights that it is made of have come."""
+        waiting: dict[str, torch.Tensor] = {}
+        for name, weight in weights:
+            waiting[name] = weight
+            group = self._groups[name]
+            if all(other in waiting for other in group):
+                made = _as_stored(self._lm, {other: waiting.pop(other) for other in group})
+                yield from ((new, _in_dtype(new, tensor, self._dtype)) for new, tensor in made.items())
+        if waiting:
+            raise AssertionError(f"{min(waiting)} waits for weights that have not come")
+
+
+def _groups(lm: Any, meta: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, ...]]:
+    """Weight → those that files hold in one tensor with it, itself among them."""
+    if getattr(lm, "_weight_conversions", None) == []:
+        return {name: (name,) for name in meta}
+    wanted = {name: tensor.shape for name, tensor in _as_stored(lm, dict(meta)).items()}
+    groups: dict[str, list[str]] = {}
+    for name, tensor in meta.items():
+        alone = _as_stored(lm, {name: tensor})
+        is_enough = all(wanted.get(new) == made.shape for new, made in alone.items())
+        groups.setdefault(f"alone {name}" if is_enough else f"part of {min(alone)}", []).append(name)
+    return {name: tuple(group) for group in groups.values() for name in group}
+
+
+def _as_stored(lm: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Under the names, and in the form, that the family's files have, or those that these were read from."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return revert_weight_conversion(lm, weights)
+
+
+def _in_files(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """As they come, as many to a file as fit."""
+    files: list[dict[str, torch.Tensor]] = [{}]
+    room = LARGEST_FILE
+    for name, tensor in tensors.items():
+        if tensor.nbytes > room and files[-1]:
+            files.append({})
+            room = LARGEST_FILE
+        files[-1][name] = tensor
+        room -= tensor.nbytes
+    if len(files) == 1:
+        return {WHOLE: files[0]}
+    return {f"model-{number:05d}-of-{len(files):05d}.safetensors": held for number, held in enumerate(files, 1)}
+
+
+def _in_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if not tensor.is_floating_point() or tensor.dtype == dtype:
+        return tensor
+    made = tensor.to(dtype)
+    if torch.finfo(dtype).max < torch.finfo(tensor.dtype).max and not made.is_meta and not made.isfinite().all():
+        raise ModelError(
+            f"{name} holds {float(tensor.abs().max()):.4g}, which is too large for {str(dtype).removeprefix('torch.')}",
+            hint="bfloat16 has the range of float32: set checkpoint.save_dtype",
+        )
+    return made
+
+
+def _append(file: BinaryIO, tensor: torch.Tensor) -> None:
+    flat = tensor.cpu().contiguous().reshape(-1)
+    file.write(flat.view(torch.uint8).numpy().data)

@@ -16,8 +16,8 @@ from ._transformers import PackedModel
 class UnshardedCopy:
     """Holds no parameters except while it is used.
 
-    Weights of linear layers are kept in the compute dtype, which autocast would make of them. Those of
-    norms, and of embeddings (whose rows are read as they are), stay as they come.
+    Weights of linear layers are kept in the compute dtype, which autocast would make of them. Those of norms, and of
+    embeddings (whose rows are read as they are), stay as they come.
     """
 
     def __init__(self, skeleton: nn.Module, compute_dtype: torch.dtype):

@@ -1,4 +1,4 @@
-"""No rank holds more of a sharded model than it may, whatever it does with it: `tests/bench/memory.py` on a smaller model."""
+"""No rank holds more of a sharded model than it may: `tests/bench/memory.py` on a smaller model."""
 
 import json
 import subprocess

@@ -3,15 +3,15 @@
     python tests/bench/memory.py [--ranks 2 4] [--megabytes 512] [--json]
 
 A random model is loaded, trained for two steps, used to generate, checkpointed and saved by fresh processes over gloo.
-This process reads `RssAnon` of each every 10 ms: the memory that it has allocated itself. Pages of files do not count (the
-kernel takes them back when it likes), nor do pages that processes share, for fresh processes share none but those. The C
-library is told to give memory back as soon as it is freed (`MALLOC_*`): what is measured is what is held, not what an
-allocator keeps for later.
+This process reads `RssAnon` of each every 10 ms: the memory that it has allocated itself. Pages of files do not count
+(the kernel takes them back when it likes), nor do pages that processes share: fresh ones share no others. The C library
+is told to give memory back as soon as it is freed (`MALLOC_*`): what is measured is what is held, not what an allocator
+keeps for later.
 
 Above a baseline (libraries imported, groups made, no model), each phase may take its share × 1.2, what the checkpoint
-copies (`snapshot`), activations as the backend's memory model states them, the whole copy that generates, and beyond that
-the largest unsharded block and two buckets. A bucket is the largest parameter, or BUCKET if that is more; BUCKET is far
-smaller here than the 256 MiB of real models, or the bound would be larger than the model.
+copies (`snapshot`), activations, the whole copy that generates, and beyond that the largest unsharded block and two
+buckets. A bucket is the largest parameter, or BUCKET if that is more; BUCKET is far smaller here than the 256 MiB of
+real models, or the bound would be larger than the model.
 """
 
 from __future__ import annotations

@@ -47,9 +47,9 @@ class MegatronEngine(TrainEngine):
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
         self._device = model.device
         self._dtype = compute_dtype(settings.dtype, model.device)
-        self._save_dtype = model.save_dtype or model.source.dtype
         if model.source is None:
             raise ModelError(f"role {model.name} has no weights to run", hint="use backend: null for such a role")
+        self._save_dtype = model.save_dtype or model.source.dtype
         self.lm: Any = model.source.skeleton(self._dtype)  # for its names and its description; it holds no numbers
         config = _config(model, model.source)
         with process_group():

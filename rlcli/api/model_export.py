@@ -30,9 +30,9 @@ CODES = {
 def write_weights(lm: Any, parameters: Iterable[tuple[str, torch.Tensor]], folder: Path, dtype: torch.dtype) -> None:
     """Write the files that `from_pretrained` reads, floating-point numbers as `dtype`.
 
-    `parameters` are those of `lm`, whole, by name and in its order; of `lm` itself only names, shapes and buffers count.
-    Holds one of them, or as many as become one tensor of a file. Raises ModelError for a number that `dtype` has no room
-    for.
+    `parameters` are those of `lm`, whole, by name and in its order; of `lm` itself only names, shapes and buffers
+    count. Holds one of them, or as many as become one tensor of a file. Raises ModelError for a number that `dtype` has
+    no room for.
     """
     plan = _Plan(lm, dtype)
     with ExitStack() as files:
@@ -56,8 +56,8 @@ def own_weights(lm: Any) -> dict[str, torch.Tensor]:
 
 
 def _with_buffers(lm: Any, parameters: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Wide integers first and narrow ones last: then the numbers of a file are aligned, whatever type the floating-point
-    ones have."""
+    """Wide integers first and narrow ones last: then the numbers of a file are aligned, whatever type the
+    floating-point ones have."""
     named = {name for name, _ in lm.named_parameters()}
     buffers = {name: tensor for name, tensor in own_weights(lm).items() if name not in named}
     first = [name for name, tensor in buffers.items() if tensor.dtype.itemsize >= 4 and not tensor.is_floating_point()]

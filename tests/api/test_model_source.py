@@ -122,7 +122,7 @@ def test_roles_that_start_from_one_role_start_alike():
     """Or the KL from the reference would not begin at 0."""
     recipe = load_recipe("ppo_math", [
         "models.actor.path=null", f"models.actor.scratch={json.dumps(SCRATCH)}",
-        "models.actor.tokenizer=builtin:arithmetic", "cluster.device=cpu",
+        "models.actor.tokenizer=builtin:arithmetic", "cluster.device=cpu", "checkpoint.save_dtype=bfloat16",
     ]).recipe  # fmt: skip
     spec = FinetuneSpec(total_train_steps=1, dataset_size=1, train_batch_size=1)
     built = build_roles(recipe, plan_topology(recipe), 0, torch.device("cpu"), {}, spec)
@@ -133,6 +133,7 @@ def test_roles_that_start_from_one_role_start_alike():
     assert reward.module is None
     assert len(reward.tokenizer) == len(built["actor"][0].tokenizer)
     assert built["actor"][0].seed != built["critic"][0].seed
+    assert built["actor"][0].module.save_dtype == torch.bfloat16
 
 
 def test_epochs_become_steps():

@@ -1,8 +1,11 @@
 """inference: the contract, over more families, and what its engine refuses or leaves behind when the disk is full."""
 
+import json
 import resource
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from rlcli.api.model import ForwardEngine, GenerationEngine, TrainEngine
 from rlcli.checkpoint.disk import failures_told
@@ -10,6 +13,7 @@ from rlcli.errors import ModelError, ResourceError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import batch
 from rlcli.testing.backend.generation import generate
+from rlcli.testing.tiny_models import tiny_model
 
 
 class TestContract(BackendContract):
@@ -23,6 +27,14 @@ def test_it_scores_and_generates_and_nothing_more():
     assert isinstance(engine, ForwardEngine)
     assert isinstance(engine, GenerationEngine)
     assert not isinstance(engine, TrainEngine)
+
+
+def test_what_is_saved_has_the_type_that_it_began_with(tmp_path):
+    engine = TestContract().engine(lm=tiny_model().bfloat16())
+    assert {parameter.dtype for parameter in engine.lm.parameters()} == {torch.float32}
+    engine.save_to_hf(None, str(tmp_path / "actor"))
+    assert {tensor.dtype for tensor in load_file(tmp_path / "actor" / "model.safetensors").values()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "actor" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def test_a_value_head_has_no_log_probs():

@@ -160,7 +160,7 @@ def measured(ranks: int, megabytes: int) -> list[dict[str, int]]:
                 process.kill()
     if any(process.returncode for process in processes):
         raise SystemExit("a rank failed")
-    return [above_baseline(samples[rank], json.loads(told[rank])) for rank in range(ranks)]
+    return [above_baseline(samples[rank], json.loads(told[rank].splitlines()[-1])) for rank in range(ranks)]
 
 
 def sampled(processes: Sequence[subprocess.Popen[str]]) -> list[list[tuple[float, int]]]:

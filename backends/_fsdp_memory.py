@@ -1,4 +1,4 @@
-"""The memory of `fsdp`: what `_memory` says of forward passes and generation, and training, sharded over dp ranks.
+"""The memory of `fsdp`: what `_memory` says of forward passes and generation, and training; over dp and tp ranks.
 
 Parameters, gradients and AdamW's two states are float32. No torch here: `rlcli plan` imports this file.
 """
@@ -13,16 +13,14 @@ from ._memory import InferenceMemory, saved_by_layer
 class FSDPMemory(InferenceMemory):
     """Parameters, gradients and optimizer state of one rank; the others' parameters while they are gathered."""
 
-    keeps_casts = True
-
     def __init__(self, role: PlacedRole):
         super().__init__(role)
-        self.shards = role.mesh["dp"]
+        self.keeps_casts = role.mesh["tp"] == 1  # those of parts of parameters are not kept
+        self.is_sharded = role.mesh["dp"] > 1
+        self.shards = role.arguments.get("shard_size") or role.mesh["dp"]
+        """Data-parallel ranks that share one copy of the model."""
+        self.defers = self.is_sharded and bool(role.arguments.get("defer_reduction"))
         self.checkpointing = bool(role.arguments.get("gradient_checkpointing"))
-
-    @property
-    def is_sharded(self) -> bool:
-        return self.shards > 1
 
     @property
     def outside_blocks(self) -> int:
@@ -45,7 +43,7 @@ class FSDPMemory(InferenceMemory):
 
     def update(self, tokens: int, micro_batches: int) -> Parts:
         grads = 4 * self.parameters // self.shards
-        earlier = grads if micro_batches > 1 else 0
+        earlier = (4 * self.parameters if self.defers else grads) if micro_batches > 1 else 0
         unsharded = self._unsharded()
         matrix = 4 * self.sizes.vocabulary * self.sizes.hidden
         at_head = Parts(
@@ -56,7 +54,9 @@ class FSDPMemory(InferenceMemory):
             unsharded + self.casts(kept=True),
             tokens * (self._saved_at_head() + self._backward_of_block()),
         )
-        at_embedding = Parts(grads + matrix * (2 if self.sizes.tied and self.has_lm_head else 1), unsharded)
+        at_embedding = Parts(
+            max(earlier, grads) + matrix * (2 if self.sizes.tied and self.has_lm_head else 1), unsharded
+        )
         at_optimizer = Parts(grads * (2 if self.is_sharded else 1))
         return max((at_head, in_blocks, at_embedding, at_optimizer), key=lambda parts: parts.total)
 

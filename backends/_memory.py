@@ -7,6 +7,9 @@ process. No torch here: `rlcli plan` imports this file.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import ClassVar
+
 from rlcli.api.architecture import Architecture, Layer
 from rlcli.api.memory import Generation, Kept, MemoryModel, Parts, PlacedRole, UnknownMemory
 
@@ -21,25 +24,29 @@ def concurrent_responses(total: int, longest: int, most: int, cache_tokens: int 
 
 
 class InferenceMemory(MemoryModel):
-    """A whole copy of the model on every rank; forward passes and generation."""
+    """A whole copy of the model on every data-parallel rank; forward passes and generation."""
 
-    keeps_casts = False
+    dimensions: ClassVar[tuple[str, ...]] = ("dp", "tp")
+    """Of meshes that it can speak for."""
+    keeps_casts: bool = False
     """Autocast keeps its copies of weights that could be trained, until the end of a forward pass; others are cast anew
     at every use."""
 
     def __init__(self, role: PlacedRole):
         super().__init__(role)
-        others = {name: size for name, size in role.mesh.items() if size > 1 and name != "dp"}
+        others = {name: size for name, size in role.mesh.items() if size > 1 and name not in self.dimensions}
         if others:
             named = " ".join(f"{name}{size}" for name, size in others.items())
-            raise UnknownMemory(f"the memory of a mesh with {named} cannot be estimated yet: only dp can")
-        self.sizes = role.architecture
+            raise UnknownMemory(f"the memory of a mesh with {named} cannot be estimated yet")
+        self.sizes = part_of(role.architecture, role.mesh.get("tp", 1))
+        """Of the part that this rank computes with."""
         self.has_lm_head = role.head == "lm"
         self.width = 4 if role.arguments.get("dtype") == "float32" else 2
         """Bytes of a number in matrix products; `auto` is taken for bfloat16."""
 
     @property
     def parameters(self) -> int:
+        """Of this rank's part, were it not shared with data-parallel ranks."""
         return self.sizes.parameters(self.role.head)
 
     def kept(self) -> Kept:
@@ -109,7 +116,7 @@ class InferenceMemory(MemoryModel):
         cache = slots * longest * keys * len(sizes.layers) * (key_width + self.width)
         reading = read_at_once * prompt * self.passing_per_token() + slots * prompt * keys * 4
         decoding = slots * longest * self.attended_per_token()
-        logits = slots * sizes.vocabulary * (20 + self.width)
+        logits = slots * self.role.architecture.vocabulary * (20 + self.width)  # of all ranks, to draw from
         whole = self.gathered_to_generate()
         phases = (Parts(0, whole, reading, cache), Parts(0, whole, decoding, cache), Parts(0, whole, 0, cache, logits))
         return max(phases, key=lambda parts: parts.total)
@@ -124,6 +131,25 @@ class InferenceMemory(MemoryModel):
         keys, queries = sizes.kv_heads * sizes.head_dim, sizes.heads * sizes.head_dim
         copies = 0 if self.width == 4 else (4 + 2 + 2) * keys
         return copies + (2 * self.width * queries if queries != keys else 0)
+
+
+def part_of(sizes: Architecture, ranks: int) -> Architecture:
+    """What one of so many tensor-parallel ranks has of a model: its heads, columns and rows of the vocabulary. Hidden
+    states and norms are whole everywhere."""
+    if ranks == 1:
+        return sizes
+    layers = tuple(
+        replace(layer, attention=layer.attention // ranks, mlp=layer.mlp // ranks, experts=layer.experts // ranks)
+        for layer in sizes.layers
+    )
+    return replace(
+        sizes,
+        heads=sizes.heads // ranks,
+        kv_heads=max(1, sizes.kv_heads // ranks),
+        mlp=sizes.mlp // ranks,
+        vocabulary=-(-sizes.vocabulary // ranks),
+        layers=layers,
+    )
 
 
 def saved_by_layer(sizes: Architecture, layer: Layer, width: int) -> int:

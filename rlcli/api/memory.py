@@ -43,12 +43,10 @@ class Kept:
 
     weights: int
     optimizer: int = 0
-    copies: int = 0
-    """Of weights, beyond its part of them."""
 
     @property
     def total(self) -> int:
-        return self.weights + self.optimizer + self.copies
+        return self.weights + self.optimizer
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Parts:
 
     gradients: int = 0
     gathered: int = 0
-    """Parameters of other ranks, and copies of weights in the precision of the matrix products."""
+    """Parameters of other ranks, and copies: of weights in the precision of the matrix products, or of a snapshot."""
     activations: int = 0
     cache: int = 0
     """Keys and values."""
@@ -100,6 +98,10 @@ class MemoryModel(abc.ABC):
     @abc.abstractmethod
     def load(self) -> Parts:
         """While its weights are loaded; of `kept()` only the weights are there then."""
+
+    def snapshot(self) -> int:
+        """What a checkpoint copies to host memory of this rank's part, until it is written."""
+        return self.kept().total
 
     def update(self, tokens: int, micro_batches: int) -> Parts:
         """Forward and backward of micro-batches, the largest of so many tokens, and the optimizer."""

@@ -224,6 +224,11 @@ class Checkpoint(Section):
     max_failed_saves: NotNegative = 2
     """Go on training although so many checkpoints in a row could not be written."""
 
+    @property
+    def is_written(self) -> bool:
+        """Whether a run writes any checkpoint."""
+        return bool(self.every_steps or self.every_epochs or self.every_seconds or self.at_end or self.on_stop)
+
 
 class Log(Section):
     """What is written while running."""

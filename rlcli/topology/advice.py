@@ -50,6 +50,8 @@ def _candidates(recipe: Recipe, peak: Peak) -> Iterator[Settings]:
         for settings in ({}, cheap) if cheap else ({},):
             for halvings in _halvings(cap, 512):
                 yield {**settings, "train.max_tokens_per_microbatch": cap >> halvings}
+    if peak.phase == "checkpoint" and recipe.checkpoint.asynchronous:
+        yield {"checkpoint.asynchronous": False}
     devices = recipe.cluster.devices_per_node
     while (devices := devices * 2) <= MOST_DEVICES:
         more = {"cluster.devices_per_node": devices, "launch.type": "local"}

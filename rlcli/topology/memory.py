@@ -6,7 +6,7 @@ How much a role takes is known to its backend, whose memory model is asked (`rlc
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,10 +47,10 @@ class Peak:
     """The highest point of a call on the fullest of its devices, in bytes."""
 
     call: str
-    """Name of the call, or `load`."""
+    """Name of the call, `load` or `checkpoint`."""
     role: str
     phase: str
-    """load, generate, inference or update"""
+    """load, generate, inference, update or checkpoint"""
     held: int
     """By all roles of the device."""
     parts: Parts
@@ -107,6 +107,7 @@ def plan_memory(recipe: Recipe, topology: Topology, sizes: Mapping[str, Architec
             phase = "update" if call.call == "train_step" else call.call
             there = _held_by_all(topology, held, call.model)
             peaks.append(Peak(name, call.model, phase, there, parts, model.WITHIN_PERCENT))
+    peaks += _snapshot_peak(recipe, topology, models, held, peaks)
     return MemoryPlan(tuple(held.values()), tuple(peaks), unknown, lengths)
 
 
@@ -166,6 +167,29 @@ def _load_peaks(topology: Topology, models: Mapping[str, MemoryModel], held: Map
             on_rank = [r for r in topology.roles_on(rank) if r in models]
             there = sum(held[r].kept.weights for r in on_rank[: on_rank.index(role) + 1])
             peaks.append(Peak("load", role, "load", there, model.load(), model.WITHIN_PERCENT))
+    return [max(peaks, key=lambda peak: peak.total)] if peaks else []
+
+
+def _snapshot_peak(
+    recipe: Recipe,
+    topology: Topology,
+    models: Mapping[str, MemoryModel],
+    held: Mapping[str, Held],
+    calls: Sequence[Peak],
+) -> list[Peak]:
+    """A checkpoint's copies where device memory is host memory. They stay until they are written: while calls of the
+    next step go on, if checkpoints are asynchronous."""
+    if recipe.cluster.device != "cpu" or not recipe.checkpoint.is_written:
+        return []
+    peaks = []
+    for role in (role for role in recipe.changing_roles if role in models):
+        for rank in _first_ranks(topology, role):
+            on_rank = [one for one in topology.roles_on(rank) if one in models]
+            there = [sum(held[one].total for one in on_rank)]
+            if recipe.checkpoint.asynchronous:
+                there += [peak.total for peak in calls if peak.role in on_rank and peak.phase != "load"]
+            copies = sum(models[one].snapshot() for one in on_rank if one in recipe.changing_roles)
+            peaks.append(Peak("checkpoint", role, "checkpoint", max(there), Parts(gathered=copies)))
     return [max(peaks, key=lambda peak: peak.total)] if peaks else []
 
 

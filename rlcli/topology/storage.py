@@ -37,7 +37,6 @@ class Storage:
 def plan_storage(recipe: Recipe, parameters: Mapping[str, int]) -> Storage:
     """`parameters`: role → parameters of the whole model, where they are known. Everything is written in float32."""
     kept = recipe.checkpoint
-    writes = kept.every_steps or kept.every_epochs or kept.every_seconds or kept.at_end or kept.on_stop
     checkpoint: int | None = None
     if all(role in parameters for role in recipe.changing_roles):
         checkpoint = sum(4 * parameters[role] for role in recipe.changing_roles)
@@ -45,7 +44,7 @@ def plan_storage(recipe: Recipe, parameters: Mapping[str, int]) -> Storage:
     models = None
     if all(role in parameters for role in recipe.saved_roles):
         models = sum(4 * parameters[role] for role in recipe.saved_roles)
-    count = kept.keep_last + kept.keep_best + 1 if writes else 0
+    count = kept.keep_last + kept.keep_best + 1 if kept.is_written else 0
     return Storage(checkpoint, count, models, recipe.log.dir, _free(recipe.log.dir))
 
 

@@ -107,19 +107,19 @@ def measure(asked: dict, mesh) -> dict[str, int]:
     return {"before": before, "peak": peak}
 
 
-def make_mesh(rank: int, ranks: int, file: str):
-    """None for a single rank."""
+def make_mesh(rank: int, ranks: int, file: str, dimension: str):
+    """All ranks in one dimension; None for a single rank."""
     if ranks == 1:
         return None
     from torch.distributed.device_mesh import DeviceMesh
 
     torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks)
-    return DeviceMesh("cpu", torch.arange(ranks), mesh_dim_names=("dp",))
+    return DeviceMesh("cpu", torch.arange(ranks), mesh_dim_names=(dimension,))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     everything = json.loads(sys.argv[1])
     shared = {key: everything[key] for key in ("config", "dtype")}
-    mesh = make_mesh(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    mesh = make_mesh(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], everything["dimension"])
     print(json.dumps([measure({**shared, **run}, mesh) for run in everything["runs"]]))

@@ -52,6 +52,22 @@ def test_an_offloaded_role_is_only_there_in_its_own_calls():
     assert peaks["ref_inf"] - peaks["actor_train"] == held["ref"]
 
 
+def test_a_checkpoint_is_a_copy_where_devices_have_the_hosts_memory():
+    def copies(*overrides):
+        plan = make_plan(load_recipe("ppo_math", [*overrides]))
+        peaks = {peak.call: peak for peak in plan.memory.peaks}
+        return peaks.get("checkpoint"), max(peak.total for peak in peaks.values() if peak.call != "checkpoint"), plan
+
+    found, busiest, plan = copies("cluster.device=cpu")
+    trained = sum(one.total for one in plan.memory.held if one.role != "ref")
+    assert (found.held, found.parts.gathered) == (busiest, trained)
+    found, _, plan = copies("cluster.device=cpu", "checkpoint.asynchronous=false")
+    assert (found.held, found.parts.gathered) == (sum(one.total for one in plan.memory.held), trained)
+    never = ["checkpoint.every_seconds=null", "checkpoint.at_end=false", "checkpoint.on_stop=false"]
+    assert copies("cluster.device=cpu", *never)[0] is None
+    assert copies("cluster.device=cuda")[0] is None
+
+
 def test_an_unknown_role_is_named_and_the_others_are_counted():
     plan = make_plan(load_recipe("ppo_math", ["models.ref={_replace_: true, path: nobody/nothing}"]))
     assert list(plan.memory.unknown) == ["ref"]

@@ -17,7 +17,7 @@ class FSDPMemory(InferenceMemory):
         super().__init__(role)
         self.keeps_casts = role.mesh["tp"] == 1  # those of parts of parameters are not kept
         self.is_sharded = role.mesh["dp"] > 1
-        self.shards = role.arguments.get("shard_size") or role.mesh["dp"]
+        self.shards = min(role.arguments.get("shard_size") or role.mesh["dp"], role.mesh["dp"])
         """Data-parallel ranks that share one copy of the model."""
         self.defers = self.is_sharded and bool(role.arguments.get("defer_reduction"))
         self.checkpointing = bool(role.arguments.get("gradient_checkpointing"))

@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.errors import ModelError
@@ -68,6 +69,23 @@ def test_two_ranks_hold_a_half_each_and_a_whole_copy_only_while_they_generate(tm
     assert [rank["share"] for rank in ranks] == pytest.approx([0.5, 0.5], abs=0.01)
     for part in ("models", "optim"):
         assert sorted(file.name[:11] for file in (tmp_path / part).iterdir()) == ["shard-00001", "shard-00002"]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_what_two_ranks_export_is_the_model(family, tmp_path):
+    """Shared output matrices are written once, and nothing but the folder is left."""
+
+    def work(rank):
+        engine = TestContract().engine(family, seed=5, mesh=mesh_of_ranks(dp=2))
+        engine.save_to_hf(None, str(tmp_path / "model"))
+        return {}
+
+    run_on_ranks(2, work)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    written, wanted = load_file(tmp_path / "model" / "model.safetensors"), tiny_model(family, seed=5)
+    parameters = {name: parameter.detach() for name, parameter in wanted.named_parameters()}
+    assert written.keys() == parameters.keys()
+    assert all(torch.equal(written[name], parameters[name]) for name in parameters)
 
 
 def test_one_rank_writes_its_weights_as_a_model(tmp_path):

@@ -20,7 +20,7 @@ from ._engine import TransformersEngine
 from ._put_away import PutAway
 from ._recomputation import RecomputedLayers
 from ._unsharded import UnshardedCopy
-from ._zero import configuration, import_deepspeed, surroundings
+from ._zero import configuration, import_deepspeed, own_group, surroundings
 from ._zero_stages import divide_parameters, make_stage
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
 
     def _lay_out(self, model: Model) -> None:
         self._library = import_deepspeed(self.device)
+        self._own_group = own_group(model.device_mesh)
         self._config = configuration(self.settings, [p.shape for p in self.lm.parameters()], self.device)
         self._recomputed = RecomputedLayers(self.lm) if self.settings.gradient_checkpointing else None
         if self.divides_parameters:
@@ -55,13 +56,8 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         return surroundings(self._own_group, self.device)
 
     @property
-    def _own_group(self) -> dist.ProcessGroup | None:
-        """The role's data-parallel ranks, be it one of several in the run; None in a run of one rank."""
-        return self._mesh["dp"].get_group() if self._mesh is not None else None
-
-    @property
     def _group(self) -> dist.ProcessGroup:
-        """The same inside of the library's surroundings, where there always is one."""
+        """The role's data-parallel ranks, inside of the library's surroundings, where there always is such a group."""
         group = self._own_group or dist.group.WORLD
         assert group is not None
         return group

@@ -70,6 +70,15 @@ def configuration(settings: DeepSpeed, shapes: Sequence[torch.Size], device: tor
     }
 
 
+def own_group(mesh: Any) -> Any:
+    """The data-parallel ranks of a role, be it one rank of several in the run; None in a run of one rank."""
+    if mesh is not None:
+        return mesh["dp"].get_group()
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    return dist.new_group([dist.get_rank()], use_local_synchronization=True)
+
+
 @contextmanager
 def surroundings(group: Any, device: torch.device) -> Iterator[None]:
     """What the library takes for granted, for the duration of a call: a default process group, which is the role's own,

@@ -113,7 +113,8 @@ class ModelWorker:
         """Take rows, given as (id, row, place in the step's batch); returns their description and the dataset's ids."""
         batch, names = [], {}
         for id_, row, place in rows:
-            sample = checked_row(self.datasets[dataset][row], RowOrigin(dataset, row))  # shares none of its lists
+            read = checked_row(self.datasets[dataset][row], RowOrigin(dataset, row))
+            sample = read.to(self.device)  # shares none of the dataset's lists
             names[id_] = str(sample.ids[0])
             sample.ids = [id_]
             sample.metadata = {**sample.metadata, "batch_index": [place]}
@@ -149,7 +150,7 @@ class ModelWorker:
             return {"batch": None, "stats": {}, "sums": {}, "seconds": 0.0}
         began = time.perf_counter()
         self._seed_global_streams(call, step)
-        data = self._inputs(mfc, ids) if empty is None else _without_samples(empty)
+        data = self._inputs(mfc, ids) if empty is None else _without_samples(empty, self.device)
         data.remap_keys_({old: new for old, new in mfc.input_key_remap.items() if old in data.keys})
         model, interface = self.models[mfc.model_name], self._interface(mfc)
         batch, stats = None, dict[str, float]()
@@ -314,10 +315,11 @@ def _tensors(sample: SequenceSample) -> Mapping[str, torch.Tensor]:
     return {key: tensor for key, tensor in (sample.data or {}).items() if tensor is not None}
 
 
-def _without_samples(described: dict[str, Any]) -> SequenceSample:
+def _without_samples(described: dict[str, Any], device: torch.device) -> SequenceSample:
     """A batch of size 0 with the keys and dtypes of the others."""
     like = SequenceSample.from_json(described)
-    data = {key: torch.empty((0, *(like.trailing_shapes[key] or ())), dtype=like.dtypes[key]) for key in like.keys}
+    shapes = {key: (0, *(like.trailing_shapes[key] or ())) for key in like.keys}
+    data = {key: torch.empty(shape, dtype=like.dtypes[key], device=device) for key, shape in shapes.items()}
     return SequenceSample(ids=[], seqlens={key: [] for key in like.keys}, data={**data}, metadata=like.metadata)
 
 

@@ -1,0 +1,97 @@
+"""Which functions know of devices, by their source, and which functions have run."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+_MAKERS = frozenset((
+    "arange", "as_tensor", "empty", "eye", "frombuffer", "from_numpy", "full", "linspace", "ones", "rand", "randint",
+    "randn", "randperm", "tensor", "zeros",
+))  # fmt: skip
+"""Functions of torch that make a tensor, on the host unless they are told otherwise."""
+_MOVES = frozenset(("cpu", "cuda", "is_cuda", "numpy", "pin_memory", "to", "type_as"))
+_DEVICES = frozenset(("cpu", "cuda"))
+
+
+@dataclass(frozen=True, order=True)
+class Function:
+    """A function by the file that it is written in and its name there: `FSDPEngine._move`."""
+
+    file: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.file} {self.name}"
+
+
+def device_functions(files: Iterable[Path], root: Path) -> set[Function]:
+    """Those whose own lines name a device (a variable, argument or attribute `device`, the words "cuda" and "cpu"),
+    move a tensor (`.to(…)`, `.cpu()`), or make one. Files are named relative to `root`."""
+    found: set[Function] = set()
+    for file in files:
+        for name, function in _functions(ast.parse(file.read_text(encoding="utf-8"))):
+            if any(_knows_devices(node) for node in _own_nodes(function)):
+                found.add(Function(str(file.relative_to(root)), name))
+    return found
+
+
+@contextlib.contextmanager
+def functions_run(root: Path) -> Iterator[set[Function]]:
+    """Of the files beneath `root`, the functions that this thread enters meanwhile."""
+    seen: set[CodeType] = set()
+
+    def entered(frame: FrameType, event: str, argument: Any) -> None:
+        seen.add(frame.f_code)
+
+    run: set[Function] = set()
+    before = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        yield run
+    finally:
+        sys.settrace(before)
+        for code in seen:
+            file = Path(code.co_filename)
+            if file.is_relative_to(root):
+                run.add(Function(str(file.relative_to(root)), code.co_qualname))
+
+
+def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """All functions with their qualified names."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield prefix + node.name, node
+            yield from _functions(node, f"{prefix}{node.name}.<locals>.")
+        else:
+            yield from _functions(node, f"{prefix}{node.name}." if isinstance(node, ast.ClassDef) else prefix)
+
+
+def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
+    """Without those of the functions and classes within; lambdas are its own."""
+    waiting = [node for node in ast.iter_child_nodes(function) if not isinstance(node, ast.arguments)]
+    waiting += ast.iter_child_nodes(function.args)
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node
+            waiting += ast.iter_child_nodes(node)
+
+
+def _knows_devices(node: ast.AST) -> bool:
+    match node:
+        case ast.Attribute(value=ast.Name(id="torch"), attr=name) if name in _MAKERS:
+            return True
+        case ast.Attribute(attr=name):
+            return name in _MOVES or name.strip("_") == "device"
+        case ast.Name(id=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+            return name.strip("_") == "device"
+        case ast.Constant(value=str(text)):
+            return text in _DEVICES
+    return False

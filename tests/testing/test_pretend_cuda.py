@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import weakref
 
 import pytest
 import torch
@@ -144,6 +145,30 @@ def test_gradients_cross_between_host_and_device(cuda):
     assert host.grad.device.type == "cpu"
     assert device.grad.device == cuda
     torch.testing.assert_close(device.grad.cpu(), 2 * HOST)
+
+
+def test_devices_have_their_names_in_the_backward_pass(cuda):
+    seen = []
+
+    def hook(grad):
+        seen.extend([torch.zeros(2, device="cuda"), torch.tensor([1.0], device="cuda:0"), grad.to("cuda")])
+
+    weight = torch.ones(2, device=cuda, requires_grad=True)
+    weight.register_hook(hook)
+    (weight * 2).sum().backward()
+    torch.autograd.grad((weight * 2).sum(), weight)
+    assert [one.device for one in seen] == [cuda] * 6
+
+
+def test_a_parameter_may_be_cast_while_others_hold_it(cuda):
+    module = nn.Linear(4, 4).to(cuda)
+    observer, output = weakref.ref(module.weight), module(torch.ones(1, 4, device=cuda)).sum()
+    module.to(cuda)
+    output.backward()
+    assert module.weight.grad.device == cuda
+    module.half()
+    assert observer() is module.weight
+    assert module.weight.dtype is torch.float16
 
 
 def test_a_moved_module_keeps_its_parameters(cuda):

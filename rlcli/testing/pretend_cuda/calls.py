@@ -1,129 +1,100 @@
-"""Calls of torch from Python: devices by the names that users give them, turned into those that C++ knows."""
+"""What else of torch is replaced meanwhile: what C++ would do on a device by itself, past Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
-from rlcli.testing.pretend_cuda.randomness import DeviceGenerator, drawing_from_device
-from rlcli.testing.pretend_cuda.state import active
-from rlcli.testing.pretend_cuda.tensor import LABEL, DeviceTensor, replace_data
+from rlcli.testing.pretend_cuda.randomness import Generator
+from rlcli.testing.pretend_cuda.tensor import DATA, DeviceTensor, labelled, pinned, replace_data
 
-PINNED = "_is_pinned_here"
-
-
-class Calls(TorchFunctionMode):
-    """Every function and method of torch passes here first."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if kwargs.get("device") is not None:
-            kwargs = {**kwargs, "device": labelled(kwargs["device"])}
-        special = _SPECIAL.get(func)
-        if special is not None:
-            return special(func, args, kwargs)
-        if isinstance(kwargs.get("generator"), DeviceGenerator):
-            with drawing_from_device():
-                return func(*args, **kwargs)
-        if kwargs.get("pin_memory"):
-            return _pinned(func(*args, **{**kwargs, "pin_memory": False}))
-        return func(*args, **kwargs)
+_TENSOR, _AS_TENSOR, _TO = torch.tensor, torch.as_tensor, torch.Tensor.to
+_FACTORIES = (
+    "arange", "empty", "empty_like", "empty_strided", "eye", "full", "full_like", "linspace", "ones", "ones_like",
+    "rand", "rand_like", "randint", "randn", "randn_like", "randperm", "scalar_tensor", "zeros", "zeros_like",
+)  # fmt: skip
 
 
-def labelled(device: Any) -> Any:
-    """`cuda`, `cuda:1` or `1` under the name that C++ knows; any other device as it is."""
-    if isinstance(device, int) or torch.device(device).type == "cuda":
-        return torch.device(LABEL, active().index(device))
-    return device
+def torch_functions() -> dict[str, Any]:
+    factories = {name: _with_device(getattr(torch, name)) for name in _FACTORIES}
+    return {**factories, "tensor": _tensor, "as_tensor": _as_tensor, "Generator": Generator}
 
 
-def _to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor, *rest = args
-    if rest and isinstance(rest[0], str | torch.device | int):
-        rest[0] = labelled(rest[0])
-    return func(tensor, *rest, **kwargs)
+def tensor_methods() -> dict[str, Any]:
+    return {
+        "to": _to,
+        "cuda": lambda tensor, device=None, *args, **kwargs: _to(tensor, "cuda" if device is None else device),
+        "pin_memory": _pin_memory,
+        "is_pinned": _is_pinned,
+        "data": property(_data, _set_data),
+    }
 
 
-def _cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    tensor, *rest = args
-    device = rest[0] if rest else kwargs.get("device")
-    moved: torch.Tensor = tensor.to(torch.device(LABEL, active().current) if device is None else labelled(device))
+def _with_device(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """C++ knows no device by its number alone."""
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if "device" in kwargs:
+            kwargs["device"] = labelled(kwargs["device"])
+        return make(*args, **kwargs)
+
+    return made
+
+
+def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """C++ is to see that a tensor is where it is to go."""
+    if "device" in kwargs:
+        kwargs["device"] = labelled(kwargs["device"])
+    moved: torch.Tensor = _TO(tensor, *map(labelled, args[:1]), *args[1:], **kwargs)
     return moved
 
 
-def _from_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """C++ would fill the tensor on the device by itself, past Python; so it is made on the host and moved."""
-    source, *rest = args
-    device = kwargs.pop("device", None)
-    if isinstance(source, DeviceTensor):  # a copy, or itself
-        made: torch.Tensor = func(source, *rest, **kwargs)
-        return made if device is None else made.to(device)
-    if device is None or torch.device(device).type != LABEL:
-        return func(_numbers(source), *rest, **kwargs, **({} if device is None else {"device": device}))
-    needs_grad, kwargs["pin_memory"] = kwargs.pop("requires_grad", False), False
-    if func is torch.as_tensor:
-        kwargs.pop("pin_memory")
-    return func(_numbers(source), *rest, **kwargs).to(device).requires_grad_(needs_grad)
+def _tensor(data: Any, *, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
+    kwargs.pop("pin_memory", None)
+    return _made_on_host(_TENSOR, data, device, kwargs).requires_grad_(requires_grad)
 
 
-def _new_tensor(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    tensor, source = args
-    named = {"dtype": tensor.dtype, "device": tensor.device} | kwargs
-    return torch.tensor(source, **named)
+def _as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
+    if isinstance(data, torch.Tensor):
+        return data.to(data.device if device is None else device, data.dtype if dtype is None else dtype)
+    return _made_on_host(_AS_TENSOR, data, device, {"dtype": dtype})
 
 
-def _numbers(source: Any) -> Any:
-    """Nested lists with a number in place of each tensor of the device."""
-    if isinstance(source, DeviceTensor):
-        return source.host.detach().numpy() if source.dim() else source.item()
-    return [_numbers(one) for one in source] if isinstance(source, list | tuple) else source
+def _made_on_host(make: Callable[..., torch.Tensor], data: Any, device: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+    """C++ would fill it on the device; so it is moved there."""
+    if device is None:
+        device = data.device if isinstance(data, torch.Tensor) else torch.get_default_device()
+    if labelled(device) == device:
+        return make(_numbers(data), device=device, **kwargs)
+    return make(_numbers(data), device="cpu", **kwargs).to(device)
 
 
-def _pin(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    return _pinned(args[0].clone())
+def _numbers(data: Any) -> Any:
+    """Nested lists with a number in place of each tensor of a device."""
+    if isinstance(data, DeviceTensor):
+        return data.cpu() if data.dim() else data.item()
+    return [_numbers(one) for one in data] if isinstance(data, list | tuple) else data
 
 
-def _is_pinned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return getattr(args[0], PINNED, False)
+def _pin_memory(tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+    return pinned(tensor.clone())
 
 
-def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    setattr(tensor, PINNED, True)
-    return tensor
+def _is_pinned(tensor: torch.Tensor, *args: Any) -> bool:
+    return getattr(tensor, "is_pinned_here", False)
 
 
-def _set_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    tensor, new = args
-    if isinstance(new, DeviceTensor):  # those of the device have their own setter
+def _data(tensor: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = DATA.__get__(tensor)  # type: ignore[attr-defined]
+    return found
+
+
+def _set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
+    if isinstance(new, DeviceTensor):
         replace_data(tensor, new)
     else:
-        func(tensor, new)
-
-
-def _at(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """C++ would make a list of indices a tensor of the device by itself, past Python."""
-    tensor, index, *value = args
-    if isinstance(tensor, DeviceTensor):
-        index = tuple(map(_as_index, index)) if isinstance(index, tuple) else _as_index(index)
-    return func(tensor, index, *value)
-
-
-def _as_index(index: Any) -> Any:
-    return torch.tensor(index) if isinstance(index, list) else index
-
-
-_SPECIAL: Mapping[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
-    torch.Tensor.to: _to,
-    torch.Tensor.cuda: _cuda,
-    torch.tensor: _from_numbers,
-    torch.as_tensor: _from_numbers,
-    torch.Tensor.new_tensor: _new_tensor,
-    torch.Tensor.pin_memory: _pin,
-    torch.Tensor.is_pinned: _is_pinned,
-    torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
-    torch.Tensor.__getitem__: _at,
-    torch.Tensor.__setitem__: _at,
-}
+        DATA.__set__(tensor, new)  # type: ignore[attr-defined]

@@ -9,10 +9,10 @@ from unittest import mock
 
 import torch
 
-from rlcli.testing.pretend_cuda.answers import torch_accelerator, torch_cuda
-from rlcli.testing.pretend_cuda.calls import Calls
+from rlcli.testing.pretend_cuda.answers import torch_accelerator, torch_cuda, torch_cuda_nvtx
+from rlcli.testing.pretend_cuda.calls import tensor_methods, torch_functions
 from rlcli.testing.pretend_cuda.memory import Memory
-from rlcli.testing.pretend_cuda.randomness import DeviceGenerator, Generator
+from rlcli.testing.pretend_cuda.randomness import DeviceGenerator
 from rlcli.testing.pretend_cuda.state import Devices, close_devices, open_devices
 from rlcli.testing.pretend_cuda.tensor import Operations, let_autograd_know_the_label, swap_tensors
 
@@ -33,7 +33,7 @@ def pretend_cuda(
     generators = tuple(DeviceGenerator.on(index) for index in range(devices))
     open_devices(Devices([Memory(memory) for _ in range(devices)], generators, capability))
     try:
-        with _torch_answers(), _threads_of_autograd(), Calls(), Operations():
+        with _torch_answers(), _threads_of_autograd(), Operations():
             yield torch.device("cuda", 0)
     finally:
         close_devices()
@@ -45,8 +45,10 @@ def _torch_answers() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in (torch.cuda, torch.cuda.memory, torch.cuda.random):
             stack.enter_context(_replaced(module, cuda, only_known=module is not torch.cuda))
+        stack.enter_context(_replaced(torch.cuda.nvtx, torch_cuda_nvtx()))
         stack.enter_context(_replaced(torch.accelerator, torch_accelerator()))
-        stack.enter_context(mock.patch.object(torch, "Generator", Generator))
+        stack.enter_context(_replaced(torch, torch_functions()))
+        stack.enter_context(_replaced(torch.Tensor, tensor_methods()))
         stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", swap_tensors))
         yield
 

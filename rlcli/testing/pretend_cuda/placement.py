@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -93,12 +93,3 @@ def _mixed(operation: Any, devices: Sequence[Device]) -> RuntimeError:
     return RuntimeError(
         f"Expected all tensors to be on the same device, but found at least two devices, {found}! ({operation})"
     )
-
-
-def asked_device(kwargs: Mapping[str, Any], label: str) -> Device | str:
-    """The device that a call names, where devices are called `label:0`, `label:1`, …; "unnamed" if it names none."""
-    named = kwargs.get("device")
-    if named is None:
-        return "unnamed"
-    device = torch.device(named)
-    return (device.index or 0) if device.type == label else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -21,11 +22,16 @@ class DeviceGenerator(torch._C.Generator):
     def on(index: int) -> DeviceGenerator:
         made = DeviceGenerator("cpu")
         made._of = index
+        _of_devices[made._cdata] = made  # type: ignore[attr-defined]
         return made
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         return torch.device("cuda", self._of)
+
+
+_of_devices: WeakValueDictionary[int, DeviceGenerator] = WeakValueDictionary()
+"""By address: C++ hands generators on without their Python class."""
 
 
 class _EitherKind(type):
@@ -42,19 +48,9 @@ class Generator(metaclass=_EitherKind):
         return DeviceGenerator.on(active().index(device))
 
 
-@contextlib.contextmanager
-def drawing_from_device() -> Iterator[None]:
-    """Within, a call draws from a generator of a device. (C++ hands generators on without their Python class.)"""
-    before, active().draws_from_device = active().draws_from_device, True
-    try:
-        yield
-    finally:
-        active().draws_from_device = before
-
-
-def check_generator(place: Device) -> None:
+def check_generator(generator: torch.Generator, place: Device) -> None:
     """Raises RuntimeError unless the generator that a call was given belongs where its result goes."""
-    found = "cuda" if active().draws_from_device else "cpu"
+    found = "cuda" if generator._cdata in _of_devices else "cpu"  # type: ignore[attr-defined]
     wanted = "cpu" if place is None else "cuda"
     if found != wanted:
         raise RuntimeError(f"Expected a '{wanted}' device type for generator but found '{found}'")

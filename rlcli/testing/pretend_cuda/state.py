@@ -19,8 +19,6 @@ class Devices:
     current: int = 0
     streams: list[object] = field(default_factory=list)
     """The current stream of each device."""
-    draws_from_device: bool = False
-    """The present call was given a generator of a device."""
 
     @property
     def count(self) -> int:

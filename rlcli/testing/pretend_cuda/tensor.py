@@ -2,7 +2,7 @@
 
 To Python such a tensor is on `cuda:0`. To torch's C++ it is on `xla:0`: a CPU build has no runtime for either, but of
 XLA it asks none. It is the one device type whose tensors take part in CUDA's autocast and need no streams in the
-backward pass. Python never sees that name (see calls.py), and C++ keeps host and device apart by it.
+backward pass. Python does not see that name, and C++ keeps host and device apart by it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from rlcli.testing.pretend_cuda.kernels import KERNELS
 from rlcli.testing.pretend_cuda.memory import Allocation
-from rlcli.testing.pretend_cuda.placement import Device, asked_device, place_result
+from rlcli.testing.pretend_cuda.placement import Device, place_result
 from rlcli.testing.pretend_cuda.randomness import check_generator, random_stream_of
 from rlcli.testing.pretend_cuda.state import active
 
 LABEL = "xla"
 """What C++ takes the device for."""
 
+DATA = torch.Tensor.data
+"""As torch has it."""
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 _OWN = ("host", "allocation", "_is_param")
 """Attributes that belong to the place of a tensor, not to its user."""
@@ -72,6 +74,16 @@ class DeviceTensor(torch.Tensor):
     @data.setter
     def data(self, new: torch.Tensor) -> None:
         replace_data(self, new)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return super().__getitem__(_without_lists(index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(_without_lists(index), value)
+
+    def new_tensor(self, data: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
+        named: dict[str, Any] = {"dtype": self.dtype, "device": self.device} | kwargs
+        return torch.tensor(data, **named)
 
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
@@ -130,16 +142,16 @@ def carry_out(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     """Run an operation below autograd on the host's copies, as the rules of the device allow."""
     leaves, structure = tree_flatten((tuple(args), dict(kwargs)))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    asked = asked_device(kwargs, LABEL)
-    uses_device = isinstance(asked, int) or any(isinstance(tensor, DeviceTensor) for tensor in tensors)
     generator = next((leaf for leaf in leaves if isinstance(leaf, torch._C.Generator)), None)
-    if not uses_device and generator is None:
+    asked, pins = _asked_device(kwargs.get("device")), bool(kwargs.get("pin_memory"))
+    of_host = not isinstance(asked, int) and not any(isinstance(tensor, DeviceTensor) for tensor in tensors)
+    if of_host and generator is None and not pins:
         return operation(*args, **kwargs)
-    if torch.Tag.inplace_view in operation.tags:
+    if torch.Tag.inplace_view in operation.tags and not of_host:
         raise NotImplementedError(f"{operation} changes a tensor's shape in place; the pretend device does not do that")
     place = place_result(operation, args, asked, [(tensor, _device_of(tensor)) for tensor in tensors])
     if generator is not None:
-        check_generator(place)
+        check_generator(generator, place)
     host_args, host_kwargs = tree_unflatten([_on_host(leaf) for leaf in leaves], structure)
     if host_kwargs.get("device") is not None:
         host_kwargs["device"] = torch.device("cpu")
@@ -147,7 +159,8 @@ def carry_out(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     with random_stream_of(place, operation, generator):
         result = KERNELS.get(operation, operation)(*host_args, **host_kwargs)
     same = {id(tensor.host): tensor for tensor in tensors if isinstance(tensor, DeviceTensor)}
-    return tree_map_only(torch.Tensor, lambda made: _returned(made, place, same), result)
+    returned = tree_map_only(torch.Tensor, lambda made: _returned(made, place, same), result)
+    return pinned(returned) if pins else returned
 
 
 def replace_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
@@ -155,7 +168,7 @@ def replace_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
     attributes = users_attributes(tensor)
     kept = {name: value for name in ("_is_param",) if (value := vars(tensor).get(name)) is not None}
     if isinstance(new, DeviceTensor) and isinstance(tensor, DeviceTensor):
-        torch.Tensor.data.__set__(tensor, new.detach())  # type: ignore[attr-defined]
+        DATA.__set__(tensor, new.detach())  # type: ignore[attr-defined]
         tensor.host, tensor.allocation = new.host, new.allocation
         vars(tensor).update(attributes | kept)
         return
@@ -168,7 +181,16 @@ _SWAP = torch.utils.swap_tensors
 
 
 def swap_tensors(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    """torch's way to move a parameter and keep the object; here its attributes stay with it too, as on a GPU."""
+    """torch's way to move a parameter and keep the object; here its attributes stay with it too, as on a GPU.
+
+    Only a move between host and device needs it; else, as on a GPU, others may hold the parameter meanwhile.
+    """
+    if isinstance(ours, DeviceTensor) and isinstance(theirs, DeviceTensor):
+        replace_data(ours, theirs)
+        return
+    if not (isinstance(ours, DeviceTensor) or isinstance(theirs, DeviceTensor)):
+        ours.data = theirs.data
+        return
     attributes = users_attributes(ours)
     _SWAP(ours, theirs)
     vars(ours).update(attributes)
@@ -176,6 +198,12 @@ def swap_tensors(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 def users_attributes(tensor: torch.Tensor) -> dict[str, Any]:
     return {name: value for name, value in vars(tensor).items() if name not in _OWN}
+
+
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Mark a host tensor as one whose memory is pinned."""
+    tensor.is_pinned_here = True  # type: ignore[attr-defined]
+    return tensor
 
 
 def let_autograd_know_the_label() -> None:
@@ -188,6 +216,30 @@ def let_autograd_know_the_label() -> None:
     ours, meta = (torch._C._autograd.DeviceType.__members__[name].value for name in ("XLA", "Meta"))
     if table[ours] is None:
         table[ours] = table[meta]
+
+
+def _asked_device(named: Any) -> Device | str:
+    """The device that a call names, by its own name or by the label; "unnamed" if it names none."""
+    if named is None:
+        return "unnamed"
+    device = torch.device(named)
+    return active().index(device.index) if device.type in (LABEL, "cuda") else None
+
+
+def labelled(device: Any) -> Any:
+    """A CUDA device under the name that C++ knows; what is none as it is."""
+    if not isinstance(device, str | torch.device | int):
+        return device
+    if isinstance(device, int) or torch.device(device).type == "cuda":
+        return torch.device(LABEL, active().index(device))
+    return device
+
+
+def _without_lists(index: Any) -> Any:
+    """C++ would make a list of indices a tensor of the device by itself, past Python."""
+    if isinstance(index, tuple):
+        return tuple(map(_without_lists, index))
+    return torch.tensor(index) if isinstance(index, list) else index
 
 
 def _device_of(tensor: torch.Tensor) -> Device:

@@ -22,7 +22,8 @@ from rlcli.api.config import (
     ModelInterfaceAbstraction,
 )
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import MicroBatchSpec, Model
+from rlcli.api.model import MicroBatchSpec, Model, call_interface
+from rlcli.api.model_source import open_source
 from rlcli.checkpoint.state import copy_to_host, fill, write_optimizer, write_weights
 from rlcli.launch.resume import resume_run
 from rlcli.launch.run import run_recipe
@@ -35,6 +36,7 @@ from rlcli.runtime.roles import pick_device
 from rlcli.runtime.worker import ModelWorker
 from rlcli.testing.backend.base import answer_loss, answer_weight, batch, prompts, value_loss, value_weight
 from rlcli.testing.batches import KEYS, make_batch
+from rlcli.testing.held_source import HeldSource
 from rlcli.testing.pretend_cuda import pretend_cuda
 from rlcli.testing.pretend_cuda.paths import Function, device_functions, functions_run
 from rlcli.testing.ranks import run_on_ranks
@@ -54,7 +56,8 @@ TINY = "{model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_l
 
 def role(device, module=None, backend="fsdp", seed=0, tokenizer=None, **args):
     """A model on `device` under a backend that computes in float32."""
-    model = Model("actor", module or tiny_model(seed=seed), tokenizer or TinyTokenizer(), device)
+    source = HeldSource(module or tiny_model(seed=seed))
+    model = Model("actor", None, tokenizer or TinyTokenizer(), device, source=source)
     settings = {"dtype": "float32", **args}
     if backend == "fsdp":  # Adam's first steps make much of rounding, unless eps is felt
         settings = {"lr": 1e-2, "eps": 1e-2, **settings}
@@ -157,13 +160,22 @@ def engine_continues_from_a_checkpoint(device, folder):
         state = other.state(room_for_optimizer=True)
         fill(state.weights, folder / "models")
         fill(state.optimizer, folder / "optim")
-        other.state_was_filled()
+        other.state_was_filled(state)
     expected = train(engine, 1, first=2)
     for other in others:
         assert train(other, 1, first=2) == expected
         assert all(torch.equal(weight, weights(other)[name]) for name, weight in weights(engine).items())
     engine.save_description(None, str(folder / "models"))
     return expected, weights(engine)
+
+
+def engine_loads_a_folder(device, folder):
+    """Weights of a file, whole and in blocks."""
+    role(device, seed=4).module.save_to_hf(None, str(folder / "model"))
+    source = open_source(str(folder / "model"), head="lm", tokenizer=None, seed=0)
+    model = Model("actor", None, TinyTokenizer(), device, source=source)
+    made = make_backend(ModelBackendAbstraction("inference", {"dtype": "float32"})).initialize(model, SPEC).module
+    return weights(made)
 
 
 def engine_follows_another(device, folder):
@@ -207,6 +219,7 @@ ENGINES = {
     "generation, windows": functools.partial(engine_generates, family="mistral", temperature=0.7),
     "offload": engine_is_offloaded,
     "checkpoint": engine_continues_from_a_checkpoint,
+    "loading": engine_loads_a_folder,
     "weight copies": engine_follows_another,
 }
 
@@ -230,7 +243,9 @@ def two_steps(device, kind, module=None, **args):
     if kind.startswith("ppo"):
         args = {"generation": {"responses_per_prompt": 2}, "minibatches": 2, **args}
     made, model = interface(kind, **args), role(device, module)
-    return [made.train_step(model, rollout(device, seed=seed), CUT) for seed in range(2)], weights(model.module)
+    return [call_interface(made, "train_step", model, rollout(device, seed=seed), CUT) for seed in range(2)], weights(
+        model.module
+    )
 
 
 def trains_by(kind, **args):
@@ -242,20 +257,20 @@ def trains_by(kind, **args):
 def infers_by(kind, head="lm", **args):
     def path(device, folder):
         model = role(device, tiny_model(head=head), "inference")
-        return data_of(interface(kind, **args).inference(model, rollout(device), CUT))
+        return data_of(call_interface(interface(kind, **args), "inference", model, rollout(device), CUT))
 
     return path
 
 
 def sft_evaluates(device, folder):
     parts = [rollout(device, seed=seed) for seed in range(2)]
-    return interface("sft").evaluate(role(device), parts)
+    return call_interface(interface("sft"), "evaluate", role(device), parts)
 
 
 def actor_generates(device, folder):
     args = {"generation": {"responses_per_prompt": 2, "max_new_tokens": 6}}
     model = role(device, backend="inference")
-    return data_of(interface("ppo_actor", **args).generate(model, prompts().to(device), CUT))
+    return data_of(call_interface(interface("ppo_actor", **args), "generate", model, prompts().to(device), CUT))
 
 
 def classifier_rewards(device, folder):
@@ -269,7 +284,7 @@ def classifier_rewards(device, folder):
     tokenizer.save_pretrained(folder)
     model = Model("reward", None, tokenizer, device)
     made = interface("hf_reward", path=str(folder), output="prob", batch_size=3)
-    return data_of(made.inference(model, rollout(device), CUT))
+    return data_of(call_interface(made, "inference", model, rollout(device), CUT))
 
 
 def byte_tokens():
@@ -280,7 +295,7 @@ def byte_tokens():
 
 def rule_rewards(device, folder):
     model = Model("reward", None, byte_tokens(), device)
-    return data_of(interface("math_reward").inference(model, rollout(device), CUT))
+    return data_of(call_interface(interface("math_reward"), "inference", model, rollout(device), CUT))
 
 
 def interfaces_pretend(device, folder):
@@ -478,7 +493,8 @@ def on_cuda(name):
 @pytest.mark.parametrize("name", PATHS)
 def test_a_path_gives_the_numbers_of_the_cpu(name, tmp_path):
     rough = any(word in name for word in ROUGH)
-    close = {"rtol": 5e-2, "atol": 5e-2} if rough else {"rtol": 1e-4, "atol": 1e-5}
+    least = 1e-4 if name.startswith("runtime") else 1e-5  # steps of a run are differences of what rounding has changed
+    close = {"rtol": 5e-2, "atol": 5e-2} if rough else {"rtol": 1e-4, "atol": least}
     torch.testing.assert_close(plain(on_cuda(name)), plain(PATHS[name](CPU, tmp_path)), **close)
 
 
@@ -500,6 +516,15 @@ NOT_HERE = {
     "rlcli/checkpoint/conversion_check.py": "`rlcli convert` compares models on the host",
     "rlcli/api/sample_json.py _tensor": "reads JSON, on the host; a run moves what it reads",
     "rlcli/api/flat_parts.py": "belongs to several ranks",
+    "backends/_engine.py gathered_beyond": "belongs to several ranks",
+    "backends/_process_group.py": "belongs to engines of libraries",
+    "backends/_tensor_parallel.py": "belongs to several ranks",
+    "backends/_unsharded.py": "belongs to several ranks",
+    "backends/megatron.py": "Megatron's own tests run it on ranks of their own",
+    "backends/_megatron_engine.py": "Megatron's own tests run it on ranks of their own",
+    "backends/_megatron_model.py": "Megatron's own tests run it on ranks of their own",
+    "backends/_megatron_optimizer.py": "Megatron's own tests run it on ranks of their own",
+    "backends/_megatron_state.py": "Megatron's own tests run it on ranks of their own",
     "backends/_deepspeed_engine.py": "its library takes the CPU for good where it finds no GPU",
     "backends/_zero.py": "its library takes the CPU for good where it finds no GPU",
     "backends/_zero_stages.py": "its library takes the CPU for good where it finds no GPU",

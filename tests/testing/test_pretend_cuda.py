@@ -130,6 +130,15 @@ def test_numpy_needs_a_copy_on_the_host(x):
     assert "device='cuda:0'" in repr(x)
 
 
+def test_a_context_names_the_device(cuda):
+    with torch.device("cuda"):
+        made = [torch.zeros(2), torch.tensor([1, 2]), torch.as_tensor(3), torch.ones(1, device="cpu"), torch.empty(1)]
+    assert [one.device.type for one in made] == ["cuda", "cuda", "cuda", "cpu", "cuda"]
+    with torch.device("meta"):
+        assert torch.tensor([1]).is_meta
+    assert torch.zeros(1).device.type == "cpu"
+
+
 def test_pinned_memory_is_of_the_host(x):
     assert HOST.pin_memory().is_pinned()
     assert torch.empty(2, pin_memory=True).is_pinned()

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from rlcli.testing.pretend_cuda.randomness import Generator
 from rlcli.testing.pretend_cuda.tensor import DATA, DeviceTensor, labelled, pinned, replace_data
@@ -67,10 +69,16 @@ def _as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) 
 def _made_on_host(make: Callable[..., torch.Tensor], data: Any, device: Any, kwargs: dict[str, Any]) -> torch.Tensor:
     """C++ would fill it on the device; so it is moved there."""
     if device is None:
-        device = data.device if isinstance(data, torch.Tensor) else torch.get_default_device()
+        device = data.device if isinstance(data, torch.Tensor) else _device_of_context()
     if labelled(device) == device:
         return make(_numbers(data), device=device, **kwargs)
     return make(_numbers(data), device="cpu", **kwargs).to(device)
+
+
+def _device_of_context() -> Any:
+    """What `with torch.device(…)` says; the host without it."""
+    contexts = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)]
+    return contexts[-1].device if contexts else "cpu"
 
 
 def _numbers(data: Any) -> Any:

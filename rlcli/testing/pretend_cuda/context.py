@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.utils._device import _device_constructors
 
 from rlcli.testing.pretend_cuda.answers import torch_accelerator, torch_cuda, torch_cuda_nvtx
 from rlcli.testing.pretend_cuda.calls import tensor_methods, torch_functions
@@ -30,6 +31,7 @@ def pretend_cuda(
     if torch.version.cuda is not None or torch.version.hip is not None:
         raise RuntimeError("this torch has GPUs of its own; the pretend device is for CPU builds")
     let_autograd_know_the_label()
+    _device_constructors()  # `with torch.device(…)` remembers torch's own functions, not those that replace them here
     generators = tuple(DeviceGenerator.on(index) for index in range(devices))
     open_devices(Devices([Memory(memory) for _ in range(devices)], generators, capability))
     try:

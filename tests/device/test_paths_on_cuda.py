@@ -175,7 +175,8 @@ def engine_loads_a_folder(device, folder):
     source = open_source(str(folder / "model"), head="lm", tokenizer=None, seed=0)
     model = Model("actor", None, TinyTokenizer(), device, source=source)
     made = make_backend(ModelBackendAbstraction("inference", {"dtype": "float32"})).initialize(model, SPEC).module
-    return weights(made)
+    whole = {name: parameter.cpu() for name, parameter in source.load(device).named_parameters()}
+    return weights(made), whole, source.read(next(iter(whole)))
 
 
 def engine_follows_another(device, folder):
@@ -517,6 +518,7 @@ NOT_HERE = {
     "rlcli/api/sample_json.py _tensor": "reads JSON, on the host; a run moves what it reads",
     "rlcli/api/flat_parts.py": "belongs to several ranks",
     "backends/_engine.py gathered_beyond": "belongs to several ranks",
+    "backends/_put_away.py _on_host": "is for storages, which the pretend device does not have",
     "backends/_process_group.py": "belongs to engines of libraries",
     "backends/_tensor_parallel.py": "belongs to several ranks",
     "backends/_unsharded.py": "belongs to several ranks",

@@ -198,6 +198,16 @@ def test_a_moved_module_keeps_its_parameters(cuda):
     assert copied["one"].weight.of_user == "kept"
 
 
+def test_a_module_without_data_is_given_some(cuda):
+    for place in (torch.device("cpu"), cuda):
+        with torch.device("meta"):
+            module = nn.Linear(4, 4)
+        weight = module.weight
+        module.to_empty(device=place)
+        assert module.weight is weight
+        assert weight.device == place
+
+
 def test_data_of_a_parameter_can_be_a_view(cuda):
     weight = nn.Parameter(torch.ones(3, 4))
     weight.data = weight.data.to(cuda)

@@ -188,7 +188,8 @@ def swap_tensors(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     if isinstance(ours, DeviceTensor) and isinstance(theirs, DeviceTensor):
         replace_data(ours, theirs)
         return
-    if not (isinstance(ours, DeviceTensor) or isinstance(theirs, DeviceTensor)):
+    of_host = not (isinstance(ours, DeviceTensor) or isinstance(theirs, DeviceTensor))
+    if of_host and torch._has_compatible_shallow_copy_type(ours, theirs):  # not where one of them is a meta tensor
         ours.data = theirs.data
         return
     attributes = users_attributes(ours)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.family import ModelConfig
@@ -50,7 +51,7 @@ class MegatronEngine(TrainEngine):
         if model.source is None:
             raise ModelError(f"role {model.name} has no weights to run", hint="use backend: null for such a role")
         self._save_dtype = model.save_dtype or model.source.dtype
-        self.lm: Any = model.source.skeleton(self._dtype)  # for its names and its description; it holds no numbers
+        self.lm: Any = model.source.skeleton()  # for its names and its description; it holds no numbers
         config = _config(model, model.source)
         with process_group():
             self.groups = role_groups(model.device_mesh)
@@ -67,6 +68,7 @@ class MegatronEngine(TrainEngine):
         self.stage.to(model.device, self._dtype)  # norms begin as float32 on the host
         mark_shared(self.stage, self.layout)
         self._load(source)
+        self._freeze()
         self.wrapped = data_parallel(self.stage, groups)
         self.wrapped.train()  # dropout is off; without this, activations would not be recomputed
         self.optimizer = ShardedAdamW(self.wrapped, settings, groups)
@@ -81,6 +83,18 @@ class MegatronEngine(TrainEngine):
                 parts = self.layout.parts(share).values()
                 read = {part.name: source.read(part.name, part.region).to(self._device) for part in parts}
                 self.layout.join(share, read, parameter)
+
+    def _freeze(self) -> None:
+        """Parameters that are not trained in transformers' model are not in ours. Raises ModelError for one that is
+        fused of some that are and some that are not."""
+        trained = {name: parameter.requires_grad for name, parameter in self.lm.named_parameters()}
+        for name, parameter in self.stage.named_parameters():
+            parts = [part.name for part in self.layout.parts(self.layout.shares[name]).values()]
+            frozen = [part for part in parts if not trained[part]]
+            if 0 < len(frozen) < len(parts):
+                others = ", ".join(part for part in parts if trained[part])
+                raise ModelError(f"Megatron fuses {frozen[0]} of role {self.role}, which is frozen, with {others}")
+            parameter.requires_grad_(not frozen)
 
     # -- ranks -----------------------------------------------------------------------------------------------
 
@@ -199,17 +213,17 @@ class MegatronEngine(TrainEngine):
         """Put together from the ranks that share a copy of the model."""
         owned = self._owned()
         for name, parameter in self.lm.named_parameters():
-            whole = torch.zeros(parameter.shape, dtype=self._dtype, device=self._device)
+            whole = torch.zeros(parameter.shape, device=self._device)
             if name in owned:
                 share, held = owned[name]
-                for part, tensor in self.layout.separate(share, held.detach()):
+                for part, tensor in self.layout.separate(share, self.optimizer.weight(held)):
                     if part.name == name:
                         whole[part.region] = tensor
             if self.groups.model.size() > 1:  # of every number, one rank has it and the others have 0
                 dist.all_reduce(whole, group=self.groups.model)
             yield name, whole
 
-    def _owned(self) -> dict[str, tuple[Share, torch.Tensor]]:
+    def _owned(self) -> dict[str, tuple[Share, nn.Parameter]]:
         """By transformers' name, where a parameter is that this rank counts as the owner of, or of a part of it."""
         owned = {}
         for name, parameter in self.stage.named_parameters():
@@ -227,11 +241,13 @@ class MegatronEngine(TrainEngine):
         with torch.no_grad():
             for name, theirs in source.whole_parameters():
                 for share, parameter in held.get(name, ()):
-                    mixed = {part.name: tensor for part, tensor in self.layout.separate(share, parameter.detach())}
+                    weight = self.optimizer.weight(parameter)
+                    mixed = {part.name: tensor for part, tensor in self.layout.separate(share, weight)}
                     region = next(part.region for part in self.layout.parts(share).values() if part.name == name)
                     mixed[name] = mixed[name].lerp(theirs[region].to(mixed[name]), eta)
-                    self.layout.join(share, mixed, parameter)
-        self.optimizer.parameters_changed()
+                    whole = torch.empty_like(weight)
+                    self.layout.join(share, mixed, whole)
+                    self.optimizer.set_weight(parameter, whole)
 
     # -- saving ----------------------------------------------------------------------------------------------
 
@@ -242,7 +258,7 @@ class MegatronEngine(TrainEngine):
         self._state.take(state)
 
     def save_description(self, tokenizer: Any, folder: str) -> None:
-        describe(self.lm, self._dtype, tokenizer, folder)
+        describe(self.lm, torch.float32, tokenizer, folder)
 
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
         path, leads = Path(save_dir), self.groups.leads

@@ -24,6 +24,8 @@ class RoleGroups:
     ends: dist.ProcessGroup | None
     """First and last stage, if they are different ranks and this is one of them."""
     alone: dist.ProcessGroup
+    stage: tuple[tuple[int, ...], ...]
+    """The ranks of this stage: by tensor-parallel place, then by data-parallel one."""
 
     @property
     def is_first_stage(self) -> bool:
@@ -53,7 +55,7 @@ def role_groups(mesh: Any) -> RoleGroups:
         parallel_state._set_global_memory_buffer()
     if mesh is None:
         alone = _group([dist.get_rank()])
-        return RoleGroups(alone, alone, alone, alone, alone, None, alone)
+        return RoleGroups(alone, alone, alone, alone, alone, None, alone, ((dist.get_rank(),),))
     ranks, names = mesh.mesh, mesh.mesh_dim_names
     by_name = {name: ranks.shape[axis] for axis, name in enumerate(names)}
     cube = ranks.permute([names.index(name) for name in ("dp", "pp", "tp") if name in names] + [
@@ -70,6 +72,7 @@ def role_groups(mesh: Any) -> RoleGroups:
         all=_group(cube.flatten().tolist()),
         ends=_group([stages[0], stages[-1]]) if at_an_end else None,
         alone=_group([dist.get_rank()]),
+        stage=tuple(map(tuple, cube[:, pp].T.tolist())),
     )
 
 

@@ -23,8 +23,9 @@ from ._megatron_model import StageModel
 from ._settings import AdamWSettings
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-MASTER = "master"
-"""The float32 numbers behind a bfloat16 parameter, next to its moments."""
+"""What the optimizer keeps of a trained parameter, number by number."""
+_MASTER = "master"
+"""The float32 numbers behind a bfloat16 parameter, which are what is trained."""
 
 
 def data_parallel(model: StageModel, groups: RoleGroups) -> DistributedDataParallel:
@@ -75,11 +76,18 @@ class ShardedAdamW:
         self.zero_grad()
         return norm
 
-    def parameters_changed(self) -> None:
-        """The model's parameters hold new values."""
-        self.optimizer.reload_model_params()
-
     # -- state in the shape of parameters --------------------------------------------------------------------
+
+    def weight(self, parameter: nn.Parameter) -> torch.Tensor:
+        """What is trained, in float32: the parameter, or what it is rounded from. All data-parallel ranks call this."""
+        is_whole = parameter.dtype is torch.float32 or not parameter.requires_grad
+        return parameter.detach().float() if is_whole else self.gathered(parameter, _MASTER)
+
+    def set_weight(self, parameter: nn.Parameter, weight: torch.Tensor) -> None:
+        """Train on from `weight`, float32 in the parameter's shape."""
+        parameter.detach().copy_(weight)
+        if parameter.dtype is not torch.float32:
+            self.scatter(parameter, _MASTER, weight)
 
     def make_room(self) -> None:
         """AdamW makes its tensors in its first step; these are the same, before it."""
@@ -95,13 +103,8 @@ class ShardedAdamW:
         for _, share, _ in self._shares():
             self.optimizer.optimizer.state[share]["step"].fill_(steps)
 
-    def names(self, parameter: nn.Parameter) -> tuple[str, ...]:
-        """What the optimizer keeps of a parameter, number by number."""
-        return (*MOMENTS, MASTER) if parameter.dtype is not torch.float32 else MOMENTS
-
     def gathered(self, parameter: nn.Parameter, name: str) -> torch.Tensor:
-        """What it keeps of a parameter under a name, in the parameter's shape, on all data-parallel ranks: all call
-        this."""
+        """What it keeps of a parameter under a name, in the parameter's shape. All data-parallel ranks call this."""
         whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
         found = self._find(parameter)
         if found is not None:
@@ -119,7 +122,7 @@ class ShardedAdamW:
             self._kept(share, name).copy_(whole.reshape(-1)[first : first + share.numel()])
 
     def _kept(self, share: torch.Tensor, name: str) -> torch.Tensor:
-        return share.detach() if name == MASTER else self.optimizer.optimizer.state[share][name]
+        return share.detach() if name == _MASTER else self.optimizer.optimizer.state[share][name]
 
     def _find(self, parameter: nn.Parameter) -> tuple[torch.Tensor, int] | None:
         return next(((share, first) for owner, share, first in self._shares() if owner is parameter), None)

@@ -21,7 +21,7 @@ from rlcli.api.model import EngineState
 
 from ._megatron_groups import RoleGroups
 from ._megatron_layout import HeldPart, Share, StageLayout
-from ._megatron_optimizer import ShardedAdamW
+from ._megatron_optimizer import MOMENTS, ShardedAdamW
 
 STEP = "step"
 
@@ -44,11 +44,11 @@ class StageState:
         moments: dict[str, torch.Tensor] = {}
         steps = self._optimizer.steps
         for share, parameter in self._owned():
-            for part, tensor in self._layout.separate(share, parameter.detach()):
+            for part, tensor in self._layout.separate(share, self._optimizer.weight(parameter)):
                 weights[part.name] = self._spread(part, tensor)
-            if steps is None:
+            if steps is None or not parameter.requires_grad:
                 continue
-            for kept in self._optimizer.names(parameter):
+            for kept in MOMENTS:
                 whole = self._optimizer.gathered(parameter, kept)
                 for part, tensor in self._layout.separate(share, whole):
                     moments[f"{part.name}/{kept}"] = self._spread(part, tensor)
@@ -59,29 +59,28 @@ class StageState:
     def take(self, state: EngineState) -> None:
         """Put the tensors of a state into their places. All ranks of the role call it."""
         with torch.no_grad():
-            for share, parameter in self._owned():
-                self._layout.join(share, self._gathered(share, state.weights, "", parameter), parameter)
-            for parameter in self._shared_by_stages():
-                self._from_first_stage(parameter.data)
-            self._optimizer.parameters_changed()
-            if state.optimizer:
-                self._take_optimizer(state.optimizer)
+            for name, parameter in self._stage.named_parameters():
+                share = self._layout.shares[name]
+                self._optimizer.set_weight(parameter, self._whole(share, parameter, state.weights, ""))
+                if state.optimizer and parameter.requires_grad:
+                    for kept in MOMENTS:
+                        whole = self._whole(share, parameter, state.optimizer, f"/{kept}")
+                        self._optimizer.scatter(parameter, kept, whole)
+        if state.optimizer:
+            steps: Any = next(tensor for name, tensor in state.optimizer.items() if name.endswith(f"/{STEP}"))
+            self._optimizer.set_steps(int(steps.to_local() if self._mesh is not None else steps))
 
-    def _take_optimizer(self, kept_of_all: Mapping[str, torch.Tensor]) -> None:
-        for share, parameter in self._owned():
-            for kept in self._optimizer.names(parameter):
-                whole = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
-                self._layout.join(share, self._gathered(share, kept_of_all, f"/{kept}", whole), whole)
-                if any(parameter is shared for shared in self._shared_by_stages()):
-                    self._from_first_stage(whole)
-                self._optimizer.scatter(parameter, kept, whole)
-        for parameter in self._copies():
-            for kept in self._optimizer.names(parameter):
-                whole = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
-                self._from_first_stage(whole)
-                self._optimizer.scatter(parameter, kept, whole)
-        steps: Any = next(tensor for name, tensor in kept_of_all.items() if name.endswith(f"/{STEP}"))
-        self._optimizer.set_steps(int(steps.to_local() if self._mesh is not None else steps))
+    def _whole(
+        self, share: Share, parameter: nn.Parameter, tensors: Mapping[str, torch.Tensor], suffix: str
+    ) -> torch.Tensor:
+        """What tensors of a state say of a parameter, in its shape; of a copy, the first stage tells it."""
+        whole = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
+        if not share.is_copy:
+            self._layout.join(share, self._gathered(share, tensors, suffix, whole), whole)
+        if getattr(parameter, "shared_embedding", False):  # the embedding where it is a head as well, and that head
+            assert self._groups.ends is not None
+            dist.broadcast(whole, dist.get_global_rank(self._groups.ends, 0), self._groups.ends)
+        return whole
 
     # -- parameters ------------------------------------------------------------------------------------------
 
@@ -92,26 +91,12 @@ class StageState:
             if not share.is_copy:
                 yield share, parameter
 
-    def _copies(self) -> list[nn.Parameter]:
-        return [p for name, p in self._stage.named_parameters() if self._layout.shares[name].is_copy]
-
-    def _shared_by_stages(self) -> list[nn.Parameter]:
-        """The embedding where it is the head of another stage as well, and that head."""
-        return [p for p in self._stage.parameters() if getattr(p, "shared_embedding", False)]
-
-    def _from_first_stage(self, tensor: torch.Tensor) -> None:
-        assert self._groups.ends is not None
-        dist.broadcast(tensor, dist.get_global_rank(self._groups.ends, 0), self._groups.ends)
-
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _make_mesh(self) -> DeviceMesh:
         """Of the ranks of this stage; on the host, for nothing is exchanged over it."""
-        tp, dp = (dist.get_process_group_ranks(group) for group in (self._groups.tp, self._groups.dp))
-        own = dist.get_rank()  # ranks of a mesh are counted in equal steps along each of its dimensions
-        stage = torch.tensor([[dp_rank + tp_rank - own for dp_rank in dp] for tp_rank in tp])
-        groups = [self._groups.tp, self._groups.dp]
-        return DeviceMesh.from_group(groups, "cpu", stage, mesh_dim_names=("tp", "dp"))
+        groups, ranks = [self._groups.tp, self._groups.dp], torch.tensor(self._groups.stage)
+        return DeviceMesh.from_group(groups, "cpu", ranks, mesh_dim_names=("tp", "dp"))
 
     def _placements(self, axis: int | None) -> tuple[Placement, Placement]:
         return (Replicate() if axis is None else Shard(axis)), Shard(0)

@@ -323,8 +323,9 @@ def test_bfloat16_parameters_have_float32_copies_that_a_checkpoint_keeps(tmp_pat
             for one in (engine, other):
                 losses += [step_of(one, number, mesh) for number in (2, 3)]
             mine, theirs = whole_weights(engine), whole_weights(other)
-            same = all(weight.dtype is torch.bfloat16 and torch.equal(weight, theirs[n]) for n, weight in mine.items())
-            return {"losses": losses, "same": same}
+            same = all(weight.dtype is torch.float32 and torch.equal(weight, theirs[n]) for n, weight in mine.items())
+            kept = {str(parameter.dtype) for parameter in engine.stage.parameters()}
+            return {"losses": losses, "same": same, "kept": sorted(kept)}
 
     plain = plain_loop(tied_model())
     wanted = [plain.step([batch(number)], plain_answer_loss, RATES[number])["loss"] for number in range(4)]
@@ -332,6 +333,7 @@ def test_bfloat16_parameters_have_float32_copies_that_a_checkpoint_keeps(tmp_pat
         assert rank["losses"] == pytest.approx(wanted + wanted[2:], rel=0.05)
         assert rank["losses"][2:4] == rank["losses"][4:]
         assert rank["same"]
+        assert rank["kept"] == ["torch.bfloat16"]
 
 
 def test_fsdp_and_megatron_continue_from_each_other(tmp_path):

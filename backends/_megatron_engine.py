@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from torch import nn
 
 from rlcli.api.data import SequenceSample
@@ -27,11 +30,6 @@ from ._megatron_state import StageState
 from ._process_group import process_group
 from ._saving import describe, save_model
 from ._transformers import compute_dtype
-
-# isort: split
-from megatron.core.distributed import finalize_model_grads
-from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
 if TYPE_CHECKING:
     from .megatron import Megatron

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from functools import cached_property
 from typing import Any
 
 import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
+from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
 from torch.nn import functional
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", UserWarning)  # that Transformer Engine and Apex are not there
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.tensor_parallel.random import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
-    from megatron.core.transformer.transformer_config import TransformerConfig
 
 from rlcli.api.family import ModelConfig
 from rlcli.errors import ModelError
@@ -96,6 +92,7 @@ def transformer_config(
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
         variable_seq_lengths=True,
+        cuda_graph_scope=[],
         moe_token_dispatcher_type="alltoall",  # without experts; the default refuses lengths that vary
         batch_p2p_comm=True,
         calculate_per_token_loss=True,  # the one setting under which nothing is averaged: losses are divided already

@@ -6,6 +6,7 @@ Megatron's packed sequences and its sequence parallelism are not offered.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -52,13 +53,15 @@ class Megatron(AdamWSettings, ModelBackend):
                 hint=f"set models.{model.name}.backend.type=fsdp to train without a GPU",
                 code="R50",
             )
-        try:
-            import megatron.core  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise UsageError(
-                "backend megatron needs Megatron-Core, which is not installed", hint="pip install 'rlcli[megatron]'"
-            ) from error
-        from ._megatron_engine import MegatronEngine
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # it says what it does without: Transformer Engine and Apex
+            try:
+                import megatron.core  # noqa: F401
+            except ModuleNotFoundError as error:
+                raise UsageError(
+                    "backend megatron needs Megatron-Core, which is not installed", hint="pip install 'rlcli[megatron]'"
+                ) from error
+            from ._megatron_engine import MegatronEngine
 
         model.module = MegatronEngine(model, self)
         return model

@@ -1,7 +1,8 @@
-"""megatron, on a device that computes in host memory: the numbers of a plain loop over transformers' own model.
+"""megatron in every layout, with an embedding that may be the head of another stage: the numbers of a plain loop. Also
+two roles with meshes of their own, bfloat16 parameters, checkpoints that other backends continue, and what it refuses.
 
-Each layout is one launch of ranks that does everything; the tests then look at what its ranks saw. A layout also
-continues from the checkpoint of the one before it.
+Each layout is one launch of ranks that does everything, on a device that computes in host memory; the tests then look
+at what its ranks saw. A layout also continues from the checkpoint of the one before it.
 """
 
 import functools

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from torch import nn
 from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import ForwardEngine, Model, ModelBackend, ModelOutput, TrainEngine
+from rlcli.checkpoint.families import family_of
 from rlcli.registry import make_backend, signature
 from rlcli.testing.backend.plain import TEMPERATURE, AdamW, Loss, acting, plain_answer_loss, value_targets
 from rlcli.testing.batches import make_batch
@@ -55,6 +57,19 @@ class BackendChecks(Contract):
     tolerance: ClassVar[float] = 5e-5
     """Largest relative difference from the plain computation that is rounding; that of float32 by default."""
 
+    device: ClassVar[str] = "cpu"
+    """Where its engines run."""
+
+    @contextmanager
+    def at_device(self) -> Iterator[None]:
+        """Entered by the process that runs engines; override where `device` must be set up first."""
+        yield
+
+    @pytest.fixture(autouse=True)
+    def _at_device(self) -> Iterator[None]:
+        with self.at_device():
+            yield
+
     # -- subjects --------------------------------------------------------------------------------------------
 
     def backend(self, **wanted: Any) -> ModelBackend:
@@ -64,16 +79,16 @@ class BackendChecks(Contract):
         return make_backend(ModelBackendAbstraction(self.name, args))
 
     def engine(self, family: str | None = None, *, head: str = "lm", seed: int = 0, lm: nn.Module | None = None,
-               mesh: Any = None, device: str = "cpu", tokenizer: Any = None,
+               mesh: Any = None, tokenizer: Any = None,
                **wanted: Any) -> Any:  # fmt: skip
         """An engine over a tiny model, or over `lm`; skips the check if the backend makes none."""
         able = type(self.backend()).DEVICES
-        if device not in able:
+        if torch.device(self.device).type not in able:
             pytest.skip(f"not tried: it runs on {' and '.join(able)} only")
-        module = lm if lm is not None else tiny_model(family or self.families[0], head=head, seed=seed)
+        module: Any = lm if lm is not None else tiny_model(family or self.families[0], head=head, seed=seed)
         model = Model(
-            "actor", None, tokenizer or TinyTokenizer(), torch.device(device), source=HeldSource(module),
-            device_mesh=mesh,
+            "actor", None, tokenizer or TinyTokenizer(), torch.device(self.device), source=HeldSource(module),
+            family=family_of(module.config.model_type), device_mesh=mesh,
         )  # fmt: skip
         spec = FinetuneSpec(total_train_steps=TOTAL_STEPS, dataset_size=100, train_batch_size=10)
         backend = self.backend(**({"dtype": "float32"} | wanted))
@@ -203,7 +218,7 @@ def prompts(seed: int = 0, lengths: Sequence[int] = PROMPTS) -> SequenceSample:
 def answer_loss(output: ModelOutput, sample: SequenceSample) -> Any:
     """Negative log-likelihood of the responses less a bonus for entropy, summed; at a temperature."""
     output.temperature = TEMPERATURE
-    mask = acting(sample)
+    mask = acting(sample).to(output.entropy.device)
     entropy = (output.entropy * mask).sum()
     return -(output.logprobs * mask).sum() - 0.1 * entropy, {"entropy": (entropy, mask.sum())}
 
@@ -213,7 +228,7 @@ def answer_weight(sample: SequenceSample) -> torch.Tensor:
 
 
 def value_loss(output: ModelOutput, sample: SequenceSample) -> torch.Tensor:
-    return (output.values - value_targets(sample)).square().sum()
+    return (output.values - value_targets(sample).to(output.values.device)).square().sum()
 
 
 def value_weight(sample: SequenceSample) -> int:
@@ -230,6 +245,7 @@ def train(engine: TrainEngine, step: int) -> dict[str, float]:
 
 def distance(found: torch.Tensor, wanted: torch.Tensor, least: float = 1e-12) -> float:
     """Largest difference, relative to the largest wanted value, or to `least`; infinite for another shape or a NaN."""
+    found, wanted = found.cpu(), wanted.cpu()
     if found.shape != wanted.shape or not bool(found.isfinite().all()):
         return float("inf")
     if not wanted.numel():

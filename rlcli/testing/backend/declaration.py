@@ -38,8 +38,8 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
         for family in self.families:
             engine = self.engine(family)
             where = place(engine, "__init__")
-            if engine.device != torch.device("cpu") or engine.dp_size != 1:
-                what = f"device {engine.device}, dp_size {engine.dp_size} for a model on one rank's CPU"
+            if engine.device != torch.device(self.device) or engine.dp_size != 1:
+                what = f"device {engine.device}, dp_size {engine.dp_size} for a model on one rank's {self.device}"
                 raise Violation(what, "take device and mesh from the model", where)
             weights = self.weights(engine)
             for name, weight in tiny_model(family).named_parameters():

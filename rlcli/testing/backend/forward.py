@@ -141,14 +141,14 @@ class ForwardChecks(BackendChecks):
 
 def scores(engine: ForwardEngine, sample: SequenceSample, what: str, temperature: float = 1.0,
            cut: MicroBatchSpec | None = None) -> torch.Tensor:  # fmt: skip
-    """[T − N] log-probs or entropies of the engine."""
+    """[T − N] log-probs or entropies of the engine, on the host."""
 
     def hook(output: ModelOutput, _: SequenceSample) -> torch.Tensor:
         output.temperature = temperature
         return output.logprobs if what == "log-probs" else output.entropy
 
     rows = [[length - 1 for length in lengths] for lengths in sample.seqlens["packed_input_ids"]]
-    return engine.forward(sample, cut, hook, rows)
+    return engine.forward(sample, cut, hook, rows).cpu()
 
 
 def _cause(plain: torch.nn.Module, sample: SequenceSample, what: str, temperature: float, found: torch.Tensor) -> str:

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from rlcli.runtime.roles import MESH_ORDER
 from rlcli.testing.contract import FailedElsewhere, Violation
 
 Work = Callable[[int], dict[str, Any]]
@@ -96,10 +97,11 @@ def skip_without_forks() -> None:
 
 
 def mesh_of_ranks(**degrees: int) -> DeviceMesh | None:
-    """The mesh that a role has on these ranks, such as `mesh_of_ranks(dp=2)`; None where there is one rank only."""
+    """The mesh that a role has on these ranks, such as `mesh_of_ranks(dp=2)`, with all dimensions as a run makes it;
+    None where there is one rank only."""
     if not dist.is_initialized():
         return None
-    return init_device_mesh("cpu", tuple(degrees.values()), mesh_dim_names=tuple(degrees))
+    return init_device_mesh("cpu", tuple(degrees.get(name, 1) for name in MESH_ORDER), mesh_dim_names=MESH_ORDER)
 
 
 @dataclass(frozen=True)

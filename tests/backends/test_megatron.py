@@ -27,7 +27,7 @@ from rlcli.testing.backend.plain import AdamW, PlainTraining, plain_answer_loss,
 from rlcli.testing.backend.state import restore, save
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.pretend_cuda import pretend_cuda
-from rlcli.testing.ranks import run_on_ranks
+from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
 
 pytest.importorskip("megatron.core")
@@ -70,15 +70,6 @@ def make_engine(lm, device, mesh=None, backend="megatron", **args):
     return backend.initialize(model, spec).module
 
 
-def make_mesh(degrees):
-    if not degrees:
-        return None
-    names = ("dp", "pp", "cp", "tp")
-    return torch.distributed.device_mesh.init_device_mesh(
-        "cpu", tuple(degrees.get(name, 1) for name in names), mesh_dim_names=names
-    )
-
-
 def share_of(sample, mesh):
     """Of four data-parallel ranks or two, the first has most and one has nothing."""
     if mesh is None or mesh["dp"].size() == 1:
@@ -99,7 +90,7 @@ class Life:
     def __call__(self, rank):
         with pretend_cuda() as device:
             self.home.mkdir(exist_ok=True)
-            mesh = make_mesh(LAYOUTS[self.layout])
+            mesh = mesh_of_ranks(**LAYOUTS[self.layout])
             engine = make_engine(tied_model(), device, mesh)
             seen = {"scores": self.scores(engine, mesh, device)}
             seen["steps"] = [self.step(engine, mesh, device, number) for number in range(STEPS)]
@@ -203,7 +194,7 @@ class Life:
     def another_role(self, device):
         """In the same process, with its own mesh: steps of its own, and of a critic."""
         family, degrees = OTHERS[self.layout]
-        mesh = make_mesh(degrees)
+        mesh = mesh_of_ranks(**degrees)
         seen = {}
         for head, loss, weight, plain_loss in (
             ("lm", answer_loss, answer_weight, plain_answer_loss),
@@ -314,7 +305,7 @@ def whole_weights(engine):
 def test_bfloat16_parameters_have_float32_copies_that_a_checkpoint_keeps(tmp_path):
     def work(rank):
         with pretend_cuda() as device:
-            mesh = make_mesh({"dp": 2})
+            mesh = mesh_of_ranks(dp=2)
             engine = make_engine(tied_model(), device, mesh, dtype="bfloat16")
             losses = [step_of(engine, number, mesh) for number in range(2)]
             save(engine, tmp_path, rank)
@@ -396,7 +387,7 @@ def test_what_nobody_has_run_on_a_gpu_is_refused_by_name(name):
 def test_models_that_it_cannot_run_are_refused_with_the_reason(family, changes, degrees, message):
     def work(rank):
         with pretend_cuda() as device, pytest.raises(ModelError) as caught:
-            make_engine(tiny_model(family, **changes), device, make_mesh(degrees))
+            make_engine(tiny_model(family, **changes), device, mesh_of_ranks(**degrees))
         return {"said": str(caught.value)}
 
     for said in run_on_ranks(math.prod(degrees.values()), work):

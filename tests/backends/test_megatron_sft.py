@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 
 from rlcli.api.config import FinetuneSpec, MicroBatchSpec, ModelBackendAbstraction, ModelInterfaceAbstraction
 from rlcli.api.model import Model, call_interface
@@ -17,7 +16,7 @@ from rlcli.registry import make_backend, make_interface
 from rlcli.testing.backend.base import batch
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.pretend_cuda import pretend_cuda
-from rlcli.testing.ranks import run_on_ranks
+from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
 
 pytest.importorskip("megatron.core")
@@ -73,7 +72,7 @@ def curve(backend, device, mesh=None):
 
 def test_a_pipeline_of_tensor_parallel_stages_has_the_loss_curve_of_one_rank_of_fsdp():
     def work(rank):
-        mesh = init_device_mesh("cpu", (1, 2, 1, 2), mesh_dim_names=("dp", "pp", "cp", "tp"))
+        mesh = mesh_of_ranks(pp=2, tp=2)
         with pretend_cuda() as device:
             return {"losses": curve("megatron", device, mesh)}
 

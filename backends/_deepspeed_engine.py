@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -133,6 +133,9 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
             return
         with self._copy.of(self.whole_parameters()) as lm:
             yield lm
+
+    def _outline(self) -> Any:
+        return self._copy.lm if self.divides_parameters else super()._outline()
 
     def offload(self) -> None:
         """Weights return with the next pass, the optimizer's state with the next step."""

@@ -164,9 +164,13 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     def save_description(self, tokenizer: Any, folder: str) -> None:
         describe(self.lm, next(self.lm.parameters()).dtype, tokenizer, folder)
 
+    def _outline(self) -> Any:
+        """The model with the whole shape of every parameter, whatever a rank holds of it."""
+        return self.lm
+
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
         leads = self._mesh is None or not any(self._mesh.get_coordinate())
-        save_model(self.lm, self.whole_parameters(), tokenizer, Path(save_dir), self.save_dtype, leads=leads)
+        save_model(self._outline(), self.whole_parameters(), tokenizer, Path(save_dir), self.save_dtype, leads=leads)
         for group in self._mesh.get_all_groups() if self._mesh is not None else ():
             dist.barrier(group)  # after the last one, all ranks of the role have waited for the one that writes
 

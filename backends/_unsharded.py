@@ -21,9 +21,9 @@ class UnshardedCopy:
     """
 
     def __init__(self, skeleton: nn.Module, compute_dtype: torch.dtype):
-        self._lm = PackedModel(skeleton, compute_dtype).lm
+        self.lm = PackedModel(skeleton, compute_dtype).lm
         self._dtype = compute_dtype
-        self._places = parameter_places(self._lm)
+        self._places = parameter_places(self.lm)
         self._multiplied = {
             name for name, places in self._places.items() if all(isinstance(module, nn.Linear) for module, _ in places)
         }
@@ -31,12 +31,12 @@ class UnshardedCopy:
     @contextmanager
     def of(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> Iterator[nn.Module]:
         """The model with these parameters by name, each as whole as in the skeleton."""
-        empty = dict(self._lm.named_parameters())
+        empty = dict(self.lm.named_parameters())
         try:
             for name, parameter in parameters:
                 whole = parameter.to(self._dtype) if name in self._multiplied else parameter
                 self._put(name, nn.Parameter(whole, requires_grad=empty[name].requires_grad))
-            yield self._lm
+            yield self.lm
         finally:
             for name, parameter in empty.items():
                 self._put(name, parameter)

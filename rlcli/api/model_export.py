@@ -142,5 +142,6 @@ def _in_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tens
 
 
 def _append(file: BinaryIO, tensor: torch.Tensor) -> None:
-    flat = tensor.cpu().contiguous().reshape(-1)
+    # A copy, because numpy forbids for ever that the storage of an engine's own weight is resized.
+    flat = tensor.to("cpu", copy=True).contiguous().reshape(-1)
     file.write(flat.view(torch.uint8).numpy().data)

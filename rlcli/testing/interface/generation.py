@@ -14,6 +14,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.model import FinetuneSpec, Model
 from rlcli.registry import make_backend
 from rlcli.testing.contract import Violation
+from rlcli.testing.held_source import HeldSource
 from rlcli.testing.interface.inference import check_mock
 from rlcli.testing.interface.inferring import Calls, CallSubject, own_logprobs, usual_batch
 from rlcli.testing.interface.outputs import (
@@ -175,7 +176,8 @@ class GenerationChecks(CallSubject):
         from rlcli.testing import tiny_models
 
         interface, temperature = sampling.with_settings(), USUAL.temperature
-        model = Model("tested", tiny_models.tiny_model(), tiny_models.TinyTokenizer(), torch.device("cpu"))
+        source = HeldSource(tiny_models.tiny_model())
+        model = Model("tested", None, tiny_models.TinyTokenizer(), torch.device("cpu"), source=source)
         spec = FinetuneSpec(total_train_steps=1, dataset_size=8, train_batch_size=8)
         make_backend(ModelBackendAbstraction("fsdp", {"dtype": "float32"})).initialize(model, spec)
         batch = sampling.batch.select_indices(range(3))

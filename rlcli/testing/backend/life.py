@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch.distributed.tensor import DTensor
+from torch import nn
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
@@ -193,10 +193,11 @@ class Life:
 
 
 def held_bytes() -> int:
-    """Of all dense tensors of this process, those that share memory counted once."""
+    """Of all dense tensors of this process, those that share memory counted once. Subclasses, such as DTensor, hold
+    others and no memory of their own."""
     gc.collect()
-    alive = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
-    dense = (tensor for tensor in alive if not isinstance(tensor, DTensor) and tensor.layout is torch.strided)
+    alive = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, nn.Parameter)]
+    dense = (tensor for tensor in alive if tensor.layout is torch.strided)
     storages = (tensor.untyped_storage() for tensor in dense)
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 

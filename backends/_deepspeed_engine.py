@@ -110,9 +110,6 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
             if name in names:
                 yield name, _whole(tensor)
 
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        return {name: _whole(tensor).cpu() for name, tensor in self.named_weights().items()}
-
     def take_parameters(self, source: ForwardEngine, eta: float) -> None:
         self._onload()
         if not self.divides_parameters:

@@ -72,7 +72,7 @@ class AdamWSettings:
         return [group for group in (matrices, vectors) if group["params"]]
 
     def adamw(self) -> dict[str, Any]:
-        """The arguments of `torch.optim.AdamW` besides the parameters."""
+        """The arguments of `torch.optim.AdamW` except the parameters."""
         return {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps}
 
 

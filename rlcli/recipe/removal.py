@@ -73,7 +73,7 @@ class _Remover:
 
 
 def removed_at(written: Node | None, path: Path) -> Mark | None:
-    """Where an entry is taken away; `written`: all layers laid over each other."""
+    """Where an entry is taken away; `written`: all layers, merged."""
     node = at(written, path) if written is not None else None
     return node.mark if isinstance(node, Scalar) and node.value is None and node.over is not None else None
 

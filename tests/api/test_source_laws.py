@@ -134,7 +134,7 @@ def test_ranks_fill_their_own_parts(degree, tmp_path):
 
     def with_mesh(rank):
         nonlocal mesh
-        mesh = mesh_of_ranks(dp=degree)
+        mesh = mesh_of_ranks(dp=degree)["dp"]
         return work(rank)
 
     assert run_on_ranks(degree, with_mesh) == [{"differing": []}] * degree

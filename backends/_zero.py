@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from rlcli.errors import UsageError
-
 from ._process_group import process_group
 
 if TYPE_CHECKING:
@@ -25,14 +23,10 @@ BUCKET = 2**26
 
 def import_deepspeed(device: torch.device) -> Any:
     """The library. It would look for a device, write to stdout, and compile a kernel for shared memory on CPUs; it does
-    none of that here. Raises UsageError if it is not installed."""
+    none of that here."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu" if device.type == "cpu" else device.type)
-    try:
-        import deepspeed
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            "backend deepspeed needs DeepSpeed, which is not installed", hint="pip install 'rlcli[deepspeed]'"
-        ) from error
+    import deepspeed
+
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     logger = logging.getLogger("DeepSpeed")
     logger.handlers.clear()

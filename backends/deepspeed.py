@@ -20,6 +20,7 @@ from ._settings import TransformersTraining
 class DeepSpeed(TransformersTraining, ModelBackend):
     """Trains a transformers model with DeepSpeed's ZeRO."""
 
+    REQUIRES: ClassVar[tuple[str, ...]] = ("deepspeed",)
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
     LIMITS: ClassVar[Limits] = {"zero_stage": {"ge": 0, "le": 3}}
 

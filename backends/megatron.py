@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlcli.api.model import Model, ModelBackend, register_backend
-from rlcli.errors import ResourceError, UsageError
+from rlcli.errors import ResourceError
 
 from ._settings import AdamWSettings
 
@@ -21,6 +21,7 @@ from ._settings import AdamWSettings
 class Megatron(AdamWSettings, ModelBackend):
     """Trains a model of the llama, qwen2, qwen3 or mistral family, divided over ranks in every way but generation."""
 
+    REQUIRES: ClassVar[tuple[str, ...]] = ("megatron-core",)
     GENERATES: ClassVar[bool] = False
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "pp")
     DEVICES: ClassVar[tuple[str, ...]] = ("cuda",)
@@ -55,12 +56,6 @@ class Megatron(AdamWSettings, ModelBackend):
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # it says what it does without: Transformer Engine and Apex
-            try:
-                import megatron.core  # noqa: F401
-            except ModuleNotFoundError as error:
-                raise UsageError(
-                    "backend megatron needs Megatron-Core, which is not installed", hint="pip install 'rlcli[megatron]'"
-                ) from error
             from ._megatron_engine import MegatronEngine
 
         model.module = MegatronEngine(model, self)

@@ -7,7 +7,7 @@ RlcliError                 1  a bug in rlcli unless a subclass says otherwise
 │   └── UnknownComponent   2  a name nobody registered
 ├── DataError              4  a dataset is missing, empty, malformed
 ├── ModelError             5  a model, tokenizer or checkpoint is missing or does not fit
-├── ResourceError          6  lock, disk, port, permission, not enough devices
+├── ResourceError          6  lock, disk, port, permission, not enough devices, a library that is not installed
 ├── WorkerError            7  a rank or a server died
 ├── HangError              8  a deadline passed
 ├── NumericError           9  a non-finite value stopped the run

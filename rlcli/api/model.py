@@ -142,6 +142,8 @@ class ModelBackend(abc.ABC):
     refused before anything starts.
     """
 
+    REQUIRES: ClassVar[tuple[str, ...]] = ()
+    """Distributions that it needs beyond those of rlcli, as pip knows them; a run without them does not start."""
     TRAINS: ClassVar[bool] = True
     """Its engines are `TrainEngine`s."""
     GENERATES: ClassVar[bool] = True

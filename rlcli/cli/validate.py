@@ -1,4 +1,4 @@
-"""`rlcli validate`: read a recipe and say all that is wrong with it."""
+"""`rlcli validate`: read a recipe and report all that is wrong with it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ def validate(
     Example: rlcli validate ppo_math train.steps=100
     """
     from rlcli.cli.output import print_json, print_text
+    from rlcli.errors import raise_all
     from rlcli.recipe.layers import shown
+    from rlcli.recipe.libraries import libraries_to_install
     from rlcli.recipe.warm_start import chain
 
     resolved = load(recipe, overrides, with_)
-    first = [source.recipe.name for source in chain(resolved)]
+    runs_first = chain(resolved)
+    raise_all(error for one in (*runs_first, resolved) for error in libraries_to_install(one))
+    first = [source.recipe.name for source in runs_first]
     layers = [layer.file for layer in resolved.layers]
     if as_json:
         print_json(

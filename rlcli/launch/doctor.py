@@ -6,16 +6,28 @@ import os
 import platform
 import resource
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rlcli import __version__
+from rlcli import __version__, registry
 from rlcli.errors import RlcliError
 from rlcli.launch.cores import available_cores
 from rlcli.launch.devices import Gpu, list_gpus
 from rlcli.launch.preflight.findings import Finding, failure
-from rlcli.launch.requirements import Requirements, fits, read_requirements, torch_build
-from rlcli.observe.environment import installed_version
+from rlcli.registry.requirements import (
+    Requirements,
+    fits,
+    installed_version,
+    pip_command,
+    read_requirements,
+    required,
+    torch_build,
+)
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 SLURM = ("sbatch", "srun", "squeue", "scancel", "sacct")
 VARIABLES = ("CUDA_", "HF_", "NCCL_", "OMP_", "PYTORCH_", "RLCLI_", "SLURM_JOB", "TORCH", "TRANSFORMERS_")
@@ -34,7 +46,7 @@ def examine() -> Iterator[Finding]:
     yield _check_python(requirements)
     yield from _check_needed(requirements)
     yield _check_torch(gpus)
-    yield from _check_extras(requirements)
+    yield from _check_extras(requirements, _users_of_libraries())
     yield _check_gpus(gpus)
     yield _check_cores()
     yield _check_memory()
@@ -99,13 +111,32 @@ def _check_torch(gpus: Sequence[Gpu]) -> Finding:
     return Finding(level="ok", about="torch", says=says)
 
 
-def _check_extras(requirements: Requirements) -> Iterator[Finding]:
-    for extra, needed in requirements.extras.items():
+def _users_of_libraries() -> dict[Requirement, list[str]]:
+    """Requirement → the components that declare it; those whose files cannot be read are left out."""
+    found: dict[Requirement, list[str]] = {}
+    for kind in registry.KINDS:
+        names: Collection[str] = ()
+        with suppress(RlcliError):  # a broken project, which has a line of its own
+            names = registry.names(kind)
+        for name in names:
+            with suppress(RlcliError):
+                for one in required(registry.signature(kind, name)):
+                    found.setdefault(one, []).append(f"{kind.removesuffix('s')} {name}")
+    return found
+
+
+def _check_extras(requirements: Requirements, users: Mapping[Requirement, Sequence[str]]) -> Iterator[Finding]:
+    """The extras of rlcli, and what components of the project require besides."""
+    known = {one.name for needed in requirements.extras.values() for one in needed}
+    others = {one.name: (one,) for one in users if one.name not in known}
+    for extra, needed in (*requirements.extras.items(), *others.items()):
         versions = {one: installed_version(one.name) for one in needed}
         missing = [one.name for one, version in versions.items() if version is None]
-        fix = f"pip install 'rlcli[{extra}]'"
+        fix = pip_command(needed[0])
         if missing:
-            yield Finding(level="skip", about=extra, says=f"{', '.join(missing)} not installed; optional", fix=fix)
+            of = [user for one, by in users.items() if one.name in missing for user in by]
+            says = f"{', '.join(missing)} not installed; {'only ' + ', '.join(of) if of else 'optional'}"
+            yield Finding(level="skip", about=extra, says=f"{says}{' needs it' if of else ''}", fix=fix)
             continue
         shown = ", ".join(f"{one.name} {version}" for one, version in versions.items())
         odd = [one for one, version in versions.items() if version and not fits(one, version)]
@@ -236,8 +267,6 @@ def _check_project() -> Iterator[Finding]:
 
 def _own_components(project: Path) -> tuple[int, list[str]]:
     """(how many the project has, what is wrong with those that cannot be read)."""
-    from rlcli import registry
-
     own, broken = 0, []
     for kind in registry.KINDS:
         for name in registry.names(kind):

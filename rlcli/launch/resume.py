@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli.errors import ResourceError, UsageError
+from rlcli.errors import ResourceError, UsageError, raise_all
 from rlcli.files import known_object
 from rlcli.launch import lifeline
 from rlcli.launch.run import (
@@ -62,6 +62,7 @@ def resume_run(
     """Continue a run from its last verified checkpoint, or from its beginning if none was committed yet. Raises
     RlcliError."""
     from rlcli.observe.run_directory import RunDirectory
+    from rlcli.recipe.libraries import libraries_to_install
 
     named = _found_from_here(recipe_file)
     _check_place(run_dir)
@@ -72,6 +73,7 @@ def resume_run(
     ):
         before = _resolved_recipe(run)
         now = _load(named or str(run.resolved_recipe), overrides)
+        raise_all(libraries_to_install(now))
         found = _accepted_changes(before.recipe, now.recipe, accept_changes)
         start = last_checkpoint(run, display)
         step = start.state.step if start is not None else 0

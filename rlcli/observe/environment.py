@@ -7,11 +7,11 @@ import platform
 import socket
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import rlcli
+from rlcli.registry.requirements import installed_version
 
 PACKAGES = ("torch", "transformers", "datasets", "tokenizers", "safetensors", "numpy", "math-verify")
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES", "RLCLI_PROJECT", "SLURM_JOB_ID")
@@ -33,13 +33,6 @@ def describe_environment() -> dict[str, Any]:
         "git": git_state(Path.cwd()),
         "rlcli_git": git_state(Path(rlcli.__file__).parent),
     }
-
-
-def installed_version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from rlcli.api.config import DatasetAbstraction, ModelBackendAbstraction, ModelI
 from rlcli.errors import ProjectError, RlcliError, UsageError
 from rlcli.project import search_path
 from rlcli.registry.listing import path_of
+from rlcli.registry.requirements import missing_libraries
 from rlcli.registry.signature import signature
 
 if TYPE_CHECKING:
@@ -21,8 +23,12 @@ if TYPE_CHECKING:
 
 
 def load(kind: str, name: str) -> type:
-    """The class of a component. Imports its file and no other."""
+    """The class of a component. Imports its file and no other. Raises ResourceError if a library that it requires is
+    not installed."""
     path = path_of(kind, name)
+    with suppress(ProjectError):  # importing the file says better what is wrong with it
+        for error in missing_libraries(signature(kind, name)):
+            raise error
     _import_file(kind, path)
     found = {key: cls for key, cls in registered(kind).items() if module_name(key) == path.stem}
     classes = list(dict.fromkeys(found.values()))

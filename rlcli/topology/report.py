@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rlcli.errors import UsageError
+from rlcli.errors import ResourceError, UsageError
 from rlcli.recipe.call_keys import graphs_of
 from rlcli.recipe.graph import made_keys, stages
+from rlcli.recipe.libraries import libraries_to_install
 from rlcli.recipe.mesh import DevicesError
 from rlcli.recipe.tree import dotted
 from rlcli.recipe.warm_start import chain
@@ -38,6 +39,8 @@ class Plan:
     """Role with weights → its sizes, or why they are unknown."""
     memory: MemoryPlan
     storage: Storage
+    missing: tuple[ResourceError, ...]
+    """Libraries that its components require and that are not installed here: the cluster may have them."""
     device_bytes: int | None
     """Memory of a device, if the user has said."""
 
@@ -76,7 +79,8 @@ def make_plan(
     sizes = {name: architecture_of(resolved, name) for name, role in resolved.recipe.models.items() if role.has_weights}
     memory = plan_memory(resolved.recipe, topology, sizes)
     storage = plan_storage(resolved.recipe, parameters_of(resolved.recipe, sizes))
-    return Plan(resolved, topology, first, sizes, memory, storage, device_bytes)
+    missing = tuple(libraries_to_install(resolved))
+    return Plan(resolved, topology, first, sizes, memory, storage, missing, device_bytes)
 
 
 def parameters_of(recipe: Recipe, sizes: Mapping[str, Architecture | str]) -> dict[str, int]:
@@ -125,6 +129,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     return {
         "recipe": recipe.name,
         "runs_first": list(plan.runs_first),
+        "missing_libraries": [{"what": one.what, "where": one.where, "fix": one.hint} for one in plan.missing],
         "nodes": topology.nodes,
         "devices_per_node": topology.devices_per_node,
         "world_size": topology.world_size,

@@ -33,6 +33,9 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         yield "this version launches on one node: a plan only"
     if plan.runs_first:
         yield "runs after " + " → ".join(plan.runs_first) + ", whose results it starts from"
+    for one in plan.missing:
+        text = f"{one.where}: {one.what} here: {one.hint}"
+        yield from textwrap.wrap(text, WIDTH, subsequent_indent="  ", **_WHOLE_WORDS)
     yield ""
     yield from draw(recipe, topology)
     yield ""

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from rlcli.launch import devices
 from rlcli.launch import doctor as room
 from rlcli.launch.devices import Gpu, list_gpus, read_gpus
-from rlcli.launch.requirements import fits, read_requirements, torch_build
+from rlcli.registry.requirements import fits, read_requirements, torch_build
 
 LISTING = """\
 0, NVIDIA H200, 143771, 143166, 570.86
@@ -92,8 +92,8 @@ def test_the_requirements_of_an_installed_package(monkeypatch):
     for name, values in {"Requires-Dist": lines, "Provides-Extra": ["deepspeed", "test"]}.items():
         for value in values:
             told[name] = value
-    monkeypatch.setattr("rlcli.launch.requirements.is_project", lambda folder: False)
-    monkeypatch.setattr("rlcli.launch.requirements.metadata.metadata", lambda name: told)
+    monkeypatch.setattr("rlcli.registry.requirements.is_project", lambda folder: False)
+    monkeypatch.setattr("rlcli.registry.requirements.metadata.metadata", lambda name: told)
     found = read_requirements()
     assert ([one.name for one in found.needed], list(found.extras)) == (["torch"], ["deepspeed"])
 

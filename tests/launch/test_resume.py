@@ -388,6 +388,17 @@ def test_a_folder_that_holds_no_run_is_refused(resume, project):
     assert caught.value.code == "F72"
 
 
+def test_on_a_machine_without_a_library_the_run_stays_as_it_was(train, resume, project, monkeypatch):
+    train("train.steps=1")
+    before = files(project / "run")
+    lacking = ResourceError("backend toy needs a library, which is not installed", code="R75")
+    monkeypatch.setattr("rlcli.recipe.libraries.missing_libraries", lambda component: [lacking])
+    with pytest.raises(ResourceError, match="needs a library") as error:
+        resume("train.steps=2")
+    assert error.value.where is not None
+    assert files(project / "run") == before
+
+
 def test_a_first_start_in_a_used_folder_is_refused_with_the_way_on(train):
     train("train.steps=1")
     with pytest.raises(ResourceError) as caught:

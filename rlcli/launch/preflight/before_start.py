@@ -18,14 +18,18 @@ FIRST_ROWS = 1000
 
 
 def check_before_start(resolved: Resolved, run_dir: Path | None, runs_first: Sequence[Resolved]) -> None:
-    """Check the models, data, folders and disk of a recipe and of those that must run before it. Loads no model and
-    makes no folder. Raises RlcliError with everything that is wrong."""
+    """Check the libraries, models, data, folders and disk of a recipe and of those that must run before it. Loads no
+    model and makes no folder. Raises RlcliError with everything that is wrong."""
     from rlcli.launch.preflight.model_files import model_faults
+    from rlcli.recipe.libraries import libraries_to_install
 
     found: list[RlcliError] = []
     for one in (*runs_first, resolved):
-        models = list(model_faults(one))
-        found += models or _data_faults(one)  # rows cannot be judged by a tokenizer that is broken
+        missing, models = list(libraries_to_install(one)), list(model_faults(one))
+        found += [*missing, *models]
+        if not models:  # rows cannot be judged by a tokenizer that is broken
+            reported = {error.what for error in missing}
+            found += (error for error in _data_faults(one) if error.what not in reported)
     found += _folder_faults(resolved, run_dir)
     raise_all(found)
 

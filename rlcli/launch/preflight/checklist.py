@@ -26,6 +26,7 @@ from rlcli.launch.preflight.rows import OpenDataset, OpenTokenizer, Tokenizers, 
 from rlcli.launch.preflight.template_checks import check_template
 from rlcli.recipe.dataset_sizes import check_dataset_sizes
 from rlcli.recipe.lengths import cache_of, kept_together
+from rlcli.recipe.libraries import libraries_to_install
 from rlcli.recipe.role_sources import prompt_role, tokenizer_source, weights_origin
 
 if TYPE_CHECKING:
@@ -64,10 +65,12 @@ def preflight(resolved: Resolved, rows: int = 200) -> Iterator[Finding]:
     """Everything that can be told without loading a model, looking at so many rows of each dataset."""
     subject = _Subject(resolved)
     yield _check_recipe(resolved)
+    missing = list(libraries_to_install(resolved))
+    yield from (failure("library", error) for error in missing)
     yield from _check_models(subject)
     datasets: dict[str, OpenDataset] = {}
     looked_at: Rows = {}
-    said: set[str] = set()
+    said = {error.what for error in missing}
     for name in resolved.recipe.datasets:
         try:
             opened = open_dataset(resolved, name, subject.tokenizers)

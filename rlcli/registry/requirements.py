@@ -1,18 +1,29 @@
-"""What rlcli needs and can use, as its own metadata say it, and what of it is installed. Imports none of it."""
+"""What rlcli and its components need, as their declarations say it, and what of it is installed. Imports none of it.
+
+A component names the distributions that it needs beyond those of rlcli, as pip knows them:
+
+    REQUIRES: ClassVar[tuple[str, ...]] = ("deepspeed",)
+
+A requirement may have a version, such as `vllm>=0.11`.
+"""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcli.errors import ProjectError, ResourceError
 from rlcli.project import PACKAGE, is_project
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
+
+    from rlcli.registry.signature import Signature
 
 FOR_DEVELOPERS = ("test",)
 """Extras that nobody needs to train."""
@@ -56,6 +67,52 @@ def _useful(extras: dict[str, tuple[Requirement, ...]]) -> dict[str, tuple[Requi
 def fits(requirement: Requirement, version: str) -> bool:
     """Whether a version is among those that are asked for; a local part such as `+cpu` does not matter."""
     return requirement.specifier.contains(version, prereleases=True)
+
+
+def installed_version(package: str) -> str | None:
+    """The version of a distribution; None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def required(component: Signature) -> tuple[Requirement, ...]:
+    """What a component declares in REQUIRES. Raises ProjectError if these are not requirements."""
+    declared = component.constants.get("REQUIRES", ())
+    if not declared:
+        return ()
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        if not isinstance(declared, tuple | list):
+            raise InvalidRequirement
+        return tuple(map(Requirement, declared))
+    except (InvalidRequirement, TypeError) as error:
+        raise ProjectError(
+            f"REQUIRES of {component.class_name} is {declared!r}; it must be a tuple of distributions",
+            where=f"{component.path}:{component.line}",
+            hint='for example ("deepspeed",) or ("vllm>=0.11",)',
+        ) from error
+
+
+def missing_libraries(component: Signature) -> Iterator[ResourceError]:
+    """An error for each distribution that a component requires and that is not installed here, or is in a version that
+    it does not allow; its hint is the command which installs it."""
+    for requirement in required(component):
+        version = installed_version(requirement.name)
+        if version is not None and fits(requirement, version):
+            continue
+        state = "is not installed" if version is None else f"is installed in version {version}"
+        one = f"{component.kind.removesuffix('s')} {component.name}"
+        yield ResourceError(f"{one} needs {requirement}, which {state}", hint=pip_command(requirement), code="R75")
+
+
+def pip_command(requirement: Requirement) -> str:
+    """What installs a requirement: the extra of rlcli that has it, in versions known to work, or else itself."""
+    extras = read_requirements().extras
+    extra = next((name for name, of in extras.items() if requirement.name in {one.name for one in of}), None)
+    return f"pip install 'rlcli[{extra}]'" if extra else f"pip install '{requirement}'"
 
 
 def torch_build() -> str | None:

@@ -1,0 +1,39 @@
+"""The optional libraries that a recipe's components require and that are not installed here. Imports none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rlcli.errors import ResourceError
+from rlcli.recipe.call_keys import graphs_of
+from rlcli.recipe.components import signature_of
+from rlcli.registry.requirements import missing_libraries
+
+if TYPE_CHECKING:
+    from rlcli.recipe.resolve import Resolved
+    from rlcli.recipe.schema import Recipe
+    from rlcli.recipe.tree import Path
+
+
+def libraries_to_install(resolved: Resolved) -> Iterator[ResourceError]:
+    """An error for each, at the first place of the recipe that names a component which requires it."""
+    known: set[str] = set()
+    for path, kind, name in _components(resolved.recipe):
+        for error in missing_libraries(signature_of(kind, name)):
+            if error.what not in known:
+                place = str(resolved.origin((*path, "type")))
+                yield ResourceError(error.what, where=place, hint=error.hint, code=error.code)
+            known.add(error.what)
+
+
+def _components(recipe: Recipe) -> Iterator[tuple[Path, str, str]]:
+    """(place, kind, name) of every component that is named."""
+    for name, dataset in recipe.datasets.items():
+        yield ("datasets", name), "datasets", dataset.type
+    for name, role in recipe.models.items():
+        if role.backend is not None:
+            yield ("models", name, "backend"), "backends", role.backend.type
+    for graph, calls, _ in graphs_of(recipe):
+        for name, call in calls.items():
+            yield (*graph, name, "interface"), "interfaces", call.interface.type

@@ -72,6 +72,19 @@ def hasty(problem: Problem) -> str:
     return f"{line}\n#### {line.rsplit('=', 1)[1]}"
 
 
+def slipped(problem: Problem, rng: random.Random) -> str:
+    """The whole working with one wrong result, which the lines below it carry on."""
+    totals = [problem.first, *(int(line.rsplit("=", 1)[1]) for line in problem.lines)]
+    wrong = rng.randrange(1, len(totals))
+    error = rng.choice([by for by in (-3, -2, -1, 1, 2, 3) if min(totals[wrong:]) + by >= 0])
+    written = [total + error * (place >= wrong) for place, total in enumerate(totals)]
+    lines = [
+        f"{before}{sign}{number}={after}"
+        for before, (sign, number), after in zip(written, problem.operations, written[1:], strict=False)
+    ]
+    return "\n".join([*lines, f"#### {written[-1]}"])
+
+
 class Problems(Sequence[Problem]):
     """`count` different problems, levels in rotation; the same for the same arguments, always. Drawn when asked for."""
 

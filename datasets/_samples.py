@@ -33,16 +33,17 @@ def answered_sample(preview: Preview) -> SequenceSample:
 
 
 def paired_sample(preview: Preview) -> SequenceSample:
-    """`packed_input_ids` and `prompt_lens`: a prompt with each of its answers."""
+    """`packed_input_ids`, `prompt_mask` and `prompt_lens`: a prompt with each of its answers."""
     import torch
 
     assert preview.trained is not None
     lengths = [len(tokens) for tokens in preview.sequences]
     return SequenceSample.from_default(
         ids=[preview.id],
-        seqlens={"packed_input_ids": [lengths], "prompt_lens": [[1]]},
+        seqlens={"packed_input_ids": [lengths], "prompt_mask": [lengths], "prompt_lens": [[1]]},
         data={
             "packed_input_ids": torch.tensor([token for tokens in preview.sequences for token in tokens]),
+            "prompt_mask": ~torch.tensor([flag for flags in preview.trained for flag in flags], dtype=torch.bool),
             "prompt_lens": torch.tensor([preview.trained[0].count(False)]),
         },
         metadata={name: [value] for name, value in preview.metadata.items()},

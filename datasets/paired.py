@@ -26,10 +26,12 @@ class Paired(TextRows):
     """Rows of a prompt with equally many positive and negative answers.
 
     A sample holds the sequences positive 0, negative 0, positive 1, negative 1, …, each with the prompt in
-    front and the end-of-sequence token behind; `prompt_lens` is the length of the prompt.
+    front and the end-of-sequence token behind. `prompt_mask` marks the tokens of the prompt, `prompt_lens` is their
+    number.
     """
 
-    KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_lens")
+    KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask", "prompt_lens")
+    PAIRS: ClassVar[str] = "max_pairs_per_prompt"
     EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
         {"prompt": "What is 2+2?", "pos_answers": ["4"], "neg_answers": ["It is five."]},
         {"prompt": "Greet me.", "pos_answers": ["Hello!", "Good day, how are you?"], "neg_answers": ["No.", "Go!"]},

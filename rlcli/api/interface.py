@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rlcli.api.component import register_interface
@@ -24,6 +24,13 @@ ANSWER_FORMS = ("#### {answer}", "\\boxed{{answer}}", "The answer is {answer}.",
 RETURN_NUMBERS = ("train_step", "evaluate")
 """Methods that add nothing to the batch."""
 
+CutName = Literal["sample", "sequence"]
+
+
+def cut_of(declared: Any, call: str) -> Any:
+    """What an interface's `CUT` says of a method, by default "sample"."""
+    return (declared.get(call) if isinstance(declared, Mapping) else declared) or "sample"
+
 
 class ModelInterface:
     """What a role does. A dataclass: its fields are the recipe's `args:`.
@@ -41,6 +48,7 @@ class ModelInterface:
         WRITES: ClassVar[Declaration] = {"inference": ("values",)}
         NEEDS_GROUP: ClassVar[int] = 2      # it compares the responses to one prompt, and needs two at least
         CUT: ClassVar[str] = "sequence"     # its loss does not: a group may be spread over micro-batches
+        CUT: ClassVar[Mapping[str, str]] = {"inference": "sequence"}    # so it is with this method, and no other
 
     A class has the declarations of its bases for the methods that its own do not name.
     """
@@ -51,9 +59,9 @@ class ModelInterface:
     WRITES: ClassVar[Declaration] = {}
     """Method → the keys that it returns."""
 
-    CUT: ClassVar[Literal["sample", "sequence"]] = "sample"
-    """What its calls of the engine keep in one micro-batch (their `cut`): a sample with its group, or a sequence alone.
-    `rlcli plan` counts on it."""
+    CUT: ClassVar[CutName | Mapping[str, CutName]] = "sample"
+    """What its calls of the engine keep in one micro-batch (their `cut`): a sample with its group, or a sequence alone;
+    for all methods, or by method. `rlcli plan` counts on it."""
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """Train on one batch; returns stats that are already reduced over ranks."""

@@ -91,6 +91,7 @@ _TABLE: tuple[tuple[str, Meaning], ...] = (
     (REWARDS, Meaning(one, SCORES, shown_as="reward")),
     ("solved", Meaning(one, SCORES, shown_as="accuracy")),
     ("base_scores greedy_base_scores greedy_rewards", Meaning(one, SCORES)),
+    ("margins", Meaning(one, SCORES)),
     ("task_ids", Meaning(one, ANYTHING)),
     ("logits_mask packed_logits_mask", Meaning(full, ANYTHING, is_flat=False)),
 )

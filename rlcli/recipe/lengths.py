@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlcli.api.config import GenerationHyperparameters
+from rlcli.api.interface import cut_of
 from rlcli.files import known_object
 from rlcli.recipe.components import argument_of, declared
 from rlcli.recipe.schema import Call, Component, Recipe
@@ -41,7 +42,7 @@ def kept_together(recipe: Recipe, responses: int) -> int:
 
 def keeps_groups(call: Call) -> bool:
     """Whether a call needs all responses to a prompt in one micro-batch."""
-    return declared("interfaces", call.interface.type, "CUT") != "sequence"
+    return cut_of(declared("interfaces", call.interface.type, "CUT"), call.call) != "sequence"
 
 
 def runs_a_model(recipe: Recipe, call: Call) -> bool:
@@ -56,6 +57,14 @@ def limit_of_rows(dataset: Component) -> int | None:
     if limit is None:
         limit = declared("datasets", dataset.type, "LONGEST")
     return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def sequences_of_row(dataset: Component) -> int:
+    """How many sequences a row holds at most: two for each of its pairs, whose number is the argument that the
+    dataset's class names (PAIRS); else one."""
+    name = declared("datasets", dataset.type, "PAIRS")
+    pairs = argument_of("datasets", dataset.type, dataset.args, name) if isinstance(name, str) else None
+    return 2 * pairs if isinstance(pairs, int) and pairs > 0 else 1
 
 
 def cache_of(recipe: Recipe, role: str) -> int | None:

@@ -164,6 +164,7 @@ _MAKERS: dict[str, Callable[[_Draw], torch.Tensor]] = {
     "rewards": lambda draw: draw.solved().float(),
     "solved": _Draw.solved,
     "seq_no_eos_mask": lambda draw: ~draw.ended(),
+    "margins": lambda draw: draw.normal("margins"),
 }
 KEYS = tuple(_MAKERS)
 """All that a batch can be made of."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlcli.recipe.components import argument_of
+from rlcli.recipe.lengths import sequences_of_row
 
 if TYPE_CHECKING:
     from rlcli.recipe.mesh import Mesh
@@ -21,6 +22,8 @@ class BatchArithmetic:
     """Rows of the dataset."""
     responses_per_prompt: int
     """1 where nothing is generated."""
+    sequences_per_row: int
+    """At most; 1 where something is generated."""
     sequences_per_rank: Mapping[str, tuple[int, int]]
     """Trained role → the fewest and the most sequences that one of its data-parallel ranks trains on."""
     minibatches: Mapping[str, int]
@@ -32,16 +35,15 @@ class BatchArithmetic:
     @property
     def sequences(self) -> int:
         """Sequences of one step, over all ranks."""
-        return self.prompts * self.responses_per_prompt
+        return self.prompts * self.responses_per_prompt * self.sequences_per_row
 
     def lines(self) -> list[str]:
         """The arithmetic in words."""
-        word = "prompts" if self.responses_per_prompt > 1 else "rows"
-        made = (
-            f"{self.prompts} prompts x {self.responses_per_prompt} responses = {self.sequences} sequences"
-            if self.responses_per_prompt > 1
-            else f"{self.prompts} {word}"
-        )
+        made = f"{self.prompts} rows"
+        if self.responses_per_prompt > 1:
+            made = f"{self.prompts} prompts x {self.responses_per_prompt} responses = {self.sequences} sequences"
+        elif self.sequences_per_row > 1:
+            made = f"{self.prompts} rows x {self.sequences_per_row} sequences at most = {self.sequences} sequences"
         length = f"{self.steps} steps" if self.steps is not None else f"{self.epochs} epochs"
         lines = [f"{length} of {made}"]
         for role, (least, most) in self.sequences_per_rank.items():
@@ -59,7 +61,9 @@ class BatchArithmetic:
 def batch_of(recipe: Recipe, meshes: Mapping[str, Mesh]) -> BatchArithmetic:
     """The arithmetic of a recipe whose roles have these meshes."""
     generates = any(call.call == "generate" for call in recipe.graph.values())
-    group = recipe.generation.responses_per_prompt if generates else 1
+    responses = recipe.generation.responses_per_prompt if generates else 1
+    per_row = 1 if generates else sequences_of_row(recipe.datasets[recipe.train.dataset])
+    group = responses * per_row
     rows = recipe.train.prompts_per_step
     trained = {call.model: call for call in recipe.graph.values() if call.call == "train_step"}
     shares = {}
@@ -68,7 +72,8 @@ def batch_of(recipe: Recipe, meshes: Mapping[str, Mesh]) -> BatchArithmetic:
         shares[role] = (rows // dp * group, -(-rows // dp) * group)
     return BatchArithmetic(
         prompts=rows,
-        responses_per_prompt=group,
+        responses_per_prompt=responses,
+        sequences_per_row=per_row,
         sequences_per_rank=shares,
         minibatches={role: _minibatches(call.interface) for role, call in trained.items()},
         max_tokens_per_microbatch=recipe.train.max_tokens_per_microbatch,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlcli.api.key_meaning import PROMPTS
 from rlcli.recipe.components import argument_of, dataset_keys
-from rlcli.recipe.lengths import generation_of, limit_of_rows, responses_of
+from rlcli.recipe.lengths import generation_of, limit_of_rows, responses_of, sequences_of_row
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Component, Recipe
@@ -46,6 +46,8 @@ def longest_row(dataset: Component) -> int | None:
 
 
 def group_size(recipe: Recipe) -> int:
-    """Responses to one prompt; 1 where nothing is generated."""
-    generating = (call for call in recipe.graph.values() if call.call == "generate")
-    return max((responses_of(recipe, call)[0] for call in generating), default=1)
+    """Sequences of a sample: the responses to a prompt or, where nothing is generated, what a row holds."""
+    generating = [call for call in recipe.graph.values() if call.call == "generate"]
+    if not generating:
+        return sequences_of_row(recipe.datasets[recipe.train.dataset])
+    return max(responses_of(recipe, call)[0] for call in generating)

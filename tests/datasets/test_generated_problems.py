@@ -86,3 +86,46 @@ def test_more_problems_than_there_are_is_said_and_not_looked_for_for_ever():
 def test_a_number_of_problems_or_a_level_that_makes_no_sense_is_refused(wrong):
     with pytest.raises(UsageError, match=r"problems: .* greater than or equal to 1|levels is"):
         dataset(**wrong)
+
+
+def pairs_of(**args):
+    """(question, right answer, preferred text, rejected text) of every pair."""
+    data = dataset("arithmetic_pairs", **args)
+    for sample in (data[i] for i in range(len(data))):
+        question, answer = sample.metadata["question"][0], sample.metadata["answer"][0]
+        tokens = sample.data["packed_input_ids"].split(sample.flat_seqlens("packed_input_ids"))
+        masks = sample.data["prompt_mask"].split(sample.flat_seqlens("prompt_mask"))
+        texts = [TOKENIZER.decode(t[~m]).removesuffix("<eos>") for t, m in zip(tokens, masks, strict=True)]
+        yield from ((question, answer, *two) for two in zip(texts[::2], texts[1::2], strict=True))
+
+
+def wrong_lines(text):
+    lines = text.split("\n")[:-1]
+    return [line for line in lines if total(line.split("=")[0]) != int(line.split("=")[1])]
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_of_a_pair_the_first_answer_is_right_and_the_second_is_not(held_out):
+    kinds = {"hasty": 0, "slipped": 0}
+    for question, answer, chosen, rejected in pairs_of(held_out=held_out, pairs_per_problem=2):
+        lines = len(re.findall(r"[+-]", numbers(question)))
+        assert chosen.endswith(f"#### {answer}")
+        assert wrong_lines(chosen) == []
+        assert chosen.count("\n") == lines
+        is_hasty = rejected.count("\n") < lines
+        kinds["hasty" if is_hasty else "slipped"] += 1
+        if is_hasty:
+            assert rejected.split("\n")[0] == chosen.split("\n")[0]
+        else:
+            assert len(wrong_lines(rejected)) == 1
+            assert not rejected.endswith(f"#### {answer}")
+            assert rejected.split("#### ")[1] == rejected.split("\n")[-2].split("=")[1]
+    assert 150 < kinds["hasty"] < 250
+
+
+def test_hasty_answers_are_as_common_as_asked():
+    for share in (0.0, 1.0):
+        found = [rejected.count("\n") == 1 for *_, rejected in pairs_of(hasty=share)]
+        assert set(found) == {share == 1.0}
+    with pytest.raises(UsageError, match="a hasty answer to a problem of one operation is a right one"):
+        dataset("arithmetic_pairs", levels=(1, 2))

@@ -140,7 +140,10 @@ def test_pairs_are_interleaved_with_the_prompt_in_front(build):
     sample = build("paired", [ROWS["paired"]])[0]
     answers = ("yes", "no", "so", "not")
     assert texts(sample, "packed_input_ids") == [f"<bos>hi{answer}<eos>" for answer in answers]
-    assert sample.seqlens == {"packed_input_ids": [[7, 6, 6, 7]], "prompt_lens": [[1]]}
+    lengths = [[7, 6, 6, 7]]
+    assert sample.seqlens == {"packed_input_ids": lengths, "prompt_mask": lengths, "prompt_lens": [[1]]}
+    prompts = sample.data["packed_input_ids"][sample.data["prompt_mask"]]
+    assert PLAIN.decode(prompts.tolist()) == "<bos>hi" * 4
     assert sample.data["prompt_lens"].tolist() == [3]
 
 

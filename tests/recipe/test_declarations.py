@@ -53,7 +53,7 @@ def test_constants_are_read_without_importing(project: Path):
     constants = registry.signature("interfaces", "grouped").constants
     assert constants == {"NEEDS_GROUP": 4, "PLAIN": (1, 2), "READS": {"train_step": ("packed_input_ids",)}}
     assert declared("interfaces", "nowhere", "NEEDS_GROUP") is None
-    assert dataset_keys("paired") == ("packed_input_ids", "prompt_lens")
+    assert dataset_keys("paired") == ("packed_input_ids", "prompt_mask", "prompt_lens")
 
 
 def test_an_algorithm_that_needs_a_group_gets_one(project: Path):

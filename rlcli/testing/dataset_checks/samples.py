@@ -193,6 +193,11 @@ def _wrong_sample(sample: Any, declared: set[str], vocabulary: int) -> str:
             return f"{key} has tokens from {int(tensor.min())} to {int(tensor.max())}; the vocabulary has {vocabulary}"
         if key == "prompt_mask" and tensor.dtype != torch.bool:
             return f"{key} is of {tensor.dtype}; a mask is torch.bool"
+    if {"prompt_mask", "prompt_lens"} <= set(sample.keys):
+        marked = [sum(not trained for trained in flags) for flags in preview_of(sample).trained or ()]
+        prompts = (sample.data or {})["prompt_lens"]
+        if prompts is not None and set(marked) != set(prompts.tolist()):
+            return f"prompt_lens is {prompts.tolist()}; prompt_mask marks {marked} tokens"
     return ""
 
 

@@ -7,6 +7,7 @@ import torch
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
+from rlcli.api.interface import cut_of
 from rlcli.api.model import call_interface
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.loss import cause_unless_no_sum
@@ -64,7 +65,8 @@ class InvarianceChecks(InterfaceSubject):
 
     def test_groups_may_be_cut_where_it_says_so(self, rehearsal: Rehearsal) -> None:
         """groups that may be cut count the same whole and cut"""
-        cuts, declared = {call.cut for call in rehearsal.result.engine.calls}, rehearsal.make().CUT
+        cuts = {call.cut for call in rehearsal.result.engine.calls}
+        declared = cut_of(rehearsal.make().CUT, "train_step")
         if cuts and cuts != {declared}:
             raise Violation(
                 f"CUT is {declared!r}, and train_batch is called with cut={' and '.join(sorted(map(repr, cuts)))}",

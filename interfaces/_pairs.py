@@ -1,0 +1,54 @@
+"""Samples whose sequences are pairs: chosen 0, rejected 0, chosen 1, rejected 1, …, all of them of one prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.errors import DataError
+from rlcli.interfaces._settings import Settings
+from rlcli.ops.preference_losses import PAIR_AGGREGATIONS, PairAggregationName
+
+
+@dataclass(kw_only=True)
+class PairSettings(Settings):
+    """How much each pair counts."""
+
+    pair_aggregation: PairAggregationName = "pair"
+    """pair: every pair counts alike, so prompts with many pairs count for more. prompt: every prompt counts alike, as
+    the mean of its pairs. The numbers that are reported are averaged in the same way."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_choice("pair_aggregation", PairAggregationName)
+
+    def pair_weights(self, batch: SequenceSample, counted: torch.Tensor | None = None) -> torch.Tensor:
+        """[P] float32: the weight of each pair, 0 for those that `counted` [P] leaves out."""
+        pairs = pairs_of(batch)
+        if counted is None:
+            counted = torch.ones(sum(pairs), dtype=torch.bool, device=batch.data["packed_input_ids"].device)
+        return PAIR_AGGREGATIONS[self.pair_aggregation](pairs, counted)
+
+
+def pairs_of(batch: SequenceSample) -> list[int]:
+    """The number of pairs of each sample. Raises DataError for a sequence without its counterpart."""
+    counts = [len(lengths) for lengths in batch.seqlens["packed_input_ids"]]
+    for id_, count in zip(batch.ids, counts, strict=True):
+        if count % 2:
+            what = f"sample {id_} has {count} sequences; pairs are chosen 0, rejected 0, chosen 1, rejected 1, …"
+            raise DataError(what, hint="use a dataset of pairs, such as paired", code="F31")
+    return [count // 2 for count in counts]
+
+
+def pair_stats(chosen: torch.Tensor, rejected: torch.Tensor, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Weighted sums over pairs of the rewards, [P] each: their means, how often the chosen one is the higher, and by
+    how much."""
+    rows = {
+        "chosen_reward": chosen,
+        "rejected_reward": rejected,
+        "margin": chosen - rejected,
+        "accuracy": (chosen > rejected).to(weights.dtype),
+    }
+    return {name: (row.detach() * weights).sum() for name, row in rows.items()}

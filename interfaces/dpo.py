@@ -1,0 +1,150 @@
+"""Direct preference optimisation: a policy learns from pairs of answers, without a reward model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import Declaration
+from rlcli.api.limits import Limits
+from rlcli.api.model import EvalLoader, MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
+from rlcli.api.synonyms import Synonyms
+from rlcli.interfaces._evaluation import mean_loss, total
+from rlcli.interfaces._pairs import PairSettings, pair_stats
+from rlcli.interfaces._settings import named
+from rlcli.ops.preference_losses import PREFERENCE_LOSSES, PreferenceLossName, chosen_and_rejected, sequence_sums
+from rlcli.ops.rewards import action_mask
+
+NLLAggregation = Literal["sequence", "token"]
+
+
+@dataclass(kw_only=True)
+class DPOSettings(PairSettings):
+    """What the policy minimises."""
+
+    LIMITS: ClassVar[Limits] = {
+        "beta": {"gt": 0}, "label_smoothing": {"ge": 0, "lt": 0.5}, "gamma": {"ge": 0}, "nll_coef": {"ge": 0},
+    }  # fmt: skip
+    SYNONYMS: ClassVar[Synonyms] = {
+        "loss": "pref_loss preference_loss dpo_loss_type",
+        "gamma": "simpo_gamma target_reward_margin",
+        "nll_coef": "rpo_alpha cpo_alpha pref_ftx nll_loss_coef sft_loss_weight",
+    }
+
+    loss: PreferenceLossName = "sigmoid"
+    """sigmoid: DPO's. ipo: the square of a lead less 1 / (2 beta) (its authors use `length_normalized`). hinge: that of
+    SLiC. robust: DPO's without the bias of wrong labels, whose share `label_smoothing` gives."""
+
+    beta: float = 0.1
+    """How closely the policy is held to the reference: higher is closer. Rewards are beta times log-ratios."""
+
+    label_smoothing: float = 0.0
+    """Share of pairs that are labelled the wrong way round, below 0.5: for sigmoid (cDPO) and robust."""
+
+    reference_free: bool = False
+    """Compare log-probs themselves; the graph then needs no reference (`models.ref: null`)."""
+
+    length_normalized: bool = False
+    """Compare means over the tokens of an answer in place of sums. SimPO is this with `reference_free` and `gamma`, and
+    a beta of 2 or more."""
+
+    gamma: float = 0.0
+    """Margin by which the reward of the chosen answer is to be ahead, for sigmoid."""
+
+    nll_coef: float = 0.0
+    """Weight of the negative log-likelihood of the chosen answers (RPO, arXiv:2404.19733)."""
+
+    nll_aggregation: NLLAggregation = "sequence"
+    """sequence: each chosen answer counts as the mean of its tokens, as published. token: all tokens count alike."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_choice("loss", PreferenceLossName)
+        self._check_choice("nll_aggregation", NLLAggregation)
+        if self.label_smoothing and self.loss not in ("sigmoid", "robust"):
+            raise ValueError(f"label_smoothing has no effect with loss: {self.loss}")
+        if self.gamma and self.loss != "sigmoid":
+            raise ValueError(f"gamma has no effect with loss: {self.loss}")
+
+
+@dataclass(kw_only=True)
+class DPOInterface(DPOSettings, ModelInterface):
+    """Raises the likelihood of chosen answers over that of rejected ones, compared with a reference policy."""
+
+    READS: ClassVar[Declaration] = {
+        "train_step": ("packed_input_ids", "prompt_mask", "packed_ref_logprobs unless reference_free"),
+        "evaluate": ("packed_input_ids", "prompt_mask", "packed_ref_logprobs unless reference_free"),
+    }
+    NEEDS_GROUP: ClassVar[int] = 2
+
+    def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
+        """One optimizer step on the pairs of a batch."""
+        loss = functools.partial(self._loss, self._nll_scale(model, [data]))
+        stats: dict[str, float] = model.module.train_batch(data, loss, self._weight, mb_spec=mb_spec)
+        return stats
+
+    def evaluate(self, model: Model, eval_dataloader: EvalLoader) -> dict[str, float]:
+        """`accuracy`: how often the chosen answer has the higher reward; `margin`, `loss` and what training reports."""
+        loss = functools.partial(self._loss, self._nll_scale(model, eval_dataloader))
+        stats, pairs = mean_loss(model, eval_dataloader, loss, self._weight)
+        return stats | {self.pair_aggregation + "s": pairs}
+
+    def _loss(self, nll_scale: float, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
+        lengths, mask = batch.flat_seqlens("packed_input_ids"), _answer_mask(batch)
+        logprobs = output.logprobs
+        log_ratios = logprobs if self.reference_free else logprobs - batch.data["packed_ref_logprobs"]
+        tokens = _answer_tokens(batch)
+        scores = sequence_sums(log_ratios, mask, lengths)
+        if self.length_normalized:
+            scores = scores / tokens.clamp(min=1)
+        chosen, rejected = chosen_and_rejected(scores)
+        weights = self._pair_weights(tokens, batch)
+        loss = (named(PREFERENCE_LOSSES, self.loss, self)(chosen - rejected) * weights).sum()
+        own = chosen_and_rejected(sequence_sums(logprobs, mask, lengths))
+        stats = pair_stats(self.beta * chosen, self.beta * rejected, weights)
+        for name, sums in zip(("chosen_logprob", "rejected_logprob"), own, strict=True):
+            stats[name] = (sums.detach() * weights).sum()
+        if self.nll_coef:
+            nll = self._nll(own[0], chosen_and_rejected(tokens)[0], weights) * nll_scale
+            loss = loss + self.nll_coef * nll
+            stats["nll"] = nll.detach()
+        return loss, stats
+
+    def _nll(self, logprobs: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The sum over chosen answers, from their log-probs and lengths, [P]."""
+        return -(logprobs * weights / tokens.clamp(min=1) if self.nll_aggregation == "sequence" else logprobs).sum()
+
+    def _nll_scale(self, model: Model, batches: Sequence[SequenceSample]) -> float:
+        """What turns a sum over all chosen tokens, divided by the loss weight, into their mean. Sums over batches and
+        ranks, so that it does not matter how the pairs are spread over them."""
+        if not self.nll_coef or self.nll_aggregation == "sequence":
+            return 1.0
+        tokens = [chosen_and_rejected(_answer_tokens(batch))[0].sum() for batch in batches]
+        weight, count = (total(model, sum(parts, torch.zeros(()))) for parts in ([*map(self._weight, batches)], tokens))
+        return weight / count if count else 0.0
+
+    def _weight(self, batch: SequenceSample) -> torch.Tensor:
+        return self._pair_weights(_answer_tokens(batch), batch).sum()
+
+    def _pair_weights(self, tokens: torch.Tensor, batch: SequenceSample) -> torch.Tensor:
+        """[P]. A pair of which neither answer has a token has nothing to say, and does not count."""
+        chosen, rejected = chosen_and_rejected(tokens)
+        return self.pair_weights(batch, chosen + rejected > 0)
+
+
+def _answer_mask(batch: SequenceSample) -> torch.Tensor:
+    return action_mask(batch.data["prompt_mask"], batch.flat_seqlens("packed_input_ids"))
+
+
+def _answer_tokens(batch: SequenceSample) -> torch.Tensor:
+    """[N] float32: the tokens of each answer."""
+    mask = _answer_mask(batch)
+    return sequence_sums(torch.ones_like(mask, dtype=torch.float32), mask, batch.flat_seqlens("packed_input_ids"))
+
+
+register_interface("dpo", DPOInterface)

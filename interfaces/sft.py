@@ -12,6 +12,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import EvalLoader, MicroBatchSpec, Model, ModelInterface, ModelOutput, register_interface
+from rlcli.interfaces._evaluation import mean_loss
 from rlcli.ops.losses import nll_loss
 from rlcli.ops.rewards import action_mask
 
@@ -34,15 +35,9 @@ class SFTInterface(ModelInterface):
 
     def evaluate(self, model: Model, eval_dataloader: EvalLoader) -> dict[str, float]:
         """`loss` per answer token over all batches and ranks, and its perplexity `ppl`."""
-        total = count = 0.0
-        for batch in eval_dataloader:
-            batch = batch.select(["packed_input_ids", "prompt_mask"])
-            tokens = _answer_tokens(batch).to(model.module.device, torch.float64)
-            weight = float(model.module.all_reduce(tokens, "sum"))
-            total += model.module.eval_batch(batch, _loss, _answer_tokens, cut=self.CUT).get("loss", 0.0) * weight
-            count += weight
-        loss = total / count if count else 0.0
-        return {"loss": loss, "ppl": _perplexity(loss), "tokens": count}
+        batches = [batch.select(["packed_input_ids", "prompt_mask"]) for batch in eval_dataloader]
+        stats, tokens = mean_loss(model, batches, _loss, _answer_tokens, cut=self.CUT)
+        return stats | {"ppl": _perplexity(stats["loss"]), "tokens": tokens}
 
 
 def _answer_mask(batch: SequenceSample) -> torch.Tensor:

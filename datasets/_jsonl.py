@@ -127,6 +127,14 @@ def texts_field(fields: dict[str, Any], key: str) -> list[str]:
     return [_text(value, f"entry {number} of field {key!r}") for number, value in enumerate(values, start=1)]
 
 
+def numbers_field(fields: dict[str, Any], key: str) -> list[float]:
+    """A field that must hold a list of numbers."""
+    values = fields.get(key)
+    if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
+        raise BadRow(f"field {key!r} is not a list of numbers")
+    return [float(value) for value in values]
+
+
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise BadRow(f"{what} is of type {type(value).__name__}, not text")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
 from rlcli.api.data import DatasetUtility, Survey
+from rlcli.api.declared_keys import declared_keys
 from rlcli.api.limits import Limits, check_limits
 
 from ._jsonl import Row, read_rows
@@ -60,7 +61,7 @@ class TextRows:
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys of every sample."""
-        return self.KEYS
+        return declared_keys(self.KEYS, lambda name: getattr(self, name)).needed
 
     def digest(self) -> str:
         """Tells these rows, as they are trained on, from any others."""

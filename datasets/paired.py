@@ -11,12 +11,14 @@ from rlcli.api.config import stable_seed
 from rlcli.api.data import Preview, SequenceSample, register_dataset
 from rlcli.api.limits import Limits
 
-from ._jsonl import BadRow, Row, text_field, texts_field
+from ._jsonl import BadRow, Row, numbers_field, text_field, texts_field
 from ._rendering import Tokens, encode_answers, fit_answers
 from ._samples import paired_sample
 from ._text_rows import TextRows
 
-Texts = tuple[str, list[str], list[str]]
+Pair = tuple[str, str, float]
+"""A preferred and a rejected answer, and by how much the one is better."""
+Texts = tuple[str, list[Pair]]
 Encoded = tuple[Tokens, list[Tokens]]
 
 
@@ -30,7 +32,7 @@ class Paired(TextRows):
     number.
     """
 
-    KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask", "prompt_lens")
+    KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask", "prompt_lens", "margins if margin_key")
     PAIRS: ClassVar[str] = "max_pairs_per_prompt"
     EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
         {"prompt": "What is 2+2?", "pos_answers": ["4"], "neg_answers": ["It is five."]},
@@ -48,6 +50,10 @@ class Paired(TextRows):
 
     negative_key: str = "neg_answers"
     """Field that holds the list of rejected answers; the n-th goes with the n-th preferred one."""
+
+    margin_key: str | None = None
+    """Field that holds a list of numbers, by how much the n-th preferred answer is better than the n-th rejected one:
+    a reward model's `use_margins` asks for it."""
 
     max_pairs_per_prompt: int = 2
     """Of a prompt with more pairs take so many, drawn by the run's seed."""
@@ -68,7 +74,8 @@ class Paired(TextRows):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> SequenceSample:
-        return paired_sample(self.preview(index))
+        margins = [margin for *_, margin in self._pairs(self._rows[index][0])] if self.margin_key else None
+        return paired_sample(self.preview(index), margins)
 
     def preview(self, index: int) -> Preview:
         row, (prompt, answers) = self._rows[index]
@@ -79,7 +86,10 @@ class Paired(TextRows):
         positive, negative = texts_field(fields, self.positive_key), texts_field(fields, self.negative_key)
         if len(positive) != len(negative):
             raise BadRow(f"{len(positive)} {self.positive_key} but {len(negative)} {self.negative_key}")
-        return text_field(fields, self.prompt_key), positive, negative
+        margins = numbers_field(fields, self.margin_key) if self.margin_key else [0.0] * len(positive)
+        if len(margins) != len(positive):
+            raise BadRow(f"{len(positive)} {self.positive_key} but {len(margins)} {self.margin_key}")
+        return text_field(fields, self.prompt_key), list(zip(positive, negative, margins, strict=True))
 
     def _encode(self, rows: list[Row[Texts]]) -> list[Encoded]:
         prompts = [row.content[0] for row in rows]
@@ -92,9 +102,12 @@ class Paired(TextRows):
 
     def _answers(self, row: Row[Texts]) -> list[str]:
         """Positive 0, negative 0, positive 1, … of the pairs that are taken."""
-        _, positive, negative = row.content
-        pairs = list(zip(positive, negative, strict=True))
-        if len(pairs) > self.max_pairs_per_prompt:
-            rng = random.Random(stable_seed("paired", self.util.seed, row.id))
-            pairs = [pairs[i] for i in sorted(rng.sample(range(len(pairs)), self.max_pairs_per_prompt))]
-        return list(chain.from_iterable(pairs))
+        return [answer for positive, negative, _ in self._pairs(row) for answer in (positive, negative)]
+
+    def _pairs(self, row: Row[Texts]) -> list[Pair]:
+        """Those that are taken."""
+        _, pairs = row.content
+        if len(pairs) <= self.max_pairs_per_prompt:
+            return pairs
+        rng = random.Random(stable_seed("paired", self.util.seed, row.id))
+        return [pairs[i] for i in sorted(rng.sample(range(len(pairs)), self.max_pairs_per_prompt))]

@@ -16,7 +16,8 @@ class DatasetUtility:
     `len(dataset)` counts rows, `dataset[row]` is a batch of one sample. A run takes rows by number, so that it can
     shuffle them and be resumed: a dataset that reads a stream reads it into a list.
 
-    What its class says in literals is read without importing it: KEYS, what every sample holds; EXAMPLES, rows as its
+    What its class says in literals is read without importing it: KEYS, what every sample holds (`margins
+    if margin_key`: where that argument is set); EXAMPLES, rows as its
     file may hold them, on which `rlcli test dataset` tries it; LONGEST, the tokens of its longest row, if no argument
     sets them; PAIRS, the argument that says how many pairs of sequences a row has, if it has pairs.
 

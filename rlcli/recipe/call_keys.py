@@ -131,7 +131,7 @@ def with_keys_of_calls(recipe: Recipe, tree: Tree, doubts: Doubts) -> tuple[Reci
     graphs: list[dict[str, Call]] = []
     for path, calls, dataset in graphs_of(recipe):
         component = recipe.datasets.get(dataset) if dataset is not None else None
-        brought = dataset_keys(component.type) if component is not None else None
+        brought = dataset_keys(component) if component is not None else None
         completed = with_declared_keys(calls, brought or ())
         graphs.append(completed)
         for name, call in completed.items():

@@ -13,11 +13,12 @@ from pydantic import BaseModel
 
 from rlcli import registry
 from rlcli.api import default_backends
+from rlcli.api.declared_keys import declared_keys
 from rlcli.errors import ProjectError, UnknownComponent, UsageError
 from rlcli.recipe.doubts import Doubts
 from rlcli.recipe.problems import Problems
 from rlcli.recipe.removal import place_of, removed_calls, without_removed
-from rlcli.recipe.schema import Call, Role
+from rlcli.recipe.schema import Call, Component, Role
 from rlcli.recipe.tree import (
     Entry,
     Mapping,
@@ -265,10 +266,16 @@ def declared(kind: str, component: str, constant: str) -> Any:
         return None  # reported already
 
 
-def dataset_keys(dataset: str) -> tuple[str, ...] | None:
-    """The keys that a dataset's rows bring: the tuple `KEYS` in its class; None if it does not say."""
-    keys = declared("datasets", dataset, "KEYS")
-    return tuple(keys) if isinstance(keys, tuple | list) else None
+def dataset_keys(dataset: Component) -> tuple[str, ...] | None:
+    """The keys that a dataset's rows bring with its arguments, by the tuple `KEYS` in its class; None if it does not
+    say."""
+    entries = declared("datasets", dataset.type, "KEYS")
+    if not isinstance(entries, tuple | list):
+        return None
+    try:
+        return declared_keys(entries, lambda name: argument_of("datasets", dataset.type, dataset.args, name)).needed
+    except (ValueError, TypeError):
+        return None  # `rlcli test dataset` says so
 
 
 def argument_of(kind: str, component: str, args: ReadMapping[str, Any], name: str) -> Any:

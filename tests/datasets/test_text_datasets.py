@@ -164,6 +164,22 @@ def test_many_pairs_are_drawn_by_the_seed_and_the_row(build):
         assert len(positive) == 3
 
 
+def test_margins_go_with_their_pairs(build):
+    row = ROWS["paired"] | {"by": [2, 0.5]}
+    assert "margins" not in build("paired", [row])[0].keys
+    sample = build("paired", [row], margin_key="by")[0]
+    assert sample.seqlens["margins"] == [[1, 1, 1, 1]]
+    assert build("paired", [row], margin_key="by").keys[-1] == "margins"
+    assert sample.data["margins"].tolist() == [2.0, 0.0, 0.5, 0.0]
+    many = {"prompt": "p", "pos_answers": list("abcdefgh"), "neg_answers": ["x"] * 8, "by": list(range(8))}
+    sample = build("paired", [many], margin_key="by", max_pairs_per_prompt=3)[0]
+    letters = [text.removeprefix("<bos>p")[0] for text in texts(sample, "packed_input_ids")][::2]
+    assert sample.data["margins"].tolist()[::2] == ["abcdefgh".index(letter) for letter in letters]
+    for wrong, what in (([1], "2 pos_answers but 1 by"), ([1, True], "not a list of numbers"), (None, "not a list")):
+        with pytest.raises(DataError, match=f"rows.jsonl:1: .*{what}"):
+            build("paired", [row | {"by": wrong}], margin_key="by")
+
+
 def test_pairs_must_be_pairs(build):
     with pytest.raises(DataError, match=r"rows\.jsonl:1: 2 pos_answers but 1 neg_answers"):
         build("paired", [ROWS["paired"] | {"neg_answers": ["no"]}])

@@ -10,6 +10,7 @@ from rlcli import registry
 from rlcli.errors import RecipeError
 from rlcli.recipe.components import dataset_keys, declared
 from rlcli.recipe.resolve import load_recipe
+from rlcli.recipe.schema import Component
 from rlcli.recipe.warm_start import chain
 
 GROUPED = """
@@ -53,7 +54,9 @@ def test_constants_are_read_without_importing(project: Path):
     constants = registry.signature("interfaces", "grouped").constants
     assert constants == {"NEEDS_GROUP": 4, "PLAIN": (1, 2), "READS": {"train_step": ("packed_input_ids",)}}
     assert declared("interfaces", "nowhere", "NEEDS_GROUP") is None
-    assert dataset_keys("paired") == ("packed_input_ids", "prompt_mask", "prompt_lens")
+    keys = ("packed_input_ids", "prompt_mask", "prompt_lens")
+    assert dataset_keys(Component(type="paired")) == keys
+    assert dataset_keys(Component(type="paired", args={"margin_key": "by"})) == (*keys, "margins")
 
 
 def test_an_algorithm_that_needs_a_group_gets_one(project: Path):

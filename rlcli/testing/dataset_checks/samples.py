@@ -47,7 +47,7 @@ class SampleChecks(Contract):
         """a row is one valid sample with the declared keys"""
         dataset = trial.demand()
         for index, sample in enumerate(read(dataset)):
-            what = _wrong_sample(sample, set(trial.signature.constants.get("KEYS", ())), len(trial.tokenizer))
+            what = _wrong_sample(sample, trial.keys, len(trial.tokenizer))
             if what:
                 raise Violation(f"row {index}: {what}", "", place_of(type(dataset).__getitem__))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from rlcli.api.config import DatasetAbstraction
 from rlcli.api.data import DatasetUtility, SequenceSample
+from rlcli.api.declared_keys import declared_keys
 from rlcli.errors import RlcliError
 from rlcli.registry import load, make_dataset, signature
 from rlcli.testing.contract import Violation, place_of
@@ -53,6 +54,12 @@ class Trial:
         self.rows = self._find_rows() if self.reads_file else []
         if "path" in self.args and not self.given and not self._takes_all(self.rows):
             self.rows = [row for row in self.rows if self._takes_all([row])]
+
+    @cached_property
+    def keys(self) -> set[str]:
+        """What its class says that every sample holds, with these arguments."""
+        given = {argument.name: argument.default for argument in self.signature.arguments} | dict(self.args)
+        return set(declared_keys(self.signature.constants.get("KEYS", ()), given.__getitem__).needed)
 
     @cached_property
     def named_rows(self) -> list[dict[str, Any]]:

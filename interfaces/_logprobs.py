@@ -24,6 +24,12 @@ def recompute_logprobs(
     seqlens = [[length - 1 for length in lengths] for lengths in data.seqlens["packed_input_ids"]]
     tokens = data.select(["packed_input_ids"])
     scores = model.module.forward(tokens, mb_spec, post_hook=logprobs, output_seqlens=seqlens, cut="sequence").float()
+    return as_logprobs(data, key, scores)
+
+
+def as_logprobs(data: SequenceSample, key: str, scores: torch.Tensor) -> SequenceSample:
+    """A sample with `key`: `scores` [T - N], 0 on prompt positions where the data says which these are."""
+    seqlens = [[length - 1 for length in lengths] for lengths in data.seqlens["packed_input_ids"]]
     if "prompt_mask" in data.keys:
         response = action_mask(data.data["prompt_mask"], data.flat_seqlens("packed_input_ids"))
         scores = torch.where(response.to(scores.device), scores, 0.0)

@@ -43,12 +43,12 @@ def pairs_of(batch: SequenceSample) -> list[int]:
 
 
 def pair_stats(chosen: torch.Tensor, rejected: torch.Tensor, weights: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Weighted sums over pairs of the rewards, [P] each: their means, how often the chosen one is the higher, and by
-    how much."""
+    """Weighted sums over pairs of the rewards, [P] each: their means, how often the chosen one is the higher (equal ones
+    count half), and by how much."""
     rows = {
         "chosen_reward": chosen,
         "rejected_reward": rejected,
         "margin": chosen - rejected,
-        "accuracy": (chosen > rejected).to(weights.dtype),
+        "accuracy": ((chosen - rejected).sign() + 1) / 2,
     }
     return {name: (row.detach() * weights).sum() for name, row in rows.items()}

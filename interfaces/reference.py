@@ -1,15 +1,19 @@
-"""The frozen policy that PPO's KL penalty is measured from."""
+"""The frozen policy that a KL penalty is measured from, or a policy compared with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
+
+import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
-from rlcli.api.micro_batches import Cut
+from rlcli.api.micro_batches import Cut, one_per_sequence
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_interface
-from rlcli.interfaces._logprobs import recompute_logprobs
+from rlcli.errors import DataError
+from rlcli.interfaces._logprob_store import LogprobStore
+from rlcli.interfaces._logprobs import as_logprobs, recompute_logprobs
 
 
 @dataclass(kw_only=True)
@@ -24,13 +28,38 @@ class ReferenceInterface(ModelInterface):
     temperature: float = 1.0
     """Logits are divided by this first; the actor's sampling temperature (`${generation.temperature}`)."""
 
+    store: str | None = None
+    """Folder that keeps log-probs, of this reference and temperature alone: those of a sequence that is in it are not
+    computed again, in later epochs and runs. With all sequences in it the role needs no weights
+    (`models.ref.init: null`). For rows of a dataset, such as DPO's; what is sampled never comes twice."""
+
+    opened: LogprobStore | None = field(init=False, default=None, repr=False)
+
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}; it must be above 0")
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
         """`packed_input_ids` → `packed_ref_logprobs`."""
-        return recompute_logprobs(model, data, mb_spec, "packed_ref_logprobs", self.temperature)
+        if self.store is None:
+            return recompute_logprobs(model, data, mb_spec, "packed_ref_logprobs", self.temperature)
+        self.opened = self.opened or LogprobStore(self.store)
+        tokens = data.data["packed_input_ids"]
+        sequences = tokens.split(data.flat_seqlens("packed_input_ids"))
+        rows = self.opened.read(sequences)
+        missing = [place for place, row in enumerate(rows) if row is None]
+        if model.module is None and missing:
+            what = f"{self.store} has no log-probs of {len(missing)} of {len(rows)} sequences"
+            raise DataError(what, hint="give the reference its weights back: they are then computed and stored")
+        if model.module is not None:  # even if nothing is missing here: other ranks may wait
+            whole = one_per_sequence(data.select(["packed_input_ids"])).select_indices(missing)
+            made = recompute_logprobs(model, whole, mb_spec, "packed_ref_logprobs", self.temperature)
+            scores = made.data["packed_ref_logprobs"].split(made.flat_seqlens("packed_ref_logprobs"))
+            self.opened.write([sequences[place] for place in missing], scores)
+            for place, row in zip(missing, scores, strict=True):
+                rows[place] = row
+        found = [row.to(tokens.device) for row in rows if row is not None]
+        return as_logprobs(data, "packed_ref_logprobs", torch.cat([torch.zeros(0, device=tokens.device), *found]))
 
 
 register_interface("reference", ReferenceInterface)

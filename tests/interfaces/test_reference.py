@@ -5,7 +5,7 @@ import torch
 
 from rlcli.api.config import ModelInterfaceAbstraction
 from rlcli.api.model import MicroBatchSpec
-from rlcli.errors import UsageError
+from rlcli.errors import DataError, UsageError
 from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.registry import make_interface
 from rlcli.testing.batches import make_batch
@@ -30,6 +30,68 @@ def test_a_policy_that_is_its_own_reference_has_no_kl():
         mine = actor.inference(tiny_model(), batch, MicroBatchSpec(n_mbs=3)).data["packed_logprobs"]
         its = make(temperature=0.8).inference(tiny_model(), batch, MicroBatchSpec()).data["packed_ref_logprobs"]
         assert torch.equal(mine, its)
+
+
+@pytest.fixture
+def batch():
+    return make_batch(["packed_input_ids", "prompt_mask"])
+
+
+def stored(folder, model, batch):
+    """(log-probs, forward passes) of a new interface with that store."""
+    found = make(store=str(folder)).inference(model, batch, MicroBatchSpec(n_mbs=2)).data["packed_ref_logprobs"]
+    return found, model.module.micro_batches if model.module else 0
+
+
+def test_stored_log_probs_are_those_that_were_computed(batch, tmp_path):
+    """what is stored is not computed again, and the same to the bit"""
+    expected = make().inference(tiny_model(), batch, MicroBatchSpec()).data["packed_ref_logprobs"]
+    first, passes = stored(tmp_path / "store", tiny_model(), batch)
+    assert torch.equal(first, expected)
+    assert passes == 2
+    others = batch.reorder([3, 1, 0, 2, 7, 6, 5, 4])
+    again, passes = stored(tmp_path / "store", tiny_model(seed=5), others)
+    assert torch.equal(again, make().inference(tiny_model(), others, MicroBatchSpec()).data["packed_ref_logprobs"])
+    assert passes == 0
+    weightless = tiny_model()
+    weightless.module = None
+    assert torch.equal(stored(tmp_path / "store", weightless, batch)[0], expected)
+    assert stored(tmp_path / "store", weightless, batch.select_indices([]))[0].shape == (0,)
+
+
+def test_what_is_missing_is_computed_and_added(batch, tmp_path):
+    """sequences that are not stored are computed, and stored"""
+    stored(tmp_path, tiny_model(), batch.select_indices([0, 5]))
+    found, passes = stored(tmp_path, tiny_model(), batch)
+    assert torch.equal(found, make().inference(tiny_model(), batch, MicroBatchSpec()).data["packed_ref_logprobs"])
+    assert passes == 2
+    assert stored(tmp_path, tiny_model(), batch)[1] == 0
+
+
+def test_prompts_are_masked_by_each_reader(batch, tmp_path):
+    """the store holds whole sequences; the mask is that of the batch"""
+    stored(tmp_path, tiny_model(), batch)
+    whole = batch.select(["packed_input_ids"])
+    expected = make().inference(tiny_model(), whole, MicroBatchSpec()).data["packed_ref_logprobs"]
+    assert torch.equal(stored(tmp_path, tiny_model(), whole)[0], expected)
+
+
+def test_a_weightless_role_says_what_its_store_lacks(batch, tmp_path):
+    """without weights every sequence must be stored"""
+    model = tiny_model()
+    stored(tmp_path, model, batch.select_indices([0, 5]))
+    model.module = None
+    with pytest.raises(DataError, match=r"has no log-probs of 12 of 16 sequences.*give the reference its weights back"):
+        stored(tmp_path, model, batch)
+
+
+def test_a_damaged_part_is_named(batch, tmp_path):
+    """a damaged part of the store is named"""
+    stored(tmp_path, tiny_model(), batch)
+    (part,) = tmp_path.iterdir()
+    part.write_bytes(part.read_bytes()[:-4])
+    with pytest.raises(DataError, match=f"{part} holds no log-probs.*it is computed again"):
+        stored(tmp_path, tiny_model(), batch)
 
 
 def test_a_temperature_that_makes_no_sense_is_refused():

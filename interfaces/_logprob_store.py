@@ -1,0 +1,79 @@
+"""Log-probs of sequences in a folder, found again by the tokens of a sequence."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from rlcli.errors import DataError
+from rlcli.files import make_folder, replace_file
+
+
+class LogprobStore:
+    """What was there when it was opened, and what was written by it since: ranks that compute together find the same,
+    whatever others write meanwhile.
+
+    A part is one file of safetensors: `keys` [n, 32] uint8, `lengths` [n], and `logprobs`, end to end. Parts are never
+    changed, and read piece by piece.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder).expanduser()
+        self._places: dict[bytes, tuple[Path, int, int]] = {}
+        for path in sorted(self.folder.glob("*.safetensors")):
+            self._open(path)
+
+    def read(self, sequences: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """For each sequence of tokens its log-probs, [length - 1]; None for one that is not there."""
+        found = [self._places.get(_key(tokens)) for tokens in sequences]
+        return [None if place is None else _rows(*place) for place in found]
+
+    def write(self, sequences: Sequence[torch.Tensor], logprobs: Sequence[torch.Tensor]) -> None:
+        """Add log-probs of sequences that are not there."""
+        if not sequences:
+            return
+        from safetensors.torch import save
+
+        keys = [_key(tokens) for tokens in sequences]
+        content = save(
+            {
+                "keys": torch.frombuffer(bytearray(b"".join(keys)), dtype=torch.uint8).view(-1, 32),
+                "lengths": torch.tensor([len(row) for row in logprobs]),
+                "logprobs": torch.cat([row.float().cpu() for row in logprobs]),
+            }
+        )
+        make_folder(self.folder)
+        path = self.folder / f"{hashlib.sha256(b''.join(keys)).hexdigest()[:32]}.safetensors"
+        replace_file(path, content)
+        self._open(path)
+
+    def _open(self, path: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt") as part:
+                keys, lengths = part.get_tensor("keys"), part.get_tensor("lengths")
+                ends = lengths.cumsum(0).tolist()
+                if tuple(keys.shape) != (len(ends), 32) or part.get_slice("logprobs").get_shape() != ends[-1:]:
+                    raise ValueError("its tensors do not fit together")
+        except (OSError, ValueError, SafetensorError) as problem:
+            raise DataError(
+                f"{path} holds no log-probs: {problem}", hint="delete it: it is computed again"
+            ) from problem
+        for row, start, end in zip(keys.numpy(), [0, *ends], ends, strict=False):
+            self._places[row.tobytes()] = path, start, end
+
+
+def _rows(path: Path, start: int, end: int) -> torch.Tensor:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as part:  # not kept open: there may be thousands of parts
+        rows: torch.Tensor = part.get_slice("logprobs")[start:end]
+    return rows
+
+
+def _key(tokens: torch.Tensor) -> bytes:
+    return hashlib.sha256(tokens.cpu().to(torch.int64).numpy().tobytes()).digest()

@@ -43,8 +43,8 @@ def pairs_of(batch: SequenceSample) -> list[int]:
 
 
 def pair_stats(chosen: torch.Tensor, rejected: torch.Tensor, weights: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Weighted sums over pairs of the rewards, [P] each: their means, how often the chosen one is the higher (equal ones
-    count half), and by how much."""
+    """Weighted sums over pairs of rewards [P]: of these, of how often the chosen one is higher (equal ones count half),
+    and of by how much."""
     rows = {
         "chosen_reward": chosen,
         "rejected_reward": rejected,

@@ -9,7 +9,7 @@ be done.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -135,6 +135,16 @@ def final_answer(text: str, last_number: bool = False) -> str | None:
         numbers = _LAST.findall(text[-10 * MAX_CHARS :])
         found = numbers[-1] if numbers else None
     return found if found and len(found) <= MAX_CHARS else None
+
+
+def answer_key(answer: str) -> Hashable:
+    """What votes for an answer are counted by: equal for answers that say the same, as far as that takes no symbolic
+    maths. A unit makes no difference, for some responses name it and others do not."""
+    value = read_value(answer)
+    if value is not None:
+        return value.number / (100 if value.percent else 1)
+    expression = read_expression(answer) if is_clean(answer) else None
+    return expression.key if expression is not None else _as_text(answer)
 
 
 def _committed(text: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -14,7 +14,7 @@ from rlcli.api.declared_keys import Declaration
 from rlcli.api.interface import ModelInterface, register_interface
 from rlcli.api.limits import Limits, check_limits
 from rlcli.errors import DataError, escape_control
-from rlcli.interfaces._answers import Comparison, Gold, Verdict, final_answer, gold_of, judge
+from rlcli.interfaces._answers import Comparison, Gold, Verdict, answer_key, final_answer, gold_of, judge
 from rlcli.interfaces._math_pool import MathPool
 from rlcli.interfaces._text import response_texts
 
@@ -44,7 +44,7 @@ class MathRewardInterface(ModelInterface):
     """
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
-    WRITES: ClassVar[Declaration] = {"inference": ("rewards", "solved")}
+    WRITES: ClassVar[Declaration] = {"inference": ("rewards", "solved", "answer_classes")}
     LIMITS: ClassVar[Limits] = {"max_error_fraction": {"ge": 0, "le": 1}, "workers": {"ge": 1}, "timeout_s": {"gt": 0}}
 
     correct_reward: float = 1.0
@@ -82,8 +82,8 @@ class MathRewardInterface(ModelInterface):
         self.pool = MathPool(self.workers, self.timeout_s)
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """`packed_input_ids`, `prompt_mask` → `rewards`, `solved` [N]. As metadata, for each sample, the shares of its
-        responses with each verdict of COUNTED.
+        """`packed_input_ids`, `prompt_mask` → `rewards`, `solved`, `answer_classes` [N]. As metadata, for each sample,
+        the shares of its responses with each verdict of COUNTED.
 
         Raises DataError for rows without an answer, or with too many that cannot be read.
         """
@@ -91,12 +91,12 @@ class MathRewardInterface(ModelInterface):
 
         owners = [sample for sample, lengths in enumerate(data.seqlens["packed_input_ids"]) for _ in lengths]
         golds = _golds(data)
-        texts = response_texts(model.tokenizer, data)
-        verdicts = self._judge(texts, [golds[sample] for sample in owners])
-        self._report([f"sample {data.ids[sample]}" for sample in owners], texts, verdicts)
+        answers = [final_answer(text, self.last_number) for text in response_texts(model.tokenizer, data)]
+        verdicts = self._judge(answers, [golds[sample] for sample in owners])
+        self._report([f"sample {data.ids[sample]}" for sample in owners], answers, verdicts)
         self._refuse_rows(data, golds, owners, verdicts)
         solved = torch.tensor([verdict is Verdict.RIGHT for verdict in verdicts], dtype=torch.bool)
-        return self._rewarded(data, solved, _shares(data, owners, verdicts))
+        return self._rewarded(data, solved, _votes(answers, verdicts), _shares(data, owners, verdicts))
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
         """Marks a random half of the responses as right, whatever they say."""
@@ -105,32 +105,43 @@ class MathRewardInterface(ModelInterface):
         if interface_type != "inference":
             return super().mock(interface_type, model, data)
         ones = [[1] * len(lengths) for lengths in data.seqlens["packed_input_ids"]]
-        return self._rewarded(data, uniform(model, data, ones, "solved") < 0.5, _shares(data, [], []))
+        solved = uniform(model, data, ones, "solved") < 0.5
+        return self._rewarded(data, solved, [bool(right) or None for right in solved], _shares(data, [], []))
 
     def score_texts(self, responses: Sequence[str], answers: Sequence[Any]) -> list[float | None]:
         """The rewards that `inference` would give these responses; None where the row's own answer cannot be read."""
-        verdicts = self._judge(list(responses), [gold_of(str(answer)) for answer in answers])
+        found = [final_answer(text, self.last_number) for text in responses]
+        verdicts = self._judge(found, [gold_of(str(answer)) for answer in answers])
         reward = {Verdict.RIGHT: self.correct_reward, Verdict.NO_GOLD: None}
         return [reward.get(verdict, self.wrong_reward) for verdict in verdicts]
 
-    def _rewarded(self, data: SequenceSample, solved: torch.Tensor, shares: dict[str, list[float]]) -> SequenceSample:
+    def _rewarded(
+        self, data: SequenceSample, solved: torch.Tensor, votes: Sequence[Hashable], shares: dict[str, list[float]]
+    ) -> SequenceSample:
         """One reward for each response; what is counted for each sample."""
         import torch
 
+        from rlcli.ops.evaluation import answer_classes
+
         ones = [[1] * len(lengths) for lengths in data.seqlens["packed_input_ids"]]
         rewards = torch.where(solved, self.correct_reward, self.wrong_reward).to(torch.float32)
+        vote = iter(votes)
         return SequenceSample.from_default(
             ids=data.ids,
-            seqlens={"rewards": ones, "solved": ones},
-            data={"rewards": rewards, "solved": solved},
+            seqlens=dict.fromkeys(self.WRITES["inference"], ones),
+            data={
+                "rewards": rewards,
+                "solved": solved,
+                "answer_classes": answer_classes([[next(vote) for _ in group] for group in ones]),
+            },
             metadata=shares,
         )
 
-    def _judge(self, texts: list[str], golds: list[Gold]) -> list[Verdict]:
+    def _judge(self, answers: list[str | None], golds: list[Gold]) -> list[Verdict]:
         verdicts: list[Verdict] = []
         undecided: dict[Comparison, list[int]] = {}
-        for place, (text, gold) in enumerate(zip(texts, golds, strict=True)):
-            verdict = judge(final_answer(text, self.last_number), gold)
+        for place, (answer, gold) in enumerate(zip(answers, golds, strict=True)):
+            verdict = judge(answer, gold)
             if isinstance(verdict, Comparison):
                 undecided.setdefault(verdict, []).append(place)
                 verdict = Verdict.WRONG
@@ -141,12 +152,12 @@ class MathRewardInterface(ModelInterface):
                     verdicts[place] = verdict
         return verdicts
 
-    def _report(self, names: list[str], texts: list[str], verdicts: list[Verdict]) -> None:
+    def _report(self, names: list[str], answers: list[str | None], verdicts: list[Verdict]) -> None:
         """Warn of comparisons that failed; answers that are none are too common for that, and only counted."""
         for what, verdict in (("took too long", Verdict.TIMEOUT), ("ended its process", Verdict.CRASHED)):
             places = [place for place, found in enumerate(verdicts) if found is verdict]
             if places:
-                answer = escape_control(str(final_answer(texts[places[0]], self.last_number)))
+                answer = escape_control(str(answers[places[0]]))
                 log.warning(
                     "%d of %d responses count as wrong because comparing their answers %s; first, %s: %s",
                     len(places), len(verdicts), what, names[places[0]], answer,
@@ -175,6 +186,15 @@ def _golds(data: SequenceSample) -> list[Gold]:
             hint = "math_reward needs a dataset whose rows have an answer"
             raise DataError(f"sample {id_} has no answer to compare with", hint=hint, code="F31")
     return [gold_of(str(answer)) for answer in answers]
+
+
+def _votes(answers: Sequence[str | None], verdicts: Sequence[Verdict]) -> list[Hashable]:
+    """What each response answers; all right answers are one, however they are written."""
+    right = Verdict.RIGHT
+    return [
+        right if verdict is right else None if answer is None else answer_key(answer)
+        for answer, verdict in zip(answers, verdicts, strict=True)
+    ]
 
 
 def _shares(data: SequenceSample, owners: list[int], verdicts: list[Verdict]) -> dict[str, list[float]]:

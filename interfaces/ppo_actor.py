@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 
-from rlcli.api.config import GenerationHyperparameters, stable_seed
+from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.micro_batches import Cut
-from rlcli.api.mocks import mock_responses
 from rlcli.api.model import (
-    GeneratedResponses,
     MicroBatchSpec,
     Model,
     ModelInterface,
@@ -26,6 +23,7 @@ from rlcli.api.model import (
 from rlcli.interfaces._logprobs import recompute_logprobs
 from rlcli.interfaces._optimizer_steps import optimizer_steps
 from rlcli.interfaces._ppo import PPOSettings
+from rlcli.interfaces._responses import imitate_responses, sample_responses
 from rlcli.interfaces._rollout import means, prepare, reduce_over, response_kl
 from rlcli.interfaces._settings import PolicyLoss, named
 from rlcli.ops.kl import KLController
@@ -56,9 +54,7 @@ class PPOActorInterface(PolicyLoss, PPOSettings, ModelInterface):
 
     def generate(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
         """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`, `seq_no_eos_mask`."""
-        settings, seeds = self._sampling(model, data)
-        sampled = model.module.generate(data, model.tokenizer, settings, seeds)
-        return _packed(data, _prompts(data), sampled, settings.responses_per_prompt)
+        return sample_responses(model, data, self._sampling())
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
         """`packed_input_ids` → `packed_logprobs` under the present weights."""
@@ -68,9 +64,7 @@ class PPOActorInterface(PolicyLoss, PPOSettings, ModelInterface):
         """Responses of words of their prompts."""
         if interface_type != "generate":
             return super().mock(interface_type, model, data)
-        settings, seeds = self._sampling(model, data)
-        sampled = mock_responses(_prompts(data), model.tokenizer, settings, seeds)
-        return _packed(data, _prompts(data), sampled, settings.responses_per_prompt)
+        return imitate_responses(model, data, self._sampling())
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """`ppo_epochs` times `minibatches` optimizer steps on one batch of responses."""
@@ -89,12 +83,8 @@ class PPOActorInterface(PolicyLoss, PPOSettings, ModelInterface):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.controller.load_state_dict(state["kl_controller"])
 
-    def _sampling(self, model: Model, data: SequenceSample) -> tuple[GenerationHyperparameters, list[int]]:
-        """How many responses of which kind, and the seed of each: by its prompt, its number and the step."""
-        group = self.sampled_per_prompt
-        step = model.version.global_step
-        seeds = [stable_seed(model.seed, str(id_), number, step) for id_ in data.ids for number in range(group)]
-        return dataclasses.replace(self.generation, responses_per_prompt=group), seeds
+    def _sampling(self) -> GenerationHyperparameters:
+        return dataclasses.replace(self.generation, responses_per_prompt=self.sampled_per_prompt)
 
     def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
         output.temperature = self.generation.temperature
@@ -136,43 +126,6 @@ class PPOActorInterface(PolicyLoss, PPOSettings, ModelInterface):
         if "solved" in data.keys:
             pairs["solved"] = (data.data["solved"].sum(), len(data.data["solved"]))
         return means(pairs, reduce) | {"kl_coef": self.controller.coef}
-
-
-def _prompts(data: SequenceSample) -> Sequence[torch.Tensor]:
-    return data.data["packed_prompts"].split(data.flat_seqlens("packed_prompts"))
-
-
-def _packed(
-    data: SequenceSample, prompts: Sequence[torch.Tensor], sampled: GeneratedResponses, group: int
-) -> SequenceSample:
-    """Prompts and responses end to end, in groups of `group`; the log-probs of prompts are 0."""
-    tokens, masks, logprobs, lengths = [], [], [], []
-    for i, (response, scores) in enumerate(zip(sampled.tokens, sampled.logprobs, strict=True)):
-        prompt = prompts[i // group].to(response.device)
-        tokens.append(torch.cat([prompt, response]))
-        masks.append(torch.arange(len(tokens[-1]), device=response.device) < len(prompt))
-        logprobs.append(torch.cat([scores.new_zeros(len(prompt) - 1), scores]))
-        lengths.append(len(tokens[-1]))
-    groups = [lengths[i : i + group] for i in range(0, len(lengths), group)]
-    return SequenceSample.from_default(
-        ids=data.ids,
-        seqlens={
-            "packed_input_ids": groups,
-            "prompt_mask": groups,
-            "packed_logprobs": [[n - 1 for n in lengths] for lengths in groups],
-            "seq_no_eos_mask": [[1] * group for _ in groups],
-        },
-        data={
-            "packed_input_ids": _cat(tokens, torch.int64),
-            "prompt_mask": _cat(masks, torch.bool),
-            "packed_logprobs": _cat(logprobs, torch.float32),
-            "seq_no_eos_mask": ~sampled.ended.to(torch.bool),
-        },
-    )
-
-
-def _cat(pieces: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    return torch.cat(pieces).to(dtype) if pieces else torch.zeros(0, dtype=dtype)
 
 
 register_interface("ppo_actor", PPOActorInterface)

@@ -21,6 +21,15 @@ PROMPT_MASK = "prompt_mask"
 """Which tokens of SEQUENCES belong to the prompt."""
 REWARDS = "rewards"
 """What a response got; shown next to it."""
+SOLVED = "solved"
+"""Whether a response is right."""
+ANSWER_CLASSES = "answer_classes"
+"""Which final answer a response gives: responses to one prompt with equal answers have equal numbers, from 0 in the
+order in which the answers first appear; -1 for a response without an answer. Majority votes are counted by it."""
+SAMPLED_LOGPROBS = "packed_logprobs"
+"""The log-probs with which the tokens of responses were sampled."""
+NOT_ENDED = "seq_no_eos_mask"
+"""Which responses were cut off before they ended by themselves."""
 
 
 def one(_length: int) -> int:
@@ -52,6 +61,7 @@ def _is_whole(dtype: torch.dtype) -> bool:
 
 
 TOKENS = Numbers("whole numbers (int64)", _is_whole)
+NUMBERED = Numbers("whole numbers (int64)", _is_whole)
 FLAGS = Numbers("bool", lambda dtype: str(dtype) == "torch.bool")
 LOGPROBS = Numbers("floating-point (float32)", lambda dtype: dtype.is_floating_point)
 REALS = Numbers("floating-point (float32)", lambda dtype: dtype.is_floating_point)
@@ -83,13 +93,14 @@ _TABLE: tuple[tuple[str, Meaning], ...] = (
     (f"{PROMPTS} packed_seq input_ids seq", Meaning(full, TOKENS, has_own_sequences=True)),
     (PROMPT_MASK, Meaning(full, FLAGS)),
     ("ppo_loss_mask", Meaning(minus_one, FLAGS)),
-    ("seq_no_eos_mask greedy_seq_no_eos_mask", Meaning(one, FLAGS)),
-    ("packed_logprobs packed_ref_logprobs proximal_logprobs", Meaning(minus_one, LOGPROBS)),
+    (f"{NOT_ENDED} greedy_seq_no_eos_mask", Meaning(one, FLAGS)),
+    (f"{SAMPLED_LOGPROBS} packed_ref_logprobs proximal_logprobs", Meaning(minus_one, LOGPROBS)),
     ("logprobs old_logp prox_logp ref_logp", Meaning(minus_one, LOGPROBS)),
     ("values dense_rewards", Meaning(full, REALS)),
     ("advantages returns kl_rewards", Meaning(minus_one, REALS)),
     (REWARDS, Meaning(one, SCORES, shown_as="reward")),
-    ("solved", Meaning(one, SCORES, shown_as="accuracy")),
+    (SOLVED, Meaning(one, SCORES, shown_as="accuracy")),
+    (ANSWER_CLASSES, Meaning(one, NUMBERED)),
     ("base_scores greedy_base_scores greedy_rewards", Meaning(one, SCORES)),
     ("margins", Meaning(one, SCORES)),
     ("task_ids", Meaning(one, ANYTHING)),

@@ -13,7 +13,7 @@ import torch
 from rlcli.api.config import GenerationHyperparameters, stable_seed
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine import GeneratedResponses
-from rlcli.api.key_meaning import FLAGS, LOGPROBS, MEANINGS, PROMPT_MASK, REALS, SCORES, SEQUENCES
+from rlcli.api.key_meaning import FLAGS, LOGPROBS, MEANINGS, NUMBERED, PROMPT_MASK, REALS, SCORES, SEQUENCES
 from rlcli.api.model import Model
 
 ENDED = 0.75
@@ -32,7 +32,8 @@ def uniform(model: Model, data: SequenceSample, lengths: Sequence[Sequence[int]]
 def mock_keys(model: Model, data: SequenceSample, keys: Iterable[str]) -> SequenceSample:
     """A sample with `keys`, each drawn as `rlcli.api.key_meaning` describes it.
 
-    Log-probs lie between -2 and 0 (0 on prompts), other reals between -1 and 1, scores are 0 or 1.
+    Log-probs lie between -2 and 0 (0 on prompts), other reals between -1 and 1, scores are 0 or 1, and
+    numbers that tell things apart are 0 or, for none, -1.
 
     Raises NotImplementedError for a key that holds something else, or that is not in the table.
     """
@@ -40,7 +41,7 @@ def mock_keys(model: Model, data: SequenceSample, keys: Iterable[str]) -> Sequen
     seqlens, tensors = {}, {}
     for key in keys:
         meaning = MEANINGS.get(key)
-        if meaning is None or meaning.numbers not in (LOGPROBS, REALS, SCORES, FLAGS):
+        if meaning is None or meaning.numbers not in (LOGPROBS, REALS, SCORES, FLAGS, NUMBERED):
             raise NotImplementedError(f"nobody knows what a mock of {key} would hold")
         seqlens[key] = [[meaning.rows(length) for length in lengths] for lengths in tokens]
         drawn = uniform(model, data, seqlens[key], key)
@@ -48,6 +49,8 @@ def mock_keys(model: Model, data: SequenceSample, keys: Iterable[str]) -> Sequen
             tensors[key] = -2 * drawn * _on_responses(data, drawn)
         elif meaning.numbers is REALS:
             tensors[key] = 2 * drawn - 1
+        elif meaning.numbers is NUMBERED:
+            tensors[key] = -(drawn < 0.5).to(torch.int64)
         else:
             tensors[key] = (drawn < 0.5).to(torch.bool if meaning.numbers is FLAGS else torch.float32)
     return SequenceSample.from_default(ids=data.ids, seqlens=seqlens, data=tensors)

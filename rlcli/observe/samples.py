@@ -27,6 +27,12 @@ class SampleRecord:
     """The ground truth, if the dataset has one."""
     phase: str = "train"
     """train or eval."""
+    number: int = 0
+    """Which of the responses to this prompt, from 0."""
+    finish: str | None = None
+    """stop: the response ended by itself; length: it was cut off. None where nobody knows."""
+    logprob: float | None = None
+    """Sum of the log-probs with which its tokens were sampled, in nats."""
 
 
 class SampleWriter:
@@ -37,7 +43,8 @@ class SampleWriter:
 
     def write(self, sample: SampleRecord) -> None:
         fields: dict[str, Any] = {key: plain_number(value) for key, value in asdict(sample).items()}
-        fields["reward"] = None if is_nonfinite(fields["reward"]) else fields["reward"]
+        for name in ("reward", "logprob"):
+            fields[name] = None if is_nonfinite(fields[name]) else fields[name]
         self.lines.write(fields)
 
     def close(self) -> None:

@@ -8,16 +8,23 @@ from typing import Any
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType
-from rlcli.api.key_meaning import PROMPT_MASK, REWARDS, SEQUENCES
+from rlcli.api.key_meaning import NOT_ENDED, PROMPT_MASK, REWARDS, SAMPLED_LOGPROBS, SEQUENCES
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.buffer import Buffer
+from rlcli.runtime.measures import Moments
 from rlcli.runtime.partition import owners, share_by_rank
 from rlcli.runtime.requests import Answers, Requests
 from rlcli.runtime.scheduler import Task
 from rlcli.topology import RolePlacement, Topology
 
-ALWAYS_TOLD = ("reward", "accuracy")
+DESCRIBED: Mapping[str, tuple[str, ...]] = {
+    "texts": (SEQUENCES, PROMPT_MASK),
+    "scores": (REWARDS,),
+    "finishes": (NOT_ENDED,),
+    "logprobs": (SAMPLED_LOGPROBS, PROMPT_MASK, SEQUENCES),
+}
+"""What people want to read of responses, and the keys that it takes."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +42,17 @@ class Running:
         """What the interface reports; it has reduced that over the ranks itself."""
         return dict(self.answers[self.placement.ranks[0]]["stats"])
 
-    def averages(self) -> dict[str, float]:
-        """Means of rewards over all that the ranks made, and of errors and the like where there were any."""
-        totals: dict[str, list[float]] = {}
+    def averages(self) -> dict[str, Moments]:
+        """Scores of all that the ranks made, and what they counted of errors and the like, if there were any."""
+        counts, scores = (self._sum_over_ranks(what) for what in ("counts", "scores"))
+        return {name: moments for name, moments in counts.items() if moments.total} | scores
+
+    def _sum_over_ranks(self, what: str) -> dict[str, Moments]:
+        totals: dict[str, Moments] = {}
         for rank in owners(self.placement):
-            for name, (value, count) in self.answers[rank]["sums"].items():
-                total = totals.setdefault(name, [0.0, 0.0])
-                total[0] += value
-                total[1] += count
-        told = [name for name, (value, count) in totals.items() if count and (value or name in ALWAYS_TOLD)]
-        return {name: totals[name][0] / totals[name][1] for name in told}
+            for name, moments in self.answers[rank][what].items():
+                totals[name] = totals.get(name, Moments()) + Moments(*moments)
+        return {name: moments for name, moments in totals.items() if moments.count}
 
     def seconds(self) -> float:
         """Of the slowest rank."""
@@ -112,20 +120,22 @@ class Calls:
         self._requests.post("run_call", args, done)
 
     def describe(self, ids: Sequence[str], then: Callable[[list[dict[str, Any]]], object]) -> None:
-        """`then(texts)`: id, prompt, response, reward and answer of every response to these prompts."""
+        """`then(lines)`: for every response to these prompts the fields of a `SampleRecord` but step and phase."""
         args: dict[int, dict[str, list[str]]] = {}
-        for what, keys in (("texts", [SEQUENCES, PROMPT_MASK]), ("scores", [REWARDS])):
+        for what, keys in DESCRIBED.items():
             for id_ in ids:
                 holders = self.buffer.holders(id_, keys)
                 if holders:
-                    args.setdefault(min(holders), {"texts": [], "scores": []})[what].append(id_)
+                    args.setdefault(min(holders), {name: [] for name in DESCRIBED})[what].append(id_)
         names = {id_: self._names[id_] for id_ in ids}
 
         def described(answers: Answers) -> None:
-            texts = {id_: text for answer in answers.values() for id_, text in answer["texts"].items()}
-            rewards = {id_: values for answer in answers.values() for id_, values in answer["scores"].items()}
-            known = [id_ for id_ in ids if id_ in texts]
-            then([line for id_ in known for line in _lines(names[id_], texts[id_], rewards.get(id_))])
+            known: dict[str, dict[str, Any]] = {what: {} for what in DESCRIBED}
+            for answer in answers.values():
+                for what, of_samples in answer.items():
+                    known[what] |= of_samples
+            told = [id_ for id_ in ids if id_ in known["texts"]]
+            then([line for id_ in told for line in _lines(names[id_], {w: known[w].get(id_) for w in DESCRIBED})])
 
         if args:
             self._requests.post("describe", args, described)
@@ -156,11 +166,19 @@ class Calls:
         return {rank: [*groups, *[[] for _ in range(most - len(groups))]] for rank, groups in parts.items()}
 
 
-def _lines(name: str, text: Mapping[str, Any], rewards: Sequence[float] | None) -> list[dict[str, Any]]:
-    """One entry for each sequence of a sample; rewards that are not one per sequence are left out."""
+def _lines(name: str, known: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One entry for each sequence of a sample; what is not known of each sequence is left out."""
+    text = known["texts"]
     count = len(text["responses"])
-    values = rewards if rewards is not None and len(rewards) == count else [None] * count
+    rewards, finishes, logprobs = (
+        values if (values := known[what]) is not None and len(values) == count else [None] * count
+        for what in ("scores", "finishes", "logprobs")
+    )
     return [
-        {"id": name, "prompt": prompt, "response": response, "reward": reward, "answer": text["answer"]}
-        for prompt, response, reward in zip(text["prompts"], text["responses"], values, strict=True)
-    ]
+        {
+            "id": name, "number": number, "prompt": text["prompts"][number], "response": text["responses"][number],
+            "reward": rewards[number], "answer": text["answer"], "finish": finishes[number],
+            "logprob": logprobs[number],
+        }
+        for number in range(count)
+    ]  # fmt: skip

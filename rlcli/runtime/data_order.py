@@ -41,18 +41,20 @@ class DataOrder:
     """The step that the counting begins with: above 0 in a run that is resumed."""
     first_place: int = 0
     """Samples that were trained on before that step."""
+    end: int | None = None
+    """Samples after which there are no more, so that the last step may be smaller."""
 
     def step(self, step: int) -> list[tuple[int, int]]:
         """(epoch, row) of every sample of a step (from 0), in the order of the step's batch."""
-        start = self.place(step)
         return [
             (place // self.rows, self._epoch(place // self.rows)[place % self.rows])
-            for place in range(start, start + self.rows_per_step)
+            for place in range(self.place(step), self.place(step + 1))
         ]
 
     def place(self, step: int) -> int:
         """How many samples come before a step."""
-        return self.first_place + (step - self.first_step) * self.rows_per_step
+        place = self.first_place + (step - self.first_step) * self.rows_per_step
+        return place if self.end is None else min(place, self.end)
 
     def _epoch(self, epoch: int) -> tuple[int, ...]:
         return _permutation(self.rows, stable_seed(self.seed, "order", epoch) if self.shuffle else None)

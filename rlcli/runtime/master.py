@@ -13,17 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlcli.api.dataflow import ModelInterfaceType
-from rlcli.api.key_meaning import PROMPTS, SEQUENCES
+from rlcli.api.key_meaning import SEQUENCES
 from rlcli.errors import NumericError, ResourceError, Stopped
 from rlcli.observe.display import Display
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.samples import SampleRecord
-from rlcli.recipe.graph import eval_graph, train_graph
+from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.calls import Calls, Running
 from rlcli.runtime.checkpoints import Checkpoints, RunState, Schedule, Start
 from rlcli.runtime.commits import RunIdentity
-from rlcli.runtime.data_order import DataOrder, evaluation_id, training_id
+from rlcli.runtime.data_order import DataOrder, training_id
+from rlcli.runtime.evaluation import evaluate
 from rlcli.runtime.outputs import Outputs
 from rlcli.runtime.requests import Requests
 from rlcli.runtime.roles import training_steps
@@ -31,8 +32,6 @@ from rlcli.runtime.scheduler import Scheduler
 from rlcli.runtime.transport import Transport
 from rlcli.topology import Topology
 
-EVALUATION = -1
-"""The buffer's name for the samples of an evaluation."""
 LAST_WAIT = 30.0
 """Seconds that a run which ends by an error waits for the files of a checkpoint."""
 SHORT_WAIT = 0.5
@@ -156,9 +155,7 @@ class MasterWorker:
         train, graph = self.recipe.train, train_graph(self.recipe)
         overlap = len(self.topology.groups) > 1
         scheduler = Scheduler(graph, self.steps, train.max_staleness, self.steps_done, overlap=overlap)
-        first_place = self._start.state.samples if self._start is not None else 0
-        rows = self.rows[train.dataset]
-        order = DataOrder(rows, train.prompts_per_step, self.recipe.seed, train.shuffle, self.steps_done, first_place)
+        order = self._data_order()
         schedule = Schedule(self.recipe.checkpoint, order)
         self._step_began = time.perf_counter()
         while not scheduler.finished:
@@ -191,6 +188,16 @@ class MasterWorker:
             raise ResourceError(
                 what, where=str(self.checkpoints.folder), hint="make room, then rlcli resume", code="F28"
             )
+
+    def _data_order(self) -> DataOrder:
+        """From the step that the run begins with. A graph that trains nothing takes each row of an epoch once; one
+        that trains fills its last step with rows of the next epoch, so that all steps weigh the same."""
+        train, rows = self.recipe.train, self.rows[self.recipe.train.dataset]
+        first_place = self._start.state.samples if self._start is not None else 0
+        end = rows * train.epochs if train.epochs is not None and not self.recipe.trained_roles else None
+        return DataOrder(
+            rows, train.prompts_per_step, self.recipe.seed, train.shuffle, self.steps_done, first_place, end
+        )
 
     def _open_steps(self, scheduler: Scheduler, order: DataOrder, schedule: Schedule) -> None:
         """Have rows loaded for the steps that may begin. None before an evaluation or a checkpoint that comes first."""
@@ -226,7 +233,8 @@ class MasterWorker:
     def _take_in(self, running: Running) -> None:
         stats = self._stats.setdefault(running.batch, {})
         role = running.mfc.model_name
-        stats |= {f"{role}/{name}": value for name, value in {**running.averages(), **running.stats()}.items()}
+        averages = {name: moments.mean for name, moments in running.averages().items()}
+        stats |= {f"{role}/{name}": value for name, value in (averages | running.stats()).items()}
         stats[f"time/{running.mfc.name}"] = running.seconds()
 
     def _finish_step(self, step: int) -> None:
@@ -291,48 +299,15 @@ class MasterWorker:
         ev = self.recipe.train.eval
         if ev.dataset is None:
             return {}
-        began = time.perf_counter()
         self.display.phase(f"evaluating on {ev.dataset}")
-        graph, loaded = eval_graph(self.recipe), set[int]()
-        rows = [(evaluation_id(row), row) for row in range(self.rows[ev.dataset])]
-        self.calls.load(EVALUATION, graph, ev.dataset, rows, loaded.add)
-        while not loaded:
-            self.requests.wait()
-        results: dict[str, float] = {}
-        scheduler = Scheduler(graph, 1)
-        while not scheduler.finished:
-            for task in scheduler.ready():
-                scheduler.start(task)
-                self.calls.dispatch(task, EVALUATION, self._finished.append)
-            while not self._finished:
-                self.requests.wait()
-            finished = self._finished.popleft()
-            named = {**finished.averages(), **finished.stats()}
-            results |= {f"eval/{name}": value for name, value in named.items()}
-            scheduler.finish(finished.task)
-        results |= self._look_at_responses(step) | {"time/eval": time.perf_counter() - began}
-        self.calls.forget(EVALUATION)
+        found = evaluate(
+            self.recipe, self.calls, self.requests, self.rows[ev.dataset], shown=self.recipe.log.samples_per_step
+        )
+        self._write_samples(step, "eval", found.texts)
+        results = found.numbers()
         self.display.evaluation(step, {key: v for key, v in results.items() if key.startswith("eval/")})
         return results
 
-    def _look_at_responses(self, step: int) -> dict[str, float]:
-        """Writes samples of the evaluation down; returns the length of its responses, if it has any."""
-        if not any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in eval_graph(self.recipe)):
-            return {}
-        ids = self.calls.buffer.ids(EVALUATION)
-        written: list[list[SampleRecord]] = []
-        shown = ids[: self.recipe.log.samples_per_step]
-        self.calls.describe(shown, lambda texts: written.append(self._write_samples(step, "eval", texts)))
-        while not written:
-            self.requests.wait()
-        buffer = self.calls.buffer
-        prompts = buffer.sequence_lengths(ids, PROMPTS)
-        lengths = buffer.sequence_lengths(ids, SEQUENCES)
-        group = len(lengths) // max(1, len(prompts))
-        return {"eval/response_length": (sum(lengths) - group * sum(prompts)) / len(lengths)} if lengths else {}
-
-    def _write_samples(self, step: int, phase: str, texts: Sequence[Mapping[str, Any]]) -> list[SampleRecord]:
-        records = [SampleRecord(step=step, phase=phase, **text) for text in texts]
-        for record in records:
-            self.outputs.samples.write(record)
-        return records
+    def _write_samples(self, step: int, phase: str, texts: Sequence[Mapping[str, Any]]) -> None:
+        for text in texts:
+            self.outputs.samples.write(SampleRecord(step=step, phase=phase, **text))

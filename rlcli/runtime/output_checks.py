@@ -16,6 +16,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import LOGPROBS, MEANINGS, SEQUENCES, TOKENS, Meaning
 from rlcli.api.sample_json import CARRIED
+from rlcli.runtime.measures import Moments
 from rlcli.runtime.origin import Origin
 
 ROUNDING = 0.01
@@ -74,14 +75,14 @@ def read_stats(stats: Any, origin: Origin) -> dict[str, float]:
     return {name: _number(value, f"reported {name}", origin) for name, value in stats.items()}
 
 
-def read_counts(metadata: Mapping[str, Sequence[Any]], origin: Origin) -> dict[str, tuple[float, int]]:
-    """(sum, count) of the numbers that a call attaches to its samples, such as errors of a reward."""
+def read_counts(metadata: Mapping[str, Sequence[Any]], origin: Origin) -> dict[str, Moments]:
+    """The numbers that a call attaches to its samples, such as errors of a reward."""
     counted = {
         name: [_number(value, f"counted {name}", origin) for value in values]
         for name, values in metadata.items()
         if values and all(type(value) in (int, float) for value in values)
     }
-    return {name: (sum(numbers), len(numbers)) for name, numbers in counted.items()}
+    return {name: Moments.of(numbers) for name, numbers in counted.items()}
 
 
 def check_key(

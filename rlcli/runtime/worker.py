@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rlcli import registry
 from rlcli.api.config import DatasetAbstraction, FinetuneSpec, ModelInterfaceAbstraction, ModelVersion, stable_seed
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
-from rlcli.api.key_meaning import MEANINGS, PROMPT_MASK, REWARDS, SEQUENCES
+from rlcli.api.key_meaning import NOT_ENDED, PROMPT_MASK, REWARDS, SAMPLED_LOGPROBS, SEQUENCES
 from rlcli.api.model import Model, ModelBackend, ModelInterface, call_interface
 from rlcli.checkpoint.disk import failures_told
 from rlcli.errors import UsageError
@@ -27,6 +28,7 @@ from rlcli.runtime.component_faults import component_faults_told
 from rlcli.runtime.data_order import digest_rows, row_of
 from rlcli.runtime.exchange import carry_out
 from rlcli.runtime.heap import keep_freed_memory
+from rlcli.runtime.measures import Moments, measures, shown_scores
 from rlcli.runtime.messages import Request, Tell
 from rlcli.runtime.origin import Origin, RowOrigin, origin_of_call
 from rlcli.runtime.output_checks import checked_output, checked_row, read_counts, read_stats
@@ -56,6 +58,7 @@ class ModelWorker:
         self.meshes = meshes
         self.report = report
         self.calls = {mfc.name: mfc for mfc in (*train_graph(recipe), *eval_graph(recipe))}
+        self._evaluating = {mfc.name for mfc in eval_graph(recipe)}
         self.models: dict[str, Model] = {}
         self._backed: dict[str, tuple[Model, ModelBackend]] = {}
         self.datasets: dict[str, Any] = {}
@@ -147,7 +150,7 @@ class ModelWorker:
         carry_out([Transfer.from_json(t) for t in transfers], self.rank, self._samples, self.device)
         mfc = self.calls[call]
         if mfc.model_name not in self.models:
-            return {"batch": None, "stats": {}, "sums": {}, "seconds": 0.0}
+            return {"batch": None, "stats": {}, "scores": {}, "counts": {}, "seconds": 0.0}
         began = time.perf_counter()
         self._seed_global_streams(call, step)
         data = self._inputs(mfc, ids) if empty is None else _without_samples(empty, self.device)
@@ -155,7 +158,7 @@ class ModelWorker:
         model, interface = self.models[mfc.model_name], self._interface(mfc)
         batch, stats = None, dict[str, float]()
         origin = self._origin(mfc)
-        sums: dict[str, tuple[float, int]] = {}
+        scores, counts = dict[str, Moments](), dict[str, Moments]()
         if mfc.interface_type is ModelInterfaceType.TRAIN_STEP:
             stats = read_stats(call_interface(interface, "train_step", model, data, mfc.mb_spec), origin)
         elif mfc.interface_type is ModelInterfaceType.EVALUATE:
@@ -163,14 +166,15 @@ class ModelWorker:
             stats = read_stats(call_interface(interface, "evaluate", model, batches), origin)
         else:
             made = call_interface(interface, mfc.interface_type.value, model, data, mfc.mb_spec)
-            batch, sums = self._keep(mfc, data, made, origin)
+            batch, scores, counts = self._keep(mfc, data, made, origin)
         self._run_hooks(mfc)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return {
             "batch": batch.as_json() if batch is not None else None,
             "stats": stats,
-            "sums": sums,
+            "scores": _as_message(scores),
+            "counts": _as_message(counts),
             "seconds": time.perf_counter() - began,
         }
 
@@ -179,8 +183,9 @@ class ModelWorker:
 
     def _keep(
         self, mfc: MFCDef, data: SequenceSample, made: Any, origin: Origin
-    ) -> tuple[SequenceSample, dict[str, tuple[float, int]]]:
-        """Store the outputs sample by sample; returns their description, and (sum, count) of what can be averaged."""
+    ) -> tuple[SequenceSample, dict[str, Moments], dict[str, Moments]]:
+        """Store the outputs sample by sample; returns their description, and of what can be averaged over the samples
+        that which people want to see, and that which the call counted (errors and the like)."""
         promised = {key: mfc.output_key_remap.get(key, key) for key in mfc.output_keys}
         made = checked_output(made, data, promised, origin, self.device)
         missing = [key for key in promised if key not in made.keys]
@@ -196,7 +201,8 @@ class ModelWorker:
         made.remap_keys_(promised)
         for sample in made.unpack():
             self._samples[str(sample.ids[0])].update_(sample)
-        return made.meta(), counted | _scores(made)
+        scores = measures(made) if mfc.name in self._evaluating else shown_scores(made)
+        return made.meta(), {name: Moments.of(numbers) for name, numbers in scores.items()}, counted
 
     def _origin(self, mfc: MFCDef) -> Origin:
         role = mfc.model_name
@@ -237,13 +243,28 @@ class ModelWorker:
 
     # -- looking ---------------------------------------------------------------------------------------------
 
-    def describe(self, texts: Sequence[str], scores: Sequence[str]) -> dict[str, Any]:
-        """Prompts and responses of some samples as text, and the rewards of some, for people to read."""
+    def describe(
+        self, texts: Sequence[str], scores: Sequence[str], finishes: Sequence[str], logprobs: Sequence[str]
+    ) -> dict[str, Any]:
+        """Prompts and responses of some samples as text, the rewards of some, how those of some ended and how likely
+        they were: for people to read."""
         tokenizer = next((m.tokenizer for m in self.models.values() if m.tokenizer is not None), None)
         return {
             "texts": {id_: self._texts(id_, tokenizer) for id_ in texts if tokenizer is not None},
             "scores": {id_: _tensors(self._samples[id_])[REWARDS].double().tolist() for id_ in scores},
+            "finishes": {id_: self._finishes(id_) for id_ in finishes},
+            "logprobs": {id_: self._logprobs(id_) for id_ in logprobs},
         }
+
+    def _finishes(self, id_: str) -> list[str]:
+        return ["length" if cut_off else "stop" for cut_off in _tensors(self._samples[id_])[NOT_ENDED].tolist()]
+
+    def _logprobs(self, id_: str) -> list[float]:
+        """The log-prob of each response of a sample: the sum over its tokens."""
+        sample, tensors = self._samples[id_], _tensors(self._samples[id_])
+        per_action = tensors[SAMPLED_LOGPROBS].double().split(sample.flat_seqlens(SAMPLED_LOGPROBS))
+        masks = tensors[PROMPT_MASK].split(sample.flat_seqlens(SEQUENCES))
+        return [float(logprobs[~mask[1:]].sum()) for logprobs, mask in zip(per_action, masks, strict=True)]
 
     def _texts(self, id_: str, tokenizer: Any) -> dict[str, Any]:
         sample = self._samples[id_]
@@ -323,9 +344,5 @@ def _without_samples(described: dict[str, Any], device: torch.device) -> Sequenc
     return SequenceSample(ids=[], seqlens={key: [] for key in like.keys}, data={**data}, metadata=like.metadata)
 
 
-def _scores(made: SequenceSample) -> dict[str, tuple[float, int]]:
-    """Sum and count of what people want to see of a call's outputs, such as rewards."""
-    shown = [(meaning.shown_as, _tensors(made).get(key)) for key, meaning in MEANINGS.items()]
-    return {
-        name: (float(tensor.double().sum()), tensor.numel()) for name, tensor in shown if name and tensor is not None
-    }
+def _as_message(numbers: Mapping[str, Moments]) -> dict[str, list[float]]:
+    return {name: list(astuple(moments)) for name, moments in numbers.items()}

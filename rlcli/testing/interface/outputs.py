@@ -19,6 +19,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "prompt_mask": torch.bool,
     "solved": torch.bool,
     "seq_no_eos_mask": torch.bool,
+    "answer_classes": torch.int64,
 }
 """Of the keys that everybody knows; numbers are float32."""
 

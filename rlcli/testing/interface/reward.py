@@ -12,7 +12,7 @@ import pytest
 from rlcli.api.interface import ModelInterface
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.inferring import Calls, CallSubject, Gold
-from rlcli.testing.interface.outputs import tensor_of
+from rlcli.testing.interface.outputs import rows, tensor_of
 from rlcli.testing.interface.rehearsal import Make, overrides
 from rlcli.testing.ranks import run_on_ranks
 
@@ -49,7 +49,7 @@ class RewardChecks(CallSubject):
             pytest.skip("gives no rewards")
         inferring: Calls = request.getfixturevalue("inferring")
         groups = inferring.batch.seqlens["packed_input_ids"]
-        for key in {"rewards", "solved"} & set(inferring.result.keys):
+        for key in {"rewards", "solved", "answer_classes"} & set(inferring.result.keys):
             if inferring.result.seqlens[key] != [[1] * len(group) for group in groups]:
                 what = f"{key} has lengths {inferring.result.seqlens[key][:2]} … for groups of {len(groups[0])}"
                 raise Violation(what, ONE_FOR_EACH, inferring.where)
@@ -57,6 +57,20 @@ class RewardChecks(CallSubject):
         if rewards.dim() != 1 or not rewards.isfinite().all():
             what = f"rewards has the shape {tuple(rewards.shape)}, {int((~rewards.isfinite()).sum())} not finite"
             raise Violation(what, ONE_FOR_EACH, inferring.where)
+
+    def test_votes_are_numbered_by_first_appearance(self, make: Make, request: pytest.FixtureRequest) -> None:
+        """answers to one prompt are numbered in their order"""
+        declared = make().writes("inference")
+        if declared is None or "answer_classes" not in declared.all:
+            pytest.skip("gives no answer_classes")
+        inferring: Calls = request.getfixturevalue("inferring")
+        for id_, classes in rows(inferring.result, "answer_classes").items():
+            numbers = classes.tolist()
+            seen = list(dict.fromkeys(number for number in numbers if number != -1))
+            if seen != list(range(len(seen))):
+                what = f"answer_classes of sample {id_} are {numbers}"
+                cause = "number the answers to each prompt with rlcli.ops.evaluation.answer_classes"
+                raise Violation(what, cause, inferring.where)
 
     def test_right_answers_earn_more_than_wrong_ones(
         self, scorer: ModelInterface, answers: Sequence[str], gold: Gold, record_property: Note

@@ -1,0 +1,67 @@
+"""Responses of a role to the prompts of a batch, packed behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rlcli.api.config import GenerationHyperparameters, stable_seed
+from rlcli.api.data import SequenceSample
+from rlcli.api.mocks import mock_responses
+from rlcli.api.model import GeneratedResponses, Model
+
+
+def sample_responses(model: Model, data: SequenceSample, settings: GenerationHyperparameters) -> SequenceSample:
+    """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`, `seq_no_eos_mask`, for each prompt with
+    `settings.responses_per_prompt` sequences."""
+    sampled = model.module.generate(data, model.tokenizer, settings, _seeds(model, data, settings))
+    return _packed(data, sampled, settings)
+
+
+def imitate_responses(model: Model, data: SequenceSample, settings: GenerationHyperparameters) -> SequenceSample:
+    """The same with words of the prompts as responses, without running the model."""
+    sampled = mock_responses(_prompts(data), model.tokenizer, settings, _seeds(model, data, settings))
+    return _packed(data, sampled, settings)
+
+
+def _seeds(model: Model, data: SequenceSample, settings: GenerationHyperparameters) -> list[int]:
+    """One for each response: by its prompt, its number and the step."""
+    step, numbers = model.version.global_step, range(settings.responses_per_prompt)
+    return [stable_seed(model.seed, str(id_), number, step) for id_ in data.ids for number in numbers]
+
+
+def _prompts(data: SequenceSample) -> Sequence[torch.Tensor]:
+    return data.data["packed_prompts"].split(data.flat_seqlens("packed_prompts"))
+
+
+def _packed(data: SequenceSample, sampled: GeneratedResponses, settings: GenerationHyperparameters) -> SequenceSample:
+    """Prompts and responses end to end, in groups; the log-probs of prompts are 0."""
+    prompts, group = _prompts(data), settings.responses_per_prompt
+    tokens, masks, logprobs, lengths = [], [], [], []
+    for i, (response, scores) in enumerate(zip(sampled.tokens, sampled.logprobs, strict=True)):
+        prompt = prompts[i // group].to(response.device)
+        tokens.append(torch.cat([prompt, response]))
+        masks.append(torch.arange(len(tokens[-1]), device=response.device) < len(prompt))
+        logprobs.append(torch.cat([scores.new_zeros(len(prompt) - 1), scores]))
+        lengths.append(len(tokens[-1]))
+    groups = [lengths[i : i + group] for i in range(0, len(lengths), group)]
+    return SequenceSample.from_default(
+        ids=data.ids,
+        seqlens={
+            "packed_input_ids": groups,
+            "prompt_mask": groups,
+            "packed_logprobs": [[n - 1 for n in lengths] for lengths in groups],
+            "seq_no_eos_mask": [[1] * group for _ in groups],
+        },
+        data={
+            "packed_input_ids": _cat(tokens, torch.int64),
+            "prompt_mask": _cat(masks, torch.bool),
+            "packed_logprobs": _cat(logprobs, torch.float32),
+            "seq_no_eos_mask": ~sampled.ended.to(torch.bool),
+        },
+    )
+
+
+def _cat(pieces: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    return torch.cat(pieces).to(dtype) if pieces else torch.zeros(0, dtype=dtype)

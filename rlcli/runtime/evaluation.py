@@ -1,0 +1,76 @@
+"""An evaluation: the second graph of a recipe, run over a whole dataset while nothing else is under way."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlcli.api.dataflow import ModelInterfaceType
+from rlcli.recipe.graph import eval_graph
+from rlcli.recipe.schema import Recipe
+from rlcli.runtime.calls import Calls, Running
+from rlcli.runtime.data_order import evaluation_id
+from rlcli.runtime.measures import Moments
+from rlcli.runtime.requests import Requests
+from rlcli.runtime.scheduler import Scheduler
+
+BATCH = -1
+"""The buffer's name for the samples of an evaluation."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation found."""
+
+    scores: Mapping[str, Moments]
+    """Measures over the prompts (`rlcli.runtime.measures`), and what calls counted."""
+    stats: Mapping[str, float]
+    """What calls to `evaluate` report, which have no spread."""
+    texts: list[dict[str, Any]]
+    """id, prompt, response, reward and answer of the responses to the first prompts."""
+    seconds: float
+
+    def numbers(self) -> dict[str, float]:
+        """All of it as an entry of the metrics: `eval/accuracy`, `eval/pass@4`, `time/eval`."""
+        named = {name: moments.mean for name, moments in self.scores.items()} | dict(self.stats)
+        return {f"eval/{name}": value for name, value in named.items()} | {"time/eval": self.seconds}
+
+
+def evaluate(recipe: Recipe, calls: Calls, requests: Requests, rows: int, shown: int) -> Evaluated:
+    """Run the evaluation graph over all `rows` of its dataset, and read the responses to the first `shown` of them."""
+    dataset, graph = recipe.train.eval.dataset, eval_graph(recipe)
+    assert dataset is not None
+    began = time.perf_counter()
+    loaded, finished = set[int](), deque[Running]()
+    calls.load(BATCH, graph, dataset, [(evaluation_id(row), row) for row in range(rows)], loaded.add)
+    while not loaded:
+        requests.wait()
+    scores: dict[str, Moments] = {}
+    stats: dict[str, float] = {}
+    scheduler = Scheduler(graph, 1)
+    while not scheduler.finished:
+        for task in scheduler.ready():
+            scheduler.start(task)
+            calls.dispatch(task, BATCH, finished.append)
+        while not finished:
+            requests.wait()
+        done = finished.popleft()
+        scores |= done.averages()
+        stats |= done.stats()
+        scheduler.finish(done.task)
+    texts: list[dict[str, Any]] = []
+    if any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in graph):
+        texts = _texts(calls, requests, shown)
+    calls.forget(BATCH)
+    return Evaluated(scores, stats, texts, time.perf_counter() - began)
+
+
+def _texts(calls: Calls, requests: Requests, shown: int) -> list[dict[str, Any]]:
+    described: list[list[dict[str, Any]]] = []
+    calls.describe(calls.buffer.ids(BATCH)[:shown], described.append)
+    while not described:
+        requests.wait()
+    return described[0]

@@ -95,6 +95,24 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     def generate(
         self, input_: SequenceSample, tokenizer: Any, gconfig: GenerationHyperparameters, seeds: Sequence[int]
     ) -> GeneratedResponses:
+        prompts = self._prompts(input_, gconfig)
+        with self.generator() as lm:
+            return self._decoder(lm, tokenizer, gconfig).run(prompts, seeds)
+
+    def stream(
+        self, input_: SequenceSample, tokenizer: Any, gconfig: GenerationHyperparameters, seeds: Sequence[int]
+    ) -> Iterator[tuple[int, int]]:
+        prompts = self._prompts(input_, gconfig)
+        with self.generator() as lm:
+            yield from self._decoder(lm, tokenizer, gconfig).stream(prompts, seeds)
+
+    def _decoder(self, lm: nn.Module, tokenizer: Any, gconfig: GenerationHyperparameters) -> Decoder:
+        ends = torch.tensor(sorted({tokenizer.eos_token_id, *gconfig.stop_token_ids}), device=self._device)
+        sampler = Sampler(gconfig, ends, self.vocabulary)
+        return Decoder(lm, self.packed.compute_dtype, gconfig, sampler, self._kv_cache_tokens)
+
+    def _prompts(self, input_: SequenceSample, gconfig: GenerationHyperparameters) -> list[torch.Tensor]:
+        """One tensor each, all of which leave room for their responses. Raises ModelError."""
         assert input_.data is not None
         prompts = list(input_.data["packed_prompts"].split(input_.flat_seqlens("packed_prompts")))
         if min((len(prompt) for prompt in prompts), default=1) == 0:
@@ -112,11 +130,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
                 f"{self._kv_cache_tokens}",
                 hint=f"raise models.{self.role}.backend.args.kv_cache_tokens, or lower generation.max_new_tokens",
             )
-        ends = torch.tensor(sorted({tokenizer.eos_token_id, *gconfig.stop_token_ids}), device=self._device)
-        sampler = Sampler(gconfig, ends, self.vocabulary)
-        with self.generator() as lm:
-            decoder = Decoder(lm, self.packed.compute_dtype, gconfig, sampler, self._kv_cache_tokens)
-            return decoder.run(prompts, seeds)
+        return prompts
 
     @contextmanager
     def generator(self) -> Iterator[nn.Module]:

@@ -8,7 +8,7 @@ what else is in the batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -144,22 +144,33 @@ class Decoder:
         """Room of the KV cache; None: as much as `max_concurrent_responses` take."""
         self.device = next(lm.parameters()).device
 
-    @torch.no_grad()
     def run(self, prompts: Sequence[torch.Tensor], seeds: Sequence[int]) -> GeneratedResponses:
         """`seeds` has responses_per_prompt seeds per prompt, in prompt-major order.
 
         Raises ValueError where the cache has no room for the longest prompt and its response.
         """
+        made = _unfinished(len(seeds))
+        for _ in self._passes(prompts, seeds, made):
+            pass
+        return made
+
+    def stream(self, prompts: Sequence[torch.Tensor], seeds: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """(number of a response, its next token), as soon as it is sampled."""
+        for rows, first in self._passes(prompts, seeds, _unfinished(len(seeds))):
+            yield from zip(rows.response[first:], rows.last_token[first : rows.active].tolist(), strict=True)
+
+    @torch.no_grad()
+    def _passes(
+        self, prompts: Sequence[torch.Tensor], seeds: Sequence[int], made: GeneratedResponses
+    ) -> Iterator[tuple[_Rows, int]]:
+        """Fill `made`. After each forward pass, before finished responses make room: the rows, and the first of those
+        that have a new token."""
         group, limit = self.gconfig.responses_per_prompt, self.gconfig.max_new_tokens
         if len(seeds) != len(prompts) * group:
             raise ValueError(f"{len(prompts)} prompts need {len(prompts) * group} seeds, {len(seeds)} given")
         total = len(seeds)
-        tokens: list[torch.Tensor] = [torch.zeros(0, dtype=torch.int64)] * total
-        logprobs: list[torch.Tensor] = [torch.zeros(0)] * total
-        ended = torch.zeros(total, dtype=torch.bool)
         if not total:
-            return GeneratedResponses(tokens, logprobs, ended)
-
+            return
         longest = max(len(p) for p in prompts) + limit
         slots = concurrent_responses(total, longest, self.gconfig.max_concurrent_responses, self.cache_tokens)
         if not slots:
@@ -169,15 +180,17 @@ class Decoder:
         waiting = deque(range(total))
         with compute_in(self.dtype, self.device):
             while waiting or rows.active:
+                first = 0
                 if waiting and rows.active < slots:
+                    first = rows.active  # the others do not advance
                     batch = [waiting.popleft() for _ in range(min(slots - rows.active, len(waiting)))]
                     self._admit(cache, rows, batch, [prompts[i // group] for i in batch], [seeds[i] for i in batch])
                 else:
                     self._advance(cache, rows)
-                for response, row_tokens, row_logprobs, stopped in rows.collect(self.sampler.end_ids, limit):
-                    tokens[response], logprobs[response], ended[response] = row_tokens, row_logprobs, stopped
+                yield rows, first
+                for number, tokens, logprobs, ended in rows.collect(self.sampler.end_ids, limit):
+                    made.tokens[number], made.logprobs[number], made.ended[number] = tokens, logprobs, ended
                 rows.compact(cache)
-        return GeneratedResponses(tokens, logprobs, ended)
 
     def _admit(self, cache: SlotCache, rows: _Rows, responses: list[int], prompts: list[torch.Tensor],
                seeds: list[int]) -> None:  # fmt: skip
@@ -227,6 +240,13 @@ class Decoder:
         rows.logprobs[which, drawn] = logprobs
         rows.drawn[which] = drawn + 1
         rows.last_token[which] = tokens
+
+
+def _unfinished(responses: int) -> GeneratedResponses:
+    nothing = torch.zeros(0)
+    return GeneratedResponses(
+        [nothing.to(torch.int64)] * responses, [nothing] * responses, torch.zeros(responses, dtype=torch.bool)
+    )
 
 
 class _Rows:

@@ -318,6 +318,22 @@ class GenerationEngine(abc.ABC):
         is `REPRODUCIBLE`.
         """
 
+    def stream(
+        self,
+        input_: SequenceSample,
+        tokenizer: Any,
+        gconfig: GenerationHyperparameters,
+        seeds: Sequence[int],
+    ) -> Iterator[tuple[int, int]]:
+        """The same responses token by token: (number of the response, its next token), as soon as it is sampled.
+
+        Closing the iterator abandons what is unfinished. An engine that cannot give single tokens gives all of them
+        once it is done, as here.
+        """
+        for number, tokens in enumerate(self.generate(input_, tokenizer, gconfig, seeds).tokens):
+            for token in tokens.tolist():
+                yield number, token
+
 
 class PipelinableEngine(TrainEngine, GenerationEngine):
     """An engine that does all of it: scores, trains and generates."""

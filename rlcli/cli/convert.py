@@ -106,13 +106,15 @@ def convert(
 def _convert(plan: Conversion, verify: bool) -> tuple[Checked | None, int]:
     """What the check found, if there was one, and the most memory that was held before it."""
     from rlcli.checkpoint import convert as conversions
+    from rlcli.observe.status_line import status_line
 
     found: list[Checked] = []
     peaks: list[int] = []
 
     def check(folder: Path) -> None:
         peaks.append(_peak())
-        with _status("loading both models to compare them"):
+        with status_line() as say:
+            say("loading both models to compare them")
             from rlcli.checkpoint.conversion_check import check_conversion
 
             found.append(check_conversion(plan, folder))
@@ -228,20 +230,6 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
                 bar.stop()
 
         yield advance
-
-
-@contextmanager
-def _status(text: str) -> Iterator[None]:
-    """What takes long, on a terminal; elsewhere nothing."""
-    import sys
-
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(text):
-        yield
 
 
 def _type(name: str) -> str:

@@ -53,7 +53,10 @@ VERBS = {
         "new": "Begin a component, a recipe or a project of your own",
         "test": "Hold a component or recipe to the contract of its kind",
     },
-    "Checkpoints": {
+    "Models": {
+        "eval": "Examine a model on held-out rows",
+        "generate": "Let a model answer prompts",
+        "chat": "Talk to a model",
         "ckpt": "List, verify, prune and show the checkpoints of a run",
         "convert": "Models to Hugging Face's format, and back",
     },
@@ -65,7 +68,7 @@ VERBS = {
 """Group → verb → what it does. `rlcli/cli/<verb>.py` has a function of the verb's name (or a Typer of several),
 and is imported when the verb is used."""
 
-LASTING = (*VERBS["Train"], "test", "convert")
+LASTING = (*VERBS["Train"], "test", "convert", "eval", "generate", "chat")
 """Verbs that may go on for long, so that garbage is collected meanwhile."""
 
 ABOUT_KEYS = ("R35", "R37", "R39", "R42", "R43")

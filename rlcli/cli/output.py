@@ -39,6 +39,12 @@ def print_text(text: str = "") -> None:
     write_text(escape_control(text) + "\n")
 
 
+def print_piece(text: str) -> None:
+    """Part of a text that is still being written, at once, safe for a terminal."""
+    write_text(escape_control(text))
+    flush()
+
+
 def print_talk(text: str) -> None:
     """A line of talk on stderr, safe for a terminal."""
     _talk(escape_control(text))

@@ -255,7 +255,7 @@ def _attempt(
 
     began = time.monotonic()
     topology = plan_topology(recipe)
-    with _workers(recipe, topology, run.path) as transport:
+    with workers(recipe, topology, run.path) as transport:
         master = MasterWorker(recipe, topology, transport, run, display, identity, start, stop, title)
         master.start()
         begin(start.state.step if start is not None else -1)
@@ -300,7 +300,8 @@ def _status_of_failures(run: RunDirectory, has_begun: Callable[[], bool]) -> Ite
 
 
 @contextmanager
-def _workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Transport]:
+def workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Transport]:
+    """The workers of a recipe, in this process or in others, whose logs go to the folder."""
     if recipe.launch.type == "inline":
         from rlcli.launch.inline import start_inline
 

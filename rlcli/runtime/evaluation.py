@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from rlcli.runtime.data_order import evaluation_id
 from rlcli.runtime.measures import Moments
 from rlcli.runtime.requests import Requests
 from rlcli.runtime.scheduler import Scheduler
+from rlcli.runtime.transport import Transport
+from rlcli.topology import Topology
 
 BATCH = -1
 """The buffer's name for the samples of an evaluation."""
@@ -66,6 +68,24 @@ def evaluate(recipe: Recipe, calls: Calls, requests: Requests, rows: int, shown:
         texts = _texts(calls, requests, shown)
     calls.forget(BATCH)
     return Evaluated(scores, stats, texts, time.perf_counter() - began)
+
+
+def evaluate_alone(
+    recipe: Recipe, topology: Topology, transport: Transport, phase: Callable[[str], None], rows: int | None, shown: int
+) -> Evaluated:
+    """The evaluation of a recipe and nothing else, on workers that have just been started; of its dataset at most the
+    first `rows`."""
+    dataset, deadline = recipe.train.eval.dataset, recipe.launch.startup_deadline
+    assert dataset is not None
+    requests = Requests(transport, topology.world_size, recipe.launch.step_deadline)
+    phase("reading the data")
+    there = int(requests.ask_all("open_datasets", deadline=deadline)[0]["rows"][dataset])
+    phase("loading the model")
+    requests.ask_all("build", {"steps": 1}, deadline=deadline)
+    calls = Calls(recipe, topology, requests, phase)
+    found = evaluate(recipe, calls, requests, there if rows is None else min(rows, there), shown)
+    requests.ask_all("shutdown")
+    return found
 
 
 def _texts(calls: Calls, requests: Requests, shown: int) -> list[dict[str, Any]]:

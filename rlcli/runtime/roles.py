@@ -9,6 +9,7 @@ import torch
 
 from rlcli import registry
 from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction, stable_seed
+from rlcli.api.default_backends import UNTRAINED
 from rlcli.api.model import Model, ModelBackend
 from rlcli.api.model_source import ModelSource, open_source
 from rlcli.checkpoint.families import family_of
@@ -98,6 +99,14 @@ def build_roles(
         backend = registry.make_backend(ModelBackendAbstraction(role.backend.type, role.backend.args))
         built[name] = backend.initialize(model, spec), backend
     return built
+
+
+def lone_model(path: str, tokenizer: PreTrainedTokenizerBase, device: torch.device, seed: int) -> Model:
+    """The model of a folder or Hub id with an engine of its own, that belongs to no recipe. Raises ModelError."""
+    source = open_source(path, head="lm", tokenizer=tokenizer, seed=seed)
+    model = Model(name="model", module=None, tokenizer=tokenizer, device=device, seed=seed, source=source)
+    backend: ModelBackend = registry.make_backend(ModelBackendAbstraction(UNTRAINED))
+    return backend.initialize(model, None)
 
 
 def role_source(recipe: Recipe, name: str, tokenizer: PreTrainedTokenizerBase) -> ModelSource:

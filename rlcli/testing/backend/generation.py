@@ -61,6 +61,20 @@ class GenerationChecks(BackendChecks):
         if all(torch.equal(answer, together[0]) for answer in together[:3]):
             raise Violation("three seeds gave one prompt the same response", "draw by the seeds", where)
 
+    def test_a_stream_gives_the_same_responses(self) -> None:
+        """a stream gives the tokens that generate returns"""
+        engine, sample = self.generating_engine(), prompts()
+        settings = GenerationHyperparameters(
+            max_new_tokens=NEW_TOKENS, responses_per_prompt=2, max_concurrent_responses=3
+        )
+        seeds = range(2 * sample.bs)
+        told: list[list[int]] = [[] for _ in seeds]
+        for number, token in engine.stream(sample, TinyTokenizer(), settings, seeds):
+            told[number].append(token)
+        whole = engine.generate(sample, TinyTokenizer(), settings, seeds).tokens
+        cause = "yield (number of the response, its next token), each once, in the order of prompts and their groups"
+        _require_same([torch.tensor(tokens) for tokens in told], whole, "as a stream", cause, place(engine, "stream"))
+
     def test_recomputation_confirms_the_log_probs(self) -> None:
         """log-probs are those of a forward pass at the temperature"""
         engine = self.generating_engine()

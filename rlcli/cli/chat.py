@@ -1,0 +1,116 @@
+"""`rlcli chat`: talk to a model."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+from rlcli.cli.model_arguments import (
+    MaxNewTokens,
+    ModelName,
+    RoleName,
+    Seed,
+    StepNumber,
+    System,
+    Temperature,
+    TopP,
+    sampling,
+)
+
+if TYPE_CHECKING:
+    from rlcli.api.config import GenerationHyperparameters
+    from rlcli.launch.answering import Answerer
+
+HELP = "Ctrl-C stops an answer, /reset forgets the conversation, Ctrl-D leaves"
+ASK = "you> "
+
+
+def chat(
+    model: ModelName,
+    system: System = None,
+    max_new_tokens: MaxNewTokens = 1024,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 0.95,
+    seed: Seed = 1,
+    role: RoleName = None,
+    step: StepNumber = None,
+) -> None:
+    """Talk to a model with its own chat template. Ctrl-C stops an answer, /reset starts over, Ctrl-D leaves.
+
+    Example: rlcli chat runs/ppo_gsm8k/20261121-120000
+    """
+    from rlcli.cli.output import print_talk
+    from rlcli.launch.answering import Answerer
+    from rlcli.launch.trained_model import trained_model
+    from rlcli.observe.status_line import status_line
+
+    settings = sampling(max_new_tokens, temperature, top_p)
+    with trained_model(model, role, step) as found:
+        with status_line() as say:
+            say("loading the model")
+            answerer = Answerer(found.source, seed=seed)
+        answerer.tokens_of([{"role": "user", "content": "?"}])  # a model without a template is refused here
+        print_talk(f"{found.described}. {HELP}")
+        _talk(answerer, settings, system)
+
+
+def _talk(answerer: Answerer, settings: GenerationHyperparameters, system: str | None) -> None:
+    """Ask and answer until the input ends."""
+    from rlcli.cli.output import print_talk, print_text
+    from rlcli.errors import ModelError
+
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - makes input() edit lines and remember them
+    first = [{"role": "system", "content": system}] if system is not None else []
+    conversation, turn = list(first), 0
+    while (said := _next_line()) is not None:
+        if said.strip() == "/reset":
+            conversation = list(first)
+            print_talk("(a new conversation)")
+        elif said.strip():
+            conversation.append({"role": "user", "content": said})
+            try:
+                answer = _answer(answerer, conversation, settings, turn)
+            except ModelError as error:
+                conversation.pop()
+                print_talk(f"{error.what}. /reset forgets what was said so far")
+                continue
+            conversation.append({"role": "assistant", "content": answer})
+            turn += 1
+    print_text()
+
+
+def _next_line() -> str | None:
+    """What the user says; None at the end of the input. Ctrl-C drops the line."""
+    from rlcli.cli.output import flush, print_text
+
+    while True:
+        try:
+            flush()
+            return input(ASK if sys.stdin.isatty() else "")
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            print_text()
+
+
+def _answer(
+    answerer: Answerer, conversation: list[dict[str, str]], settings: GenerationHyperparameters, turn: int
+) -> str:
+    """Print an answer while it is sampled. After Ctrl-C it is what was said until then."""
+    from contextlib import closing
+
+    from rlcli.cli.output import print_piece, print_text
+
+    said = ""
+    tokens = answerer.tokens_of(conversation)
+    with closing(answerer.stream(tokens, settings, turn)) as pieces:
+        try:
+            for piece in pieces:
+                said += piece
+                print_piece(piece)
+        except KeyboardInterrupt:
+            print_piece(" […]")
+    print_text()
+    return said

@@ -1,0 +1,171 @@
+"""`rlcli eval`: examine a model on held-out rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlcli.cli.model_arguments import ModelName, RoleName, StepNumber
+from rlcli.cli.recipe_arguments import Overrides
+
+if TYPE_CHECKING:
+    from rlcli.launch.evaluation import Exam
+    from rlcli.launch.trained_model import TrainedModel
+    from rlcli.recipe.schema import Recipe
+    from rlcli.runtime.evaluation import Evaluated
+
+NAMES = {
+    "response_length": "response length, in tokens",
+    "no_eos_fraction": "cut off before it ended",
+}
+"""Measures whose names say less than they could."""
+LONGEST_TEXT = 400
+
+
+def eval(  # the verb's name
+    model: ModelName,
+    overrides: Overrides = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option("--dataset", metavar="ROWS", help="A .jsonl file, a dataset, or RECIPE[#DATASET]."),
+    ] = None,
+    reward: Annotated[str | None, typer.Option("--reward", metavar="NAME", help="Who judges the responses.")] = None,
+    samples: Annotated[int, typer.Option("-n", "--samples", min=1, metavar="N", help="Responses to each prompt.")] = 1,
+    temperature: Annotated[
+        float | None,
+        typer.Option("--temperature", min=0.0, metavar="T", help="0 is greedy [0, or 1 with several]."),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option("--max-new-tokens", min=1, metavar="N", help="Longest response.")
+    ] = None,
+    rows: Annotated[int | None, typer.Option("--rows", min=1, metavar="N", help="Only the first rows.")] = None,
+    role: RoleName = None,
+    step: StepNumber = None,
+    show: Annotated[int, typer.Option("--show", min=0, metavar="N", help="Prompts to show responses to.")] = 2,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE", help="Write all responses to a .jsonl file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Examine a model on held-out rows: accuracy, pass@k, majority vote, lengths.
+
+    Example: rlcli eval runs/ppo_math/20261121-120000 --dataset gsm8k/test.jsonl -n 8
+    """
+    from dataclasses import replace
+
+    from rlcli.launch.evaluation import check_exam, exam_recipe, examine, find_exam, read_component
+    from rlcli.launch.trained_model import trained_model
+    from rlcli.observe.status_line import status_line
+
+    wanted = [*_sampling(samples, temperature), *(overrides or ())]
+    if max_new_tokens is not None:
+        wanted.append(f"generation.max_new_tokens={max_new_tokens}")
+    with ExitStack() as stack:
+        found = stack.enter_context(trained_model(model, role, step))
+        exam = find_exam(dataset, found.run)
+        if reward is not None:
+            exam = replace(exam, reward=read_component(reward, "--reward"))
+        resolved = exam_recipe(found.source, exam, wanted)
+        check_exam(resolved)
+        phase = stack.enter_context(status_line())
+        prompts = 10**9 if save is not None else show
+        evaluated = examine(resolved, phase, rows, prompts)
+    if save is not None:
+        _save(evaluated, save)
+    shown = evaluated.texts[: show * resolved.recipe.generation.responses_per_prompt]
+    if as_json:
+        _print_json(found, exam, resolved.recipe, evaluated, shown)
+    else:
+        _print(found, exam, resolved.recipe, evaluated, shown)
+
+
+def _sampling(samples: int, temperature: float | None) -> list[str]:
+    """One response is the likeliest one, unless a temperature says otherwise; several are drawn."""
+    chosen = temperature if temperature is not None else float(samples > 1)
+    drawn = [f"generation.temperature={chosen}"] if chosen else ["generation.greedy=true"]
+    return [f"generation.responses_per_prompt={samples}", *drawn]
+
+
+def _save(evaluated: Evaluated, file: Path) -> None:
+    from rlcli.observe.samples import SampleRecord, SampleWriter
+
+    with SampleWriter(file) as writer:
+        for text in evaluated.texts:
+            writer.write(SampleRecord(step=0, phase="eval", **text))
+
+
+def _print_json(
+    found: TrainedModel, exam: Exam, recipe: Recipe, evaluated: Evaluated, shown: Sequence[dict[str, Any]]
+) -> None:
+    from rlcli.cli.output import print_json
+
+    results = {
+        name: {"mean": _number(one.mean), "standard_error": _number(one.standard_error), "prompts": one.count}
+        for name, one in evaluated.scores.items()
+    }
+    print_json(
+        {
+            "ok": True,
+            "model": found.described,
+            "dataset": exam.dataset,
+            "generation": recipe.generation.model_dump(mode="json"),
+            "results": results,
+            "samples": [{**text, "logprob": _number(text["logprob"])} for text in shown],
+            "seconds": round(evaluated.seconds, 3),
+        }
+    )
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _print(
+    found: TrainedModel, exam: Exam, recipe: Recipe, evaluated: Evaluated, shown: Sequence[dict[str, Any]]
+) -> None:
+    from rlcli.cli.output import print_table, print_text
+
+    print_text(f"model    {found.described}")
+    print_text(f"rows     {_rows(exam, recipe, evaluated)}")
+    print_text()
+    scores = evaluated.scores.items()
+    rows = [(NAMES.get(name, name), _shown(one.mean), _shown(one.standard_error)) for name, one in scores]
+    print_table(("", "mean", "standard error"), rows)
+    for text in shown:
+        _print_sample(text)
+
+
+def _shown(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def _rows(exam: Exam, recipe: Recipe, evaluated: Evaluated) -> str:
+    """`256 of arithmetic, 8 responses to each at temperature 1, up to 512 tokens`"""
+    generation = recipe.generation.build()
+    count = max((one.count for one in evaluated.scores.values()), default=0)
+    source = (exam.dataset.get("args") or {}).get("path") or exam.dataset["type"]
+    group = generation.responses_per_prompt
+    drawn = "greedy" if generation.greedy else f"at temperature {generation.temperature:g}"
+    each = f"{group} responses to each" if group > 1 else "one response to each"
+    return f"{count} of {source}, {each}, {drawn}, up to {generation.max_new_tokens} tokens"
+
+
+def _print_sample(text: dict[str, Any]) -> None:
+    from rlcli.cli.output import print_text
+    from rlcli.observe.series import short
+
+    facts = [f"reward {short(text['reward'])}" if text["reward"] is not None else "", f"answer {text['answer']}"]
+    facts += ["cut off" if text["finish"] == "length" else ""]
+    print_text(f"\n{text['id']}  [{', '.join(fact for fact in facts if fact)}]")
+    for name in ("prompt", "response"):
+        print_text("  " + _cut(text[name].strip()).replace("\n", "\n  "))
+
+
+def _cut(text: str) -> str:
+    half = LONGEST_TEXT // 2
+    return text if len(text) <= LONGEST_TEXT else f"{text[:half]} […] {text[-half:]}"

@@ -1,0 +1,144 @@
+"""`rlcli generate`: let a model answer prompts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlcli.cli.model_arguments import (
+    MaxNewTokens,
+    ModelName,
+    RoleName,
+    Seed,
+    StepNumber,
+    System,
+    Temperature,
+    TopP,
+    sampling,
+)
+
+if TYPE_CHECKING:
+    from rlcli.launch.answering import Answer, Answerer
+
+MOST = 64 << 20
+"""Bytes of prompts."""
+
+
+def generate(
+    model: ModelName,
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", metavar="TEXT", help="A prompt; may be repeated.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE", help="A prompt on each line; - is standard input.")
+    ] = None,
+    system: System = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    samples: Annotated[int, typer.Option("-n", "--samples", min=1, metavar="N", help="Responses to each prompt.")] = 1,
+    max_new_tokens: MaxNewTokens = 256,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = 1,
+    role: RoleName = None,
+    step: StepNumber = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Let a model answer prompts; without --prompt and --file, all of standard input is one.
+
+    Example: rlcli generate models/my-model --prompt "What is 17+5-9?"
+    """
+    from rlcli.launch.answering import Answerer
+    from rlcli.launch.trained_model import trained_model
+    from rlcli.observe.status_line import status_line
+
+    prompts = _prompts(prompt, file)
+    settings = sampling(max_new_tokens, temperature, top_p, samples)
+    with ExitStack() as stack:
+        found = stack.enter_context(trained_model(model, role, step))
+        with status_line() as say:
+            say("loading the model")
+            answerer = Answerer(found.source, seed=seed)
+        tokens = [_tokens(answerer, text, system, raw) for text in prompts]
+        if len(tokens) == 1 and samples == 1 and not as_json:
+            _print_stream(answerer.stream(tokens[0], settings))
+            return
+        with status_line() as say:
+            say("answering")
+            answers = answerer.answer(tokens, settings)
+    (_print_json if as_json else _print)(prompts, answers)
+
+
+def _prompts(given: Sequence[str] | None, file: Path | None) -> list[str]:
+    """Those of the command line, then those of the file; each must say something. Raises UsageError, DataError."""
+    from rlcli.errors import UsageError
+
+    prompts = list(given or ())
+    if file is not None:
+        prompts += [line for line in _read(file).splitlines() if line.strip()]
+    elif not prompts:
+        if sys.stdin.isatty():
+            raise UsageError("what is the model to answer?", hint="--prompt TEXT, --file FILE, or pipe a text into it")
+        prompts = [_read(Path("-"))]
+    if not prompts or not all(text.strip() for text in prompts):
+        raise UsageError("a prompt is empty", hint="a model needs some text to answer")
+    return prompts
+
+
+def _read(file: Path) -> str:
+    from rlcli.errors import DataError
+    from rlcli.files import read_regular
+
+    try:
+        read = sys.stdin.buffer.read(MOST) if str(file) == "-" else read_regular(file, MOST)
+        return read.decode("utf-8")
+    except UnicodeDecodeError:
+        raise DataError(f"{file} is not UTF-8 text", code="F31") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} cannot be read: {error}", code="F31") from None
+
+
+def _tokens(answerer: Answerer, text: str, system: str | None, raw: bool) -> list[int]:
+    """Through the chat template if there is one."""
+    if raw or not answerer.chats:
+        return answerer.tokens_of_text(text if system is None else f"{system}\n\n{text}")
+    first = [{"role": "system", "content": system}] if system is not None else []
+    return answerer.tokens_of([*first, {"role": "user", "content": text}])
+
+
+def _print_stream(pieces: Iterable[str]) -> None:
+    from rlcli.cli.output import print_piece, print_text
+
+    for piece in pieces:
+        print_piece(piece)
+    print_text()
+
+
+def _print(prompts: Sequence[str], answers: Sequence[Sequence[Answer]]) -> None:
+    from rlcli.cli.output import print_text
+
+    several = len(prompts) > 1
+    for number, (prompt, group) in enumerate(zip(prompts, answers, strict=True)):
+        if several:
+            print_text(("\n" if number else "") + f"--- {prompt}")
+        for place, answer in enumerate(group):
+            if len(group) > 1:
+                print_text(("\n" if place else "") + f"[{place + 1} of {len(group)}]")
+            print_text(answer.text)
+
+
+def _print_json(prompts: Sequence[str], answers: Sequence[Sequence[Answer]]) -> None:
+    from dataclasses import asdict
+
+    from rlcli.cli.output import print_json
+
+    responses = [
+        {"prompt": prompt, "number": number, **asdict(answer)}
+        for prompt, group in zip(prompts, answers, strict=True)
+        for number, answer in enumerate(group)
+    ]
+    print_json({"ok": True, "responses": responses})

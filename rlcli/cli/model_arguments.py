@@ -1,0 +1,39 @@
+"""How the verbs that use a model take it, and how it is to sample."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rlcli.api.config import GenerationHyperparameters
+
+ModelName = Annotated[
+    str, typer.Argument(metavar="MODEL_OR_RUN", help="A model's folder or Hub id, or a run or checkpoint of ours.")
+]
+RoleName = Annotated[
+    str | None, typer.Option("--role", metavar="ROLE", help="Which model of a run; default: its actor.")
+]
+StepNumber = Annotated[
+    int | None, typer.Option("--step", metavar="N", help="Which checkpoint of a run; default: the newest.")
+]
+System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System prompt.")]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, metavar="N", help="Longest response.")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.0, metavar="T", help="0 is greedy.")]
+TopP = Annotated[float, typer.Option("--top-p", min=0.0, max=1.0, metavar="P", help="Probability to sample from.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Another one gives other responses.")]
+
+
+def sampling(max_new_tokens: int, temperature: float, top_p: float, samples: int = 1) -> GenerationHyperparameters:
+    """The settings that the options come to. Raises UsageError."""
+    from rlcli.api.config import GenerationHyperparameters
+    from rlcli.errors import UsageError
+
+    try:
+        return GenerationHyperparameters(
+            responses_per_prompt=samples, max_new_tokens=max_new_tokens, top_p=top_p, greedy=temperature == 0,
+            temperature=temperature or 1.0,
+        )  # fmt: skip
+    except ValueError as error:
+        raise UsageError(str(error)) from None

@@ -1,0 +1,121 @@
+"""One model in this process that answers texts, with the engine that a run would give it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+from rlcli.api.config import GenerationHyperparameters, stable_seed
+from rlcli.errors import ModelError
+
+if TYPE_CHECKING:
+    from rlcli.api.data import SequenceSample
+    from rlcli.api.model import Model
+
+Message = Mapping[str, str]
+"""`{role: user, content: …}`"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One response."""
+
+    text: str
+    tokens: int
+    finish: str
+    """stop: it ended by itself; length: it was cut off."""
+    logprob: float
+    """Sum over its tokens, in nats."""
+
+
+def load_alone(source: str, device: str = "auto", seed: int = 1) -> Model:
+    """The model of a folder or Hub id with its engine, in this process. Raises ModelError, ResourceError."""
+    import torch
+
+    from rlcli.checkpoint.huggingface import load_tokenizer
+    from rlcli.launch.cores import available_cores
+    from rlcli.runtime.roles import lone_model, pick_device
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(available_cores())
+    return lone_model(source, load_tokenizer(source), pick_device(device, 0), seed)
+
+
+class Answerer:
+    """A model that was loaded to answer."""
+
+    def __init__(self, source: str, device: str = "auto", seed: int = 1):
+        """`source`: a folder or Hub id. Raises ModelError, ResourceError."""
+        model = load_alone(source, device, seed)
+        self.source = source
+        self.seed = seed
+        self.tokenizer: Any = model.tokenizer
+        self._engine: Any = model.module
+        self._engine.eval()
+
+    @property
+    def chats(self) -> bool:
+        """Whether the model has a chat template."""
+        return bool(self.tokenizer.chat_template)
+
+    def tokens_of(self, messages: Sequence[Message]) -> list[int]:
+        """A conversation, up to where the assistant's next message begins. Raises ModelError."""
+        from rlcli.api.chat_template import conversation_text
+
+        if not self.chats:
+            hint = "rlcli generate continues a text without one"
+            raise ModelError(f"the tokenizer of {self.source} has no chat template", hint=hint, code="F32")
+        text = conversation_text(self.tokenizer, messages, add_generation_prompt=True, day=date.today())
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def tokens_of_text(self, text: str) -> list[int]:
+        """A text to be continued, with what the tokenizer puts before one."""
+        ids = list(self.tokenizer(text).input_ids)
+        return ids[:-1] if ids[-1:] == [self.tokenizer.eos_token_id] else ids
+
+    def answer(self, prompts: Sequence[Sequence[int]], settings: GenerationHyperparameters) -> list[list[Answer]]:
+        """For each prompt its responses."""
+        group = settings.responses_per_prompt
+        made = self._engine.generate(_batch(prompts), self.tokenizer, settings, self._seeds(len(prompts), group))
+        found = [
+            Answer(self._text(tokens.tolist()), len(tokens), "stop" if ended else "length", float(logprobs.sum()))
+            for tokens, logprobs, ended in zip(made.tokens, made.logprobs, made.ended.tolist(), strict=True)
+        ]
+        return [found[start : start + group] for start in range(0, len(found), group)]
+
+    def stream(
+        self, prompt: Sequence[int], settings: GenerationHyperparameters, turn: int = 0
+    ) -> Generator[str, None, None]:
+        """One response in pieces of text, as they are sampled; `turn` makes it another one to the same prompt."""
+        shown, read, tokens = 0, 0, list[int]()
+        for _, token in self._engine.stream(_batch([prompt]), self.tokenizer, settings, self._seeds(1, 1, turn)):
+            tokens.append(token)
+            # A token may be part of a character, and what it looks like may depend on the one before it.
+            before, now = self._text(tokens[shown:read]), self._text(tokens[shown:])
+            if len(now) > len(before) and not now.endswith("\ufffd"):
+                yield now[len(before) :]
+                shown, read = read, len(tokens)
+        rest = self._text(tokens[shown:])[len(self._text(tokens[shown:read])) :]
+        if rest:
+            yield rest
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def _seeds(self, prompts: int, group: int, turn: int = 0) -> list[int]:
+        return [stable_seed(self.seed, turn, prompt, number) for prompt in range(prompts) for number in range(group)]
+
+
+def _batch(prompts: Sequence[Sequence[int]]) -> SequenceSample:
+    import torch
+
+    from rlcli.api.data import SequenceSample
+
+    return SequenceSample.from_default(
+        ids=list(range(len(prompts))),
+        seqlens=[len(prompt) for prompt in prompts],
+        data={"packed_prompts": torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int64)},
+    )

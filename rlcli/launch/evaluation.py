@@ -1,0 +1,163 @@
+"""A model examined on held-out rows, outside of any run."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.api.key_meaning import REWARDS
+from rlcli.api.run_folder import RESOLVED_RECIPE
+from rlcli.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from rlcli.recipe.resolve import Resolved
+    from rlcli.recipe.schema import Recipe
+    from rlcli.runtime.evaluation import Evaluated
+
+LAYER = "base/evaluation"
+HELD_OUT = "held_out"
+ROWS_OF_FILES = "math_prompts"
+"""The dataset that reads a file which is named without one."""
+LOOKED_AT = 64
+"""Rows that are looked at before a model is loaded."""
+
+Component = dict[str, Any]
+"""`{type: …, args: …}`, as a recipe has it."""
+
+
+@dataclass(frozen=True)
+class Exam:
+    """What a model is examined on, and by whom."""
+
+    dataset: Component
+    reward: Component | None = None
+    """None: that of the layer."""
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """How long responses may be and where they end, as the recipe of the dataset says."""
+
+
+def find_exam(named: str | None, run: Path | None) -> Exam:
+    """What `--dataset` names: a file of rows, a dataset, `{type: …, args: …}`, or `RECIPE` with `#DATASET` if it is not
+    the one that it evaluates on. None: that of the run.
+
+    Raises UsageError, RecipeError.
+    """
+    if named is None and run is None:
+        raise UsageError("which rows? --dataset names them", hint="give a .jsonl file, a dataset or a recipe")
+    if named is None:
+        return _exam_of_recipe(str(run / RESOLVED_RECIPE) if run is not None else "", None)
+    if named.lstrip().startswith("{"):
+        return Exam(read_component(named, "--dataset"))
+    if Path(named).expanduser().is_file() and Path(named).suffix in (".jsonl", ".json"):
+        return Exam({"type": ROWS_OF_FILES, "args": {"path": named}})
+    return _exam_by_name(named)
+
+
+def exam_recipe(source: str, exam: Exam, overrides: Sequence[str]) -> Resolved:
+    """The recipe of an exam. Raises RecipeError with all that is wrong."""
+    from rlcli.recipe.resolve import load_recipe
+
+    values = {"models.actor.path": source, **_keys(f"datasets.{HELD_OUT}", exam.dataset)}
+    values |= {f"generation.{key}": value for key, value in exam.generation.items()}
+    values |= _keys("graph.reward_inf.interface", exam.reward) if exam.reward is not None else {}
+    set_by_hand = {text.partition("=")[0] for text in overrides}
+    ours = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items() if key not in set_by_hand]
+    return load_recipe(LAYER, [*ours, *overrides])
+
+
+def check_exam(resolved: Resolved) -> None:
+    """What can be told without loading the model: its files, the rows, and that these have what the reward needs.
+    Raises RlcliError."""
+    from rlcli.launch.preflight.before_start import check_before_start
+    from rlcli.launch.preflight.reward_checks import scores_texts
+    from rlcli.launch.preflight.rows import open_dataset
+
+    check_before_start(resolved, None, [])
+    call = resolved.recipe.graph["reward_inf"]
+    if not scores_texts(call):
+        return
+    rows = open_dataset(resolved, HELD_OUT).sample(LOOKED_AT)
+    without = [row for row in rows if row.metadata.get("answer") is None]
+    if without:
+        raise DataError(
+            f"{len(without)} of {len(rows)} rows looked at have no answer, which {call.interface.type} compares "
+            f"responses with; first, {without[0].id}",
+            where=without[0].where,
+            hint="take a dataset whose rows have answers, such as math_prompts, or another --reward",
+            code="F31",
+        )
+
+
+def examine(resolved: Resolved, phase: Callable[[str], None], rows: int | None, shown: int) -> Evaluated:
+    """Have the workers of the recipe answer at most the first `rows`, and read the responses to the first `shown`."""
+    from rlcli.launch.run import workers
+    from rlcli.runtime.evaluation import evaluate_alone
+    from rlcli.topology import plan_topology
+
+    topology = plan_topology(resolved.recipe)
+    with (
+        tempfile.TemporaryDirectory(prefix="rlcli-eval-") as folder,
+        workers(resolved.recipe, topology, Path(folder)) as transport,
+    ):
+        return evaluate_alone(resolved.recipe, topology, transport, phase, rows, shown)
+
+
+def _keys(place: str, component: Component) -> dict[str, Any]:
+    """One key for each argument, so that others can be set next to them."""
+    arguments = component.get("args") or {}
+    return {f"{place}.type": component["type"], **{f"{place}.args.{key}": value for key, value in arguments.items()}}
+
+
+def _exam_by_name(named: str) -> Exam:
+    from rlcli.recipe.layers import whole_recipe_names
+    from rlcli.recipe.suggest import close_to
+    from rlcli.registry import names
+
+    datasets, recipes = names("datasets"), whole_recipe_names()
+    if named in datasets:
+        return Exam({"type": named})
+    recipe, _, dataset = named.partition("#")
+    if recipe in recipes or Path(recipe).is_file() or Path(f"{recipe}.yaml").is_file():
+        return _exam_of_recipe(recipe, dataset or None)
+    close = close_to(named, [*datasets, *recipes])
+    hint = f"did you mean {close}?" if close else "give a .jsonl file, a dataset (rlcli ls) or a recipe"
+    raise UsageError(f"no rows {named!r}: neither a file, nor a dataset, nor a recipe", where="--dataset", hint=hint)
+
+
+def _exam_of_recipe(named: str, dataset: str | None) -> Exam:
+    from rlcli.recipe.resolve import load_recipe
+
+    recipe = load_recipe(named).recipe
+    chosen = dataset or recipe.train.eval.dataset
+    if chosen is None or chosen not in recipe.datasets:
+        what = f"recipe {recipe.name} " + (f"has no dataset {chosen!r}" if chosen else "evaluates on no dataset")
+        raise UsageError(what, where="--dataset", hint=f"{named}#NAME names one: {', '.join(recipe.datasets)}")
+    generation = recipe.generation.build()
+    kept = {"max_new_tokens": generation.max_new_tokens, "stop_token_ids": list(generation.stop_token_ids)}
+    return Exam(recipe.datasets[chosen].model_dump(), _reward_of(recipe), kept)
+
+
+def _reward_of(recipe: Recipe) -> Component | None:
+    """The reward that a recipe judges responses by, if it takes no model of its own."""
+    for call in (*recipe.train.eval.graph.values(), *recipe.graph.values()):
+        if REWARDS in call.outputs and not recipe.models[call.model].has_weights:
+            return call.interface.model_dump()
+    return None
+
+
+def read_component(text: str, option: str) -> Component:
+    """A component on the command line: its name, or `{type: …, args: {…}}`. Raises UsageError."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(text) if text.lstrip().startswith("{") else {"type": text}
+    except yaml.YAMLError:
+        found = None
+    if not isinstance(found, dict) or "type" not in found or not isinstance(found.get("args") or {}, dict):
+        hint = "write '{type: NAME, args: {KEY: VALUE}}'"
+        raise UsageError(f"{text[:80]!r} names no component", where=option, hint=hint)
+    return found

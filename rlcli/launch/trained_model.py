@@ -1,0 +1,57 @@
+"""The model that a command is to use: of a folder, of the Hub, or of one of our runs."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlcli.api.run_folder import RESOLVED_RECIPE
+from rlcli.errors import UsageError
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model that an engine can load."""
+
+    source: str
+    """Its folder or Hub id."""
+    described: str
+    """For people: what they named, and the step if it is of a run."""
+    run: Path | None = None
+    """The run that it was trained in, if that is what they named."""
+
+
+@contextmanager
+def trained_model(named: str, role: str | None = None, step: int | None = None) -> Iterator[TrainedModel]:
+    """The model of a folder, a Hub id, a checkpoint or a run: the newest of a run unless `step` says which, its actor
+    unless `role` does. Parts that several ranks have written are put together in a temporary folder.
+
+    Raises UsageError, ModelError.
+    """
+    from rlcli.checkpoint import convert
+    from rlcli.checkpoint.role_folders import check_digests, find_role
+
+    path = Path(named).expanduser()
+    if not path.exists() and HUB_ID.fullmatch(named):
+        if role is not None or step is not None:
+            raise UsageError(f"{named} is a model of the Hub, of which neither --role nor --step can choose")
+        yield TrainedModel(named, named)
+        return
+    found = find_role(path, role, step)
+    check_digests(found)
+    described = named if found.step is None else f"{named}, {found.role} of step {found.step}"
+    run = path if (path / RESOLVED_RECIPE).is_file() else None
+    with tempfile.TemporaryDirectory(prefix="rlcli-model-") as home:
+        folder = found.folder
+        if found.checkpoint is not None:
+            plan = convert.plan_to_hf(folder, Path(home, "model"))
+            if plan.source_is_sharded:
+                convert.convert(plan, lambda _: None)
+                folder = plan.target
+        yield TrainedModel(str(folder), described, run)

@@ -1,0 +1,151 @@
+"""A model of ours for lm-eval's tasks. Imported where lm-eval is wanted: it is an extra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lm_eval import utils
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
+
+from rlcli.api.chat_template import conversation_text
+from rlcli.api.config import GenerationHyperparameters, MicroBatchSpec, stable_seed
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import Model, ModelOutput
+from rlcli.errors import ModelError
+
+TOKENS_AT_ONCE = 2048
+"""Of a forward pass that scores: all logits of these tokens are in memory, to know which token is the likeliest."""
+LONGEST = 4096
+"""Tokens of a text where the model has no limit."""
+LONGEST_ANSWER = 256
+"""Tokens of an answer where a task sets no limit, as elsewhere in lm-eval."""
+
+Scored = tuple[float, bool]
+"""Log-likelihood of a continuation, and whether each of its tokens is the likeliest."""
+
+
+class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval is an extra that need not be there
+    """Scores and generates with a model's engine. Texts are encoded as lm-eval's own class for transformers does."""
+
+    def __init__(self, model: Model):
+        super().__init__()
+        self.model = model
+        self.tokenizer: Any = model.tokenizer
+        self.model.module.eval()
+        self.max_length: int = getattr(model.source and model.source.config, "max_position_embeddings", None) or LONGEST
+
+    @property
+    def eot_token_id(self) -> int:
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def prefix_token_id(self) -> int:
+        bos = self.tokenizer.bos_token_id
+        return self.eot_token_id if bos is None else int(bos)
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        return str(self.tokenizer.chat_template or "") if chat_template else ""
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return conversation_text(self.tokenizer, chat_history, add_generation_prompt=add_generation_prompt)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **others: Any) -> list[int]:
+        if add_special_tokens is None and string.startswith(self.tokenizer.decode([self.prefix_token_id])):
+            add_special_tokens = False  # a chat template has written it
+        chosen: dict[str, Any] = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+        return list(self.tokenizer.encode(string, **chosen))
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        """Log-likelihood of whole texts; longer ones than the model takes are cut into windows."""
+        windows: list[tuple[Any, list[int], list[int]]] = []
+        owners: list[int] = []
+        for number, request in enumerate(requests):
+            tokens = self.tok_encode(request.args[0])
+            pairs = utils.get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, 1)
+            mine = [(None, *utils.make_disjoint_window(pair)) for pair in pairs]
+            windows += mine
+            owners += [number] * len(mine)
+        totals = [0.0] * len(requests)
+        for owner, (logprob, _) in zip(owners, self._loglikelihood_tokens(windows), strict=True):
+            totals[owner] += logprob
+        return totals
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **others: Any
+    ) -> list[Scored]:
+        """Of (anything, tokens of the context, tokens of the continuation); a context that is too long loses its
+        beginning."""
+        if not requests:
+            return []
+        longest = self.max_length + 1  # the last token is only predicted
+        texts = [(context + continuation)[-longest:] for _, context, continuation in requests]
+        lengths = [len(text) for text in texts]
+        batch = SequenceSample.from_default(
+            ids=list(range(len(texts))),
+            seqlens=lengths,
+            data={"packed_input_ids": torch.tensor([token for text in texts for token in text], dtype=torch.int64)},
+        )
+        spec = MicroBatchSpec(max_tokens_per_mb=max(TOKENS_AT_ONCE, *lengths))
+        scores = self.model.module.forward(batch, spec, _scores, [[length - 1] for length in lengths])
+        pieces = scores.cpu().split([length - 1 for length in lengths])
+        answers: list[Scored] = []
+        for piece, (_, _, continuation) in zip(pieces, requests, strict=True):
+            logprobs, likeliest = piece[max(0, len(piece) - len(continuation)) :].unbind(-1)
+            answers.append((float(logprobs.sum()), bool(likeliest.all())))
+        return answers
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """What the model writes after each context, up to the first of the task's stop sequences."""
+        answers: list[str] = [""] * len(requests)
+        by_settings: dict[str, list[int]] = {}
+        for number, request in enumerate(requests):
+            by_settings.setdefault(repr(sorted(request.args[1].items())), []).append(number)
+        for numbers in by_settings.values():
+            contexts, wanted = [requests[number].args[0] for number in numbers], requests[numbers[0]].args[1]
+            for number, text in zip(numbers, self._generate(contexts, wanted), strict=True):
+                answers[number] = text
+        return answers
+
+    def _generate(self, contexts: Sequence[str], wanted: dict[str, Any]) -> list[str]:
+        settings: dict[str, Any] = normalize_gen_kwargs(wanted, LONGEST_ANSWER)
+        limit, temperature = int(settings["max_gen_toks"]), float(settings.get("temperature") or 0.0)
+        if limit >= self.max_length:
+            raise ModelError(f"a task asks for {limit} new tokens; the model has {self.max_length} positions")
+        prompts = [self.tok_encode(text)[-(self.max_length - limit) :] or [self.prefix_token_id] for text in contexts]
+        batch = SequenceSample.from_default(
+            ids=list(range(len(prompts))),
+            seqlens=[len(prompt) for prompt in prompts],
+            data={"packed_prompts": torch.tensor([t for prompt in prompts for t in prompt], dtype=torch.int64)},
+        )
+        sampling = GenerationHyperparameters(
+            max_new_tokens=limit, greedy=not temperature, temperature=temperature or 1.0,
+            top_p=float(settings.get("top_p", 1.0)), top_k=int(settings.get("top_k", 0)),
+        )  # fmt: skip
+        seeds = [stable_seed(self.model.seed, text, number) for number, text in enumerate(contexts)]
+        made = self.model.module.generate(batch, self.tokenizer, sampling, seeds)
+        stops = handle_stop_sequences(settings.get("until"), eos=self.tokenizer.decode([self.eot_token_id]))
+        return [_until(self.tokenizer.decode(tokens, skip_special_tokens=True), stops) for tokens in made.tokens]
+
+
+def _scores(output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
+    """[T - N, 2]: the log-prob of each token but the first of a sequence, and whether it is the likeliest (1 or 0)."""
+    lengths = batch.flat_seqlens("packed_input_ids")
+    tokens = (batch.data or {})["packed_input_ids"]
+    assert tokens is not None
+    likeliest = output.logits.argmax(-1)
+    hits = [
+        theirs[:-1] == mine[1:] for theirs, mine in zip(likeliest.split(lengths), tokens.split(lengths), strict=True)
+    ]
+    return torch.stack([output.logprobs, torch.cat(hits).to(output.logprobs)], dim=-1)
+
+
+def _until(text: str, stops: Sequence[str]) -> str:
+    """The text up to the first of the stop sequences, without it."""
+    return text[: min((place for stop in stops if stop and (place := text.find(stop)) >= 0), default=len(text))]

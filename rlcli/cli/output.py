@@ -25,8 +25,9 @@ class OutputFailed(ResourceError):
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
+    """One JSON document on stdout; what a terminal might obey is written as its escape."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:

@@ -15,7 +15,7 @@ def check_dataset_sizes(recipe: Recipe, rows_of: Mapping[str, int]) -> None:
         if name is not None and rows_of.get(name) == 0:
             raise DataError(f"dataset {name} has no rows", code="F80")
     rows = rows_of.get(train)
-    if rows is not None and rows < batch:
+    if rows is not None and rows < batch and not recipe.takes_each_row_once:
         raise DataError(
             f"dataset {train} has {rows} rows, fewer than one step takes: prompts_per_step is {batch}",
             hint="lower train.prompts_per_step",

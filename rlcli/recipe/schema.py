@@ -310,6 +310,12 @@ class Recipe(Section):
         return tuple(dict.fromkeys(call.model for call in self.graph.values() if call.call == "train_step"))
 
     @property
+    def takes_each_row_once(self) -> bool:
+        """Whether the last step of an epoch takes the rows that are left, as nothing is trained on them. A run that
+        trains fills it with rows of the next epoch, so that all its steps weigh the same."""
+        return self.train.epochs is not None and not self.trained_roles
+
+    @property
     def changing_roles(self) -> tuple[str, ...]:
         """Roles whose weights change during a run: those that are trained, and those that follow one."""
         followers = [call.hooks.copy_to for call in self.graph.values() if call.hooks.copy_to is not None]

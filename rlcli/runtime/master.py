@@ -190,11 +190,10 @@ class MasterWorker:
             )
 
     def _data_order(self) -> DataOrder:
-        """From the step that the run begins with. A graph that trains nothing takes each row of an epoch once; one
-        that trains fills its last step with rows of the next epoch, so that all steps weigh the same."""
+        """From the step that the run begins with."""
         train, rows = self.recipe.train, self.rows[self.recipe.train.dataset]
         first_place = self._start.state.samples if self._start is not None else 0
-        end = rows * train.epochs if train.epochs is not None and not self.recipe.trained_roles else None
+        end = rows * (train.epochs or 1) if self.recipe.takes_each_row_once else None
         return DataOrder(
             rows, train.prompts_per_step, self.recipe.seed, train.shuffle, self.steps_done, first_place, end
         )

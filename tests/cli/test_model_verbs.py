@@ -1,0 +1,249 @@
+"""`rlcli eval`, `generate` and `chat` on a tiny model, through the engine that a run would use."""
+
+import io
+import json
+import shutil
+
+import pytest
+
+from rlcli.launch.answering import Answerer
+from rlcli.observe.samples import read_samples
+from rlcli.testing.chat_model import write_chat_model
+
+ROWS = [{"question": f"What is {n}+{n}?", "answer": f"#### {2 * n}"} for n in range(1, 6)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A chat model, one without a template, and one that writes anything."""
+    home = tmp_path_factory.mktemp("models")
+    write_chat_model(home / "chat")
+    write_chat_model(home / "plain", chat=False)
+    write_chat_model(home / "wild", uniform=True)
+    return home
+
+
+@pytest.fixture
+def rlcli(rlcli, tmp_path, models):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hello."}\n')
+    for folder in models.iterdir():
+        (tmp_path / folder.name).symlink_to(folder)
+    return rlcli
+
+
+def parsed(answer):
+    code, out, err = answer
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+# -- eval ------------------------------------------------------------------------------------------------------
+
+
+def test_eval_reports_what_the_saved_responses_say(rlcli, tmp_path):
+    arguments = ("--dataset", "rows.jsonl", "-n", "4", "--max-new-tokens", "5", "--rows", "3")
+    found = parsed(rlcli("eval", "chat", *arguments, "--save", "out.jsonl", "--show", "1", "--json"))
+    samples = read_samples(tmp_path / "out.jsonl")
+    assert [(s.id, s.number) for s in samples] == [(f"rows:{row}", n) for row in (1, 2, 3) for n in range(4)]
+    results = found["results"]
+    assert set(results) >= {"accuracy", "reward", "pass@2", "pass@4", "majority@4", "response_length"}
+    assert all(one["prompts"] == 3 for one in results.values())
+    cut_off = [sample.finish == "length" for sample in samples]
+    assert results["no_eos_fraction"]["mean"] == pytest.approx(sum(cut_off) / 12)
+    assert all(sample.logprob < 0 for sample in samples)
+    assert len(found["samples"]) == 4
+    assert found["samples"][0]["response"] == samples[0].response
+    assert found["generation"]["temperature"] == 1
+
+
+def test_eval_prints_a_table(rlcli):
+    code, out, err = rlcli("eval", "chat", "--dataset", "rows.jsonl", "--max-new-tokens", "5")
+    assert (code, err) == (0, "")
+    lines = [line.split() for line in out.splitlines()]
+    assert ["accuracy", "0.000", "0.000"] in lines
+    assert "rows     5 of rows.jsonl, one response to each, greedy, up to 5 tokens" in out
+    assert "rows:1  [reward 0" in out
+
+
+def test_eval_takes_keys_of_the_recipe_behind_it(rlcli):
+    found = parsed(rlcli(
+        "eval", "chat", "--dataset", "rows.jsonl", "--json", "generation.max_new_tokens=2",
+        "datasets.held_out.args.max_rows=2", "generation.min_new_tokens=2",
+    ))  # fmt: skip
+    assert found["results"]["response_length"] == {"mean": 2, "standard_error": 0, "prompts": 2}
+
+
+def test_eval_takes_a_dataset_by_its_name(rlcli):
+    held_out = "{type: arithmetic, args: {held_out: true, problems: 3}}"
+    found = parsed(rlcli("eval", "plain", "--dataset", held_out, "--max-new-tokens", "3", "--json"))
+    assert found["dataset"] == {"type": "arithmetic", "args": {"held_out": True, "problems": 3}}
+    assert found["results"]["accuracy"]["prompts"] == 3
+
+
+def test_eval_takes_the_held_out_rows_of_a_recipe(rlcli):
+    found = parsed(rlcli("eval", "plain", "--dataset", "ppo_math", "--rows", "2", "--max-new-tokens", "3", "--json"))
+    assert found["dataset"]["args"]["held_out"] is True
+    assert found["generation"]["max_new_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("nothing", "--dataset", "rows.jsonl"), 2, "no folder nothing"),
+        ((".", "--dataset", "rows.jsonl"), 5, "neither a run, nor a checkpoint, nor a model's folder"),
+        (("mute", "--dataset", "rows.jsonl"), 5, "tokenizer"),
+        (("chat",), 2, "which rows?"),
+        (("chat", "--dataset", "arithmetik"), 2, "did you mean arithmetic?"),
+        (("chat", "--dataset", "nothing.jsonl"), 2, "no rows 'nothing.jsonl'"),
+        (("chat", "--dataset", "sft_math"), 2, "evaluates on no dataset"),
+        (("chat", "--dataset", "ppo_math#other"), 2, "has no dataset 'other'"),
+        (("chat", "--dataset", "{type: "), 2, "names no component"),
+        (("chat", "--dataset", "{type: prompt_only, args: {path: prompts.jsonl}}"), 4, "have no answer"),
+        (("chat", "--dataset", "rows.jsonl", "--max-new-tokens", "600"), 2, "512"),
+        (("chat", "--dataset", "rows.jsonl", "--reward", "math_rewart"), 2, "math_reward"),
+    ],
+)
+def test_what_eval_refuses(rlcli, tmp_path, models, arguments, code, words):
+    shutil.copytree(models / "chat", tmp_path / "mute", ignore=shutil.ignore_patterns("tokenizer*", "chat_template*"))
+    found, out, err = rlcli("eval", *arguments)
+    assert (found, out) == (code, "")
+    assert words in err
+    assert err.startswith("error[")
+    assert "Traceback" not in err
+
+
+# -- generate --------------------------------------------------------------------------------------------------
+
+
+def test_generate_streams_what_it_would_return(rlcli):
+    arguments = ("--prompt", "Hello.", "--max-new-tokens", "12", "--temperature", "0.5")
+    whole = parsed(rlcli("generate", "chat", *arguments, "--json"))["responses"][0]
+    code, out, _ = rlcli("generate", "chat", *arguments)
+    assert code == 0
+    assert whole["finish"] in ("stop", "length")
+    assert whole["logprob"] < 0
+    assert out == printable(whole["text"]) + "\n"
+
+
+def printable(text):
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def test_generate_puts_prompts_through_the_template(rlcli):
+    texts = [
+        parsed(rlcli("generate", "chat", "--prompt", prompt, *more, "--json", "--max-new-tokens", "6"))["responses"][0]
+        for prompt, more in (("Hi", ()), ("<user>Hi<assistant>", ("--raw",)), ("Hi", ("--raw",)))
+    ]
+    assert texts[0]["text"] == texts[1]["text"] != texts[2]["text"]
+
+
+def test_generate_answers_each_line_of_a_file(rlcli, tmp_path):
+    (tmp_path / "ask.txt").write_text("One?\n\nTwo?\n")
+    answer = rlcli("generate", "plain", "--file", "ask.txt", "-n", "2", "--temperature", "1", "--json")
+    responses = parsed(answer)["responses"]
+    assert [(r["prompt"], r["number"]) for r in responses] == [("One?", 0), ("One?", 1), ("Two?", 0), ("Two?", 1)]
+    assert responses[0]["text"] != responses[1]["text"]
+    code, out, _ = rlcli("generate", "plain", "--file", "ask.txt", "-n", "2", "--max-new-tokens", "2")
+    assert code == 0
+    assert [line for line in out.splitlines() if line.startswith("--- ")] == ["--- One?", "--- Two?"]
+    assert out.count("[2 of 2]") == 2
+
+
+def test_generate_reads_standard_input(rlcli, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("Grüße,\nalle".encode())))
+    [response] = parsed(rlcli("generate", "plain", "--json", "--max-new-tokens", "2"))["responses"]
+    assert response["prompt"] == "Grüße,\nalle"
+
+
+@pytest.mark.parametrize("more", [(), ("--json",), ("-n", "2")])
+def test_what_a_model_writes_cannot_reach_the_terminal(rlcli, more):
+    arguments = ("--prompt", "x", "--temperature", "1", "--max-new-tokens", "400", *more)
+    code, out, _ = rlcli("generate", "wild", *arguments)
+    assert code == 0
+    assert all(c.isprintable() or c == "\n" for c in out)
+    assert "x1b" in out or "u001b" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("nothing", "--prompt", "x"), 2, "no folder nothing"),
+        (("chat", "--prompt", " "), 2, "a prompt is empty"),
+        (("chat", "--file", "none.txt"), 4, "none.txt cannot be read"),
+        (("chat", "--prompt", "x", "--top-p", "0"), 2, "top_p"),
+        (("chat", "--prompt", "x" * 600), 5, "the model has 512 positions"),
+    ],
+)
+def test_what_generate_refuses(rlcli, arguments, code, words):
+    found, out, err = rlcli("generate", *arguments)
+    assert (found, out) == (code, "")
+    assert words in err
+
+
+# -- chat ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def talk(rlcli, monkeypatch):
+    """Say some lines to a model: (exit code, stdout, stderr)."""
+
+    def say(*lines, model="chat"):
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(line + "\n" for line in lines)))
+        return rlcli("chat", model, "--max-new-tokens", "8", "--temperature", "0")
+
+    return say
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """The conversations that the model was given."""
+    conversations = []
+    tokens_of = Answerer.tokens_of
+
+    def listening(self, messages):
+        conversations.append([(message["role"], message["content"]) for message in messages])
+        return tokens_of(self, messages)
+
+    monkeypatch.setattr(Answerer, "tokens_of", listening)
+    return conversations
+
+
+def test_chat_remembers_until_it_is_reset(talk, heard):
+    code, out, err = talk("one", "two", "/reset", "three")
+    assert code == 0
+    assert "Ctrl-D leaves" in err
+    _, first, second, third = heard
+    assert first == [("user", "one")]
+    assert [role for role, _ in second] == ["user", "assistant", "user"]
+    assert printable(second[1][1]) == out.splitlines()[0]
+    assert third == [("user", "three")]
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(talk, heard, monkeypatch):
+    stream = Answerer.stream
+
+    def interrupted(self, *arguments):
+        pieces = stream(self, *arguments)
+        yield next(pieces)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Answerer, "stream", interrupted)
+    code, out, _ = talk("one", "two")
+    assert code == 0
+    assert out.splitlines()[0].endswith(" […]")
+    assert printable(heard[2][1][1]) == out.splitlines()[0].removesuffix(" […]")
+
+
+def test_a_conversation_that_grows_too_long_is_said_to_be(talk):
+    code, _, err = talk("x" * 600, "short")
+    assert code == 0
+    assert "the model has 512 positions" in err
+    assert "/reset" in err
+
+
+def test_chat_needs_a_template(talk):
+    code, _, err = talk("one", model="plain")
+    assert code == 5
+    assert "has no chat template" in err
+    assert "rlcli generate" in err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,6 +44,9 @@ def eval(  # the verb's name
         int | None, typer.Option("--max-new-tokens", min=1, metavar="N", help="Longest response.")
     ] = None,
     rows: Annotated[int | None, typer.Option("--rows", min=1, metavar="N", help="Only the first rows.")] = None,
+    tasks: Annotated[
+        str | None, typer.Option("--tasks", metavar="NAMES", help="Tasks of lm-eval instead of rows.")
+    ] = None,
     role: RoleName = None,
     step: StepNumber = None,
     show: Annotated[int, typer.Option("--show", min=0, metavar="N", help="Prompts to show responses to.")] = 2,
@@ -59,9 +62,14 @@ def eval(  # the verb's name
     from dataclasses import replace
 
     from rlcli.launch.evaluation import check_exam, exam_recipe, examine, find_exam, read_component
+    from rlcli.launch.harness import run_tasks
     from rlcli.launch.trained_model import trained_model
     from rlcli.observe.status_line import status_line
 
+    if tasks is not None:
+        with trained_model(model, role, step) as found:
+            _print_tasks(found, run_tasks(found.source, tasks.split(","), rows), as_json)
+        return
     wanted = [*_sampling(samples, temperature), *(overrides or ())]
     if max_new_tokens is not None:
         wanted.append(f"generation.max_new_tokens={max_new_tokens}")
@@ -82,6 +90,36 @@ def eval(  # the verb's name
         _print_json(found, exam, resolved.recipe, evaluated, shown)
     else:
         _print(found, exam, resolved.recipe, evaluated, shown)
+
+
+def _print_tasks(found: TrainedModel, results: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
+    """What lm-eval reports: `acc,none` is a metric and the filter that it was computed behind."""
+    from rlcli.cli.output import print_json, print_table, print_text
+
+    read = {
+        task: {
+            name.removesuffix(",none"): {"value": value, "standard_error": _number(_error_of(name, numbers))}
+            for name, value in numbers.items()
+            if isinstance(value, int | float) and "," in name and "_stderr," not in name
+        }
+        for task, numbers in results.items()
+    }
+    if as_json:
+        print_json({"ok": True, "model": found.described, "results": read})
+        return
+    print_text(f"model    {found.described}\n")
+    rows = [
+        (task, name, _shown(one["value"]), _shown(one["standard_error"]))
+        for task, metrics in read.items()
+        for name, one in metrics.items()
+    ]
+    print_table(("task", "metric", "value", "standard error"), rows)
+
+
+def _error_of(name: str, numbers: Mapping[str, Any]) -> float | None:
+    """lm-eval's standard error of a metric; it writes "N/A" where there is none."""
+    error = numbers.get(name.replace(",", "_stderr,", 1))
+    return error if isinstance(error, float) else None
 
 
 def _sampling(samples: int, temperature: float | None) -> list[str]:
@@ -140,8 +178,8 @@ def _print(
         _print_sample(text)
 
 
-def _shown(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"
+def _shown(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.3f}"
 
 
 def _rows(exam: Exam, recipe: Recipe, evaluated: Evaluated) -> str:

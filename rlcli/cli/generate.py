@@ -50,7 +50,7 @@ def generate(
 ) -> None:
     """Let a model answer prompts; without --prompt and --file, all of standard input is one.
 
-    Example: rlcli generate models/my-model --prompt "What is 17+5-9?"
+    Example: rlcli generate runs/ppo_math/20261121-120000 --prompt "What is 17+5-9?"
     """
     from rlcli.launch.answering import Answerer
     from rlcli.launch.trained_model import trained_model

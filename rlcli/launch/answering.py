@@ -31,8 +31,9 @@ class Answer:
     """Sum over its tokens, in nats."""
 
 
-def load_alone(source: str, device: str = "auto", seed: int = 1) -> Model:
-    """The model of a folder or Hub id with its engine, in this process. Raises ModelError, ResourceError."""
+def load_alone(source: str, device: str = "auto", seed: int = 1, dtype: str = "auto") -> Model:
+    """The model of a folder or Hub id with its engine, in this process; `dtype` is what it computes in. Raises
+    ModelError, ResourceError."""
     import torch
 
     from rlcli.checkpoint.huggingface import load_tokenizer
@@ -41,7 +42,7 @@ def load_alone(source: str, device: str = "auto", seed: int = 1) -> Model:
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(available_cores())
-    return lone_model(source, load_tokenizer(source), pick_device(device, 0), seed)
+    return lone_model(source, load_tokenizer(source), pick_device(device, 0), seed, dtype)
 
 
 class Answerer:

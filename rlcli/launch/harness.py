@@ -7,17 +7,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlcli.api.model_folder import first_line
 from rlcli.errors import ResourceError, UsageError
 
+INSTALL = "pip install 'rlcli[lm-eval]'"
 
-def run_tasks(source: str, tasks: Sequence[str], limit: int | None, shots: int | None) -> dict[str, Any]:
+
+def run_tasks(source: str, tasks: Sequence[str], limit: int | None) -> dict[str, Any]:
     """What lm-eval reports of a model's folder or Hub id: `results` by task. `tasks` are its names, or YAML files of
     one's own; `limit` examples of each at most.
 
     Raises ResourceError where lm-eval is not installed, UsageError for a task that nobody knows.
     """
     if importlib.util.find_spec("lm_eval") is None:
-        raise ResourceError("--tasks needs lm-eval, which is not installed", hint="pip install 'rlcli[lm-eval]'")
+        raise ResourceError("--tasks needs lm-eval, which is not installed", hint=INSTALL)
+    wanted = [_task(name) for name in tasks]
+    try:
+        return _results(source, wanted, limit)
+    except ImportError as error:  # it imports what a task needs as it goes along
+        raise ResourceError(f"lm-eval is not whole: {error}", hint=INSTALL) from error
+
+
+def _results(source: str, tasks: list[str | dict[str, Any]], limit: int | None) -> dict[str, Any]:
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager
 
@@ -25,14 +36,13 @@ def run_tasks(source: str, tasks: Sequence[str], limit: int | None, shots: int |
     from rlcli.runtime.harness import EngineLM
 
     manager = TaskManager()
-    wanted = [_task(name) for name in tasks]
     known = set(manager.all_tasks)
-    if unknown := [name for name in wanted if isinstance(name, str) and name not in known]:
+    if unknown := [name for name in tasks if isinstance(name, str) and name not in known]:
         hint = "lm-eval ls tasks lists them; a file of your own ends in .yaml"
         raise UsageError(f"lm-eval has no task {unknown[0]!r}", where="--tasks", hint=hint)
     found: Any = simple_evaluate(
-        EngineLM(load_alone(source)), tasks=wanted, limit=limit, num_fewshot=shots, task_manager=manager,
-        log_samples=False, bootstrap_iters=1000,
+        EngineLM(load_alone(source)), tasks=tasks, limit=limit, task_manager=manager, log_samples=False,
+        bootstrap_iters=1000,
     )  # fmt: skip
     return dict(found["results"])
 
@@ -40,8 +50,12 @@ def run_tasks(source: str, tasks: Sequence[str], limit: int | None, shots: int |
 def _task(name: str) -> str | dict[str, Any]:
     if not name.endswith((".yaml", ".yml")):
         return name
-    from lm_eval.utils import load_yaml_config
+    import yaml
 
-    if not Path(name).is_file():
-        raise UsageError(f"there is no file {name}", where="--tasks")
-    return dict(load_yaml_config(yaml_path=name))
+    try:
+        found = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"{name} cannot be read: {first_line(error)}", where="--tasks") from None
+    if not isinstance(found, dict) or "task" not in found:
+        raise UsageError(f"{name} describes no task of lm-eval", where="--tasks", hint="it is a mapping with `task:`")
+    return found

@@ -101,11 +101,11 @@ def build_roles(
     return built
 
 
-def lone_model(path: str, tokenizer: PreTrainedTokenizerBase, device: torch.device, seed: int) -> Model:
+def lone_model(path: str, tokenizer: PreTrainedTokenizerBase, device: torch.device, seed: int, dtype: str) -> Model:
     """The model of a folder or Hub id with an engine of its own, that belongs to no recipe. Raises ModelError."""
     source = open_source(path, head="lm", tokenizer=tokenizer, seed=seed)
     model = Model(name="model", module=None, tokenizer=tokenizer, device=device, seed=seed, source=source)
-    backend: ModelBackend = registry.make_backend(ModelBackendAbstraction(UNTRAINED))
+    backend: ModelBackend = registry.make_backend(ModelBackendAbstraction(UNTRAINED, {"dtype": dtype}))
     return backend.initialize(model, None)
 
 

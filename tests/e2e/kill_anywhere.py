@@ -31,6 +31,11 @@ ALGORITHMS = {
         "sft_math", f"models.actor.scratch={{_replace_: true, {TINY_MODEL[1:]}", "datasets.train.args.problems=10",
         "train.prompts_per_step=4",
     ),
+    "generation": (
+        "base/evaluation", f"models.actor.scratch={TINY_MODEL}", "models.actor.tokenizer=builtin:arithmetic",
+        "datasets.held_out={type: arithmetic, args: {problems: 28}}", "train.eval.dataset=null", "train.epochs=null",
+        "train.prompts_per_step=4", "generation.max_new_tokens=4", "generation.responses_per_prompt=2",
+    ),
 }  # fmt: skip
 """Name → a recipe and what makes it small. An algorithm joins all tests of resuming by an entry here."""
 

@@ -50,6 +50,19 @@ def test_the_saved_actor_answers_in_transformers_as_it_did_here(run):
     assert critic.config.num_labels == 1
 
 
+def test_eval_gives_the_numbers_of_the_runs_last_evaluation(run, command):
+    same = "models.actor.backend={type: inference, args: {dtype: float32}}"
+    done = command("eval", str(run.folder), same, "--show", "4", "--json")
+    assert done.returncode == 0, done.stderr
+    found, last = json.loads(done.stdout), run.records[-1]
+    assert {name: one["mean"] for name, one in found["results"].items()} == {
+        name.removeprefix("eval/"): value for name, value in last.items() if name.startswith("eval/")
+    }
+    samples = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
+    wanted = [sample["response"] for sample in samples if (sample["phase"], sample["step"]) == ("eval", 2)]
+    assert [sample["response"] for sample in found["samples"]] == wanted
+
+
 def test_ranks_and_micro_batches_change_no_number(train, tiny_ppo):
     # A toy model solves nothing. A penalty for that, discounted along the response, still gives advantages that differ.
     penalty = ("graph.reward_inf.interface.args.wrong_reward=-1.0", "ppo.discount=0.9")

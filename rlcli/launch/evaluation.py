@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.evaluation import Evaluated
 
-LAYER = "base/evaluation"
+LAYER = "base/scored"
 HELD_OUT = "held_out"
 ROWS_OF_FILES = "math_prompts"
 """The dataset that reads a file which is named without one."""

@@ -72,7 +72,7 @@ def test_references_are_followed_from_one_to_the_next(rlcli):
     through = {use["key"]: use["through"] for use in document["used_by"]}
     assert through["graph.actor_gen.interface.args.generation.max_new_tokens"] == "${ppo}"
     evaluation = "train.eval.graph.eval_gen.interface.args.generation.max_new_tokens"
-    assert through[evaluation] == "${generation.max_new_tokens}"
+    assert through[evaluation] == "${evaluation}"
 
 
 def test_a_key_that_a_layer_sets_over_a_reference_is_not_reached(rlcli):

@@ -32,7 +32,7 @@ ALGORITHMS = {
         "train.prompts_per_step=4",
     ),
     "generation": (
-        "base/evaluation", f"models.actor.scratch={TINY_MODEL}", "models.actor.tokenizer=builtin:arithmetic",
+        "base/scored", f"models.actor.scratch={TINY_MODEL}", "models.actor.tokenizer=builtin:arithmetic",
         "datasets.held_out={type: arithmetic, args: {problems: 28}}", "train.eval.dataset=null", "train.epochs=null",
         "train.prompts_per_step=4", "generation.max_new_tokens=4", "generation.responses_per_prompt=2",
     ),

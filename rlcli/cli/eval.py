@@ -14,7 +14,6 @@ from rlcli.cli.model_arguments import ModelName, RoleName, StepNumber
 from rlcli.cli.recipe_arguments import Overrides
 
 if TYPE_CHECKING:
-    from rlcli.launch.evaluation import Exam
     from rlcli.launch.trained_model import TrainedModel
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.evaluation import Evaluated
@@ -87,9 +86,9 @@ def eval(  # the verb's name
         _save(evaluated, save)
     shown = evaluated.texts[: show * resolved.recipe.generation.responses_per_prompt]
     if as_json:
-        _print_json(found, exam, resolved.recipe, evaluated, shown)
+        _print_json(found, resolved.recipe, evaluated, shown)
     else:
-        _print(found, exam, resolved.recipe, evaluated, shown)
+        _print(found, resolved.recipe, evaluated, shown)
 
 
 def _print_tasks(found: TrainedModel, results: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
@@ -137,9 +136,7 @@ def _save(evaluated: Evaluated, file: Path) -> None:
             writer.write(SampleRecord(step=0, phase="eval", **text))
 
 
-def _print_json(
-    found: TrainedModel, exam: Exam, recipe: Recipe, evaluated: Evaluated, shown: Sequence[dict[str, Any]]
-) -> None:
+def _print_json(found: TrainedModel, recipe: Recipe, evaluated: Evaluated, shown: Sequence[dict[str, Any]]) -> None:
     from rlcli.cli.output import print_json
 
     results = {
@@ -150,7 +147,7 @@ def _print_json(
         {
             "ok": True,
             "model": found.described,
-            "dataset": exam.dataset,
+            "dataset": recipe.datasets[str(recipe.train.eval.dataset)].model_dump(),
             "generation": recipe.generation.model_dump(mode="json"),
             "results": results,
             "samples": [{**text, "logprob": _number(text["logprob"])} for text in shown],
@@ -163,13 +160,11 @@ def _number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _print(
-    found: TrainedModel, exam: Exam, recipe: Recipe, evaluated: Evaluated, shown: Sequence[dict[str, Any]]
-) -> None:
+def _print(found: TrainedModel, recipe: Recipe, evaluated: Evaluated, shown: Sequence[dict[str, Any]]) -> None:
     from rlcli.cli.output import print_table, print_text
 
     print_text(f"model    {found.described}")
-    print_text(f"rows     {_rows(exam, recipe, evaluated)}")
+    print_text(f"rows     {_rows(recipe, evaluated)}")
     print_text()
     scores = evaluated.scores.items()
     rows = [(NAMES.get(name, name), _shown(one.mean), _shown(one.standard_error)) for name, one in scores]
@@ -182,11 +177,12 @@ def _shown(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.3f}"
 
 
-def _rows(exam: Exam, recipe: Recipe, evaluated: Evaluated) -> str:
+def _rows(recipe: Recipe, evaluated: Evaluated) -> str:
     """`256 of arithmetic, 8 responses to each at temperature 1, up to 512 tokens`"""
     generation = recipe.generation.build()
     count = max((one.count for one in evaluated.scores.values()), default=0)
-    source = (exam.dataset.get("args") or {}).get("path") or exam.dataset["type"]
+    dataset = recipe.datasets[str(recipe.train.eval.dataset)]
+    source = dataset.args.get("path") or dataset.type
     group = generation.responses_per_prompt
     drawn = "greedy" if generation.greedy else f"at temperature {generation.temperature:g}"
     each = f"{group} responses to each" if group > 1 else "one response to each"

@@ -9,6 +9,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from rlcli.api.config import GenerationHyperparameters, stable_seed
+from rlcli.api.key_meaning import PROMPTS
 from rlcli.errors import ModelError
 
 if TYPE_CHECKING:
@@ -118,5 +119,5 @@ def _batch(prompts: Sequence[Sequence[int]]) -> SequenceSample:
     return SequenceSample.from_default(
         ids=list(range(len(prompts))),
         seqlens=[len(prompt) for prompt in prompts],
-        data={"packed_prompts": torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int64)},
+        data={PROMPTS: torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int64)},
     )

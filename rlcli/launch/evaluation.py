@@ -20,13 +20,11 @@ if TYPE_CHECKING:
 
 LAYER = "base/scored"
 HELD_OUT = "held_out"
-ROWS_OF_FILES = "math_prompts"
-"""The dataset that reads a file which is named without one."""
 LOOKED_AT = 64
 """Rows that are looked at before a model is loaded."""
 
 Component = dict[str, Any]
-"""`{type: …, args: …}`, as a recipe has it."""
+"""`{type: …, args: …}`, as a recipe has it; where it has no type, that of the layer."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ def find_exam(named: str | None, run: Path | None) -> Exam:
     if named.lstrip().startswith("{"):
         return Exam(read_component(named, "--dataset"))
     if Path(named).expanduser().is_file() and Path(named).suffix in (".jsonl", ".json"):
-        return Exam({"type": ROWS_OF_FILES, "args": {"path": named}})
+        return Exam({"args": {"path": named}})
     return _exam_by_name(named)
 
 
@@ -109,7 +107,8 @@ def examine(resolved: Resolved, phase: Callable[[str], None], rows: int | None, 
 def _keys(place: str, component: Component) -> dict[str, Any]:
     """One key for each argument, so that others can be set next to them."""
     arguments = component.get("args") or {}
-    return {f"{place}.type": component["type"], **{f"{place}.args.{key}": value for key, value in arguments.items()}}
+    kind = {f"{place}.type": component["type"]} if "type" in component else {}
+    return kind | {f"{place}.args.{key}": value for key, value in arguments.items()}
 
 
 def _exam_by_name(named: str) -> Exam:

@@ -22,7 +22,7 @@ DESCRIBED: Mapping[str, tuple[str, ...]] = {
     "texts": (SEQUENCES, PROMPT_MASK),
     "scores": (REWARDS,),
     "finishes": (NOT_ENDED,),
-    "logprobs": (SAMPLED_LOGPROBS, PROMPT_MASK, SEQUENCES),
+    "likelihoods": (SAMPLED_LOGPROBS, PROMPT_MASK, SEQUENCES),
 }
 """What people want to read of responses, and the keys that it takes."""
 
@@ -172,7 +172,7 @@ def _lines(name: str, known: Mapping[str, Any]) -> list[dict[str, Any]]:
     count = len(text["responses"])
     rewards, finishes, logprobs = (
         values if (values := known[what]) is not None and len(values) == count else [None] * count
-        for what in ("scores", "finishes", "logprobs")
+        for what in ("scores", "finishes", "likelihoods")
     )
     return [
         {

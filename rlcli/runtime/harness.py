@@ -13,6 +13,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from rlcli.api.chat_template import conversation_text
 from rlcli.api.config import GenerationHyperparameters, MicroBatchSpec, stable_seed
 from rlcli.api.data import SequenceSample
+from rlcli.api.key_meaning import PROMPTS, SEQUENCES
 from rlcli.api.model import Model, ModelOutput
 from rlcli.errors import ModelError
 
@@ -90,7 +91,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval is an extra that ne
         batch = SequenceSample.from_default(
             ids=list(range(len(texts))),
             seqlens=lengths,
-            data={"packed_input_ids": torch.tensor([token for text in texts for token in text], dtype=torch.int64)},
+            data={SEQUENCES: torch.tensor([token for text in texts for token in text], dtype=torch.int64)},
         )
         spec = MicroBatchSpec(max_tokens_per_mb=max(TOKENS_AT_ONCE, *lengths))
         scores = self.model.module.forward(batch, spec, _scores, [[length - 1] for length in lengths])
@@ -122,7 +123,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval is an extra that ne
         batch = SequenceSample.from_default(
             ids=list(range(len(prompts))),
             seqlens=[len(prompt) for prompt in prompts],
-            data={"packed_prompts": torch.tensor([t for prompt in prompts for t in prompt], dtype=torch.int64)},
+            data={PROMPTS: torch.tensor([t for prompt in prompts for t in prompt], dtype=torch.int64)},
         )
         sampling = GenerationHyperparameters(
             max_new_tokens=limit, greedy=not temperature, temperature=temperature or 1.0,
@@ -136,8 +137,8 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval is an extra that ne
 
 def _scores(output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
     """[T - N, 2]: the log-prob of each token but the first of a sequence, and whether it is the likeliest (1 or 0)."""
-    lengths = batch.flat_seqlens("packed_input_ids")
-    tokens = (batch.data or {})["packed_input_ids"]
+    lengths = batch.flat_seqlens(SEQUENCES)
+    tokens = (batch.data or {})[SEQUENCES]
     assert tokens is not None
     likeliest = output.logits.argmax(-1)
     hits = [

@@ -244,7 +244,7 @@ class ModelWorker:
     # -- looking ---------------------------------------------------------------------------------------------
 
     def describe(
-        self, texts: Sequence[str], scores: Sequence[str], finishes: Sequence[str], logprobs: Sequence[str]
+        self, texts: Sequence[str], scores: Sequence[str], finishes: Sequence[str], likelihoods: Sequence[str]
     ) -> dict[str, Any]:
         """Prompts and responses of some samples as text, the rewards of some, how those of some ended and how likely
         they were: for people to read."""
@@ -253,13 +253,13 @@ class ModelWorker:
             "texts": {id_: self._texts(id_, tokenizer) for id_ in texts if tokenizer is not None},
             "scores": {id_: _tensors(self._samples[id_])[REWARDS].double().tolist() for id_ in scores},
             "finishes": {id_: self._finishes(id_) for id_ in finishes},
-            "logprobs": {id_: self._logprobs(id_) for id_ in logprobs},
+            "likelihoods": {id_: self._likelihoods(id_) for id_ in likelihoods},
         }
 
     def _finishes(self, id_: str) -> list[str]:
         return ["length" if cut_off else "stop" for cut_off in _tensors(self._samples[id_])[NOT_ENDED].tolist()]
 
-    def _logprobs(self, id_: str) -> list[float]:
+    def _likelihoods(self, id_: str) -> list[float]:
         """The log-prob of each response of a sample: the sum over its tokens."""
         sample, tensors = self._samples[id_], _tensors(self._samples[id_])
         per_action = tensors[SAMPLED_LOGPROBS].double().split(sample.flat_seqlens(SAMPLED_LOGPROBS))

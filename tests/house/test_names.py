@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from rlcli.api.key_meaning import MEANINGS
-from rlcli.recipe.schema import Call
+from rlcli.recipe.schema import SECTIONS, Call
 
 ROOT = Path(__file__).resolve().parents[2]
 ASKED = ("api", "testing", "ops")
@@ -18,8 +18,8 @@ CORE = [str(file) for file in FILES if file.parts[0] not in ASKED]
 COMPONENTS = {path.stem for kind in ("interfaces", "backends", "datasets") for path in (ROOT / kind).glob("[!_]*.py")}
 ALGORITHMS = {"ppo", "grpo", "gspo", "dpo", "sft", "reinforce"}
 """Not to be part of a key, such as `ppo.kl_ctl`. Prose, which has blanks, may give one as an example."""
-LANGUAGE = {*get_args(Call.model_fields["call"].annotation), "null"}
-"""Words of every recipe: its calls, and YAML's null."""
+LANGUAGE = {*get_args(Call.model_fields["call"].annotation), *SECTIONS, "null"}
+"""Words of every recipe: its calls, its sections, and YAML's null."""
 NAMES = (COMPONENTS | set(MEANINGS)) - LANGUAGE
 OTHERWISE = {
     ("cli/explain.py", "values"),

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlcli.api.declared_keys import Declaration
-from rlcli.interfaces._settings import Advantages, OldPolicy, OptimizerSteps, RewardShaping, Sampling
+from rlcli.interfaces._rollout_settings import GeneralizedAdvantages, RolloutSettings
+from rlcli.interfaces._settings import OptimizerSteps
 
 
 @dataclass(kw_only=True)
-class PPOSettings(OptimizerSteps, Advantages, RewardShaping, OldPolicy, Sampling):
+class PPOSettings(OptimizerSteps, GeneralizedAdvantages, RolloutSettings):
     """What makes advantages and returns of a rollout: actor and critic compute the same ones."""
 
     READS: ClassVar[Declaration] = {"train_step": (
@@ -22,6 +23,5 @@ class PPOSettings(OptimizerSteps, Advantages, RewardShaping, OldPolicy, Sampling
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.compares_groups and self.generation.responses_per_prompt == 1:
-            key = "group_adv_norm" if self.group_adv_norm else f"advantage_estimator: {self.advantage_estimator}"
-            raise ValueError(f"{key} compares responses to one prompt: set generation.responses_per_prompt")
+        if self.group_adv_norm and self.generation.responses_per_prompt == 1:
+            raise ValueError("group_adv_norm compares responses to one prompt: set generation.responses_per_prompt")

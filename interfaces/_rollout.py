@@ -6,7 +6,6 @@ Each function is given the part of the settings that it reads.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 
@@ -14,26 +13,27 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.model import Model
 from rlcli.errors import UsageError
 from rlcli.interfaces._best_of import keep_best
-from rlcli.interfaces._ppo import PPOSettings
-from rlcli.interfaces._settings import Advantages, OldPolicy, RewardShaping, named
-from rlcli.ops.advantages import ADVANTAGE_ESTIMATORS, Trajectories
+from rlcli.interfaces._rollout_settings import Advantages, KLPenalty, RewardShaping, RolloutSettings
+from rlcli.interfaces._settings import OldPolicy
+from rlcli.ops.advantages import Trajectories
 from rlcli.ops.kl import kl_estimate
-from rlcli.ops.normalization import group_normalize, masked_normalize
 from rlcli.ops.packing import action_owner
 from rlcli.ops.policy_losses import behaviour_weights
 from rlcli.ops.reduce import AllReduce, identity
-from rlcli.ops.rewards import action_mask, dense_rewards, shape_scores, token_rewards
+from rlcli.ops.rewards import action_mask, dense_rewards, overlong_penalties, shape_scores, token_rewards
 
 PER_ACTION = ("loss_mask", "response_mask", "old_logprobs", "loss_weights", "kl", "advantages", "returns")
 
 
-def prepare(settings: PPOSettings, data: SequenceSample, kl_coef: float, all_reduce: AllReduce) -> SequenceSample:
-    """The sequences to train on, with these keys in addition to `packed_input_ids` (A = T - N actions):
+def prepare(settings: RolloutSettings, data: SequenceSample, kl_coef: float, all_reduce: AllReduce) -> SequenceSample:
+    """The sequences to train on; `kl_coef` is the weight of the KL penalty in the reward.
+
+    They have these keys in addition to `packed_input_ids` (A = T - N actions):
 
     `response_mask` [A] actions of the response; `loss_mask` [A] those that are trained on; `old_logprobs`
     [A]; `kl` [A] from the reference, 0 off the response; `advantages` [A] and `returns` [A]; `values` [T];
     `loss_weights` [A] of the decoupled loss (else 1); per sequence `rewards`, `shaped_rewards`,
-    `seq_no_eos_mask`.
+    `seq_no_eos_mask`. With a KL penalty also `ref_logprobs` [A].
     """
     if settings.generation_size is not None:
         _need(data.data, "rewards")
@@ -47,14 +47,43 @@ def prepare(settings: PPOSettings, data: SequenceSample, kl_coef: float, all_red
     scores, rewards = _rewards(settings, tensors, lengths, kl, response, kl_coef)
     values = _values(settings, tensors, lengths)
     trajectories = Trajectories(rewards, values, response, lengths, _groups(data).to(response.device), no_eos)
-    advantages, returns = _advantages(settings, trajectories, trained, all_reduce)
+    advantages, returns = settings.estimate(trajectories, all_reduce)
+    advantages = settings.normalized(advantages, trajectories, trained, all_reduce)
     per_action = dict(zip(PER_ACTION, (trained, response, old, weights, kl, advantages, returns), strict=True))
+    if settings.kl_ctl:
+        per_action["ref_logprobs"] = tensors["packed_ref_logprobs"]
     per_sequence = {
         "rewards": tensors.get("rewards", scores),
         "shaped_rewards": scores,
         "seq_no_eos_mask": no_eos,
     }
     return _batch(data, per_action, per_sequence, values)
+
+
+def batch_stats(
+    settings: RewardShaping, batch: SequenceSample, data: SequenceSample, all_reduce: AllReduce
+) -> dict[str, float]:
+    """What `prepare` made of `data`, in means over the responses, or the tokens, of all ranks."""
+    tensors = batch.data
+    responses, trained = len(tensors["rewards"]), int(tensors["loss_mask"].sum())
+    tokens = int(tensors["response_mask"].sum())
+    advantages = tensors["advantages"][tensors["loss_mask"]].double()
+    pairs = {
+        "reward": (tensors["rewards"].double().sum(), responses),
+        "shaped_reward": (tensors["shaped_rewards"].double().sum(), responses),
+        "kl": (tensors["kl"].double().sum(), tokens),
+        "response_length": (tensors["response_mask"].sum(), responses),
+        "no_eos_fraction": (tensors["seq_no_eos_mask"].sum(), responses),
+        "advantage": (advantages.sum(), trained),
+        "advantage_abs": (advantages.abs().sum(), trained),
+        "return": (tensors["returns"][tensors["loss_mask"]].double().sum(), trained),
+    }
+    if not settings.use_dense_reward:
+        scaled = (tensors["rewards"].double() - settings.reward_output_bias) * settings.reward_output_scaling
+        pairs["reward_clip_fraction"] = ((scaled.abs() > settings.max_reward_clip).sum(), responses)
+    if "solved" in data.keys:
+        pairs["solved"] = (data.data["solved"].sum(), len(data.data["solved"]))
+    return means(pairs, all_reduce)
 
 
 def reduce_over(model: Model) -> AllReduce:
@@ -85,7 +114,7 @@ def response_kl(batch: SequenceSample, all_reduce: AllReduce) -> tuple[float, in
 def _need(tensors: Mapping[str, torch.Tensor], key: str, otherwise: str = "") -> torch.Tensor:
     if key not in tensors:
         hint = f"add {key} to the call's inputs" + (f", {otherwise}" if otherwise else "")
-        raise UsageError(f"PPO needs the key {key}, which the call does not receive", hint=hint, code="R61")
+        raise UsageError(f"training needs the key {key}, which the call does not receive", hint=hint, code="R61")
     return tensors[key]
 
 
@@ -107,11 +136,13 @@ def _policies(
     proximal = _need(tensors, "proximal_logprobs", "or turn use_decoupled_loss and recompute_logprob off")
     if not settings.use_decoupled_loss:
         return proximal, proximal, ones, trained
-    return behaviour, proximal, *behaviour_weights(proximal, behaviour, trained, settings.behav_imp_weight_cap)
+    cap, mode = settings.behav_imp_weight_cap, settings.behav_imp_weight_mode
+    weights, trained = behaviour_weights(proximal, behaviour, trained, cap, mode)
+    return behaviour, proximal, weights, trained
 
 
 def _penalty(
-    settings: RewardShaping, tensors: Mapping[str, torch.Tensor], sampler: torch.Tensor, response: torch.Tensor
+    settings: KLPenalty, tensors: Mapping[str, torch.Tensor], sampler: torch.Tensor, response: torch.Tensor
 ) -> torch.Tensor:
     """[A] KL of the policy that sampled from the reference, 0 off the response."""
     if not settings.kl_ctl:
@@ -121,43 +152,37 @@ def _penalty(
 
 
 def _rewards(
-    settings: RewardShaping, tensors: Mapping[str, torch.Tensor], lengths: list[int], kl: torch.Tensor,
+    settings: RolloutSettings, tensors: Mapping[str, torch.Tensor], lengths: list[int], kl: torch.Tensor,
     response: torch.Tensor, kl_coef: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(shaped score of each sequence, reward of each action)."""
-    no_eos, scaling, clip = tensors["seq_no_eos_mask"], settings.reward_output_scaling, settings.max_reward_clip
+    dense = None
     if settings.use_dense_reward:
         state_scores = _need(tensors, "dense_rewards", "or set use_dense_reward: false")
+        scaling, clip = settings.reward_output_scaling, settings.max_reward_clip
         dense = dense_rewards(state_scores, lengths, settings.reward_delta, scaling, clip)
         scores = torch.zeros(len(lengths), device=dense.device)
-        return scores, token_rewards(scores, kl, response, lengths, kl_coef, dense)
-    scores = shape_scores(
-        _need(tensors, "rewards"), no_eos, scaling=scaling, bias=settings.reward_output_bias, clip=clip,
-        mask_no_eos_with_zero=settings.mask_no_eos_with_zero,
+    else:
+        scores = _shaped(settings, _need(tensors, "rewards"), tensors["seq_no_eos_mask"])
+    if settings.overlong_buffer is not None:
+        owner = action_owner(lengths, response.device)[response]
+        tokens = torch.bincount(owner, minlength=len(lengths))
+        beyond = overlong_penalties(tokens, settings.generation.max_new_tokens, settings.overlong_buffer)
+        scores = scores + settings.overlong_penalty * beyond.to(scores)
+    return scores, token_rewards(scores, kl, response, lengths, kl_coef, dense)
+
+
+def _shaped(settings: RewardShaping, rewards: torch.Tensor, no_eos: torch.Tensor) -> torch.Tensor:
+    return shape_scores(
+        rewards, no_eos, scaling=settings.reward_output_scaling, bias=settings.reward_output_bias,
+        clip=settings.max_reward_clip, mask_no_eos_with_zero=settings.mask_no_eos_with_zero,
     )  # fmt: skip
-    return scores, token_rewards(scores, kl, response, lengths, kl_coef)
 
 
 def _values(settings: Advantages, tensors: Mapping[str, torch.Tensor], lengths: list[int]) -> torch.Tensor:
-    if settings.disable_value:
+    if not settings.needs_values:
         return torch.zeros(sum(lengths), device=tensors["packed_input_ids"].device)
     return _need(tensors, "values", "or set disable_value: true")
-
-
-def _advantages(
-    settings: Advantages, trajectories: Trajectories, trained: torch.Tensor, all_reduce: AllReduce
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(advantages, normalised over the actions that are trained on; returns), both [A]."""
-    if not settings.bootstrap_no_eos:
-        trajectories = replace(trajectories, bootstrap=torch.zeros_like(trajectories.bootstrap))
-    estimate = named(ADVANTAGE_ESTIMATORS, settings.advantage_estimator, settings)
-    advantages, returns = estimate(trajectories)
-    if not settings.adv_norm:
-        return torch.where(trained, advantages, 0.0), returns
-    if not settings.group_adv_norm:
-        return masked_normalize(advantages, trained, all_reduce=all_reduce), returns
-    group = trajectories.group[action_owner(trajectories.seqlens, trained.device)]
-    return group_normalize(advantages, group, trained), returns
 
 
 def _groups(data: SequenceSample) -> torch.Tensor:

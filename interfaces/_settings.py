@@ -1,22 +1,21 @@
 """The settings of reinforcement learning in parts. An interface inherits the parts that it uses, and nothing else.
 
-A function asks for the part that it reads, and is given the interface. In a recipe the keys of all parts of an
-interface are its `args:`, side by side.
+Here: how responses are sampled and how a model is updated; `_rollout_settings` has what lies between. A function asks
+for the part that it reads, and is given the interface. In a recipe the keys of all parts of an interface are its
+`args:`, side by side.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.limits import Limits, check_limits
 from rlcli.api.synonyms import Synonyms
-from rlcli.ops.advantages import AdvantageEstimatorName
-from rlcli.ops.kl import AdaptiveKLController, FixedKLController, KLController, KLEstimator
-from rlcli.ops.policy_losses import LossAggregationName, PolicyLossName
+from rlcli.ops.policy_losses import BehaviourWeightMode, LossAggregationName, PolicyLossName
 
 TokenNormalizeScope = Literal["global", "dp"]
 ValueLoss = Literal["mse", "huber"]
@@ -70,8 +69,10 @@ class Sampling(Settings):
             )
 
     @property
-    def sampled_per_prompt(self) -> int:
-        return self.generation_size or self.generation.responses_per_prompt
+    def sampling(self) -> GenerationHyperparameters:
+        """`generation`, with all the responses that are sampled."""
+        sampled = self.generation_size or self.generation.responses_per_prompt
+        return replace(self.generation, responses_per_prompt=sampled)
 
 
 @dataclass(kw_only=True)
@@ -104,7 +105,11 @@ class OldPolicy(Settings):
 
     LIMITS: ClassVar[Limits] = {"behav_imp_weight_cap": {"gt": 1}}
     SYNONYMS: ClassVar[Synonyms] = {
-        "behav_imp_weight_cap": "behave_imp_weight_cap rollout_is_threshold vllm_importance_sampling_cap",
+        "behav_imp_weight_cap": (
+            "behave_imp_weight_cap rollout_is_threshold vllm_importance_sampling_cap vllm_importance_sampling_clip_max "
+            "tis_imp_ratio_cap"
+        ),
+        "behav_imp_weight_mode": "behave_imp_weight_mode rollout_is vllm_importance_sampling_mode",
     }
 
     use_decoupled_loss: bool = False
@@ -117,164 +122,60 @@ class OldPolicy(Settings):
     sampler's: for the ratio and, unless `use_decoupled_loss` is set too, for the KL penalty."""
 
     behav_imp_weight_cap: float | None = None
-    """With `use_decoupled_loss`: tokens weighted above this leave the loss and the count it is divided by;
-    above 1."""
+    """With `use_decoupled_loss`: the largest weight of a token; above 1."""
+
+    behav_imp_weight_mode: BehaviourWeightMode = "mask"
+    """What becomes of a token weighted above the cap. mask: it leaves the loss and the count that it is divided by.
+    truncate: it is weighted by the cap (truncated importance sampling, TIS)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_choice("behav_imp_weight_mode", BehaviourWeightMode)
+        if self.behav_imp_weight_mode == "truncate" and self.behav_imp_weight_cap is None:
+            raise ValueError("behav_imp_weight_mode: truncate needs behav_imp_weight_cap")
         if self.behav_imp_weight_cap is not None and not self.use_decoupled_loss:
             raise ValueError("behav_imp_weight_cap has no effect without use_decoupled_loss: true")
-
-
-@dataclass(kw_only=True)
-class RewardShaping(Settings):
-    """From scores and the distance from a reference to a reward for each token."""
-
-    LIMITS: ClassVar[Limits] = {
-        "kl_ctl": {"ge": 0}, "adaptive_kl_target": {"gt": 0}, "adaptive_kl_horizon": {"gt": 0},
-        "max_reward_clip": {"gt": 0},
-    }  # fmt: skip
-    SYNONYMS: ClassVar[Synonyms] = {
-        "kl_ctl": (
-            "kl_coef kl_coeff init_kl_coef kl_loss_coef beta pref_beta reference_policy_kl_penalty kl_penalty_coef"
-        ),
-        "kl_estimator": "kl_penalty kl_loss_type kl_type use_kl_estimator_k3 reference_policy_kl_type",
-        "adaptive_kl_ctl": "kl_ctrl.type adap_kl_ctrl adaptive_kl_coef use_adaptive_kl",
-        "adaptive_kl_target": "kl_target target_kl ppo_target kl_ctrl.target adaptive_kl.target",
-        "adaptive_kl_horizon": "kl_horizon kl_ctrl.horizon horizon",
-        "reward_output_bias": "reward_bias",
-        "reward_output_scaling": "reward_scaling reward_scale",
-        "max_reward_clip": "reward_clip reward_clip_range cliprange_reward",
-        "mask_too_long": "mask_truncated_completions overlong_filtering",
-        "mask_no_eos_with_zero": "missing_eos_penalty",
-    }
-
-    kl_ctl: float = 0.1
-    """Weight of the KL penalty per token (its starting value with `adaptive_kl_ctl`)."""
-
-    kl_estimator: KLEstimator = "k1"
-    """Estimate of the KL from the reference, per sampled token: k1, k2 or k3 (rlcli.ops.kl). It is that of
-    the policy that sampled the responses; see `recompute_logprob`."""
-
-    adaptive_kl_ctl: bool = False
-    """Steer the weight of the KL penalty towards `adaptive_kl_target`."""
-
-    adaptive_kl_target: float = 6.0
-    """KL per response, in nats, that the adaptive controller aims at."""
-
-    adaptive_kl_horizon: float = 10000.0
-    """Responses over which the adaptive controller reacts."""
-
-    reward_output_bias: float = 0.0
-    """Subtracted from task rewards: (reward - bias) * scaling."""
-
-    reward_output_scaling: float = 1.0
-    """Multiplies task rewards after the bias is subtracted."""
-
-    max_reward_clip: float = 20.0
-    """Task rewards are clipped to ± this after bias and scaling."""
-
-    mask_no_eos_with_zero: bool = False
-    """Responses that were cut off get task reward 0."""
-
-    mask_too_long: bool = False
-    """Responses that were cut off are not trained on."""
-
-    use_dense_reward: bool = False
-    """Use `dense_rewards` (a score after each token) in place of the one task reward at the end."""
-
-    reward_delta: bool = True
-    """With `use_dense_reward`: a token earns the change of the score, not the score."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_choice("kl_estimator", KLEstimator)
-        if self.adaptive_kl_ctl and self.kl_ctl == 0:
-            raise ValueError("adaptive_kl_ctl multiplies kl_ctl, which is 0 and would stay 0")
-
-    def kl_controller(self) -> KLController:
-        if self.adaptive_kl_ctl:
-            return AdaptiveKLController(self.kl_ctl, self.adaptive_kl_target, self.adaptive_kl_horizon)
-        return FixedKLController(self.kl_ctl)
-
-
-@dataclass(kw_only=True)
-class Advantages(Settings):
-    """How much better than expected an action was."""
-
-    LIMITS: ClassVar[Limits] = {"discount": {"ge": 0, "le": 1}, "gae_lambda": {"ge": 0, "le": 1}}
-    SYNONYMS: ClassVar[Synonyms] = {
-        "advantage_estimator": "adv_estimator advantage_type",
-        "gae_lambda": "lam lambd lmbda gae_lam",
-        "discount": "gamma",
-        "adv_norm": "whiten_advantages whiten_rewards normalize_advantages advantage_normalization",
-        "group_adv_norm": "norm_adv_by_std_in_grpo scale_rewards",
-    }
-
-    advantage_estimator: AdvantageEstimatorName = "gae"
-    """gae: from the values of a critic. grpo: a response against the others to its prompt, without a critic
-    (`disable_value: true`); published without `adv_norm`."""
-
-    discount: float = 1.0
-    """Discount factor per token."""
-
-    gae_lambda: float = 1.0
-    """Bias against variance of advantages: 1 waits for the final reward, 0 trusts the critic's next value."""
-
-    adv_norm: bool = True
-    """Normalise advantages to mean 0 and standard deviation 1 over the batch."""
-
-    group_adv_norm: bool = False
-    """Normalise advantages over the tokens of the responses to one prompt, instead of over the batch."""
-
-    disable_value: bool = False
-    """Do without a critic: all values are 0, advantages are the discounted rewards to come."""
-
-    bootstrap_no_eos: bool = True
-    """The critic's value of the last state of a response that was cut off stands for what would have
-    followed. With a score for cut-off responses too, this adds to it; where most are cut off, values can run
-    away: then false."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_choice("advantage_estimator", AdvantageEstimatorName)
-        if self.group_adv_norm and not self.adv_norm:
-            raise ValueError("group_adv_norm says how adv_norm works; it has no effect with adv_norm: false")
-        if self.advantage_estimator == "grpo" and not self.disable_value:
-            raise ValueError("advantage_estimator: grpo uses no values; set disable_value: true")
-
-    @property
-    def compares_groups(self) -> bool:
-        """Whether a single response to a prompt would say nothing."""
-        return self.group_adv_norm or self.advantage_estimator == "grpo"
 
 
 @dataclass(kw_only=True)
 class PolicyLoss(Settings):
     """What the policy minimises, and when an optimizer step is skipped."""
 
-    LIMITS: ClassVar[Limits] = {"eps_clip": {"gt": 0}, "c_clip": {"gt": 1}, "entropy_coef": {"ge": 0}}
+    LIMITS: ClassVar[Limits] = {
+        "eps_clip": {"gt": 0}, "eps_clip_high": {"gt": 0}, "c_clip": {"gt": 1}, "entropy_coef": {"ge": 0},
+        "loss_constant": {"gt": 0},
+    }  # fmt: skip
     SYNONYMS: ClassVar[Synonyms] = {
-        "policy_loss": "policy_loss_type loss_mode policy_loss_fn",
+        "policy_loss": "policy_loss_type loss_mode policy_loss_fn importance_sampling_level",
         "loss_aggregation": "loss_agg_mode loss_type",
         "eps_clip": (
-            "clip_range cliprange clip_ratio epsilon epsilon_high clip_ratio_low clip_ratio_high clip_eps "
-            "ratio_clip_min ratio_clip_max eps_clip_higher eps_clip_low_high"
+            "clip_range cliprange clip_ratio epsilon epsilon_low clip_ratio_low clip_eps ratio_clip_min "
+            "eps_clip_low_high"
         ),
+        "eps_clip_high": "epsilon_high clip_ratio_high clip_eps_high eps_clip_higher ratio_clip_max",
         "c_clip": "clip_ratio_c dual_clip ratio_clip_c delta",
         "entropy_coef": "entropy_coeff ent_coef entropy_loss_coef entropy_bonus",
     }
 
     policy_loss: PolicyLossName = "ppo"
-    """ppo: each token's ratio is clipped. gspo: one ratio for a whole response, clipped as one (try `eps_clip:
-    3e-4` and `loss_aggregation: sequence`)."""
+    """ppo: each token's ratio is clipped. gspo: one ratio for a whole response, the geometric mean of its tokens'
+    (try `eps_clip: 3e-4` and `loss_aggregation: sequence`). cispo: clipped ratios only weigh the log-probs, so no token
+    loses its gradient. sequence: a response is one action, with the product of its tokens' ratios
+    (RLOO: with `loss_aggregation: constant` and `loss_constant: 1`)."""
 
     loss_aggregation: LossAggregationName = "token"
     """token: every token counts alike, so long responses count for more. sequence: every response counts
-    alike."""
+    alike. constant: tokens count alike, and their sum is divided by `loss_constant` times the number of responses."""
+
+    loss_constant: float | None = None
+    """With `loss_aggregation: constant`: tokens per response that the loss is divided by, such as
+    `${generation.max_new_tokens}`."""
 
     eps_clip: float = 0.2
-    """The policy's ratio counts within 1 ± this."""
+    """The policy's ratio counts down to 1 less this, and up to 1 more unless `eps_clip_high` is set."""
+
+    eps_clip_high: float | None = None
+    """The policy's ratio counts up to 1 + this ("clip-higher" where it is above `eps_clip`); null: `eps_clip`."""
 
     c_clip: float | None = None
     """Dual clip: the loss of a token with negative advantage is at most this times |advantage|; above 1."""
@@ -293,6 +194,8 @@ class PolicyLoss(Settings):
         super().__post_init__()
         self._check_choice("policy_loss", PolicyLossName)
         self._check_choice("loss_aggregation", LossAggregationName)
+        if (self.loss_constant is not None) != (self.loss_aggregation == "constant"):
+            raise ValueError("loss_aggregation: constant divides by loss_constant: set both, or neither")
         if self.c_clip is not None and self.policy_loss != "ppo":
             raise ValueError(f"c_clip has no effect with policy_loss: {self.policy_loss}")
 

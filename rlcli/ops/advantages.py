@@ -1,7 +1,7 @@
-"""Advantage estimators by name: from finished responses to how much better each action was than expected.
+"""Advantage estimators: from finished responses to how much better each action was than expected.
 
-A new one is a function here, and its name in `ADVANTAGE_ESTIMATORS` and `AdvantageEstimatorName`. Its keyword-only
-parameters are its settings: whoever calls it by name passes those, and no others.
+`generalized` needs a critic, `relative` compares responses with each other. The latter is put together from a baseline,
+a scale and a credit, each by name: a new baseline is a function here, and its name in `BASELINES` and `BaselineName`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,21 @@ from typing import Literal
 import torch
 
 from rlcli.ops.gae import gae
-from rlcli.ops.normalization import group_normalize
+from rlcli.ops.normalization import group_moments
 from rlcli.ops.packing import action_owner
+from rlcli.ops.reduce import AllReduce, identity, masked_moments
 
-__all__ = ["ADVANTAGE_ESTIMATORS", "AdvantageEstimator", "AdvantageEstimatorName", "Trajectories"]
+__all__ = [
+    "BASELINES", "SCALES", "BaselineName", "CreditName", "Outcomes", "ScaleName", "Trajectories", "generalized",
+    "relative",
+]  # fmt: skip
 
-AdvantageEstimatorName = Literal["gae", "grpo"]
+SCALE_EPS = 1e-6
+"""Added to a standard deviation that advantages are divided by, as verl does; TRL adds 1e-4."""
+
+BaselineName = Literal["group", "leave_one_out", "batch", "none"]
+ScaleName = Literal["group", "batch", "none"]
+CreditName = Literal["response", "to_go"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,7 @@ class Trajectories:
     """Finished responses: T tokens of N packed sequences, with A = T - N actions (action t chose token t + 1)."""
 
     rewards: torch.Tensor
-    """[A] reward of each action, the KL penalty included; 0 outside of responses."""
+    """[A] reward of each action, with a KL penalty that is part of it; 0 outside of responses."""
     values: torch.Tensor
     """[T] value of the state after each token; zeros where there is no critic."""
     mask: torch.Tensor
@@ -39,39 +48,113 @@ class Trajectories:
     """[N] bool: the value of the last state stands for what would have followed."""
 
 
-AdvantageEstimator = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-"""(trajectories, settings by keyword) → advantages [A] and returns [A], both float32. Returns are what a critic learns
-to predict. The tensors of the trajectories are left as they are."""
-
-
 def generalized(trajectories: Trajectories, *, discount: float, gae_lambda: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generalised advantage estimation (`rlcli.ops.gae`): needs a critic, unless `gae_lambda` is 1."""
+    """Generalised advantage estimation (`rlcli.ops.gae`): (advantages, returns), both [A] float32. It needs a critic,
+    unless `gae_lambda` is 1."""
     t = trajectories
     return gae(t.rewards, t.values, t.seqlens, t.bootstrap, discount, gae_lambda)
 
 
-def group_relative(trajectories: Trajectories) -> tuple[torch.Tensor, torch.Tensor]:
-    """GRPO's outcome supervision (arXiv:2402.03300, section 4.1.2): no critic, each response against its group.
+def relative(
+    trajectories: Trajectories,
+    all_reduce: AllReduce = identity,
+    *,
+    baseline: BaselineName = "group",
+    scale: ScaleName = "group",
+    credit: CreditName = "response",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What each response earned against what others did: (advantages, credits), both [A] float32; no critic.
 
-        outcome   = sum of the rewards of a response
-        advantage = (outcome - mean of its group) / (standard deviation of its group + 1e-6)
+        outcome_i    = sum of the rewards of response i
+        credit_{i,t} = outcome_i ("response"), or the sum of its rewards from action t on ("to_go")
+        advantage    = (credit_{i,t} - baseline_i) / scale_i
 
-    Every action of a response has the advantage of the response, and its outcome as return. The standard deviation is
-    the unbiased one, as in verl and TRL; a group of one response has advantage 0. A sequence without an action counts
-    for nothing.
+    GRPO (arXiv:2402.03300, section 4.1.2) is group over group, Dr.GRPO (arXiv:2503.20783, eq. 3) group over none, RLOO
+    (arXiv:2402.14740, eq. 8) leave_one_out over none. REINFORCE++ (arXiv:2501.03262) credits "to_go" without a
+    baseline, and normalises the advantages of all tokens afterwards. Standard deviations are unbiased; a group of one
+    response says nothing, and has advantage 0 where groups are compared. A sequence without an action counts for
+    nothing.
     """
     t = trajectories
     owner, n_seqs = action_owner(t.seqlens, t.mask.device), len(t.seqlens)
     zeros = torch.zeros(n_seqs, dtype=torch.float64, device=t.rewards.device)
-    outcomes = zeros.index_add(0, owner, torch.where(t.mask, t.rewards, 0.0).to(torch.float64))
+    earned = torch.where(t.mask, t.rewards, 0.0).to(torch.float64)
     acted = zeros.index_add(0, owner, t.mask.to(torch.float64)) > 0
-    relative = group_normalize(outcomes, t.group, acted, unbiased=True, eps=1e-6)
-    per_action = torch.stack([relative.to(torch.float64), outcomes])[:, owner]
-    advantages, returns = torch.where(t.mask, per_action, 0.0).to(torch.float32)
-    return advantages, returns
+    outcomes = Outcomes(zeros.index_add(0, owner, earned), t.group, acted, all_reduce)
+    credits = outcomes.total[owner] if credit == "response" else _to_go(t, earned)
+    advantages = (credits - BASELINES[baseline](outcomes)[owner]) / SCALES[scale](outcomes)[owner]
+    pair = torch.where(t.mask, torch.stack([advantages, credits]), 0.0).to(torch.float32)
+    return pair[0], pair[1]
 
 
-ADVANTAGE_ESTIMATORS: Mapping[AdvantageEstimatorName, AdvantageEstimator] = {
-    "gae": generalized,
-    "grpo": group_relative,
+def _to_go(t: Trajectories, earned: torch.Tensor) -> torch.Tensor:
+    """[A] float64: what was earned from each action on. A value of 0 everywhere leaves that of the GAE."""
+    nothing = torch.zeros(sum(t.seqlens), dtype=torch.float64, device=earned.device)
+    return gae(earned, nothing, t.seqlens, torch.zeros_like(t.bootstrap))[0].to(torch.float64)
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What N responses earned in all."""
+
+    total: torch.Tensor
+    """[N] float64"""
+    group: torch.Tensor
+    """[N] int64: the prompt of each."""
+    acted: torch.Tensor
+    """[N] bool: those that count."""
+    all_reduce: AllReduce
+    """The sum over the ranks that share the batch."""
+
+
+def group_mean(outcomes: Outcomes) -> torch.Tensor:
+    """[N] the mean of the responses to the same prompt."""
+    _, mean, _ = group_moments(outcomes.total, outcomes.group, outcomes.acted)
+    return mean[outcomes.group]
+
+
+def leave_one_out_mean(outcomes: Outcomes) -> torch.Tensor:
+    """[N] the mean of the *other* responses to the same prompt; of a single response its own outcome."""
+    count, mean, _ = group_moments(outcomes.total, outcomes.group, outcomes.acted)
+    n, mean = count[outcomes.group], mean[outcomes.group]
+    others = (n * mean - outcomes.total) / (n - 1).clamp(min=1)
+    return torch.where(n > 1, others, outcomes.total)
+
+
+def batch_mean(outcomes: Outcomes) -> torch.Tensor:
+    """[N] the mean of all responses, on all ranks."""
+    _, mean, _ = masked_moments(outcomes.total, outcomes.acted, outcomes.all_reduce)
+    return torch.full_like(outcomes.total, mean)
+
+
+def no_baseline(outcomes: Outcomes) -> torch.Tensor:
+    return torch.zeros_like(outcomes.total)
+
+
+def group_std(outcomes: Outcomes) -> torch.Tensor:
+    """[N] the standard deviation of the responses to the same prompt."""
+    count, _, variance = group_moments(outcomes.total, outcomes.group, outcomes.acted)
+    unbiased = variance * count / (count - 1).clamp(min=1)
+    return unbiased.sqrt()[outcomes.group] + SCALE_EPS
+
+
+def batch_std(outcomes: Outcomes) -> torch.Tensor:
+    """[N] the standard deviation of all responses, on all ranks."""
+    count, _, variance = masked_moments(outcomes.total, outcomes.acted, outcomes.all_reduce)
+    unbiased = variance * count / max(count - 1, 1.0)
+    return torch.full_like(outcomes.total, unbiased**0.5 + SCALE_EPS)
+
+
+def no_scale(outcomes: Outcomes) -> torch.Tensor:
+    return torch.ones_like(outcomes.total)
+
+
+OfOutcomes = Callable[[Outcomes], torch.Tensor]
+
+BASELINES: Mapping[BaselineName, OfOutcomes] = {
+    "group": group_mean,
+    "leave_one_out": leave_one_out_mean,
+    "batch": batch_mean,
+    "none": no_baseline,
 }
+SCALES: Mapping[ScaleName, OfOutcomes] = {"group": group_std, "batch": batch_std, "none": no_scale}

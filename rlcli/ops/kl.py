@@ -12,6 +12,10 @@ from typing import Any, Literal, Protocol
 import torch
 
 KLEstimator = Literal["k1", "k2", "k3"]
+KLGradient = Literal["reverse", "naive"]
+
+MAX_EXPONENT = 20.0
+"""k3 takes the exponent of a difference of log-probs up to this, so that one freak token cannot make it infinite."""
 
 
 def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: KLEstimator = "k1") -> torch.Tensor:
@@ -27,8 +31,26 @@ def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: K
     if estimator == "k2":
         return 0.5 * difference.square()
     if estimator == "k3":
-        return torch.expm1(-difference) + difference
+        return torch.expm1(-difference.clamp(min=-MAX_EXPONENT)) + difference
     raise ValueError(f"unknown KL estimator {estimator!r}; choose k1, k2 or k3")
+
+
+def kl_loss(
+    logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: KLEstimator, gradient: KLGradient = "reverse"
+) -> torch.Tensor:
+    """A KL penalty to be minimised, per token that the policy sampled: the value of the estimator (`kl_estimate`), with
+    a gradient that `logprobs` receives; same shape as the inputs.
+
+    reverse: the gradient of k2, (logprobs - ref_logprobs) ∇ logprobs. Its expectation over the policy's samples is the
+    gradient of KL(policy || reference), whichever estimator gives the value.
+    naive: the gradient of the estimator itself. Its expectation is 0 for k1 and that of the *forward* KL(reference ||
+    policy) for k3, since estimators are unbiased in value alone (arXiv:2506.09477).
+    """
+    value = kl_estimate(logprobs, ref_logprobs, estimator)
+    if gradient == "naive":
+        return value
+    carrier = kl_estimate(logprobs, ref_logprobs, "k2")
+    return carrier + (value - carrier).detach()
 
 
 class KLController(Protocol):

@@ -9,7 +9,7 @@ import torch
 
 from rlcli.ops.reduce import AllReduce, identity, masked_moments
 
-__all__ = ["RunningMeanStd", "group_normalize", "masked_normalize"]
+__all__ = ["RunningMeanStd", "group_moments", "group_normalize", "masked_normalize"]
 
 
 def masked_normalize(
@@ -17,43 +17,43 @@ def masked_normalize(
     mask: torch.Tensor | None = None,
     *,
     all_reduce: AllReduce = identity,
-    unbiased: bool = False,
     eps: float = 1e-5,
 ) -> torch.Tensor:
     """(x - mean) / (std + eps) with the statistics of all ranks; same shape as `x`, float32.
 
     Entries outside `mask` are not read (NaN and Inf cannot leak) and come out as 0.
     """
-    count, mean, variance = masked_moments(x, mask, all_reduce)
-    if unbiased and count > 1:
-        variance *= count / (count - 1)
+    _, mean, variance = masked_moments(x, mask, all_reduce)
     normalized = (x.to(torch.float64) - mean) / (variance**0.5 + eps)
     return (normalized if mask is None else torch.where(mask, normalized, 0.0)).to(torch.float32)
 
 
-def group_normalize(
-    x: torch.Tensor,
-    group: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    *,
-    unbiased: bool = False,
-    eps: float = 1e-5,
-) -> torch.Tensor:
-    """`masked_normalize` within each group of entries; x, group (int64, from 0) and mask are all [n].
-
-    A group with a single entry becomes 0: it says nothing about better or worse. Groups never span ranks.
-    """
-    keep = torch.ones_like(group, dtype=torch.bool) if mask is None else mask
-    kept, owner = x[keep].to(torch.float64), group[keep]
+def group_moments(
+    x: torch.Tensor, group: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(count, mean, biased variance) of each group's entries that `mask` keeps, [groups] float64; x, group (int64, from
+    0) and mask are all [n]. A group without entries has (0, 0, 0). Groups never span ranks."""
+    kept, owner = x[mask].to(torch.float64), group[mask]
     n_groups = int(group.max()) + 1 if group.numel() else 0
     zeros = torch.zeros(n_groups, dtype=torch.float64, device=x.device)
     count = zeros.index_add(0, owner, torch.ones_like(kept))
     mean = zeros.index_add(0, owner, kept) / count.clamp(min=1)
-    deviation = kept - mean[owner]
-    divisor = (count - 1 if unbiased else count).clamp(min=1)
-    std = (zeros.index_add(0, owner, deviation.square()) / divisor).sqrt()
+    squares = zeros.index_add(0, owner, (kept - mean[owner]).square())
+    return count, mean, squares / count.clamp(min=1)
+
+
+def group_normalize(
+    x: torch.Tensor, group: torch.Tensor, mask: torch.Tensor | None = None, *, eps: float = 1e-5
+) -> torch.Tensor:
+    """`masked_normalize` within each group of entries; x, group (int64, from 0) and mask are all [n].
+
+    A group with a single entry becomes 0: it says nothing about better or worse.
+    """
+    keep = torch.ones_like(group, dtype=torch.bool) if mask is None else mask
+    _, mean, variance = group_moments(x, group, keep)
+    owner = group[keep]
     result = torch.zeros_like(x, dtype=torch.float32)
-    result[keep] = (deviation / (std[owner] + eps)).to(torch.float32)
+    result[keep] = ((x[keep].to(torch.float64) - mean[owner]) / (variance.sqrt()[owner] + eps)).to(torch.float32)
     return result
 
 

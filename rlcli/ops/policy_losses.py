@@ -18,14 +18,16 @@ import torch
 from rlcli.ops.packing import action_owner
 
 __all__ = [
-    "LOSS_AGGREGATIONS", "POLICY_LOSSES", "Actions", "LossAggregationName", "PolicyLossName", "behaviour_weights",
+    "LOSS_AGGREGATIONS", "POLICY_LOSSES", "Actions", "BehaviourWeightMode", "LossAggregationName", "PolicyLossName",
+    "behaviour_weights",
 ]  # fmt: skip
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this before `exp`, so that one freak token cannot make the loss infinite."""
 
-PolicyLossName = Literal["ppo", "gspo"]
-LossAggregationName = Literal["token", "sequence"]
+PolicyLossName = Literal["ppo", "gspo", "cispo", "sequence"]
+LossAggregationName = Literal["token", "sequence", "constant"]
+BehaviourWeightMode = Literal["mask", "truncate"]
 
 
 @dataclass(frozen=True)
@@ -56,18 +58,19 @@ cut off."""
 
 
 def clipped(
-    actions: Actions, *, eps_clip: float, c_clip: float | None = None
+    actions: Actions, *, eps_clip: float, eps_clip_high: float | None = None, c_clip: float | None = None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """PPO's clipped loss (arXiv:1707.06347 eq. 7), with dual clip (arXiv:1912.09729 eq. 5).
+    """PPO's clipped loss (arXiv:1707.06347 eq. 7), with clip-higher (DAPO, arXiv:2503.14476 eq. 8) and dual clip
+    (arXiv:1912.09729 eq. 5).
 
     ratio = exp(logprobs - old_logprobs)
-    loss  = max(-A * ratio, -A * clip(ratio, 1 - eps_clip, 1 + eps_clip))
+    loss  = max(-A * ratio, -A * clip(ratio, 1 - eps_clip, 1 + eps_clip_high))
     loss  = min(loss, c_clip * |A|)        where A < 0, if c_clip is given
     """
     advantages = actions.advantages[actions.mask]
-    log_ratio = actions.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_ratio = _bounded(actions.log_ratio)
     ratio = log_ratio.exp()
-    loss, beyond = _clipped_objective(ratio, advantages, eps_clip)
+    loss, beyond = _clipped_objective(ratio, advantages, eps_clip, eps_clip_high)
     dual = torch.zeros_like(loss, dtype=torch.bool)
     if c_clip is not None:
         bound = c_clip * advantages.abs()
@@ -76,30 +79,89 @@ def clipped(
     return loss, _stats(ratio, log_ratio, clip_fraction=beyond, dual_clip_fraction=dual)
 
 
-def sequence_clipped(actions: Actions, *, eps_clip: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def mean_clipped(
+    actions: Actions, *, eps_clip: float, eps_clip_high: float | None = None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """GSPO (arXiv:2507.18071 eq. 5 to 7): one ratio for all trained actions of a sequence, and clipped as one.
 
         ratio = exp(mean over the sequence of (logprobs - old_logprobs))
-        loss  = max(-A * ratio, -A * clip(ratio, 1 - eps_clip, 1 + eps_clip))
+        loss  = max(-A * ratio, -A * clip(ratio, 1 - eps_clip, 1 + eps_clip_high))
 
-    With equal advantages in a sequence and the aggregation "sequence" this is the objective of the paper, whose clip
-    is about 3e-4.
+    With equal advantages in a sequence and the aggregation "sequence" this is the objective of the paper, whose clips
+    are 3e-4 and 4e-4.
     """
+    total, owner, counts = _by_sequence(actions)
+    return _clipped_as_one(actions, (total / counts.clamp(min=1))[owner], eps_clip, eps_clip_high)
+
+
+def product_clipped(
+    actions: Actions, *, eps_clip: float, eps_clip_high: float | None = None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """A whole sequence as one action, whose ratio is the product of those of its tokens: RLOO as a bandit
+    (arXiv:2402.14740, section 3), with PPO's clip.
+
+        ratio = exp(sum over the sequence of (logprobs - old_logprobs))
+        loss  = max(-A * ratio, -A * clip(ratio, 1 - eps_clip, 1 + eps_clip_high))
+
+    Its loss is spread evenly over its actions, which therefore add up to that of the sequence: with the aggregation
+    "constant" and a constant of 1, the loss is the mean over the responses.
+    """
+    total, owner, counts = _by_sequence(actions)
+    loss, stats = _clipped_as_one(actions, total[owner], eps_clip, eps_clip_high)
+    return loss / counts.clamp(min=1)[owner], stats
+
+
+def clipped_weights(
+    actions: Actions, *, eps_clip: float, eps_clip_high: float | None = None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """CISPO (arXiv:2506.13585 eq. 4 and 5): the clipped ratio only weighs a token, which always keeps its gradient.
+
+        weight = clip(ratio, 1 - eps_clip, 1 + eps_clip_high), without a gradient
+        loss   = -weight * A * logprobs
+
+    The paper sets no lower bound: `eps_clip` of 1 or more. `clip_fraction` counts the tokens whose weight was clipped.
+    """
+    log_ratio = _bounded(actions.log_ratio)
+    ratio = log_ratio.exp()
+    low, high = _bounds(eps_clip, eps_clip_high)
+    weight = ratio.clamp(low, high).detach()
+    loss = -weight * actions.advantages[actions.mask] * actions.logprobs[actions.mask]
+    return loss, _stats(ratio, log_ratio, clip_fraction=weight != ratio)
+
+
+def _by_sequence(actions: Actions) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(sum of the log-ratios of each sequence [N], sequence of each trained action [M], their numbers [N])."""
     owner, counts = _trained(actions.mask, actions.seqlens)
     log_ratio = actions.log_ratio
-    total = torch.zeros(len(counts), dtype=log_ratio.dtype, device=log_ratio.device).index_add(0, owner, log_ratio)
-    ratio = (total / counts.clamp(min=1)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()[owner]
-    loss, beyond = _clipped_objective(ratio, actions.advantages[actions.mask], eps_clip)
-    return loss, _stats(ratio, log_ratio, clip_fraction=beyond)
+    zeros = torch.zeros(len(counts), dtype=log_ratio.dtype, device=log_ratio.device)
+    return zeros.index_add(0, owner, log_ratio), owner, counts
+
+
+def _clipped_as_one(
+    actions: Actions, log_ratio: torch.Tensor, eps_clip: float, eps_clip_high: float | None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """PPO's clipped loss of actions that share the log-ratios [M] of their sequences."""
+    ratio = _bounded(log_ratio).exp()
+    loss, beyond = _clipped_objective(ratio, actions.advantages[actions.mask], eps_clip, eps_clip_high)
+    return loss, _stats(ratio, actions.log_ratio, clip_fraction=beyond)
 
 
 def _clipped_objective(
-    ratio: torch.Tensor, advantages: torch.Tensor, eps_clip: float
+    ratio: torch.Tensor, advantages: torch.Tensor, eps_clip: float, eps_clip_high: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss of each action, whether the clip cut its gradient off)."""
+    low, high = _bounds(eps_clip, eps_clip_high)
     unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - eps_clip, 1 + eps_clip)
+    clipped = -advantages * ratio.clamp(low, high)
     return torch.maximum(unclipped, clipped), clipped > unclipped
+
+
+def _bounds(eps_clip: float, eps_clip_high: float | None) -> tuple[float, float]:
+    return 1 - eps_clip, 1 + (eps_clip if eps_clip_high is None else eps_clip_high)
+
+
+def _bounded(log_ratio: torch.Tensor) -> torch.Tensor:
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 @torch.no_grad()
@@ -108,12 +170,17 @@ def _stats(ratio: torch.Tensor, log_ratio: torch.Tensor, **shares: torch.Tensor)
     return {"importance_ratio": ratio.sum(), "approx_kl": -log_ratio.sum(), **counts}
 
 
-POLICY_LOSSES: Mapping[PolicyLossName, PolicyLoss] = {"ppo": clipped, "gspo": sequence_clipped}
+POLICY_LOSSES: Mapping[PolicyLossName, PolicyLoss] = {
+    "ppo": clipped,
+    "gspo": mean_clipped,
+    "cispo": clipped_weights,
+    "sequence": product_clipped,
+}
 
 
-LossAggregation = Callable[[torch.Tensor, Sequence[int]], tuple[torch.Tensor, torch.Tensor]]
-"""(mask [A], N lengths in tokens) → the weight of each trained action in the loss, [M], and the weight of the whole,
-by which the sum over all micro-batches and ranks is divided."""
+LossAggregation = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+"""(mask [A], N lengths in tokens, settings by keyword) → the weight of each trained action in the loss, [M], and the
+weight of the whole, by which the sum over all micro-batches and ranks is divided."""
 
 
 def token_mean(mask: torch.Tensor, seqlens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -128,7 +195,20 @@ def sequence_mean(mask: torch.Tensor, seqlens: Sequence[int]) -> tuple[torch.Ten
     return counts.clamp(min=1).to(torch.float32).reciprocal()[owner], counts.count_nonzero()
 
 
-LOSS_AGGREGATIONS: Mapping[LossAggregationName, LossAggregation] = {"token": token_mean, "sequence": sequence_mean}
+def constant_mean(
+    mask: torch.Tensor, seqlens: Sequence[int], *, loss_constant: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every token counts alike, and every response for `loss_constant` tokens (Dr.GRPO, arXiv:2503.20783): neither
+    their lengths nor how many are masked change the weight of a token."""
+    shares = torch.full_like(mask[mask], 1 / loss_constant, dtype=torch.float32)
+    return shares, torch.tensor(len(seqlens), device=mask.device)
+
+
+LOSS_AGGREGATIONS: Mapping[LossAggregationName, LossAggregation] = {
+    "token": token_mean,
+    "sequence": sequence_mean,
+    "constant": constant_mean,
+}
 
 
 def _trained(mask: torch.Tensor, seqlens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,14 +222,20 @@ def behaviour_weights(
     behaviour_logprobs: torch.Tensor,
     mask: torch.Tensor,
     cap: float | None = None,
+    mode: BehaviourWeightMode = "mask",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights of the decoupled PPO loss (arXiv:2110.00641): exp(proximal - behaviour); all tensors [n].
 
-    Returns (weights, kept mask). Tokens whose weight is above `cap` leave the mask, hence both the sum and
-    the count that it is divided by: dropping them does not shrink the update of the others. Weights off the
-    mask are 0.
+    Returns (weights, kept mask). What a `cap` does to weights above it: with the mode "mask" their tokens leave the
+    mask, hence both the sum and the count that it is divided by, so that dropping them does not shrink the update of
+    the others. With "truncate" they are the cap itself, which is truncated importance sampling. Weights off the mask
+    are 0.
     """
-    log_weights = torch.where(mask, proximal_logprobs - behaviour_logprobs, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    weights = log_weights.exp().detach()
-    kept = mask if cap is None else mask & (weights <= cap)
+    log_weights = torch.where(mask, proximal_logprobs - behaviour_logprobs, 0.0)
+    weights = _bounded(log_weights).exp().detach()
+    kept = mask
+    if cap is not None and mode == "mask":
+        kept = mask & (weights <= cap)
+    elif cap is not None:
+        weights = weights.clamp(max=cap)
     return torch.where(kept, weights, 0.0), kept

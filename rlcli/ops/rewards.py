@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["action_mask", "shape_scores", "token_rewards"]
+__all__ = ["action_mask", "overlong_penalties", "shape_scores", "token_rewards"]
 
 
 def action_mask(prompt_mask: torch.Tensor, seqlens: Sequence[int]) -> torch.Tensor:
@@ -41,6 +41,15 @@ def shape_scores(
     """
     shaped = ((scores.to(torch.float32) - bias) * scaling).clamp(-clip, clip)
     return torch.where(no_eos, 0.0, shaped) if mask_no_eos_with_zero else shaped
+
+
+def overlong_penalties(lengths: torch.Tensor, limit: int, buffer: int) -> torch.Tensor:
+    """[N] from 0 to -1, float32: DAPO's soft punishment (arXiv:2503.14476, eq. 13) of responses of `lengths` tokens.
+
+    0 up to limit - buffer tokens; from there it falls by 1 / buffer per token, down to -1 from the limit on.
+    """
+    beyond = (lengths.to(torch.float32) - (limit - buffer)) / buffer
+    return -beyond.clamp(0, 1)
 
 
 def token_rewards(

@@ -145,7 +145,7 @@ _WORDS: Mapping[str, str] = {
     "checkpoint.asynchronous": "async_save use_async_save",
     "graph.<call>.interface": (
         "reward_funcs reward_func reward_function custom_reward_function remote_rm_url rl finetuning_type stage "
-        "rlhf_type"
+        "rlhf_type adv_estimator advantage_estimator advantage_type"
     ),
     "graph.<call>.interface.args.path": "reward_model reward_model_path reward_pretrain reward_model_name_or_path",
 }

@@ -317,8 +317,18 @@ INTERFACES = {
     "actor, groups": trains_by("ppo_actor", group_adv_norm=True, mask_too_long=True, mask_no_eos_with_zero=True),
     "actor, decoupled": trains_by("ppo_actor", use_decoupled_loss=True, behav_imp_weight_cap=2.0, kl_estimator="k3"),
     "actor, recomputed": trains_by("ppo_actor", recompute_logprob=True, adaptive_kl_ctl=True, c_clip=3.0),
-    "actor, by sequences": trains_by(
-        "ppo_actor", advantage_estimator="grpo", policy_loss="gspo", loss_aggregation="sequence", disable_value=True
+    "grpo": trains_by("grpo"),
+    "grpo, by sequences": trains_by(
+        "grpo", policy_loss="gspo", baseline="leave_one_out", scale="batch", kl_in="reward"
+    ),
+    "grpo, by tokens": trains_by(
+        "grpo",
+        policy_loss="cispo",
+        loss_aggregation="constant",
+        loss_constant=8.0,
+        credit="to_go",
+        adv_norm=True,
+        overlong_buffer=4,
     ),
     "actor, best of two": trains_by("ppo_actor", generation={"responses_per_prompt": 1}, generation_size=2),
     "critic": trains_by("ppo_critic"),

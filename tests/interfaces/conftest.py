@@ -1,4 +1,4 @@
-"""A rollout over the tiny engine's vocabulary, and PPO written out by hand to compare with."""
+"""A rollout over the tiny engine's vocabulary, and policy gradients written out by hand to compare with."""
 
 from __future__ import annotations
 
@@ -43,8 +43,14 @@ def by_hand():
     return rollout_by_hand
 
 
+@pytest.fixture
+def loss_by_hand():
+    return policy_loss_by_hand
+
+
 def rollout_by_hand(args, batch, kl_coef):
-    """What PPO trains on: for each sequence a dict of lists over its actions. One number at a time, in plain floats."""
+    """What is trained on: for each sequence a dict of lists over its actions. One number at a time, in plain floats.
+    `kl_coef` is the weight of the KL penalty in the reward."""
     column = {key: batch.data[key].double().tolist() for key in batch.keys}
     sequences, token, action, number = [], 0, 0, 0
     for sample, lengths in enumerate(batch.seqlens["packed_input_ids"]):
@@ -59,16 +65,41 @@ def rollout_by_hand(args, batch, kl_coef):
             one |= _sequence(args, kl_coef, length, per_token, per_action, column["rewards"][number], ended)
             sequences.append(one)
             token, action, number = token + length, action + length - 1, number + 1
-    return _normalised(args, _compared(sequences) if args.advantage_estimator == "grpo" else sequences)
+    return _normalised(args, _compared(args, sequences) if hasattr(args, "baseline") else _valued(args, sequences))
 
 
-def _compared(sequences):
-    """Each response by what it earned in all, against the others to its prompt."""
+def _compared(args, sequences):
+    """Each response by what it earned, against what others did."""
+    everybody = [sum(other["earned"]) for other in sequences]
     for one in sequences:
         group = [sum(other["earned"]) for other in sequences if other["sample"] == one["sample"]]
-        relative = (sum(one["earned"]) - statistics.fmean(group)) / (statistics.stdev(group) + 1e-6)
-        one["advantages"] = [relative * acts for acts in one["response"]]
-        one["returns"] = [sum(one["earned"]) * acts for acts in one["response"]]
+        others = [sum(other["earned"]) for other in sequences if other["sample"] == one["sample"] and other is not one]
+        baseline = {
+            "group": statistics.fmean(group), "leave_one_out": statistics.fmean(others),
+            "batch": statistics.fmean(everybody), "none": 0.0,
+        }[args.baseline]  # fmt: skip
+        scale = {"group": statistics.stdev(group) + 1e-6, "batch": statistics.stdev(everybody) + 1e-6, "none": 1.0}
+        actions = range(len(one["earned"]))
+        whole = args.credit == "response"
+        credits = [sum(one["earned"] if whole else one["earned"][t:]) * one["response"][t] for t in actions]
+        one["returns"] = credits
+        one["advantages"] = [(credits[t] - baseline) / scale[args.scale] * one["response"][t] for t in actions]
+    return sequences
+
+
+def _valued(args, sequences):
+    """Each action by the values of a critic."""
+    for one in sequences:
+        values = [0.0] * len(one["values"]) if args.disable_value else one["values"]
+        if one["ended"] or not args.bootstrap_no_eos:
+            values[-1] = 0.0
+        advantages, running = [], 0.0
+        for t in reversed(range(len(one["earned"]))):
+            error = one["earned"][t] + args.discount * values[t + 1] - values[t]
+            running = error + args.discount * args.gae_lambda * running
+            advantages.insert(0, running)
+        one["advantages"] = advantages
+        one["returns"] = [advantage + value for advantage, value in zip(advantages, values[:-1], strict=True)]
     return sequences
 
 
@@ -79,7 +110,9 @@ def _sequence(args, kl_coef, length, per_token, per_action, reward, ended):
     old = proximal if args.use_decoupled_loss or args.recompute_logprob else behaviour
     weights = [math.exp(proximal[t] - behaviour[t]) if args.use_decoupled_loss else 1.0 for t in actions]
     trained = [response[t] and (ended or not args.mask_too_long) for t in actions]
-    if args.behav_imp_weight_cap is not None:
+    if args.behav_imp_weight_mode == "truncate":
+        weights = [min(weight, args.behav_imp_weight_cap) for weight in weights]
+    elif args.behav_imp_weight_cap is not None:
         trained = [trained[t] and weights[t] <= args.behav_imp_weight_cap for t in actions]
     sampler = proximal if args.recompute_logprob and not args.use_decoupled_loss else behaviour
     kl = [_kl(args.kl_estimator, sampler[t] - per_action["packed_ref_logprobs"][t]) * response[t] for t in actions]
@@ -94,17 +127,12 @@ def _sequence(args, kl_coef, length, per_token, per_action, reward, ended):
         score = (reward - args.reward_output_bias) * args.reward_output_scaling
         cut = args.mask_no_eos_with_zero and not ended
         earned[-1] += 0.0 if cut else min(max(score, -limit), limit)
-    values = [0.0] * length if args.disable_value else list(per_token["values"])
-    if ended or not args.bootstrap_no_eos:
-        values[-1] = 0.0
-    advantages, running = [0.0] * (length - 1), 0.0
-    for t in reversed(actions):
-        running = earned[t] + args.discount * values[t + 1] - values[t] + args.discount * args.gae_lambda * running
-        advantages[t] = running
-    returns = [advantages[t] + values[t] for t in actions]
+    if args.overlong_buffer is not None and response and response[-1]:
+        beyond = sum(response) - (args.generation.max_new_tokens - args.overlong_buffer)
+        earned[-1] -= args.overlong_penalty * min(max(beyond / args.overlong_buffer, 0.0), 1.0)
     return {
-        "old": old, "weights": weights, "trained": trained, "kl": kl, "advantages": advantages, "returns": returns,
-        "values": values, "response": response, "earned": earned,
+        "old": old, "weights": weights, "trained": trained, "kl": kl, "response": response, "earned": earned,
+        "values": list(per_token["values"]), "ended": ended, "reference": per_action["packed_ref_logprobs"],
     }  # fmt: skip
 
 
@@ -117,11 +145,68 @@ def _kl(estimator, difference):
 def _normalised(args, sequences):
     if not args.adv_norm:
         return sequences
-    for group in {one["sample"] if args.group_adv_norm else 0 for one in sequences}:
-        members = [one for one in sequences if not args.group_adv_norm or one["sample"] == group]
+    by_group = getattr(args, "group_adv_norm", False)
+    for group in {one["sample"] if by_group else 0 for one in sequences}:
+        members = [one for one in sequences if not by_group or one["sample"] == group]
         kept = [a for one in members for a, trains in zip(one["advantages"], one["trained"], strict=True) if trains]
         if kept:
             mean, spread = statistics.fmean(kept), statistics.pstdev(kept)
             for one in members:
                 one["advantages"] = [(a - mean) / (spread + 1e-5) for a in one["advantages"]]
     return sequences
+
+
+def policy_loss_by_hand(args, sequences, model):
+    """(sum over tokens or responses of the loss, with its gradient; what it is divided by), in float64."""
+    loss, count = torch.zeros((), dtype=torch.float64), 0
+    for one in sequences:
+        output = TinyOutput(model, one["tokens"], [len(one["tokens"])])
+        output.temperature = args.generation.temperature
+        scores = output.logits.log_softmax(-1)
+        places = [t for t, trains in enumerate(one["trained"]) if trains]
+        logprobs = {t: scores[t, one["tokens"][t + 1]] for t in places}
+        log_ratios = _log_ratios(args, {t: logprobs[t] - one["old"][t] for t in places})
+        terms = [
+            one["weights"][t]
+            * _surrogate(args, one["advantages"][t], log_ratios[t].exp(), logprobs[t])
+            / (len(places) if args.policy_loss == "sequence" else 1)
+            - args.entropy_coef * -(scores[t].exp() * scores[t]).sum()
+            + _kl_in_loss(args, logprobs[t] - one["reference"][t])
+            for t in places
+        ]
+        if terms:
+            share = {"token": 1, "sequence": len(terms), "constant": args.loss_constant}[args.loss_aggregation]
+            loss = loss + torch.stack(terms).sum() / share
+        counted = {"token": len(terms), "sequence": bool(terms), "constant": 1}
+        count += counted[args.loss_aggregation]
+    return loss, count
+
+
+def _log_ratios(args, by_token):
+    """Each token's own, or that of its response."""
+    if not by_token or args.policy_loss in ("ppo", "cispo"):
+        return by_token
+    together = torch.stack(list(by_token.values()))
+    return dict.fromkeys(by_token, together.mean() if args.policy_loss == "gspo" else together.sum())
+
+
+def _surrogate(args, advantage, ratio, logprob):
+    high = args.eps_clip if args.eps_clip_high is None else args.eps_clip_high
+    inside = ratio.clamp(1 - args.eps_clip, 1 + high)
+    if args.policy_loss == "cispo":
+        return -inside.detach() * advantage * logprob
+    objective = torch.minimum(ratio * advantage, inside * advantage)
+    if args.c_clip is not None and advantage < 0:
+        objective = torch.maximum(objective, torch.tensor(args.c_clip * advantage, dtype=torch.float64))
+    return -objective
+
+
+def _kl_in_loss(args, difference):
+    """The estimator; with the gradient of the reverse KL, (log-prob - reference) times that of the log-prob."""
+    if getattr(args, "kl_in", "reward") == "reward" or not args.kl_ctl:
+        return 0.0
+    fixed = difference.detach()
+    if args.kl_gradient == "naive":
+        value = {"k1": difference, "k2": difference**2 / 2, "k3": (-difference).exp() - 1 + difference}
+        return args.kl_ctl * value[args.kl_estimator]
+    return args.kl_ctl * (_kl(args.kl_estimator, float(fixed)) + fixed * (difference - fixed))

@@ -1,17 +1,32 @@
 import dataclasses
 import inspect
+import itertools
 
 import pytest
 
-from rlcli.interfaces import _settings
+from rlcli.interfaces import _rollout_settings, _settings
+from rlcli.interfaces._policy_loss import PolicySettings
 from rlcli.interfaces._ppo import PPOSettings
-from rlcli.interfaces._settings import Advantages, CriticLoss, OptimizerSteps, PolicyLoss, RewardShaping, Settings
+from rlcli.interfaces._rollout_settings import (
+    GeneralizedAdvantages,
+    KLPenalty,
+    KLPlacement,
+    RelativeAdvantages,
+    RewardShaping,
+)
+from rlcli.interfaces._settings import CriticLoss, OldPolicy, OptimizerSteps, PolicyLoss, Settings
+from rlcli.interfaces.grpo import GRPOInterface
 from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.interfaces.ppo_critic import PPOCriticInterface
-from rlcli.ops.advantages import ADVANTAGE_ESTIMATORS
-from rlcli.ops.policy_losses import POLICY_LOSSES
+from rlcli.ops.policy_losses import LOSS_AGGREGATIONS, POLICY_LOSSES
 
-PARTS = [cls for cls in vars(_settings).values() if inspect.isclass(cls) and Settings in cls.__bases__]
+PARTS = list(
+    dict.fromkeys(
+        cls
+        for cls in itertools.chain(vars(_settings).values(), vars(_rollout_settings).values())
+        if inspect.isclass(cls) and issubclass(cls, Settings)
+    )
+)
 
 
 def keys(cls):
@@ -20,14 +35,15 @@ def keys(cls):
 
 def test_actor_and_critic_share_the_settings_of_the_rollout_and_nothing_else():
     shared = keys(PPOSettings)
-    assert keys(PPOActorInterface) == shared | keys(PolicyLoss)
+    assert keys(PPOActorInterface) == shared | keys(PolicySettings)
     assert keys(PPOCriticInterface) == shared | keys(CriticLoss)
 
 
 def test_each_key_belongs_to_one_part():
-    owners = [name for part in PARTS for name in keys(part)]
+    owners = [name for part in PARTS for name in set(part.__annotations__) & set(keys(part))]
     assert len(owners) == len(set(owners))
-    assert set(owners) == set(keys(PPOActorInterface)) | set(keys(PPOCriticInterface))
+    interfaces = (PPOActorInterface, PPOCriticInterface, GRPOInterface)
+    assert set(owners) == {name for interface in interfaces for name in keys(interface)}
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -36,13 +52,18 @@ def test_a_part_works_alone(part):
     part()
 
 
-@pytest.mark.parametrize(
-    ("functions", "part"), [(ADVANTAGE_ESTIMATORS, Advantages), (POLICY_LOSSES, PolicyLoss)], ids=["advantages", "loss"]
-)
-def test_what_a_named_function_takes_is_a_key_of_its_part(functions, part):
+@pytest.mark.parametrize("functions", [POLICY_LOSSES, LOSS_AGGREGATIONS], ids=["loss", "aggregation"])
+def test_what_a_named_function_takes_is_a_key_of_its_part(functions):
     for function in functions.values():
         taken = {p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
-        assert taken <= set(keys(part))
+        assert taken <= set(keys(PolicyLoss))
+
+
+def test_the_defaults_of_grpo_are_those_of_its_paper():
+    args = GRPOInterface()
+    assert (args.baseline, args.scale, args.credit, args.adv_norm) == ("group", "group", "response", False)
+    assert (args.kl_ctl, args.kl_in, args.kl_estimator) == (0.04, "loss", "k3")
+    assert (args.policy_loss, args.loss_aggregation, args.eps_clip) == ("ppo", "sequence", 0.2)
 
 
 def test_the_defaults_are_those_of_the_command_line_of_the_seed_systems():
@@ -64,25 +85,35 @@ def test_the_defaults_are_those_of_the_command_line_of_the_seed_systems():
         (OptimizerSteps, {"minibatches": 0}, "minibatches is 0"),
         (OptimizerSteps, {"ppo_epochs": 0}, "ppo_epochs"),
         (OptimizerSteps, {"token_normalize_scope": "rank"}, "global, dp"),
-        (Advantages, {"discount": 1.1}, "discount"),
-        (Advantages, {"group_adv_norm": True, "adv_norm": False}, "no effect"),
-        (Advantages, {"advantage_estimator": "vtrace"}, "gae, grpo"),
-        (Advantages, {"advantage_estimator": "grpo"}, "disable_value: true"),
+        (GeneralizedAdvantages, {"discount": 1.1}, "discount"),
+        (GeneralizedAdvantages, {"group_adv_norm": True, "adv_norm": False}, "no effect"),
+        (RelativeAdvantages, {"baseline": "mean"}, "group, leave_one_out, batch, none"),
+        (RelativeAdvantages, {"scale": "std"}, "group, batch, none"),
+        (RelativeAdvantages, {"credit": "token"}, "response, to_go"),
+        (KLPlacement, {"kl_in": "advantage"}, "loss, reward"),
+        (KLPlacement, {"kl_gradient": "k2"}, "reverse, naive"),
+        (KLPlacement, {"kl_gradient": "naive", "kl_in": "reward"}, "no effect"),
+        (OldPolicy, {"use_decoupled_loss": True, "behav_imp_weight_mode": "truncate"}, "needs behav_imp_weight_cap"),
+        (OldPolicy, {"behav_imp_weight_mode": "clip"}, "mask, truncate"),
         (PolicyLoss, {"eps_clip": 0.0}, "eps_clip"),
         (PolicyLoss, {"eps_clip": float("nan")}, "eps_clip"),
         (PolicyLoss, {"c_clip": 1.0}, "c_clip is 1.0"),
         (PolicyLoss, {"c_clip": 3.0, "policy_loss": "gspo"}, "no effect with policy_loss: gspo"),
-        (PolicyLoss, {"policy_loss": "reinforce"}, "ppo, gspo"),
-        (PolicyLoss, {"loss_aggregation": "batch"}, "token, sequence"),
-        (RewardShaping, {"kl_ctl": -0.1}, "kl_ctl"),
-        (RewardShaping, {"adaptive_kl_ctl": True, "kl_ctl": 0.0}, "would stay 0"),
-        (RewardShaping, {"kl_estimator": "k4"}, "k1, k2, k3"),
+        (PolicyLoss, {"policy_loss": "reinforce"}, "ppo, gspo, cispo, sequence"),
+        (PolicyLoss, {"loss_aggregation": "batch"}, "token, sequence, constant"),
+        (PolicyLoss, {"loss_aggregation": "constant"}, "set both, or neither"),
+        (PolicyLoss, {"loss_constant": 9.0}, "set both, or neither"),
+        (PolicyLoss, {"eps_clip_high": 0.0}, "eps_clip_high"),
+        (RewardShaping, {"overlong_buffer": 0}, "overlong_buffer"),
+        (GRPOInterface, {"overlong_buffer": 300}, "at most generation.max_new_tokens, 256"),
+        (KLPenalty, {"kl_ctl": -0.1}, "kl_ctl"),
+        (KLPenalty, {"adaptive_kl_ctl": True, "kl_ctl": 0.0}, "would stay 0"),
+        (KLPenalty, {"kl_estimator": "k4"}, "k1, k2, k3"),
         (CriticLoss, {"value_norm_type": "mean"}, "exp, ma"),
         (CriticLoss, {"value_loss": "mae"}, "mse, huber"),
         (PPOSettings, {"behav_imp_weight_cap": 2.0}, "use_decoupled_loss"),
         (PPOSettings, {"generation_size": 1}, "best of k"),
         (PPOSettings, {"group_adv_norm": True}, "responses_per_prompt"),
-        (PPOSettings, {"advantage_estimator": "grpo", "disable_value": True}, "responses_per_prompt"),
         (PPOSettings, {"generation": {"temperature": 0}}, "temperature"),
         (PPOActorInterface, {"policy_loss": "reinforce"}, "ppo, gspo"),
         (PPOCriticInterface, {"value_norm_beta": 1.0}, "value_norm_beta"),

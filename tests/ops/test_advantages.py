@@ -1,17 +1,22 @@
-import inspect
+import itertools
+from functools import partial
 from typing import get_args
 
 import pytest
 import torch
 
 from rlcli.ops.advantages import (
-    ADVANTAGE_ESTIMATORS,
-    AdvantageEstimatorName,
+    BASELINES,
+    SCALES,
+    BaselineName,
+    CreditName,
+    ScaleName,
     Trajectories,
     generalized,
-    group_relative,
+    relative,
 )
 from rlcli.ops.gae import gae
+from rlcli.testing.tiny_engine import TinyRanks
 
 SEQLENS = [4, 3, 2, 3, 1]
 MASK = torch.tensor([False, True, True, False, True, True, True, True])
@@ -31,23 +36,80 @@ def trajectories(**changes):
 
 
 def test_every_name_has_a_function():
-    assert set(ADVANTAGE_ESTIMATORS) == set(get_args(AdvantageEstimatorName))
+    assert set(BASELINES) == set(get_args(BaselineName))
+    assert set(SCALES) == set(get_args(ScaleName))
+
+
+def advantages(given=None, **settings):
+    return relative(given or trajectories(), **settings)[0].tolist()
 
 
 def test_the_group_relative_advantage_by_hand():
     """Outcomes 1 and 3: mean 2, standard deviation √2. Outcomes 2 and 1, and a sequence that did nothing: mean 1.5,
     standard deviation 1/√2."""
-    advantages, returns = group_relative(trajectories())
+    found, credits = relative(trajectories())
     a, b = 1 / 2**0.5, 0.5 / 0.5**0.5
-    assert advantages.tolist() == pytest.approx([0, -a, -a, 0, a, b, -b, -b], abs=1e-5)
-    assert returns.tolist() == [0, 1, 1, 0, 3, 2, 1, 1]
+    assert found.tolist() == pytest.approx([0, -a, -a, 0, a, b, -b, -b], abs=1e-5)
+    assert credits.tolist() == [0, 1, 1, 0, 3, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"baseline": "group"}, [-1, -1, 1, 0.5, -0.5, -0.5]),
+        ({"baseline": "leave_one_out"}, [-2, -2, 2, 1, -1, -1]),
+        ({"baseline": "batch"}, [-0.75, -0.75, 1.25, 0.25, -0.75, -0.75]),
+        ({"baseline": "none"}, [1, 1, 3, 2, 1, 1]),
+        ({"baseline": "none", "credit": "to_go"}, [1, 0.75, 3, 2, 1, 1.5]),
+        ({"baseline": "group", "credit": "to_go"}, [-1, -1.25, 1, 0.5, -0.5, 0]),
+    ],
+    ids=lambda value: " ".join(value.values()) if isinstance(value, dict) else None,
+)
+def test_baselines_and_credits_by_hand(settings, expected):
+    """Outcomes 1, 3; 2, 1, and a sequence that did nothing; undivided. The batch's mean is 7/4."""
+    found = advantages(scale="none", **settings)
+    assert [found[t] for t in (1, 2, 4, 5, 6, 7)] == pytest.approx(expected)
+    assert (found[0], found[3]) == (0, 0), "prompts"
+
+
+def test_the_scale_of_a_batch_by_hand():
+    """Of the outcomes 1, 3, 2, 1: variance (9 + 25 + 1 + 9) / 16 / 3 = 11/12."""
+    found = advantages(baseline="group", scale="batch")
+    assert found[1] == pytest.approx(-1 / (11 / 12) ** 0.5, rel=1e-5)
+    assert found[5] == pytest.approx(0.5 / (11 / 12) ** 0.5, rel=1e-5)
+
+
+def test_leaving_one_out_is_the_group_mean_but_for_a_factor():
+    """R - mean of the others = n / (n - 1) · (R - mean), for a group of three as well."""
+    three = {"group": torch.tensor([0, 1, 1, 1, 2])}
+    left_out = advantages(trajectories(**three), baseline="leave_one_out", scale="none")
+    by_mean = advantages(trajectories(**three), baseline="group", scale="none")
+    assert left_out[4:] == pytest.approx([1.5 * a for a in by_mean[4:]])
+
+
+def test_batch_statistics_are_those_of_all_ranks():
+    """Two ranks, of two and of three sequences: their sums are added."""
+    t = trajectories()
+    whole = relative(t, baseline="batch", scale="batch")[0]
+    parts = [
+        Trajectories(t.rewards[:5], t.values[:7], t.mask[:5], SEQLENS[:2], t.group[:2], t.bootstrap[:2]),
+        Trajectories(t.rewards[5:], t.values[7:], t.mask[5:], SEQLENS[2:], t.group[2:], t.bootstrap[2:]),
+    ]
+    ranks = TinyRanks(2)
+
+    def of_rank(rank):
+        return relative(parts[rank], lambda x: ranks.all_reduce(rank, x, "sum"), baseline="batch", scale="batch")[0]
+
+    torch.testing.assert_close(torch.cat(ranks.run(of_rank)), whole)
 
 
 def test_equal_outcomes_and_groups_of_one_say_nothing():
     same = trajectories(rewards=torch.tensor([0.0, 0.25, 0.75, 0.0, 1.0, 2.0, 0.5, 1.5]))
-    assert group_relative(same)[0].tolist() == [0.0] * 8
     alone = trajectories(group=torch.tensor([0, 1, 2, 3, 4]))
-    assert group_relative(alone)[0].tolist() == [0.0] * 8
+    for baseline in ("group", "leave_one_out"):
+        for scale in SCALES:
+            assert advantages(same, baseline=baseline, scale=scale) == [0.0] * 8
+            assert advantages(alone, baseline=baseline, scale=scale) == [0.0] * 8
 
 
 def test_a_constant_and_a_factor_change_nothing_in_a_group():
@@ -55,9 +117,9 @@ def test_a_constant_and_a_factor_change_nothing_in_a_group():
     given = trajectories()
     more = given.rewards.clone()
     more[[2, 4]] += 5.0  # once for each response of group 0
-    torch.testing.assert_close(group_relative(trajectories(rewards=more))[0], group_relative(given)[0])
+    torch.testing.assert_close(relative(trajectories(rewards=more))[0], relative(given)[0])
     scaled = trajectories(rewards=given.rewards * 100)
-    torch.testing.assert_close(group_relative(scaled)[0], group_relative(given)[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(relative(scaled)[0], relative(given)[0], atol=1e-5, rtol=1e-5)
 
 
 def test_generalized_is_gae():
@@ -67,34 +129,41 @@ def test_generalized_is_gae():
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS)
+@pytest.mark.parametrize(
+    "estimate",
+    [
+        partial(generalized, discount=0.9, gae_lambda=0.8),
+        *(
+            partial(relative, baseline=baseline, scale=scale, credit=credit)
+            for baseline, scale, credit in itertools.product(BASELINES, SCALES, get_args(CreditName))
+        ),
+    ],
+    ids=lambda estimate: " ".join(map(str, estimate.keywords.values())),
+)
 class TestEveryEstimator:
-    """What holds for all of them: the next one is held to it as soon as it has a name."""
+    """What holds for all of them."""
 
-    def estimate(self, name, given):
-        settings = {"discount": 0.9, "gae_lambda": 0.8}
-        wanted = inspect.signature(ADVANTAGE_ESTIMATORS[name]).parameters
-        return ADVANTAGE_ESTIMATORS[name](given, **{key: value for key, value in settings.items() if key in wanted})
-
-    def test_one_float32_for_each_action(self, name):
-        for numbers in self.estimate(name, trajectories()):
+    def test_one_float32_for_each_action(self, estimate):
+        for numbers in estimate(trajectories()):
             assert numbers.shape == MASK.shape
             assert numbers.dtype is torch.float32
             assert numbers.isfinite().all()
 
-    def test_its_input_stays(self, name):
+    def test_its_input_stays(self, estimate):
         given, other = trajectories(), trajectories()
-        self.estimate(name, given)
+        estimate(given)
         assert torch.equal(given.rewards, other.rewards)
         assert torch.equal(given.values, other.values)
 
-    def test_groups_do_not_see_each_other(self, name):
-        whole, _ = self.estimate(name, trajectories())
+    def test_groups_do_not_see_each_other(self, estimate):
+        if "batch" in estimate.keywords.values():
+            return
+        whole, _ = estimate(trajectories())
         t = trajectories()
         first = Trajectories(t.rewards[:5], t.values[:7], t.mask[:5], SEQLENS[:2], t.group[:2], t.bootstrap[:2])
-        torch.testing.assert_close(self.estimate(name, first)[0], whole[:5])
+        torch.testing.assert_close(estimate(first)[0], whole[:5])
 
-    def test_no_sequences(self, name):
+    def test_no_sequences(self, estimate):
         none = torch.zeros(0)
         empty = Trajectories(none, none, none.bool(), [], none.long(), none.bool())
-        assert [len(numbers) for numbers in self.estimate(name, empty)] == [0, 0]
+        assert [len(numbers) for numbers in estimate(empty)] == [0, 0]

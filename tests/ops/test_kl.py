@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from rlcli.ops.kl import AdaptiveKLController, FixedKLController, kl_estimate
+from rlcli.ops.kl import AdaptiveKLController, FixedKLController, kl_estimate, kl_loss
 
 
 def test_golden_k3():
@@ -20,6 +20,55 @@ def test_estimators_agree_with_the_exact_kl():
         assert float((p * kl_estimate(p.log(), q.log(), estimator)).sum()) == pytest.approx(exact, abs=1e-6)
     assert (kl_estimate(p.log(), q.log(), "k3") >= 0).all()
     torch.testing.assert_close(kl_estimate(p.log(), q.log(), "k2"), 0.5 * (p / q).log() ** 2)
+
+
+LOGITS = torch.tensor([0.3, -1.2, 0.8, 0.0, 2.0], dtype=torch.float64)
+REFERENCE = torch.tensor([1.0, 0.1, -0.5, 0.7, -1.0], dtype=torch.float64).log_softmax(-1)
+
+
+def gradient_of(loss):
+    """Of a function of the log-probs of five tokens, to the logits."""
+    logits = LOGITS.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(logits.log_softmax(-1)), logits, allow_unused=True)
+    return gradient
+
+
+def expected_over_samples(estimator, gradient):
+    """Of the penalty, where the policy itself draws the token: a choice that passes on no gradient."""
+    drawn = LOGITS.softmax(-1)
+    return gradient_of(lambda logprobs: (drawn * kl_loss(logprobs, REFERENCE, estimator, gradient)).sum())
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_gradient_of_the_penalty_is_that_of_the_reverse_kl(estimator):
+    """In expectation over the vocabulary, and exactly."""
+    analytic = gradient_of(lambda logprobs: (logprobs.exp() * (logprobs - REFERENCE)).sum())
+    assert analytic.abs().max() > 0.1
+    torch.testing.assert_close(expected_over_samples(estimator, "reverse"), analytic)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("gradient", ["reverse", "naive"])
+def test_the_value_of_the_penalty_is_that_of_the_estimator(estimator, gradient):
+    own = LOGITS.log_softmax(-1)
+    torch.testing.assert_close(kl_loss(own, REFERENCE, estimator, gradient), kl_estimate(own, REFERENCE, estimator))
+
+
+def test_the_naive_gradients_are_those_of_something_else():
+    """None for k1, that of the forward KL for k3; k2 happens to be right."""
+    forward = gradient_of(lambda logprobs: (REFERENCE.exp() * (REFERENCE - logprobs)).sum())
+    torch.testing.assert_close(expected_over_samples("k3", "naive"), forward)
+    torch.testing.assert_close(expected_over_samples("k1", "naive"), torch.zeros(5, dtype=torch.float64))
+    torch.testing.assert_close(expected_over_samples("k2", "naive"), expected_over_samples("k2", "reverse"))
+
+
+def test_a_freak_token_keeps_the_penalty_finite():
+    own = torch.tensor([-500.0], requires_grad=True)
+    for estimator in ("k1", "k2", "k3"):
+        for gradient in ("reverse", "naive"):
+            loss = kl_loss(own, torch.tensor([0.0]), estimator, gradient)
+            assert loss.isfinite().all()
+            assert torch.autograd.grad(loss.sum(), own)[0].isfinite().all()
 
 
 def test_unknown_estimator():

@@ -6,16 +6,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcli.ops.normalization import RunningMeanStd, group_normalize, masked_normalize
+from rlcli.ops.normalization import RunningMeanStd, group_moments, group_normalize, masked_normalize
 
 
 def test_golden_group_rewards():
     rewards, group = torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.zeros(4, dtype=torch.long)
-    biased = group_normalize(rewards, group)
-    unbiased = group_normalize(rewards, group, unbiased=True)
-    torch.testing.assert_close(biased, torch.tensor([1.0, -1.0, -1.0, 1.0]), atol=1e-4, rtol=0)
-    torch.testing.assert_close(unbiased, torch.tensor([0.8660, -0.8660, -0.8660, 0.8660]), atol=1e-4, rtol=0)
-    torch.testing.assert_close(masked_normalize(rewards, unbiased=True), unbiased)
+    normalized = group_normalize(rewards, group)
+    torch.testing.assert_close(normalized, torch.tensor([1.0, -1.0, -1.0, 1.0]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(masked_normalize(rewards), normalized)
+
+
+def test_moments_of_groups_by_hand():
+    """Of 1 and 5, of nothing, and of 2 alone; what the mask leaves out may be anything."""
+    x = torch.tensor([1.0, float("nan"), 5.0, 2.0])
+    group, mask = torch.tensor([0, 1, 0, 2]), torch.tensor([True, False, True, True])
+    count, mean, variance = group_moments(x, group, mask)
+    assert (count.tolist(), mean.tolist(), variance.tolist()) == ([2, 0, 1], [3, 0, 2], [4, 0, 0])
 
 
 @given(st.lists(st.tuples(st.floats(-100, 100, width=32), st.integers(0, 3), st.booleans()), min_size=1, max_size=20))

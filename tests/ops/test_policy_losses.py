@@ -15,7 +15,10 @@ from rlcli.ops.policy_losses import (
     PolicyLossName,
     behaviour_weights,
     clipped,
-    sequence_clipped,
+    clipped_weights,
+    constant_mean,
+    mean_clipped,
+    product_clipped,
     sequence_mean,
     token_mean,
 )
@@ -82,7 +85,7 @@ def test_a_sequence_has_one_ratio_by_hand():
     """Two sequences of two actions; the ratio is the geometric mean of those of the tokens."""
     new = torch.tensor([math.log(2.0), math.log(0.5), math.log(1.5), 0.0], dtype=torch.float64, requires_grad=True)
     given = Actions(new, torch.zeros(4), torch.tensor([1.0, 1.0, 1.0, -3.0]), torch.ones(4, dtype=torch.bool), [3, 3])
-    losses, stats = sequence_clipped(given, eps_clip=0.1)
+    losses, stats = mean_clipped(given, eps_clip=0.1)
     second = math.sqrt(1.5)  # 1.2247: above 1.1, which cuts a good action's gradient, and not a bad one's
     assert losses.tolist() == pytest.approx([-1.0, -1.0, -1.1, 3 * second])
     assert float(stats["clip_fraction"]) == 1
@@ -98,16 +101,48 @@ def test_sequences_of_one_action_have_the_ratio_of_their_token(rows):
     new, old, advantages, mask = (list(column) for column in zip(*rows, strict=True))
     given = actions(new, old, advantages, mask, seqlens=[2] * len(rows))
     by_token, stats = clipped(given, eps_clip=0.2)
-    by_sequence, others = sequence_clipped(given, eps_clip=0.2)
-    torch.testing.assert_close(by_sequence, by_token)
-    assert float(others["clip_fraction"]) == float(stats["clip_fraction"])
+    for clipped_as_one in (mean_clipped, product_clipped):
+        by_sequence, others = clipped_as_one(given, eps_clip=0.2)
+        torch.testing.assert_close(by_sequence, by_token)
+        assert float(others["clip_fraction"]) == float(stats["clip_fraction"])
 
 
 def test_prompts_and_neighbours_do_not_enter_the_ratio_of_a_sequence():
     mask = torch.tensor([False, True, True, False, True])
     new = torch.tensor([9.0, 0.2, 0.4, float("nan"), -0.6])
-    losses, _ = sequence_clipped(Actions(new, torch.zeros(5), -torch.ones(5), mask, [4, 3]), eps_clip=0.5)
+    losses, _ = mean_clipped(Actions(new, torch.zeros(5), -torch.ones(5), mask, [4, 3]), eps_clip=0.5)
     assert losses.tolist() == pytest.approx([math.exp(0.3)] * 2 + [math.exp(-0.6) if math.exp(-0.6) > 0.5 else 0.5])
+
+
+@pytest.mark.parametrize("loss", [clipped, mean_clipped, product_clipped])
+def test_the_upper_clip_may_be_another_than_the_lower(loss):
+    """Clip-higher: a good action counts up to 1.5, and a bad one still down to 0.8 only."""
+    for ratio, advantage, expected in ((1.4, 1.0, -1.4), (2.0, 1.0, -1.5), (0.5, -1.0, 0.8), (0.9, -1.0, 0.9)):
+        losses, _ = loss(actions([math.log(ratio)], [0.0], [advantage]), eps_clip=0.2, eps_clip_high=0.5)
+        assert losses.tolist() == pytest.approx([expected])
+
+
+def test_a_whole_sequence_is_one_action_by_hand():
+    """Ratios 2 · 0.5 · 1.5 = 1.5, clipped at 1.2, and 0.9 · 1.1 = 0.99 for another sequence, each spread evenly."""
+    new = torch.tensor([2.0, 0.5, 1.5, 0.9, 1.1], dtype=torch.float64).log().requires_grad_()
+    given = Actions(new, torch.zeros(5), torch.tensor([1.0] * 3 + [-2.0] * 2), torch.ones(5, dtype=torch.bool), [4, 3])
+    losses, _ = product_clipped(given, eps_clip=0.2)
+    assert losses.tolist() == pytest.approx([-0.4] * 3 + [0.99] * 2)
+    losses.sum().backward()
+    assert new.grad.tolist() == pytest.approx([0, 0, 0, 1.98, 1.98])
+
+
+def test_clipped_weights_keep_every_gradient_by_hand():
+    """-weight · A · log-prob: the weights 4 and 0.1 are clipped to 1.5 and 0.8; the gradient is -weight · A."""
+    new = torch.tensor([4.0, 0.1, 1.25], dtype=torch.float64).log().requires_grad_()
+    given = Actions(new, torch.zeros(3), torch.tensor([1.0, 1.0, -2.0]), torch.ones(3, dtype=torch.bool), [4])
+    losses, stats = clipped_weights(given, eps_clip=0.2, eps_clip_high=0.5)
+    assert losses.tolist() == pytest.approx([-1.5 * math.log(4), -0.8 * math.log(0.1), 2.5 * math.log(1.25)])
+    losses.sum().backward()
+    assert new.grad.tolist() == pytest.approx([-1.5, -0.8, 2.5])
+    assert float(stats["clip_fraction"]) == 2
+    free, _ = clipped_weights(given, eps_clip=1.0, eps_clip_high=0.5)
+    assert float(free.detach()[1]) == pytest.approx(-0.1 * math.log(0.1)), "without a lower bound"
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
@@ -173,12 +208,15 @@ def test_aggregations_by_hand():
     assert (shares.tolist(), int(total)) == ([1.0, 1.0, 1.0], 3)
     shares, total = sequence_mean(mask, seqlens)
     assert (shares.tolist(), int(total)) == ([0.5, 0.5, 1.0], 2)
+    shares, total = constant_mean(mask, seqlens, loss_constant=8)
+    assert (shares.tolist(), int(total)) == ([0.125] * 3, 3), "a response without tokens to train on counts too"
 
 
 @pytest.mark.parametrize("name", LOSS_AGGREGATIONS)
-def test_an_aggregation_of_nothing_weighs_nothing(name):
-    shares, total = LOSS_AGGREGATIONS[name](torch.zeros(3, dtype=torch.bool), [2, 3])
-    assert (len(shares), int(total)) == (0, 0)
+def test_an_aggregation_of_nothing_has_no_shares(name):
+    settings = {"loss_constant": 8.0} if name == "constant" else {}
+    shares, total = LOSS_AGGREGATIONS[name](torch.zeros(3, dtype=torch.bool), [2, 3], **settings)
+    assert (len(shares), int(total)) == (0, 2 if name == "constant" else 0)
 
 
 def test_capped_tokens_leave_numerator_and_denominator():
@@ -187,5 +225,8 @@ def test_capped_tokens_leave_numerator_and_denominator():
     weights, kept = behaviour_weights(proximal, behaviour, mask, cap=5.0)
     assert kept.tolist() == [True, False, True, False]
     torch.testing.assert_close(weights, torch.tensor([1.0, 0.0, math.exp(0.5), 0.0]))
+    truncated, all_of_them = behaviour_weights(proximal, behaviour, mask, cap=5.0, mode="truncate")
+    assert all_of_them.tolist() == mask.tolist()
+    torch.testing.assert_close(truncated, torch.tensor([1.0, 5.0, math.exp(0.5), 0.0]))
     _, uncapped = behaviour_weights(proximal, behaviour, mask)
     assert uncapped.tolist() == mask.tolist()

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rlcli.ops.rewards import action_mask, dense_rewards, shape_scores, token_rewards
+from rlcli.ops.rewards import action_mask, dense_rewards, overlong_penalties, shape_scores, token_rewards
 
 NO_EOS = torch.tensor([False, True])
 
@@ -26,6 +26,12 @@ def test_a_sequence_without_actions_gets_nothing():
     mask = torch.tensor([False, True])
     rewards = token_rewards(torch.tensor([9.0, 1.0, 9.0]), torch.zeros(2), mask, [1, 3, 1], 0.1)
     assert rewards.tolist() == [0.0, 1.0]
+
+
+def test_the_soft_overlong_penalty_by_hand():
+    """At most 10 tokens, the last 4 of which cost a quarter each."""
+    lengths = torch.tensor([0, 1, 6, 7, 9, 10, 12])
+    assert overlong_penalties(lengths, limit=10, buffer=4).tolist() == [0, 0, 0, -0.25, -0.75, -1, -1]
 
 
 def test_dense_rewards():

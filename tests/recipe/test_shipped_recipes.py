@@ -18,7 +18,14 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 WHOLE = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 PROFILES = sorted(path.stem for path in (RECIPES / "profiles").glob("*.yaml"))
 EVERY_FILE = sorted(path.relative_to(RECIPES).as_posix() for path in RECIPES.rglob("*.yaml"))
-SETUPS = [(recipe, profile) for recipe in WHOLE for profile in (None, *PROFILES)]
+ALGORITHMS = dict.fromkeys(("dapo", "dr_grpo", "gspo", "rloo"), "grpo")
+"""Profiles that are settings of one algorithm, for the recipes whose names begin with it."""
+SETUPS = [
+    (recipe, profile)
+    for recipe in WHOLE
+    for profile in (None, *PROFILES)
+    if recipe.startswith(ALGORITHMS.get(profile, ""))
+]
 
 
 @pytest.fixture
@@ -37,8 +44,14 @@ def test_every_recipe_loads_and_plans_alone_and_with_every_profile(recipe, profi
     plan = make_plan(resolved)
     assert plan.topology.world_size == (8 if profile == "gpu8" else 1)
     assert set(plan.topology.roles_on(0)) == set(resolved.recipe.models)
-    if profile:
+    if profile and profile not in ALGORITHMS:
         assert resolved.recipe.cluster.device == "cuda"
+
+
+@pytest.mark.parametrize("profile", ALGORITHMS)
+def test_a_profile_of_an_algorithm_is_five_lines(profile):
+    """two of comment, and what differs"""
+    assert len((RECIPES / "profiles" / f"{profile}.yaml").read_text().splitlines()) <= 6
 
 
 def test_what_a_user_must_set_is_asked_for_where_it_belongs(needed):
@@ -89,7 +102,8 @@ def test_every_recipe_opens_with_what_it_does_and_what_it_needs(file):
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_profile_says_nothing_that_the_defaults_say(profile, needed):
-    resolved = load_recipe("ppo_gsm8k", needed["ppo_gsm8k"], [profile])
+    recipe = f"{ALGORITHMS.get(profile, 'ppo')}_gsm8k"
+    resolved = load_recipe(recipe, needed[recipe], [profile])
     assert superfluous(resolved, resolved.layers[-1]) == []
 
 

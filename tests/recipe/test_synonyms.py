@@ -70,6 +70,7 @@ def test_words_are_looked_up_in_lower_case():
         ("policy.train_global_batch_size", "train.prompts_per_step"),
         ("per_device_train_batch_size", "train.prompts_per_step"),
         ("num_generations", "generation.responses_per_prompt"),
+        ("algorithm.adv_estimator", "graph.<call>.interface"),
         ("cutoff_len", "datasets.<name>.args.max_length"),
         ("sequence_len", "datasets.<name>.args.max_length"),
         ("base_model", "models.<role>.path"),

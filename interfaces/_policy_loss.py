@@ -1,0 +1,63 @@
+"""The loss of a policy over a micro-batch that `_rollout.prepare` made ready, put together from its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import ModelOutput, Stats
+from rlcli.interfaces._rollout_settings import RolloutSettings
+from rlcli.interfaces._settings import PolicyLoss, named
+from rlcli.ops.policy_losses import LOSS_AGGREGATIONS, POLICY_LOSSES, Actions
+
+
+@dataclass(kw_only=True)
+class PolicySettings(PolicyLoss, RolloutSettings):
+    """What an interface that trains a policy inherits, in addition to its kind of advantages."""
+
+
+def taken_actions(settings: PolicySettings, output: ModelOutput, batch: SequenceSample) -> tuple[Actions, torch.Tensor]:
+    """(the actions of the micro-batch, under the model that is trained; the entropy of each, [A])."""
+    output.temperature = settings.generation.temperature
+    entropy = output.entropy  # before the log-probs: one pass over the vocabulary then gives both
+    tensors, lengths = batch.data, batch.flat_seqlens("packed_input_ids")
+    old, advantages, mask = tensors["old_logprobs"], tensors["advantages"], tensors["loss_mask"]
+    return Actions(output.logprobs, old, advantages, mask, lengths), entropy
+
+
+def policy_losses(
+    settings: PolicySettings, actions: Actions, entropy: torch.Tensor, batch: SequenceSample
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """(loss of each action that is trained on, [M]: the policy loss, weighted, less the entropy bonus; stats, each
+    summed over these actions)."""
+    losses, stats = named(POLICY_LOSSES, settings.policy_loss, settings)(actions)
+    entropy = entropy[actions.mask]
+    if settings.use_decoupled_loss:
+        losses = losses * batch.data["loss_weights"][actions.mask]
+    if settings.entropy_coef:
+        losses = losses - settings.entropy_coef * entropy
+    return losses, stats | {"entropy": entropy.detach().sum()}
+
+
+def aggregated(
+    settings: PolicyLoss, losses: torch.Tensor, stats: dict[str, torch.Tensor], batch: SequenceSample
+) -> tuple[torch.Tensor, Stats]:
+    """The sum of the losses [M] as `loss_aggregation` weighs them, and stats as means per action."""
+    shares, _ = _aggregation(settings, batch)
+    count = batch.data["loss_mask"].count_nonzero()
+    return (losses * shares).sum(), {name: (total, count) for name, total in stats.items()}
+
+
+def loss_weight(settings: PolicyLoss, batch: SequenceSample) -> torch.Tensor:
+    """What the sum over all micro-batches and ranks is divided by."""
+    return _aggregation(settings, batch)[1]
+
+
+def _aggregation(settings: PolicyLoss, batch: SequenceSample) -> tuple[torch.Tensor, torch.Tensor]:
+    aggregate = named(LOSS_AGGREGATIONS, settings.loss_aggregation, settings)
+    weights: tuple[torch.Tensor, torch.Tensor] = aggregate(
+        batch.data["loss_mask"], batch.flat_seqlens("packed_input_ids")
+    )
+    return weights

@@ -31,7 +31,7 @@ class DPOSettings(PairSettings):
         "beta": {"gt": 0}, "label_smoothing": {"ge": 0, "lt": 0.5}, "gamma": {"ge": 0}, "nll_coef": {"ge": 0},
     }  # fmt: skip
     SYNONYMS: ClassVar[Synonyms] = {
-        "loss": "pref_loss preference_loss dpo_loss_type",
+        "loss": "pref_loss preference_loss loss_type",
         "gamma": "simpo_gamma target_reward_margin",
         "nll_coef": "rpo_alpha cpo_alpha pref_ftx nll_loss_coef sft_loss_weight",
     }

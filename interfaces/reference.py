@@ -31,7 +31,8 @@ class ReferenceInterface(ModelInterface):
     store: str | None = None
     """Folder that keeps log-probs, of this reference and temperature alone: those of a sequence that is in it are not
     computed again, in later epochs and runs. With all sequences in it the role needs no weights
-    (`models.ref.init: null`). For rows of a dataset, such as DPO's; what is sampled never comes twice."""
+    (`models.ref: {init: null, backend: null}`). For rows of a dataset, such as DPO's; what is sampled never comes
+    twice."""
 
     opened: LogprobStore | None = field(init=False, default=None, repr=False)
 

@@ -46,10 +46,10 @@ class Paired(TextRows):
     """Field that holds the prompt."""
 
     positive_key: str = "pos_answers"
-    """Field that holds the list of preferred answers."""
+    """Field that holds the list of preferred answers, or a single one."""
 
     negative_key: str = "neg_answers"
-    """Field that holds the list of rejected answers; the n-th goes with the n-th preferred one."""
+    """Field that holds the list of rejected answers, or a single one; the n-th goes with the n-th preferred one."""
 
     margin_key: str | None = None
     """Field that holds a list of numbers, by how much the n-th preferred answer is better than the n-th rejected one:
@@ -83,6 +83,7 @@ class Paired(TextRows):
         return Preview.answered(prompt, answers, answers=self._answers(row), **about)
 
     def _read(self, fields: dict[str, Any]) -> Texts:
+        fields = {key: [value] if self._is_one(key, value) else value for key, value in fields.items()}
         positive, negative = texts_field(fields, self.positive_key), texts_field(fields, self.negative_key)
         if len(positive) != len(negative):
             raise BadRow(f"{len(positive)} {self.positive_key} but {len(negative)} {self.negative_key}")
@@ -90,6 +91,10 @@ class Paired(TextRows):
         if len(margins) != len(positive):
             raise BadRow(f"{len(positive)} {self.positive_key} but {len(margins)} {self.margin_key}")
         return text_field(fields, self.prompt_key), list(zip(positive, negative, margins, strict=True))
+
+    def _is_one(self, key: str, value: Any) -> bool:
+        """Rows of one pair may hold its answers, and its margin, without a list around them."""
+        return key in (self.positive_key, self.negative_key, self.margin_key) and isinstance(value, str | float | int)
 
     def _encode(self, rows: list[Row[Texts]]) -> list[Encoded]:
         prompts = [row.content[0] for row in rows]

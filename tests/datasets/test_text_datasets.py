@@ -180,6 +180,15 @@ def test_margins_go_with_their_pairs(build):
             build("paired", [row | {"by": wrong}], margin_key="by")
 
 
+def test_a_row_of_one_pair_needs_no_lists(build):
+    keys = {"positive_key": "chosen", "negative_key": "rejected", "margin_key": "margin"}
+    sample = build("paired", [{"prompt": "hi", "chosen": "yes", "rejected": "no", "margin": 0.5}], **keys)[0]
+    assert texts(sample, "packed_input_ids") == ["<bos>hiyes<eos>", "<bos>hino<eos>"]
+    assert sample.data["margins"].tolist() == [0.5, 0.0]
+    with pytest.raises(DataError, match="1 chosen but 2 rejected"):
+        build("paired", [{"prompt": "hi", "chosen": "yes", "rejected": ["no", "so"], "margin": 1}], **keys)
+
+
 def test_pairs_must_be_pairs(build):
     with pytest.raises(DataError, match=r"rows\.jsonl:1: 2 pos_answers but 1 neg_answers"):
         build("paired", [ROWS["paired"] | {"neg_answers": ["no"]}])

@@ -29,11 +29,12 @@ MAX_LIST = 128 << 20
 
 
 class BadRow(ValueError):
-    """What is wrong with one row; `code` is its id in the fault catalogue."""
+    """What is wrong with one row; `code` is its id in the fault catalogue, `hint` what to do about it."""
 
-    def __init__(self, what: str, code: str = "F31"):
+    def __init__(self, what: str, code: str = "F31", hint: str | None = None):
         super().__init__(what)
         self.code = code
+        self.hint = hint
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,11 @@ def _judge_bad_rows(path: str, bad: list[tuple[int, BadRow]], bad_rows: BadRows,
         if len(bad) > 1:
             lines = ", ".join(str(other) for other, _ in bad[1:6]) + (", …" if len(bad) > 6 else "")
             others = f" ({len(bad)} rows are bad; the others: line {lines})"
-        raise DataError(f"{first}{others}", where=f"{path}:{line}", code=first.code)
+        raise DataError(f"{first}{others}", where=f"{path}:{line}", hint=first.hint, code=first.code)
     if len(bad) > most:
         line, last = bad[most]
         what = f"{len(bad)} bad rows, more than max_bad_rows = {most}; one of them: {last}"
-        raise DataError(what, where=f"{path}:{line}", code=last.code)
+        raise DataError(what, where=f"{path}:{line}", hint=last.hint, code=last.code)
     logger.warning("%s: %d bad rows skipped; the first: %s:%d: %s", path, len(bad), path, line, first)
     if not good:
         what = f"{path} holds no rows: all {len(bad)} rows are bad, the first: {path}:{line}: {first}"

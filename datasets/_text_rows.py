@@ -1,4 +1,4 @@
-"""What all datasets read from a file of rows have in common."""
+"""What all datasets that are read from a file of rows have in common."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
-class TextRows:
-    """The file, the chat template, and what to do with rows that are malformed or too long."""
+class FileRows:
+    """The file, and what to do with rows that are malformed or too long."""
 
     KEYS: ClassVar[tuple[str, ...]]
     EXAMPLES: ClassVar[tuple[dict[str, Any], ...]]
@@ -30,14 +30,8 @@ class TextRows:
     path: str
     """A .jsonl file, or a .json file with a list. A field `id`, if every row has one, names the rows."""
 
-    chat: bool | Literal["auto"] = "auto"
-    """Put the prompt through the tokenizer's chat template; auto: if it has one."""
-
-    system: str | None = None
-    """System prompt."""
-
     max_length: int = 1024
-    """Longest prompt, with its answer if the row has one, in tokens."""
+    """Longest row, in tokens: a prompt, with its answer if the row has one, or a conversation."""
 
     overlong: Literal["error", "drop", "truncate_left", "truncate_right"] = "error"
     """What to do with longer rows; truncate_left shortens the prompt from its start, truncate_right what comes last."""
@@ -81,9 +75,6 @@ class TextRows:
             note=self._bad_rows.append,
         )  # fmt: skip
 
-    def _encode_prompts(self, prompts: list[str]) -> list[Tokens]:
-        return encode_prompts(self.util.tokenizer, prompts, chat=self.chat, system=self.system)
-
     def _within_limit(
         self,
         rows: Sequence[Row[Content]],
@@ -102,6 +93,20 @@ class TextRows:
             bad_rows=self._bad_rows,
         )
         return within_limit(rows, encoded, length=length, fit=fit, max_length=self.max_length, overlong=self.overlong)
+
+
+@dataclass(kw_only=True)
+class TextRows(FileRows):
+    """Rows whose prompt is one text, which the chat template puts into a user's message."""
+
+    chat: bool | Literal["auto"] = "auto"
+    """Put the prompt through the tokenizer's chat template; auto: if it has one."""
+
+    system: str | None = None
+    """System prompt."""
+
+    def _encode_prompts(self, prompts: list[str]) -> list[Tokens]:
+        return encode_prompts(self.util.tokenizer, prompts, chat=self.chat, system=self.system)
 
     def _about(self, row: Row[Any], prompt: str) -> dict[str, Any]:
         """What every `Preview` says of a row beside its tokens."""

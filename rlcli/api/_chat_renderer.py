@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
 import signal
 import sys
 from datetime import date, datetime
@@ -20,6 +22,10 @@ from rlcli.processes import isolate
 MEMORY_BYTES = 512 << 20
 LONGEST = 16 << 20
 """Characters of a rendered conversation."""
+NONCE = secrets.token_hex(8)
+"""Unknown to whoever writes templates and messages, so that nobody can forge a mark."""
+OPEN, CLOSE = f"\x02{NONCE}\x02", f"\x03{NONCE}\x03"
+"""Around what a template says that an assistant wrote, until the text is complete."""
 LIMITS: dict[type[Exception], str] = {
     MemoryError: f"it needs more than {MEMORY_BYTES >> 20} MiB of memory",
     RecursionError: "it calls itself too deeply",
@@ -38,7 +44,8 @@ def serve() -> None:
         task = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, task["limit_s"])
         try:
-            message: dict[str, Any] = {"text": rendered(**task["conversation"])}
+            text, spans = rendered(**task["conversation"])
+            message: dict[str, Any] = {"text": text, "spans": spans}
         except (MemoryError, RecursionError, OverflowError) as problem:
             message = {"error": LIMITS[type(problem)], "limit": True}
         except TooLong as problem:
@@ -50,7 +57,8 @@ def serve() -> None:
         replies.flush()
 
 
-def rendered(template: str, day: str | None, variables: dict[str, Any]) -> str:
+def rendered(template: str, day: str | None, variables: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+    """The text, and [start, end) in characters of each part that the template marks as generated."""
     text: list[str] = []
     length = 0
     for part in _compiled(template, day).generate(**variables):
@@ -58,7 +66,26 @@ def rendered(template: str, day: str | None, variables: dict[str, Any]) -> str:
         length += len(part)
         if length > LONGEST:
             raise TooLong(f"it writes more than {LONGEST >> 20} million characters")
-    return "".join(text)
+    return _without_marks("".join(text))
+
+
+def _without_marks(marked: str) -> tuple[str, list[tuple[int, int]]]:
+    """The text without the marks, and what was between them; of nested marks the outermost count."""
+    parts: list[str] = []
+    spans: list[tuple[int, int]] = []
+    length = depth = start = 0
+    for part in re.split(f"({OPEN}|{CLOSE})", marked):
+        if part == OPEN:
+            start = start if depth else length
+            depth += 1
+        elif part == CLOSE:
+            depth -= 1
+            if not depth and length > start:
+                spans.append((start, length))
+        else:
+            parts.append(part)
+            length += len(part)
+    return "".join(parts), spans
 
 
 @lru_cache(maxsize=8)
@@ -69,7 +96,7 @@ def _compiled(template: str, day: str | None) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %} … {% endgeneration %}` renders what it encloses."""
+        """`{% generation %} … {% endgeneration %}` renders what it encloses, between marks."""
 
         tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -79,7 +106,7 @@ def _compiled(template: str, day: str | None) -> Any:
             return jinja2.nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
 
         def _render(self, caller: Any) -> str:
-            return str(caller())
+            return f"{OPEN}{caller()}{CLOSE}"
 
     class Namespace(jinja2.utils.Namespace):
         """A namespace without names that lead into Python's own workings."""

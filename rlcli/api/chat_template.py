@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -44,15 +45,25 @@ class TooMuch(TemplateError):
     """It exceeds a limit, and so might for any conversation."""
 
 
-def render_chat(
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation as a template writes it."""
+
+    text: str
+    spans: Sequence[tuple[int, int]]
+    """[start, end) in characters of each part that the template marks with `{% generation %}`; none without marks."""
+
+
+def render_marked(
     template: str,
     messages: Sequence[Mapping[str, Any]],
     *,
+    tools: Sequence[Any] | None = None,
     add_generation_prompt: bool = False,
     day: date | None = None,
     **variables: Any,
-) -> str:
-    """The text of a conversation. `day`: what the template gets if it asks for the date; None: today.
+) -> Rendered:
+    """A conversation. `day`: what the template gets if it asks for the date; None: today.
 
     Raises TemplateError, within a bounded time whatever the template does.
     """
@@ -63,26 +74,41 @@ def render_chat(
     variables = {
         **variables,
         "messages": [_with_reasoning({k: v for k, v in message.items() if v is not None}) for message in messages],
-        "tools": None,
+        "tools": tools,
         "documents": None,
         "add_generation_prompt": add_generation_prompt,
     }
-    conversation = {"template": template, "day": day and day.isoformat(), "variables": variables}
-    return _renderer().render(json.dumps({"limit_s": LIMIT_S, "conversation": conversation}, default=str))
+    task = {"template": template, "day": day and day.isoformat(), "variables": variables}
+    return _renderer().render(json.dumps({"limit_s": LIMIT_S, "conversation": task}, default=str))
 
 
-def conversation_text(
-    tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, day: date | None = None
-) -> str:
-    """The text of a conversation by a tokenizer's template, transformers' or ours. Raises ModelError F32."""
+def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
+    """The text alone of `render_marked`."""
+    return render_marked(template, messages, **how).text
+
+
+def template_of(tokenizer: Any) -> str | None:
+    """The chat template of a tokenizer, transformers' or ours; the default one of several."""
     named = tokenizer.chat_template
-    template = named["default"] if isinstance(named, dict) else named
-    special = tokenizer.special_tokens_map
+    return named["default"] if isinstance(named, dict) else named
+
+
+def name_of(tokenizer: Any) -> str:
+    """Where a tokenizer comes from, for messages."""
+    return getattr(tokenizer, "name_or_path", "") or "the tokenizer"
+
+
+def conversation(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> Rendered:
+    """A conversation by a tokenizer's template, see `render_marked`. Raises ModelError F32."""
     try:
-        return render_chat(template, messages, add_generation_prompt=add_generation_prompt, day=day, **special)
+        return render_marked(template_of(tokenizer) or "", messages, **how, **tokenizer.special_tokens_map)
     except TemplateError as error:
-        source = getattr(tokenizer, "name_or_path", "") or "the tokenizer"
-        raise ModelError(f"the chat template of {source} fails: {error}", code="F32") from error
+        raise ModelError(f"the chat template of {name_of(tokenizer)} fails: {error}", code="F32") from error
+
+
+def conversation_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
+    """The text alone of `conversation`."""
+    return conversation(tokenizer, messages, **how).text
 
 
 def check_template(tokenizer: Any, source: str) -> None:
@@ -121,7 +147,7 @@ class _Renderer:
         self._process: subprocess.Popen[bytes] | None = None
         atexit.register(self.close)
 
-    def render(self, task: str) -> str:
+    def render(self, task: str) -> Rendered:
         with self._turn:
             if self._process is None or self._process.poll() is not None:
                 self._process = _start()
@@ -130,7 +156,7 @@ class _Renderer:
                 raise TooMuch(self._cause_of_death())
         if "error" in reply:
             raise (TooMuch if reply["limit"] else TemplateError)(reply["error"])
-        return str(reply["text"])
+        return Rendered(str(reply["text"]), [(start, end) for start, end in reply["spans"]])
 
     def close(self) -> None:
         """End the process; a process that was forked from the one that started it leaves it alone."""

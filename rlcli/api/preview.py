@@ -40,6 +40,8 @@ class Preview:
     """The words of the answer that each sequence ends with."""
     chat: bool = False
     """Whether the tokenizer's chat template wrote the prompt."""
+    masked_by: str | None = None
+    """How it is known what is trained on, where the row's own fields do not tell: the template's markers, say."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """What the sample's metadata hold, such as `answer`, with which a reward compares a response."""
 

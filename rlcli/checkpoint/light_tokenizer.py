@@ -38,6 +38,8 @@ class Encoded:
 
     input_ids: Any
     """[tokens] of one text; [texts][tokens] of several."""
+    offset_mapping: Any = None
+    """For each token the [start, end) of its characters in the text, if asked for."""
 
 
 class LightTokenizer:
@@ -62,11 +64,17 @@ class LightTokenizer:
     def __len__(self) -> int:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
-    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> Encoded:
+    def __call__(
+        self, text: str | Sequence[str], add_special_tokens: bool = True, return_offsets_mapping: bool = False
+    ) -> Encoded:
+        texts = [text] if isinstance(text, str) else list(text)
+        encode = self.backend.encode_batch if return_offsets_mapping else self.backend.encode_batch_fast
+        found = encode(texts, add_special_tokens=add_special_tokens)
+        ids = [encoding.ids for encoding in found]
+        offsets = [encoding.offsets for encoding in found] if return_offsets_mapping else None
         if isinstance(text, str):
-            return Encoded(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        found = self.backend.encode_batch_fast(list(text), add_special_tokens=add_special_tokens)
-        return Encoded([encoding.ids for encoding in found])
+            return Encoded(ids[0], offsets and offsets[0])
+        return Encoded(ids, offsets)
 
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)

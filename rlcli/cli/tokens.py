@@ -91,7 +91,12 @@ def _what_follows(resolved: Resolved) -> str:
 
 def _facts(preview: Preview) -> list[tuple[str, str]]:
     """What is known of the row beside its tokens."""
-    facts = [("id", preview.id), ("from", preview.where or ""), ("answer", str(preview.metadata.get("answer", "")))]
+    facts = [
+        ("id", preview.id),
+        ("from", preview.where or ""),
+        ("answer", str(preview.metadata.get("answer", ""))),
+        ("trained", preview.masked_by or ""),
+    ]
     return [(name, value) for name, value in facts if value]
 
 
@@ -164,6 +169,7 @@ def _as_json(name: str, row: int, preview: Preview, sequences: Sequence[Sequence
         "where": preview.where,
         "prompt_only": preview.trained is None,
         "answer": preview.metadata.get("answer"),
+        "masked_by": preview.masked_by,
         "sequences": [
             [{"id": t.id, "text": t.text, "trained": t.trained, "special": t.special} for t in tokens]
             for tokens in sequences

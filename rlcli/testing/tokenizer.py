@@ -10,7 +10,8 @@ SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos
 ROLES = ("<system>", "<user>", "<assistant>")
 
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
+    "{{ bos_token }}{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 """It writes the begin token itself, as most do: whoever adds special tokens once more has two."""

@@ -72,7 +72,9 @@ def check_mask(name: str, rows: Sequence[Preview]) -> Finding | None:
         says = "every token is trained on, those of the prompts too"
         return Finding(level="warn", about=about, says=says, fix="mask the prompts, unless you mean it", code="F31")
     trained, tokens = sum(sum(flags) for _, flags in masks), sum(len(flags) for _, flags in masks)
-    return Finding(level="ok", about=about, says=f"{share(trained, tokens)} of the tokens are trained on")
+    says = f"{share(trained, tokens)} of the tokens are trained on"
+    how = masks[0][0].masked_by
+    return Finding(level="ok", about=about, says=f"{says}: {how}" if how else says)
 
 
 def check_ends(name: str, tokenizer: Any, rows: Sequence[Preview], limits: Limits) -> Finding:

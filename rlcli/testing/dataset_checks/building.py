@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import pytest
 
+from rlcli.registry import load
 from rlcli.testing.contract import Contract, Violation
-from rlcli.testing.dataset_checks.trial import Trial
+from rlcli.testing.dataset_checks.trial import Trial, needs_template
 from rlcli.testing.tokenizer import byte_tokenizer
 
 
@@ -21,7 +22,7 @@ class BuildingChecks(Contract):
 
     @pytest.fixture
     def tokenizer(self) -> Any:
-        return byte_tokenizer()
+        return byte_tokenizer(chat=needs_template(load("datasets", self.name)))
 
     @pytest.fixture
     def trial(self, tmp_path: Path, tokenizer: Any) -> Trial:

@@ -10,7 +10,7 @@ import pytest
 from rlcli.api.data import SequenceSample
 from rlcli.api.preview import Preview, preview_of
 from rlcli.testing.contract import Contract, Violation, place_of
-from rlcli.testing.dataset_checks.trial import Trial, first_difference, read
+from rlcli.testing.dataset_checks.trial import Trial, first_difference, needs_template, read
 from rlcli.testing.tokenizer import byte_tokenizer
 
 TOKENS = ("packed_input_ids", "packed_prompts")
@@ -89,7 +89,7 @@ class SampleChecks(Contract):
     @pytest.mark.parametrize("habit", HABITS)
     def test_special_tokens(self, trial: Trial, habit: str) -> None:
         """BOS comes once, answers end with EOS, prompts do not"""
-        tokenizer = byte_tokenizer(**HABITS[habit])
+        tokenizer = byte_tokenizer(**HABITS[habit] | ({"chat": True} if needs_template(trial.cls) else {}))
         dataset = trial.demand(tokenizer=tokenizer)
         for index, sample in enumerate(read(dataset)):
             for tokens, trained in _sequences(sample):
@@ -100,6 +100,8 @@ class SampleChecks(Contract):
     @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
     def test_texts_come_back(self, trial: Trial, chat: bool) -> None:
         """prompt and answer can be read in the tokens"""
+        if needs_template(trial.cls) and not chat:
+            pytest.skip("needs a chat template")
         tokenizer = byte_tokenizer(chat=chat)
         dataset = trial.demand(tokenizer=tokenizer)
         for index, sample in enumerate(read(dataset)):

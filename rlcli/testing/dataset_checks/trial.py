@@ -172,6 +172,11 @@ def suited(tokenizer: Any, cls: type) -> Any:
     return tokenizer if hasattr(cls, "preview") else as_transformers(tokenizer)
 
 
+def needs_template(cls: type) -> bool:
+    """Whether its rows are conversations, which nothing but a chat template can write."""
+    return bool(getattr(cls, "NEEDS_TEMPLATE", False))
+
+
 def as_line(row: Mapping[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False)
 

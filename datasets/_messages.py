@@ -1,0 +1,111 @@
+"""Conversations as rows hold them: messages with a role and a content, and the tools that the assistant may call."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ._jsonl import BadRow
+
+Message = dict[str, Any]
+
+SHAREGPT = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
+"""Roles of messages that are written as `{"from": …, "value": …}`."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages up to the last one of the assistant, behind which there is nothing to learn."""
+
+    messages: list[Message]
+    tools: list[Any] | None = None
+
+    @property
+    def turns(self) -> list[int]:
+        """The places of the assistant's messages, of which there is at least one."""
+        return [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
+
+    @property
+    def system(self) -> str | None:
+        """The system prompt, if it has one."""
+        first = self.messages[0]
+        return first["content"] if first["role"] == "system" else None
+
+    @property
+    def prompt(self) -> str:
+        """The words that it begins with: its first message that is neither the system's nor the assistant's."""
+        return next((m["content"] for m in self.messages if m["role"] not in ("system", "assistant")), "")
+
+
+def read_conversation(fields: dict[str, Any], messages_key: str, tools_key: str, system: str | None) -> Conversation:
+    """The conversation of a row. `system`: the system prompt of those that have none. Raises BadRow."""
+    if messages_key not in fields:
+        raise BadRow(f"there is no field {messages_key!r}; the row has {sorted(fields)}")
+    written = fields[messages_key]
+    if not isinstance(written, list) or not written:
+        raise BadRow(f"field {messages_key!r} is not a list of messages")
+    messages = [_message(message, f"message {number}") for number, message in enumerate(written, start=1)]
+    while messages and messages[-1]["role"] != "assistant":
+        messages.pop()
+    if not messages:
+        raise BadRow("no message is the assistant's, so there is nothing to train on")
+    if system is not None and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    return Conversation(messages, _tools(fields.get(tools_key), tools_key))
+
+
+def _message(written: Any, what: str) -> Message:
+    if not isinstance(written, dict):
+        raise BadRow(f"{what} is of type {type(written).__name__}, not a mapping with role and content")
+    fields = {key: value for key, value in written.items() if value is not None}
+    if "from" in fields and "role" not in fields:
+        speaker = fields.pop("from")
+        fields["role"] = SHAREGPT.get(speaker, speaker) if isinstance(speaker, str) else speaker
+        fields["content"] = fields.pop("value", None)
+    if not isinstance(fields.get("role"), str):
+        raise BadRow(f"{what} does not say whose it is: it has no role; its fields are {sorted(written)}")
+    fields["content"] = _text_of(fields.get("content"), what)
+    if fields.get("tool_calls"):
+        fields["tool_calls"] = _tool_calls(fields["tool_calls"], what)
+    elif not fields["content"].strip():
+        raise BadRow(f"{what}, of the {fields['role']}, is empty")
+    return fields
+
+
+def _text_of(content: Any, what: str) -> str:
+    """The content of a message: a text, or parts that are texts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise BadRow(f"the content of {what} is not text")
+    return "".join(str(text) for text in texts)
+
+
+def _tool_calls(calls: Any, what: str) -> list[Any]:
+    """Arguments that are written as JSON text are read, for templates write them as JSON themselves."""
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise BadRow(f"tool_calls of {what} is not a list of mappings")
+    read = []
+    for call in calls:
+        called = call.get("function")
+        if isinstance(called, dict) and isinstance(called.get("arguments"), str):
+            call = {**call, "function": {**called, "arguments": _parsed(called["arguments"], f"a tool call of {what}")}}
+        read.append(call)
+    return read
+
+
+def _tools(written: Any, key: str) -> list[Any] | None:
+    tools = _parsed(written, f"field {key!r}") if isinstance(written, str) else written
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise BadRow(f"field {key!r} is not a list of tools")
+    return tools or None
+
+
+def _parsed(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadRow(f"{what} is not JSON: {text!r:.60}") from None

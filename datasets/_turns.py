@@ -1,0 +1,182 @@
+"""What of a conversation is trained on: the assistant's turns, each with the token that ends it.
+
+Templates that mark what an assistant wrote (`{% generation %}`) say so themselves. For others the conversation is
+rendered up to each turn, ready for an answer, and up to its end: where both are prefixes of the whole text, the turn is
+what is between them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlcli.api.chat_template import TemplateError, TooMuch, marks_generation, name_of, render_marked, template_of
+from rlcli.errors import ModelError
+
+from ._jsonl import BadRow, Row
+from ._messages import Conversation, Message
+from ._rendering import DAY, Overlong, Tokens, TooLong
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Turns = Literal["all", "last"]
+Span = tuple[int, int]
+"""[start, end) in characters of a text."""
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """A conversation as the template writes it."""
+
+    conversation: Conversation
+    text: str
+    spans: Sequence[Span]
+    """What is trained on: turns of the assistant, in order, none empty."""
+
+
+@dataclass(frozen=True)
+class Masked:
+    """The tokens of a conversation."""
+
+    tokens: Tokens
+    trained: list[bool]
+
+
+class Speaker:
+    """Writes conversations by a tokenizer's chat template. Raises ModelError F32 if it has none."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, turns: Turns, mask: Literal["auto", "markers", "prefix"]):
+        template = template_of(tokenizer)
+        if not template:
+            hint = "take a chat model's tokenizer, or prompt_answer for rows with one answer"
+            raise ModelError(f"{name_of(tokenizer)} has no chat template", hint=hint, code="F32")
+        has_markers = marks_generation(template)
+        if mask == "markers" and not has_markers:
+            what = f"the chat template of {name_of(tokenizer)} has no {{% generation %}} markers"
+            raise ModelError(what, hint="set mask: prefix", code="F32")
+        self._tokenizer = tokenizer
+        self._template = template
+        self._turns = turns
+        self._by_markers = has_markers and mask != "prefix"
+
+    @property
+    def method(self) -> str:
+        """How it is known what is trained on."""
+        turns = "all turns" if self._turns == "all" else "the last turn"
+        how = "the template's generation markers" if self._by_markers else "prefixes of the conversation"
+        return f"{turns} of the assistant, by {how}"
+
+    def speak(self, conversation: Conversation) -> Spoken:
+        """The text of a conversation, and what of it is trained on. Raises BadRow; ModelError for a template that
+        exceeds a limit."""
+        text, spans = (self._marked if self._by_markers else self._between_prefixes)(conversation)
+        spans = [(start, end) for start, end in ((start, _end(text, end)) for start, end in spans) if start < end]
+        if not spans:
+            how = "its markers enclose nothing" if self._by_markers else "it writes nothing for the assistant"
+            raise BadRow(f"{self._of_template} leaves nothing to train on: {how}", "F32", "set mask: prefix")
+        return Spoken(conversation, text, spans)
+
+    def _marked(self, conversation: Conversation) -> tuple[str, Sequence[Span]]:
+        """A marker may enclose a turn without what ends it; the end of the whole text tells what that is."""
+        whole = self._render(conversation)
+        spans, text, last = whole.spans, whole.text, conversation.turns[-1]
+        if self._turns == "last" and last:
+            spans = spans[len(self._render(conversation, last).spans) :]
+        ending = text[spans[-1][1] :].rstrip() if spans else ""
+        return text, [(start, end + len(ending) * text.startswith(ending, end)) for start, end in spans]
+
+    def _between_prefixes(self, conversation: Conversation) -> tuple[str, Sequence[Span]]:
+        text = self._render(conversation).text
+        turns = conversation.turns if self._turns == "all" else conversation.turns[-1:]
+        if not turns[0]:
+            raise BadRow(
+                "the conversation begins with the assistant, and its template cannot be rendered before that", "F32",
+                "set train_on: last, or put a message in front",
+            )  # fmt: skip
+        spans = []
+        for turn in turns:
+            is_last = turn == conversation.turns[-1]
+            prompt = self._render(conversation, turn, add_generation_prompt=True).text
+            closed = text if is_last else self._render(conversation, turn + 1).text.rstrip()
+            self._demand_prefix(prompt, text, f"the conversation before message {turn + 1}")
+            self._demand_prefix(closed, text, f"the conversation up to message {turn + 1}")
+            spans.append((len(prompt), len(closed)))
+        return text, spans
+
+    def _demand_prefix(self, part: str, whole: str, what: str) -> None:
+        if whole.startswith(part):
+            return
+        differs = next(i for i, character in enumerate(part) if i >= len(whole) or character != whole[i])
+        raise BadRow(
+            f"{self._of_template} is not prefix-preserving: {what} reads {part[max(differs - 10, 0) : differs + 30]!r} "
+            f"alone, and {whole[max(differs - 10, 0) : differs + 30]!r} in the whole conversation",
+            "F32",
+            "set train_on: last" if self._turns == "all" else "use a template with {% generation %} markers",
+        )
+
+    def _render(self, conversation: Conversation, messages: int | None = None, **how: Any) -> Any:
+        """The first so many messages."""
+        special = self._tokenizer.special_tokens_map
+        some: list[Message] = conversation.messages[:messages]
+        try:
+            return render_marked(self._template, some, tools=conversation.tools, day=DAY, **how, **special)
+        except TooMuch as error:
+            raise ModelError(f"{self._of_template} fails: {error}", code="F32") from error
+        except TemplateError as error:
+            raise BadRow(f"{self._of_template} refuses the conversation: {error}", "F32") from error
+
+    @property
+    def _of_template(self) -> str:
+        return f"the chat template of {name_of(self._tokenizer)}"
+
+
+def _end(text: str, end: int) -> int:
+    """Where a turn ends: line breaks behind its last token are the template's, no model has to write them."""
+    return len(text[:end].rstrip())
+
+
+def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row[Spoken]]) -> list[Masked]:
+    """The tokens of conversations, as the tokenizer splits their whole texts; one partly in a span is trained on.
+    Raises ModelError F32 where a turn does not end with a special token."""
+    if not rows:
+        return []
+    texts = [row.content.text for row in rows]
+    try:
+        encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+    except NotImplementedError:
+        what = f"{name_of(tokenizer)} cannot say which token covers which characters: it has no tokenizer.json"
+        raise ModelError(what, hint="save it with a fast tokenizer class", code="F32") from None
+    return [
+        _masked(tokenizer, row, list(ids), offsets)
+        for row, ids, offsets in zip(rows, encoded.input_ids, encoded.offset_mapping, strict=True)
+    ]
+
+
+def _masked(tokenizer: PreTrainedTokenizerBase, row: Row[Spoken], ids: Tokens, offsets: Sequence[Span]) -> Masked:
+    starts, ends = [start for start, _ in offsets], [end for _, end in offsets]
+    trained = [False] * len(ids)
+    for start, end in row.content.spans:
+        first, behind = bisect_right(ends, start), bisect_left(starts, end)
+        trained[first:behind] = [True] * (behind - first)
+        last = ids[behind - 1] if behind > first else None
+        if last is None or (last != tokenizer.eos_token_id and tokenizer.decode([last], skip_special_tokens=True)):
+            shown = row.content.text[max(end - 20, start) : end]
+            what = f"the chat template of {name_of(tokenizer)} ends a turn of the assistant with {shown!r}"
+            raise ModelError(
+                f"{what}, not with a special token: a model trained on it would not learn to stop", where=row.where,
+                hint="let the template write {{ eos_token }} behind each answer", code="F32",
+            )  # fmt: skip
+    return Masked(ids, trained)
+
+
+def fit_turns(masked: Masked, limit: int, overlong: Overlong) -> Masked:
+    """The first or the last `limit` tokens. Raises TooLong if that leaves no token to train on, or no context."""
+    kept = slice(-limit, None) if overlong == "truncate_left" else slice(limit)
+    cut = Masked(masked.tokens[kept], masked.trained[kept])
+    if not any(cut.trained) or all(cut.trained):
+        what = "no token that is trained on" if not any(cut.trained) else "nothing but the last answer"
+        raise TooLong(f"{what} would be left")
+    return cut

@@ -12,7 +12,6 @@ import numpy as np
 
 from rlcli.api.config import stable_seed
 from rlcli.runtime.origin import RowOrigin
-from rlcli.runtime.output_checks import checked_row
 
 
 def training_id(epoch: int, row: int) -> str:
@@ -77,6 +76,8 @@ def digest_rows(dataset: Any, name: str = "train") -> str:
     A dataset with more than LOOKED_AT rows is sampled, unless it has a `digest()` of its own. `name` is what the recipe
     calls it. Raises DataError for a row that cannot be used.
     """
+    from rlcli.runtime.output_checks import checked_row  # not above: whoever asks for an order needs no torch
+
     if hasattr(dataset, "digest"):
         return str(dataset.digest())
     rows = len(dataset)

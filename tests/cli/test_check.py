@@ -51,7 +51,7 @@ def test_json(rlcli, text_recipe):
     code, out, _ = rlcli("check", "mine.yaml", "--json")
     document = json.loads(out)
     assert (code, document["ok"], document["recipe"]) == (0, True, "mine")
-    assert {"level", "about", "says", "details", "fix", "code", "exit_code"} == set(document["findings"][0])
+    assert {"level", "about", "says", "details", "fix", "code", "exit_code", "figures"} == set(document["findings"][0])
     (text_recipe / "rows.jsonl").write_text("{}\n")
     code, out, _ = rlcli("check", "mine.yaml", "--json")
     assert (code, json.loads(out)["ok"]) == (4, False)

@@ -12,6 +12,7 @@ from rlcli.files import known_object
 from rlcli.launch.devices import list_gpus
 from rlcli.launch.preflight.findings import Finding, count, failure, grouped
 from rlcli.launch.preflight.model_files import check_model_files
+from rlcli.launch.preflight.packing import check_packing
 from rlcli.launch.preflight.reward_checks import check_reward, scores_texts
 from rlcli.launch.preflight.row_checks import (
     Limits,
@@ -187,6 +188,7 @@ def _check_dataset(subject: _Subject, opened: OpenDataset, rows: Sequence[Previe
         check_ends(opened.name, tokenizer, rows, limits),
         check_template(opened.name, tokenizer, rows, limits),
         *check_lengths(opened, rows, limits),
+        check_packing(subject.recipe, opened, rows, limits),
         check_repeats(opened, rows),
     ):
         if finding is not None:

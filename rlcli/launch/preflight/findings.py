@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from rlcli.errors import RlcliError
@@ -28,6 +28,8 @@ class Finding:
     """The fault's stable id."""
     exit_code: int = 0
     """Of a FAIL: what the command exits with."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Numbers behind what it says, for programs."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"details": list(self.details)}

@@ -1,0 +1,84 @@
+"""How full micro-batches are: packed by hand, by ranks and minibatches, and as `rlcli check` says it."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcli.launch.preflight.checklist import preflight
+from rlcli.launch.preflight.packing import pack_steps
+from rlcli.recipe.resolve import load_recipe
+from rlcli.registry import load
+
+
+def test_a_step_packed_by_hand():
+    packing = pack_steps([[[6], [4], [3], [5]]], capacity=10, ranks=1, minibatches=1, cut=False)
+    assert (packing.micro_batches, packing.fill) == ([2], 0.9)  # 6 + 4, 5 + 3
+    assert packing.figures() == {
+        "row_tokens_min": 3, "row_tokens_median": 5, "row_tokens_p95": 6, "row_tokens_max": 6,
+        "micro_batches_min": 2, "micro_batches_max": 2, "fill": 0.9,
+    }  # fmt: skip
+
+
+def test_ranks_and_minibatches_are_packed_apart():
+    assert pack_steps([[[5]] * 4], 10, ranks=2, minibatches=1, cut=False).micro_batches == [1, 1]
+    assert pack_steps([[[5]] * 4], 10, ranks=1, minibatches=4, cut=False).micro_batches == [4]
+    assert pack_steps([[[5]]], 10, ranks=2, minibatches=1, cut=False).micro_batches == [1, 1]  # one rank idles
+
+
+def test_sequences_of_a_row_stay_together_unless_they_may_part():
+    rows = [[[6, 4], [4, 6]]]
+    assert pack_steps(rows, 10, 1, 1, cut=False).micro_batches == [2]
+    assert pack_steps([[[6, 6], [4, 4]]], 12, 1, 1, cut=False).micro_batches == [2]
+    assert pack_steps([[[6, 6], [4, 4]]], 10, 1, 1, cut=True).micro_batches == [2]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 4), st.integers(1, 3))
+def test_nothing_is_fuller_than_full(rows, ranks, minibatches):
+    packing = pack_steps([[[length] for length in rows]], 50, ranks, minibatches, cut=False)
+    assert 0 < packing.fill <= 1
+    assert sum(packing.rows) == sum(rows)
+
+
+RECIPE = """\
+extends: base/sft
+models:
+  actor: {scratch: {model_type: llama, hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 1}, tokenizer: tok}
+datasets: {train: {type: prompt_answer, args: {path: rows.jsonl}}}
+train: {steps: 2, prompts_per_step: 2, max_tokens_per_microbatch: 10, shuffle: false}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    """mine.yaml with rows of 6, 8, 6 and 8 tokens."""
+    load("datasets", "arithmetic").make_tokenizer().save_pretrained(tmp_path / "tok")
+    rows = [{"prompt": "1+1", "answer": "2"}, {"prompt": "11+11", "answer": "2"}] * 2
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "mine.yaml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+
+
+def packing_of(*overrides):
+    return next((found for found in preflight(load_recipe("mine.yaml", overrides)) if "packing" in found.about), None)
+
+
+def test_check_says_how_full_the_micro_batches_are(recipe):
+    found = packing_of()
+    lengths = sorted(found.figures[f"row_tokens_{name}"] for name in ("min", "max"))
+    fill = 2 * sum(lengths) / (2 * 2 * 10)
+    assert (found.level, found.figures["micro_batches_max"]) == ("ok", 2)
+    assert found.figures["fill"] == pytest.approx(fill, abs=1e-4)
+    assert "2 micro-batches of a rank per step" in found.says
+    assert "in the first 2 steps" in found.says
+    assert "1 micro-batch of a rank" in packing_of("train.max_tokens_per_microbatch=1000").says
+    assert packing_of("train.max_tokens_per_microbatch=5") is None  # a row does not fit: an error of its own
+
+
+def test_responses_count_with_their_full_length(monkeypatch):
+    resolved = load_recipe("ppo_math", ["datasets.train.args.problems=300", "generation.max_new_tokens=64"])
+    found = next(one for one in preflight(resolved, 5) if "packing" in one.about)
+    assert "rows with responses of 64 tokens" in found.says
+    responses = resolved.recipe.generation.responses_per_prompt
+    assert found.figures["row_tokens_min"] >= responses * 65

@@ -19,8 +19,8 @@ class DatasetUtility:
     What its class says in literals is read without importing it: KEYS, what every sample holds (`margins
     if margin_key`: where that argument is set); EXAMPLES, rows as its
     file may hold them, on which `rlcli test dataset` tries it; LONGEST, the tokens of its longest row, if no argument
-    sets them; PAIRS, the argument that says how many pairs of sequences a row has, if it has pairs; NEEDS_TEMPLATE, that its
-    rows are conversations, which only a chat template can write.
+    sets them; PAIRS, the argument that says how many pairs of sequences a row has, if it has pairs; NEEDS_TEMPLATE,
+    that its rows are conversations, which only a chat template can write.
 
     A run builds every dataset as rank 0 of 1 and deals the rows out itself.
     """

@@ -1,4 +1,5 @@
-"""Rows of a jsonl file or a JSON list, read strictly: whatever is wrong is said with its file and line."""
+"""Rows, read strictly: whatever is wrong is reported with its file and line. jsonl files and JSON lists are read here,
+other formats in `_sources`."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, Literal, TypeVar
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 BadRows = Literal["error", "skip"]
 
+HUB = "hf:"
+"""How the path of a dataset of the Hub begins."""
 MAX_ROW = 8 << 20
 """Bytes of a line. About the longest context of today's models."""
 MAX_LIST = 128 << 20
@@ -35,6 +38,10 @@ class BadRow(ValueError):
         super().__init__(what)
         self.code = code
         self.hint = hint
+
+
+Parsed = tuple[int, int, dict[str, Any] | BadRow]
+"""The number of a row, its line, what it holds or what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +63,10 @@ def read_rows(
     max_bad_rows: int = 10,
     max_rows: int | None = None,
     note: Callable[[str], None] | None = None,
+    parsed_rows: Iterable[Parsed] | None = None,
 ) -> list[Row[T]]:
-    """The rows of a file as `read` makes them; `read` raises BadRow for a row it cannot use.
+    """The rows of a file as `read` makes them; `read` raises BadRow for a row it cannot use. `parsed_rows`: what is at
+    `path`, unless it is a file of JSON.
 
     `bad_rows="skip"` passes over up to `max_bad_rows` of them, and tells `note` of each; the ids of the others stay
     what they were. At most `max_rows` good rows are read. Raises DataError, also for a file without rows and for
@@ -68,7 +77,7 @@ def read_rows(
     file = Path(path).expanduser()
     found: list[tuple[int, int, Any, T]] = []
     bad: list[tuple[int, BadRow]] = []
-    for number, line, parsed in _parsed_rows(file):
+    for number, line, parsed in parsed_rows if parsed_rows is not None else json_rows(file):
         if max_rows is not None and len(found) >= max_rows:
             break
         try:
@@ -83,9 +92,10 @@ def read_rows(
         raise DataError(f"{path} holds no rows: it is empty", code="F80")
     for line, error in bad if note is not None else ():
         note(f"{path}:{line}: {error}")
+    stem = file.stem.removeprefix(HUB)
     own_ids = all(isinstance(own, str | int) and not isinstance(own, bool) for _, _, own, _ in found)
     rows = [
-        Row(str(own) if own_ids else f"{file.stem}:{number}", f"{path}:{line}", content)
+        Row(str(own) if own_ids else f"{stem}:{number}", f"{path}:{line}", content)
         for number, line, own, content in found
     ]
     _refuse_duplicates(rows)
@@ -119,10 +129,10 @@ def text_field(fields: dict[str, Any], key: str) -> str:
 
 
 def texts_field(fields: dict[str, Any], key: str) -> list[str]:
-    """A field that must hold a list of texts, at least one."""
+    """A field that must hold a list of texts, at least one; a text alone is a list of one."""
     if key not in fields:
         raise BadRow(f"there is no field {key!r}; the row has {sorted(fields)}")
-    values = fields[key]
+    values = [fields[key]] if isinstance(fields[key], str) else fields[key]
     if not isinstance(values, list) or not values:
         raise BadRow(f"field {key!r} is not a list of texts")
     return [_text(value, f"entry {number} of field {key!r}") for number, value in enumerate(values, start=1)]
@@ -144,7 +154,7 @@ def _text(value: Any, what: str) -> str:
     return value
 
 
-def _parsed_rows(file: Path) -> Iterator[tuple[int, int, dict[str, Any] | BadRow]]:
+def json_rows(file: Path) -> Iterator[Parsed]:
     """(number of the row, its line, what it holds or what is wrong with it), both counted from 1."""
     try:
         with os.fdopen(open_regular(file), "rb") as opened:
@@ -172,7 +182,7 @@ def _is_list(file: BinaryIO) -> bool:
     return not blank and first == b"["
 
 
-def _lined_rows(file: BinaryIO) -> Iterator[tuple[int, int, dict[str, Any] | BadRow]]:
+def _lined_rows(file: BinaryIO) -> Iterator[Parsed]:
     """The rows of a file with one per line. At most MAX_ROW bytes of a line that is too long are in memory."""
     line = 0
     while raw := file.readline(MAX_ROW + 1):
@@ -201,7 +211,7 @@ def _parse_line(raw: bytes) -> dict[str, Any] | BadRow:
         return BadRow(f"not JSON that can be read: {error}", "F82")
 
 
-def _listed_rows(file: Path, content: bytes) -> Iterator[tuple[int, int, dict[str, Any] | BadRow]]:
+def _listed_rows(file: Path, content: bytes) -> Iterator[Parsed]:
     """The elements of a JSON list. Behind broken syntax nothing can be trusted: always an error."""
     line, place, number = 1, 0, 0
     try:
@@ -212,7 +222,7 @@ def _listed_rows(file: Path, content: bytes) -> Iterator[tuple[int, int, dict[st
             place = position
             value, position = _DECODER.raw_decode(text, position)
             number += 1
-            yield number, line, _checked_or_bad(value)
+            yield number, line, checked_row(value)
             position = _skip(text, position)
             mark = text[position : position + 1]
             if mark == "]":
@@ -238,7 +248,8 @@ def _skip(text: str, position: int) -> int:
     return match.end() if match else position
 
 
-def _checked_or_bad(value: Any) -> dict[str, Any] | BadRow:
+def checked_row(value: Any) -> dict[str, Any] | BadRow:
+    """A row, or why it is none."""
     try:
         return _checked(value)
     except BadRow as error:

@@ -43,6 +43,8 @@ def read_conversation(fields: dict[str, Any], messages_key: str, tools_key: str,
     if messages_key not in fields:
         raise BadRow(f"there is no field {messages_key!r}; the row has {sorted(fields)}")
     written = fields[messages_key]
+    if isinstance(written, str):
+        written = _parsed(written, f"field {messages_key!r}")
     if not isinstance(written, list) or not written:
         raise BadRow(f"field {messages_key!r} is not a list of messages")
     messages = [_message(message, f"message {number}") for number, message in enumerate(written, start=1)]

@@ -13,6 +13,7 @@ from rlcli.api.limits import Limits, check_limits
 
 from ._jsonl import Row, read_rows
 from ._rendering import Overlong, Tokens, encode_prompts, uses_chat, within_limit
+from ._sources import Source
 
 Content = TypeVar("Content")
 T = TypeVar("T")
@@ -28,7 +29,17 @@ class FileRows:
     util: DatasetUtility
 
     path: str
-    """A .jsonl file, or a .json file with a list. A field `id`, if every row has one, names the rows."""
+    """A file (.jsonl, .json with a list, .csv, .tsv, .parquet, .arrow), a folder of such files or one that `datasets`
+    saved, or `hf:NAME` for a dataset of the Hub. A field `id`, if every row has one, names the rows."""
+
+    split: str = "train"
+    """Which split of a folder or of a dataset of the Hub."""
+
+    config: str | None = None
+    """Which configuration of a dataset of the Hub, if it has several."""
+
+    streaming: bool = False
+    """Take the first `max_rows` rows of a dataset of the Hub without downloading the others."""
 
     max_length: int = 1024
     """Longest row, in tokens: a prompt, with its answer if the row has one, or a conversation."""
@@ -70,10 +81,15 @@ class FileRows:
 
     def _read_rows(self, parse: Callable[[dict[str, Any]], Content]) -> list[Row[Content]]:
         check_limits(self)
+        if self.streaming and self.max_rows is None:
+            raise ValueError("streaming needs max_rows: a run takes rows by number, so they are kept")
         return read_rows(
             self.path, parse, bad_rows=self.bad_rows, max_bad_rows=self.max_bad_rows, max_rows=self.max_rows,
-            note=self._bad_rows.append,
+            note=self._bad_rows.append, parsed_rows=self._source().rows(),
         )  # fmt: skip
+
+    def _source(self) -> Source:
+        return Source(self.path, self.split, self.config, self.streaming)
 
     def _within_limit(
         self,

@@ -16,11 +16,11 @@ class DatasetUtility:
     `len(dataset)` counts rows, `dataset[row]` is a batch of one sample. A run takes rows by number, so that it can
     shuffle them and be resumed: a dataset that reads a stream reads it into a list.
 
-    What its class says in literals is read without importing it: KEYS, what every sample holds (`margins
-    if margin_key`: where that argument is set); EXAMPLES, rows as its
-    file may hold them, on which `rlcli test dataset` tries it; LONGEST, the tokens of its longest row, if no argument
-    sets them; PAIRS, the argument that says how many pairs of sequences a row has, if it has pairs; NEEDS_TEMPLATE,
-    that its rows are conversations, which only a chat template can write.
+    What its class says in literals is read without importing it: KEYS, what every sample holds (`margins if margin_key`:
+    where that argument is set), or KEYS_OF, the argument that names a dataset, or several, whose keys it has; EXAMPLES,
+    rows as its file may hold them, on which `rlcli test dataset` tries it; LONGEST, the tokens of its longest row, if no
+    argument sets them; PAIRS, the argument that says how many pairs of sequences a row has, if it has pairs;
+    NEEDS_TEMPLATE, that its rows are conversations, which only a chat template can write.
 
     A run builds every dataset as rank 0 of 1 and deals the rows out itself.
     """

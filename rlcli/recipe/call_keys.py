@@ -130,8 +130,7 @@ def with_keys_of_calls(recipe: Recipe, tree: Tree, doubts: Doubts) -> tuple[Reci
     """The recipe, and its tree, in which every call has its keys. What follows from something doubtful is doubtful."""
     graphs: list[dict[str, Call]] = []
     for path, calls, dataset in graphs_of(recipe):
-        component = recipe.datasets.get(dataset) if dataset is not None else None
-        brought = dataset_keys(component) if component is not None else None
+        brought = dataset_keys(recipe.datasets, dataset)
         completed = with_declared_keys(calls, brought or ())
         graphs.append(completed)
         for name, call in completed.items():

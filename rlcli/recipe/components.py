@@ -266,16 +266,27 @@ def declared(kind: str, component: str, constant: str) -> Any:
         return None  # reported already
 
 
-def dataset_keys(dataset: Component) -> tuple[str, ...] | None:
-    """The keys that a dataset's rows bring with its arguments, by the tuple `KEYS` in its class; None if it does not
-    say."""
+def dataset_keys(datasets: ReadMapping[str, Component], name: str | None) -> tuple[str, ...] | None:
+    """The keys that the rows of one of a recipe's datasets bring with its arguments: the tuple `KEYS` in its class, or
+    those of what its argument `KEYS_OF` names; None if it does not say."""
+    return _keys(datasets, name, ()) if name is not None else None
+
+
+def _keys(datasets: ReadMapping[str, Component], name: str, asking: tuple[str, ...]) -> tuple[str, ...] | None:
+    dataset = datasets.get(name, Component(type=name))
     entries = declared("datasets", dataset.type, "KEYS")
-    if not isinstance(entries, tuple | list):
+    if isinstance(entries, tuple | list):
+        try:
+            return declared_keys(entries, lambda key: argument_of("datasets", dataset.type, dataset.args, key)).needed
+        except (ValueError, TypeError):
+            return None  # `rlcli test dataset` says so
+    argument = declared("datasets", dataset.type, "KEYS_OF")
+    others = argument_of("datasets", dataset.type, dataset.args, argument) if argument else None
+    if not others or name in asking:
         return None
-    try:
-        return declared_keys(entries, lambda name: argument_of("datasets", dataset.type, dataset.args, name)).needed
-    except (ValueError, TypeError):
-        return None  # `rlcli test dataset` says so
+    named = [others] if isinstance(others, str) else others
+    found = [_keys(datasets, str(other), (*asking, name)) for other in named]
+    return found[0] if all(one == found[0] for one in found) else None
 
 
 def argument_of(kind: str, component: str, args: ReadMapping[str, Any], name: str) -> Any:

@@ -16,6 +16,8 @@ from rlcli.recipe.tree import Mapping, Mark, dotted, nearest
 from rlcli.recipe.tree import Path as TreePath
 
 BUILTIN = "builtin:"
+HUB = "hf:"
+"""How the path of a dataset of the Hub begins; models of the Hub are written as owner/name alone."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -62,10 +64,13 @@ class _Finder:
         self.layers = layers
 
     def dataset_file(self, place: TreePath, text: str) -> str:
+        if text.startswith(HUB):
+            return text
         found = self.look(place, text)
         if found is None:
             what = f"{dotted(place)}: no such file: {text}"
-            raise DataError(what, where=str(self.mark(place)), hint=self.looked(place), code="F81")
+            hint = f"{self.looked(place)}; a dataset of the Hub is written {HUB}owner/name"
+            raise DataError(what, where=str(self.mark(place)), hint=hint, code="F81")
         if not Path(found).is_file() and not Path(found).is_dir():
             raise DataError(f"{dotted(place)}: {text} is not an ordinary file", where=str(self.mark(place)), code="F81")
         return found

@@ -33,7 +33,7 @@ def lengths_of(recipe: Recipe) -> Lengths:
     component = recipe.datasets[recipe.train.dataset]
     row = longest_row(component)
     generating = [call for call in recipe.graph.values() if call.call == "generate"]
-    if PROMPTS not in (dataset_keys(component) or ()) and not generating:
+    if PROMPTS not in (dataset_keys(recipe.datasets, recipe.train.dataset) or ()) and not generating:
         return Lengths(0, row or ASSUMED, row is None)
     new = max((int(generation_of(recipe, call)["max_new_tokens"]) for call in generating), default=0)
     return Lengths(row or ASSUMED, (row or ASSUMED) + new, row is None)

@@ -55,8 +55,8 @@ def test_constants_are_read_without_importing(project: Path):
     assert constants == {"NEEDS_GROUP": 4, "PLAIN": (1, 2), "READS": {"train_step": ("packed_input_ids",)}}
     assert declared("interfaces", "nowhere", "NEEDS_GROUP") is None
     keys = ("packed_input_ids", "prompt_mask", "prompt_lens")
-    assert dataset_keys(Component(type="paired")) == keys
-    assert dataset_keys(Component(type="paired", args={"margin_key": "by"})) == (*keys, "margins")
+    assert dataset_keys({"train": Component(type="paired")}, "train") == keys
+    assert dataset_keys({"train": Component(type="paired", args={"margin_key": "by"})}, "train") == (*keys, "margins")
 
 
 def test_an_algorithm_that_needs_a_group_gets_one(project: Path):

@@ -42,8 +42,7 @@ def _graph(notes: Notes, calls: ReadMapping[str, Call], path: Path, dataset: str
     for name, call in calls.items():
         _call(notes, call, (*path, name))
         _group(notes, call, calls, (*path, name), path)
-    component = notes.recipe.datasets.get(dataset)
-    keys = dataset_keys(component) if component else None
+    keys = dataset_keys(notes.recipe.datasets, dataset)
     if notes.doubts.about_entries(path):
         return
     made: list[Path] = [(*path, name, field) for name in calls for field in ("outputs", "output_key_remap")]
@@ -62,8 +61,7 @@ def _graph(notes: Notes, calls: ReadMapping[str, Call], path: Path, dataset: str
 def _linked_wrongly(
     notes: Notes, problem: GraphProblem, calls: ReadMapping[str, Call], path: Path, dataset: str, made: list[Path]
 ) -> None:
-    component = notes.recipe.datasets.get(dataset)
-    keys = dataset_keys(component) if component else None
+    keys = dataset_keys(notes.recipe.datasets, dataset)
     read: list[Path] = [(*path, name, "inputs") for name in calls]
     needs = [*made, *(read if problem.key is None else [(*path, problem.call, "inputs")])]
     near = close_to(problem.key, [*producers(calls), *(keys or ())]) if problem.key else None

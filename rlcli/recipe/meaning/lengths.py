@@ -81,7 +81,7 @@ def _rows(notes: Notes, call: Call, path: Path) -> None:
     limit = limit_of_rows(component) if component else None
     if component is None or found is None or limit is None or limit <= found[0]:
         return
-    if SEQUENCES not in (dataset_keys(component) or ()):
+    if SEQUENCES not in (dataset_keys(notes.recipe.datasets, dataset) or ()):
         return
     what = f"rows of up to {limit} tokens do not fit into the {found[0]} positions of models.{found[1]}"
     needs: list[Path] = [("models", found[1]), ("datasets", dataset), (*path, "model")]

@@ -36,7 +36,7 @@ class SampleChecks(Contract):
                     'put a string under it: """What it is, and its unit."""',
                     f"{argument.path}:{argument.line}",
                 )
-        if "KEYS" not in trial.signature.constants:
+        if not {"KEYS", "KEYS_OF"} & set(trial.signature.constants):
             raise Violation(
                 "its class does not say what its samples hold",
                 'write KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",), so that recipes can be checked',
@@ -47,7 +47,7 @@ class SampleChecks(Contract):
         """a row is one valid sample with the declared keys"""
         dataset = trial.demand()
         for index, sample in enumerate(read(dataset)):
-            what = _wrong_sample(sample, trial.keys, len(trial.tokenizer))
+            what = _wrong_sample(sample, trial.keys or set(getattr(dataset, "keys", ())), len(trial.tokenizer))
             if what:
                 raise Violation(f"row {index}: {what}", "", place_of(type(dataset).__getitem__))
 

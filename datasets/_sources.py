@@ -1,0 +1,153 @@
+"""Rows wherever they are: JSON and CSV files, the formats of Hugging Face's `datasets`, and the Hub."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import DataError
+from rlcli.files import open_regular
+
+from ._jsonl import HUB, BadRow, Parsed, checked_row, json_rows
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+TABLES = (".parquet", ".arrow")
+BATCH = 1024
+"""Rows of a table that are in memory at once."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where rows come from."""
+
+    path: str
+    """A file, a folder, or `hf:NAME`."""
+    split: str = "train"
+    config: str | None = None
+    streaming: bool = False
+
+    def rows(self) -> Iterator[Parsed]:
+        """(number of the row, its line, what it holds or what is wrong with it), both counted from 1; rows of formats
+        without lines are counted. Raises DataError."""
+        file = Path(self.path).expanduser()
+        if self.path.startswith(HUB):
+            return _numbered(self._of_hub())
+        if file.suffix in DELIMITERS:
+            return _csv_rows(file, DELIMITERS[file.suffix])
+        if file.suffix in TABLES:
+            return _numbered(_table_rows(file))
+        if file.is_dir():
+            return _numbered(self._of_folder(file))
+        return json_rows(file)
+
+    def _of_hub(self) -> Iterator[Any]:
+        name = self.path.removeprefix(HUB)
+        try:
+            from datasets import load_dataset
+
+            with _quiet("huggingface_hub"):
+                found = load_dataset(name, self.config, split=self.split, streaming=self.streaming)
+            yield from found
+        except Exception as error:  # whatever the network, the Hub and its files make the library raise
+            hint = "the Hub must be in reach, or the dataset in the cache; split and config are named as there"
+            raise DataError(f"cannot read {name} from the Hub: {_reason(error)}", hint=hint, code="F81") from error
+
+    def _of_folder(self, folder: Path) -> Iterator[Any]:
+        try:
+            from datasets import load_dataset, load_from_disk
+
+            if (folder / "dataset_dict.json").is_file():
+                splits = load_from_disk(str(folder))
+                if self.split not in splits:
+                    raise ValueError(f"it has no split {self.split}, but {', '.join(splits)}")
+                yield from splits[self.split]
+            elif (folder / "state.json").is_file():
+                yield from load_from_disk(str(folder))
+            else:
+                yield from load_dataset(str(folder), self.config, split=self.split)
+        except Exception as error:  # whatever broken files make the library raise
+            raise DataError(f"cannot read {folder}: {_reason(error)}", code="F82") from error
+
+
+def _table_rows(file: Path) -> Iterator[Any]:
+    """Rows of Apache's formats, a batch at a time, by the library that `datasets` reads them with."""
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    try:
+        with os.fdopen(open_regular(file), "rb") as opened:
+            if file.suffix == ".parquet":
+                batches = parquet.ParquetFile(opened).iter_batches(BATCH)
+            else:
+                batches = _arrow_batches(ipc, opened)
+            for batch in batches:
+                yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"cannot read {file}: {_reason(error)}", code="F82") from error
+
+
+def _arrow_batches(ipc: Any, opened: Any) -> Iterator[Any]:
+    """Of a stream, as `datasets` writes it, or of a file."""
+    is_file = opened.read(6) == b"ARROW1"
+    opened.seek(0)
+    if not is_file:
+        yield from ipc.open_stream(opened)
+        return
+    reader = ipc.open_file(opened)
+    for number in range(reader.num_record_batches):
+        yield reader.get_batch(number)
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Without the warnings of a library that tries again and again: its error tells them."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _numbered(rows: Iterable[Any]) -> Iterator[Parsed]:
+    for number, row in enumerate(rows, start=1):
+        yield number, number, checked_row(row)
+
+
+def _csv_rows(file: Path, delimiter: str) -> Iterator[Parsed]:
+    """Every cell is text. The line of a row is its first."""
+    number, line = 0, 1
+    try:
+        with os.fdopen(open_regular(file), "r", encoding="utf-8-sig", newline="") as opened:
+            reader = csv.reader(opened, delimiter=delimiter, strict=True)
+            names = next(reader, [])
+            if len(set(names)) < len(names):
+                raise DataError("two columns have one name", where=f"{file}:1", code="F82")
+            line = reader.line_num + 1
+            for cells in reader:
+                if cells:
+                    number += 1
+                    yield number, line, _named(names, cells)
+                line = reader.line_num + 1
+    except (UnicodeDecodeError, csv.Error) as error:
+        what = "not UTF-8" if isinstance(error, UnicodeDecodeError) else f"not CSV: {error}"
+        raise DataError(what, where=f"{file}:{line}", code="F82") from None
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror or type(error).__name__}") from error
+
+
+def _named(names: list[str], cells: list[str]) -> dict[str, Any] | BadRow:
+    if len(cells) != len(names):
+        return BadRow(f"{len(cells)} cells under {len(names)} columns")
+    return dict(zip(names, cells, strict=True))
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,217 @@
+"""Rows of other formats than JSON: the same rows from each, places, refusals, and the Hub out of reach."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import datasets as library
+import huggingface_hub
+import pyarrow
+import pytest
+from pyarrow import ipc, parquet
+
+from rlcli.api.config import DatasetAbstraction
+from rlcli.api.data import DatasetUtility
+from rlcli.errors import DataError, UsageError
+from rlcli.registry import make_dataset
+from rlcli.testing.tokenizer import byte_tokenizer
+
+ROWS = [{"prompt": f"p{number}", "answer": "ä, or\nnothing" * number or "0"} for number in range(5)]
+
+
+def as_parquet(path):
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+
+
+def as_arrow(path):
+    table = pyarrow.Table.from_pylist(ROWS)
+    with ipc.new_stream(path, table.schema) as stream:
+        stream.write_table(table)
+
+
+def as_arrow_file(path):
+    table = pyarrow.Table.from_pylist(ROWS)
+    with ipc.new_file(path, table.schema) as file:
+        file.write_table(table, max_chunksize=2)
+
+
+def as_table(path, delimiter):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["prompt", "answer"], delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(ROWS)
+
+
+def as_json(path):
+    path.write_text("\n".join(map(json.dumps, ROWS)))
+
+
+def as_saved(path):
+    library.Dataset.from_list(ROWS).save_to_disk(path)
+
+
+def as_saved_splits(path):
+    splits = {"train": library.Dataset.from_list(ROWS), "test": library.Dataset.from_list(ROWS[:1])}
+    library.DatasetDict(splits).save_to_disk(path)
+
+
+WRITTEN = {
+    "rows.jsonl": as_json,
+    "rows.csv": lambda path: as_table(path, ","),
+    "rows.tsv": lambda path: as_table(path, "\t"),
+    "rows.parquet": as_parquet,
+    "rows.arrow": as_arrow,
+    "rows_file.arrow": as_arrow_file,
+    "saved": as_saved,
+    "splits": as_saved_splits,
+}
+
+
+def build(path, name="prompt_answer", /, **args):
+    args = {"path": str(path), "max_length": 100, **args}
+    return make_dataset(DatasetAbstraction(name, args), DatasetUtility(1, 0, 1, byte_tokenizer(chat=name == "chat")))
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_every_format_gives_the_same_rows_in_order(name, tmp_path):
+    path = tmp_path / name
+    WRITTEN[name](path)
+    dataset = build(path)
+    previews = [dataset.preview(row) for row in range(len(dataset))]
+    assert [(one.prompt, *one.answers) for one in previews] == [tuple(row.values()) for row in ROWS]
+    assert [one.id for one in previews] == [f"{path.stem}:{number}" for number in range(1, 6)]
+    assert len(build(path, max_rows=2)) == 2
+
+
+def test_rows_of_csv_are_found_by_their_first_line_and_are_text(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text('\ufeffprompt,answer\n"a\nb",007\n\nc,x\n')
+    dataset = build(path)
+    assert [dataset.preview(row).where.rpartition(":")[2] for row in (0, 1)] == ["2", "5"]
+    assert dataset.preview(0).answers == ["007"]
+    path.write_text("prompt,answer\na,b\nc,d,e\nf\n")
+    with pytest.raises(DataError, match=r"rows\.csv:3: 3 cells under 2 columns \(2 rows are bad; the others: line 4\)"):
+        build(path)
+    assert len(build(path, bad_rows="skip")) == 1
+    for content, what in (
+        (b"prompt,prompt\na,b\n", r"rows\.csv:1: two columns have one name"),
+        (b'prompt,answer\n"a"b,c\n', r"rows\.csv:2: not CSV"),
+        (b"prompt,answer\n\xff,c\n", r"rows\.csv:\d: not UTF-8"),
+        (b"", "holds no rows"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=what):
+            build(path)
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "saved/state.json", "nowhere.parquet", "nowhere.csv"])
+def test_what_cannot_be_read_is_one_error(name, tmp_path):
+    path = tmp_path / name
+    if not name.startswith("nowhere"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"no such thing")
+    with pytest.raises(DataError, match="cannot read"):
+        build(path.parent if path.name == "state.json" else path)
+
+
+def test_a_split_that_is_not_there_is_named_with_those_that_are(tmp_path):
+    as_saved_splits(tmp_path / "splits")
+    assert len(build(tmp_path / "splits", split="test")) == 1
+    with pytest.raises(DataError, match="it has no split dev, but train, test"):
+        build(tmp_path / "splits", split="dev")
+
+
+def test_tables_are_read_without_torch(tmp_path):
+    as_parquet(tmp_path / "rows.parquet")
+    script = (
+        "import sys; from rlcli.datasets._sources import Source; print(len(list(Source(sys.argv[1]).rows())), "
+        "[name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "rows.parquet")]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "5 []\n"
+
+
+# -- the Hub -------------------------------------------------------------------------------------------------
+
+
+def test_the_hub_out_of_reach_is_one_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(library.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="cannot read nobody/nothing from the Hub: ") as caught:
+        build("hf:nobody/nothing")
+    assert (caught.value.code, caught.value.exit_code) == ("F81", 4)
+    assert "in reach" in caught.value.hint
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """What is asked of the Hub, which has ROWS."""
+    asked = []
+
+    def load_dataset(name, config, *, split, streaming):
+        asked.append((name, config, split, streaming))
+        return iter(ROWS)
+
+    monkeypatch.setattr(library, "load_dataset", load_dataset)
+    return asked
+
+
+def test_the_hub_is_asked_for_the_split_and_configuration(hub):
+    dataset = build("hf:owner/name", split="test", config="main")
+    assert hub == [("owner/name", "main", "test", False)]
+    assert (dataset.preview(1).id, dataset.preview(1).where) == ("name:2", "hf:owner/name:2")
+
+
+def test_a_stream_is_read_as_far_as_it_is_needed(hub):
+    assert len(build("hf:owner/name", streaming=True, max_rows=3)) == 3
+    assert hub[0][-1] is True
+    with pytest.raises(UsageError, match="streaming needs max_rows"):
+        build("hf:owner/name", streaming=True)
+
+
+# -- hf ------------------------------------------------------------------------------------------------------
+
+TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "args", "keys", "prompt"),
+    [
+        ({"instruction": "q", "output": "a"}, {}, {"packed_input_ids", "prompt_mask"}, "q"),
+        ({"problem": "q", "solution": "#### 4"}, {}, {"packed_prompts"}, "q"),
+        ({"prompt": "q", "other": 1}, {}, {"packed_prompts"}, "q"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b"}, {}, {"packed_input_ids", "prompt_mask", "prompt_lens"}, "q"),
+        ({"frage": "q", "antwort": "a"}, {"columns": {"prompt": "frage", "answer": "antwort"}},
+         {"packed_input_ids", "prompt_mask"}, "q"),
+        ({"prompt": "q", "answer": "a"}, {"kind": "prompt_only"}, {"packed_prompts"}, "q"),
+    ],
+)  # fmt: skip
+def test_what_rows_are_follows_from_their_columns(row, args, keys, prompt, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    dataset = build(tmp_path / "rows.jsonl", "hf", **args)
+    assert (set(dataset[0].keys), set(dataset.keys), dataset.preview(0).prompt) == (keys, keys, prompt)
+
+
+def test_conversations_are_taken_as_chat_takes_them(tmp_path):
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([{"talk": TALK}]), path)
+    tokenizer = byte_tokenizer(chat=True)
+    args = {"path": str(path), "columns": {"messages": "talk"}}
+    dataset = make_dataset(DatasetAbstraction("hf", args), DatasetUtility(1, 0, 1, tokenizer))
+    sample = dataset[0]
+    trained = sample.data["packed_input_ids"][~sample.data["prompt_mask"]]
+    assert tokenizer.decode(trained.tolist()) == "yo<eos>"
+    assert dataset.digest() == build(path, "chat", messages_key="talk", max_length=1024).digest()
+
+
+def test_columns_that_say_nothing_are_named(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"a": "x", "b": "y"}')
+    with pytest.raises(DataError, match=r"the columns of .* are a, b") as caught:
+        build(tmp_path / "rows.jsonl", "hf")
+    assert "columns: {prompt: …, answer: …}" in caught.value.hint
+    with pytest.raises(UsageError, match="columns has promt; prompt_answer takes prompt, answer"):
+        build(tmp_path / "rows.jsonl", "hf", kind="prompt_answer", columns={"promt": "a"})
+    with pytest.raises(DataError, match="there is no field 'c'"):
+        build(tmp_path / "rows.jsonl", "hf", columns={"prompt": "a", "answer": "c"})

@@ -13,6 +13,7 @@ from rlcli.api.limits import Limits, check_limits
 
 from ._jsonl import Row, read_rows
 from ._rendering import Overlong, Tokens, encode_prompts, uses_chat, within_limit
+from ._scores import Scores
 from ._sources import Source
 
 Content = TypeVar("Content")
@@ -56,11 +57,16 @@ class FileRows:
     max_rows: int | None = None
     """Read only so many rows, from the start of the file."""
 
+    scores: Scores | None = None
+    """Leave out rows that were always or never solved in an earlier run, or take them by difficulty."""
+
     LIMITS: ClassVar[Limits] = {"max_length": {"ge": 1}, "max_bad_rows": {"ge": 0}, "max_rows": {"ge": 1}}
 
     _rows: list[tuple[Row[Any], Any]] = field(init=False, repr=False)
     """Every row with its tokens, within the limit."""
     _bad_rows: list[str] = field(default_factory=list, init=False, repr=False)
+    _notes: list[str] = field(default_factory=list, init=False, repr=False)
+    """What became of rows that were left out by their scores."""
     _make_survey: Callable[[], Survey] = field(init=False, repr=False)
 
     @property
@@ -83,10 +89,14 @@ class FileRows:
         check_limits(self)
         if self.streaming and self.max_rows is None:
             raise ValueError("streaming needs max_rows: a run takes rows by number, so they are kept")
-        return read_rows(
+        rows = read_rows(
             self.path, parse, bad_rows=self.bad_rows, max_bad_rows=self.max_bad_rows, max_rows=self.max_rows,
             note=self._bad_rows.append, parsed_rows=self._source().rows(),
         )  # fmt: skip
+        if self.scores is not None:
+            rows, says = self.scores.choose(rows, self.path)
+            self._notes.append(says)
+        return rows
 
     def _source(self) -> Source:
         return Source(self.path, self.split, self.config, self.streaming)
@@ -107,6 +117,7 @@ class FileRows:
             max_length=self.max_length,
             overlong=self.overlong,
             bad_rows=self._bad_rows,
+            notes=self._notes,
         )
         return within_limit(rows, encoded, length=length, fit=fit, max_length=self.max_length, overlong=self.overlong)
 

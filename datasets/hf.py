@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
@@ -63,6 +63,7 @@ class HuggingFace(TextRows):
         known = {one.name for one in fields(cls) if one.init}
         args = {one.name: getattr(self, one.name) for one in fields(TextRows) if one.init and one.name in known}
         del args["util"]
+        args["scores"] = self.scores and asdict(self.scores)
         self._taken = make_dataset(DatasetAbstraction(kind, args | keys), self.util)
 
     @property

@@ -69,6 +69,8 @@ class Survey:
     """What becomes of them: the dataset's `overlong`."""
     bad_rows: Sequence[str] = ()
     """`path:line: what is wrong` of every row that could not be read."""
+    notes: Sequence[str] = ()
+    """What else is to be known: which rows were left out for other reasons, what a mixture takes from where."""
 
     @property
     def too_long(self) -> int:

@@ -42,6 +42,9 @@ def _dataset_files(recipe: Recipe) -> Iterator[TreePath]:
     for name, dataset in recipe.datasets.items():
         if isinstance(dataset.args.get("path"), str):
             yield ("datasets", name, "args", "path")
+        scores = dataset.args.get("scores")
+        if isinstance(scores, dict) and isinstance(scores.get("path"), str):
+            yield ("datasets", name, "args", "scores", "path")
 
 
 def _model_folders(recipe: Recipe) -> Iterator[TreePath]:

@@ -1,0 +1,97 @@
+"""Rows chosen and ordered by the rewards that responses to them got before: what was always or never solved teaches
+little."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from rlcli.errors import DataError
+
+from ._jsonl import BadRow, Row, json_rows
+
+SAMPLES = "samples.jsonl"
+"""The file of a run's folder that has the rewards of its samples."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Which rows to take, and in which order, by their mean reward in an earlier run."""
+
+    path: str
+    """The folder of a run, or JSON lines with the `id` of a row and a `reward` (or `rewards`, a list). A run records
+    `log.samples_per_step` prompts of each step."""
+
+    min: float | None = None
+    """Leave out rows with a lower mean reward."""
+
+    max: float | None = None
+    """Leave out rows with a higher mean reward."""
+
+    unknown: Literal["keep", "drop"] = "keep"
+    """What to do with rows without a recorded reward."""
+
+    order: Literal["file", "easy_first", "hard_first"] = "file"
+    """The order of the rows, those without a reward last; train.shuffle=false keeps it."""
+
+    def __post_init__(self) -> None:
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min is {self.min}, above max, {self.max}")
+
+    def choose(self, rows: Sequence[Row[T]], path: str) -> tuple[list[Row[T]], str]:
+        """The rows to take, and what became of the others. Raises DataError, also where no score is of these rows."""
+        means = self.read()
+        known = [row for row in rows if row.id in means]
+        if not known:
+            what = f"none of the {len(means)} ids in {self.path} is that of a row of {path}"
+            hint = f"rows are called {rows[0].id}, …; scores are of {next(iter(means), 'nothing')}, …"
+            raise DataError(what, hint=hint, code="F80")
+        low = [row.id for row in known if self.min is not None and means[row.id] < self.min]
+        high = [row.id for row in known if self.max is not None and means[row.id] > self.max]
+        unknown = len(rows) - len(known)
+        left_out = {*low, *high}
+        kept = [row for row in rows if row.id not in left_out and (row.id in means or self.unknown == "keep")]
+        fate = "kept" if self.unknown == "keep" else "left out"
+        says = (
+            f"by their scores {len(low)} rows are too hard and {len(high)} too easy; {unknown} without one are {fate}"
+        )
+        if not kept:
+            raise DataError(f"no rows are left: {says}", hint="widen min and max, or unknown: keep", code="F80")
+        return self._ordered(kept, means), says
+
+    def _ordered(self, rows: list[Row[T]], means: dict[str, float]) -> list[Row[T]]:
+        if self.order == "file":
+            return rows
+        sign = -1 if self.order == "easy_first" else 1
+        return sorted(rows, key=lambda row: (row.id not in means, sign * means.get(row.id, 0.0)))
+
+    def read(self) -> dict[str, float]:
+        """Row → its mean reward, over all that was trained on. Raises DataError for a line that is no score."""
+        file = Path(self.path).expanduser()
+        file = file / SAMPLES if file.is_dir() else file
+        totals: dict[str, list[float]] = {}
+        for _, line, fields in json_rows(file):
+            if isinstance(fields, dict) and fields.get("phase", "train") != "train":
+                continue
+            try:
+                id_, rewards = _score(fields)
+            except BadRow as error:
+                raise DataError(str(error), where=f"{file}:{line}", code=error.code) from None
+            totals.setdefault(id_, []).extend(rewards)
+        return {id_: sum(rewards) / len(rewards) for id_, rewards in totals.items() if rewards}
+
+
+def _score(fields: dict[str, Any] | BadRow) -> tuple[str, Iterable[float]]:
+    """The id and the rewards of a line; none where no reward was computed."""
+    if isinstance(fields, BadRow):
+        raise fields
+    id_ = fields.get("id")
+    rewards = fields["rewards"] if "rewards" in fields else fields.get("reward", BadRow)
+    rewards = rewards if isinstance(rewards, list) else [] if rewards is None else [rewards]
+    if not isinstance(id_, str | int) or not all(isinstance(one, int | float) for one in rewards):
+        raise BadRow(f"a score needs an id and a reward; there is {', '.join(sorted(fields)) or 'nothing'}")
+    return str(id_), [float(one) for one in rewards]

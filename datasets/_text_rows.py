@@ -65,7 +65,7 @@ class FileRows:
     _rows: list[tuple[Row[Any], Any]] = field(init=False, repr=False)
     """Every row with its tokens, within the limit."""
     _bad_rows: list[str] = field(default_factory=list, init=False, repr=False)
-    _notes: list[str] = field(default_factory=list, init=False, repr=False)
+    notes: list[str] = field(default_factory=list, init=False, repr=False)
     """What became of rows that were left out by their scores."""
     _make_survey: Callable[[], Survey] = field(init=False, repr=False)
 
@@ -95,7 +95,7 @@ class FileRows:
         )  # fmt: skip
         if self.scores is not None:
             rows, says = self.scores.choose(rows, self.path)
-            self._notes.append(says)
+            self.notes.append(says)
         return rows
 
     def _source(self) -> Source:
@@ -117,7 +117,6 @@ class FileRows:
             max_length=self.max_length,
             overlong=self.overlong,
             bad_rows=self._bad_rows,
-            notes=self._notes,
         )
         return within_limit(rows, encoded, length=length, fit=fit, max_length=self.max_length, overlong=self.overlong)
 

@@ -65,6 +65,7 @@ class HuggingFace(TextRows):
         del args["util"]
         args["scores"] = self.scores and asdict(self.scores)
         self._taken = make_dataset(DatasetAbstraction(kind, args | keys), self.util)
+        self.notes = self._taken.notes
 
     @property
     def keys(self) -> tuple[str, ...]:

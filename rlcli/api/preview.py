@@ -1,8 +1,9 @@
 """Rows of a dataset in plain Python: what their samples are made from, and what can be looked at without torch.
 
-A dataset may offer two methods beside `__getitem__`: `preview(index) -> Preview` and `survey() -> Survey`. It then
-promises to ask its tokenizer for no more than `rlcli.checkpoint.light_tokenizer` gives: token ids of texts, the chat
-template, the ids of special tokens. `rlcli check` and `rlcli tokens` use them; datasets without them work too, slower.
+A dataset may offer two methods next to `__getitem__`: `preview(index) -> Preview` and `survey() -> Survey`, and a
+property `notes`, lines for `rlcli check` to print. With a preview it promises to ask its tokenizer for no more than
+`rlcli.checkpoint.light_tokenizer` gives: token ids of texts and the characters they stand for, the chat template, the
+ids of special tokens. `rlcli check` and `rlcli tokens` use them; datasets without them work too, slower.
 
 A class that draws its rows at random, one after another, may say so: `DRAWN: ClassVar[bool] = True`. Its first rows are
 then as good a sample as any, and the cheapest, so that `rlcli check` looks at those.
@@ -69,8 +70,6 @@ class Survey:
     """What becomes of them: the dataset's `overlong`."""
     bad_rows: Sequence[str] = ()
     """`path:line: what is wrong` of every row that could not be read."""
-    notes: Sequence[str] = ()
-    """What else is to be known: which rows were left out for other reasons, what a mixture takes from where."""
 
     @property
     def too_long(self) -> int:

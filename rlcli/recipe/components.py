@@ -272,6 +272,25 @@ def dataset_keys(datasets: ReadMapping[str, Component], name: str | None) -> tup
     return _keys(datasets, name, ()) if name is not None else None
 
 
+def with_sources(datasets: ReadMapping[str, Component], name: str) -> tuple[str, ...]:
+    """One of a recipe's datasets, and those that it is made of."""
+    found: dict[str, None] = {}
+    waiting = [name]
+    while waiting:
+        one = waiting.pop()
+        if one in datasets and one not in found:
+            found[one] = None
+            waiting += sources_of(datasets[one])
+    return tuple(found)
+
+
+def sources_of(dataset: Component) -> tuple[str, ...]:
+    """The datasets of the recipe that one is made of: the keys of the mapping that is its argument `KEYS_OF`."""
+    argument = declared("datasets", dataset.type, "KEYS_OF")
+    named = dataset.args.get(argument) if argument else None
+    return tuple(map(str, named)) if isinstance(named, dict) else ()
+
+
 def _keys(datasets: ReadMapping[str, Component], name: str, asking: tuple[str, ...]) -> tuple[str, ...] | None:
     dataset = datasets.get(name, Component(type=name))
     entries = declared("datasets", dataset.type, "KEYS")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
 
-from rlcli.api.config import GenerationHyperparameters
+from rlcli.api.config import DatasetAbstraction, GenerationHyperparameters
 from rlcli.recipe.mesh import MAX_DEVICES_PER_NODE, MAX_NODES
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -303,6 +303,17 @@ class Recipe(Section):
     """What is kept."""
     log: Log = Log()
     """What is written while running."""
+
+    @property
+    def used_datasets(self) -> tuple[str, ...]:
+        """Those that a run takes rows from by itself; the others are what these are made of, or are not used."""
+        used = (self.train.dataset, self.train.eval.dataset)
+        return tuple(dict.fromkeys(name for name in used if name is not None))
+
+    @property
+    def described_datasets(self) -> dict[str, DatasetAbstraction]:
+        """All of them, as the registry makes them."""
+        return {name: DatasetAbstraction(one.type, one.args) for name, one in self.datasets.items()}
 
     @property
     def trained_roles(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import numpy
 import torch
 
 from rlcli import registry
-from rlcli.api.config import DatasetAbstraction, FinetuneSpec, ModelInterfaceAbstraction, ModelVersion, stable_seed
+from rlcli.api.config import FinetuneSpec, ModelInterfaceAbstraction, ModelVersion, stable_seed
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
 from rlcli.api.key_meaning import NOT_ENDED, PROMPT_MASK, REWARDS, SAMPLED_LOGPROBS, SEQUENCES
@@ -84,11 +84,13 @@ class ModelWorker:
     # -- starting --------------------------------------------------------------------------------------------
 
     def open_datasets(self) -> dict[str, Any]:
-        """Read all datasets; returns their numbers of rows, and from rank 0 what tells them from others."""
+        """Read the datasets that rows are taken from; returns their numbers of rows, and from rank 0 what tells them
+        from others."""
         tokenizer = role_tokenizer(self.recipe, prompt_role(self.recipe))
-        for name, component in self.recipe.datasets.items():
-            util = DatasetUtility(self.recipe.seed, 0, 1, tokenizer)
-            self.datasets[name] = registry.make_dataset(DatasetAbstraction(component.type, component.args), util)
+        described = self.recipe.described_datasets
+        util = DatasetUtility(self.recipe.seed, 0, 1, tokenizer, described)
+        for name in self.recipe.used_datasets:
+            self.datasets[name] = registry.make_dataset(described[name], util)
         return {
             "rows": {name: len(dataset) for name, dataset in self.datasets.items()},
             "digests": {name: digest_rows(dataset, name) for name, dataset in self.datasets.items() if self.rank == 0},

@@ -58,7 +58,7 @@ def test_rows_are_chosen_and_ordered_by_their_mean_reward(build, name, scores, l
 
 def test_the_survey_says_what_was_left_out(build):
     dataset = build(min=0.1, max=0.9)
-    assert dataset.survey().notes == ["by their scores 1 rows are too hard and 1 too easy; 2 without one are kept"]
+    assert dataset.notes == ["by their scores 1 rows are too hard and 1 too easy; 2 without one are kept"]
     assert len(dataset.survey().lengths) == 4
     assert build(min=0.1).digest() != build().digest() == build().digest()
 

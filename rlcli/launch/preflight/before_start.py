@@ -36,17 +36,16 @@ def check_before_start(resolved: Resolved, run_dir: Path | None, runs_first: Seq
 
 def _data_faults(resolved: Resolved) -> Iterator[RlcliError]:
     """Opens the datasets that can be read without torch and transformers; the workers open the others."""
-    from rlcli import registry
     from rlcli.checkpoint.light_tokenizer import NotLight
-    from rlcli.launch.preflight.rows import Tokenizers, open_dataset
+    from rlcli.launch.preflight.rows import Tokenizers, is_light, open_dataset
     from rlcli.recipe.dataset_sizes import check_dataset_sizes
 
     tokenizers = Tokenizers(resolved, only_light=True)
     recipe = resolved.recipe
-    for name in dict.fromkeys(one for one in (recipe.train.dataset, recipe.train.eval.dataset) if one is not None):
+    for name in recipe.used_datasets:
         component = recipe.datasets[name]
         try:
-            if hasattr(registry.load("datasets", component.type), "preview"):
+            if is_light(recipe, name):
                 few = _first_rows(component.type, component.args)
                 opened = open_dataset(resolved, name, tokenizers, few)
                 if not few:

@@ -44,12 +44,12 @@ def check_rows(opened: OpenDataset, looked_at: Sequence[Preview]) -> Finding:
     if len(looked_at) < len(opened):
         number = len(looked_at)
         says += f", the first {number} looked at" if opened.is_drawn else f", {number} looked at, spread evenly"
-    bad, notes = (opened.survey.bad_rows, opened.survey.notes) if opened.survey else ((), ())
+    bad = opened.survey.bad_rows if opened.survey else ()
     if not bad:
-        return Finding(level="ok", about=opened.name, says=says, details=notes)
+        return Finding(level="ok", about=opened.name, says=says, details=opened.notes)
     return Finding(
         level="warn", about=opened.name, says=f"{says}; {count(len(bad), 'bad row')} skipped",
-        details=[*_some(bad), *notes], fix="mend them, or leave bad_rows: skip", code="F31",
+        details=[*_some(bad), *opened.notes], fix="mend them, or leave bad_rows: skip", code="F31",
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,12 @@ from rlcli.api.config import DatasetAbstraction
 from rlcli.api.data import DatasetUtility, Preview, Survey
 from rlcli.api.preview import preview_of
 from rlcli.errors import DataError, ModelError, RlcliError
+from rlcli.recipe.components import with_sources
 from rlcli.recipe.role_sources import prompt_role, tokenizer_role, tokenizer_source
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
+    from rlcli.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class OpenDataset:
             ) from error
 
     @property
+    def notes(self) -> Sequence[str]:
+        """What else it says of its rows, such as which were left out, or how much of what a mixture takes."""
+        return tuple(getattr(self.dataset, "notes", ()))
+
+    @property
     def is_drawn(self) -> bool:
         """Whether its rows are drawn at random, one after another, so that the first are as good a sample as any."""
         return bool(getattr(self.dataset, "DRAWN", False))
@@ -70,14 +77,19 @@ class OpenDataset:
         return [self.preview(number if self.is_drawn else number * len(self) // rows) for number in range(rows)]
 
 
+def is_light(recipe: Recipe, name: str) -> bool:
+    """Whether a dataset, with those that it is made of, can be looked at without torch and transformers."""
+    parts = [registry.load("datasets", recipe.datasets[one].type) for one in with_sources(recipe.datasets, name)]
+    return all(hasattr(part, "preview") for part in parts)
+
+
 def open_dataset(
     resolved: Resolved, name: str, tokenizers: Tokenizers | None = None, other: Mapping[str, Any] | None = None
 ) -> OpenDataset:
     """A dataset as the recipe's run would open it, with `other` arguments instead of its own. Raises RlcliError."""
     component = resolved.recipe.datasets[name]
-    is_light = hasattr(registry.load("datasets", component.type), "preview")
-    tokenizer = (tokenizers or Tokenizers(resolved)).open(light=is_light)
-    util = DatasetUtility(resolved.recipe.seed, 0, 1, tokenizer.tokenizer)
+    tokenizer = (tokenizers or Tokenizers(resolved)).open(light=is_light(resolved.recipe, name))
+    util = DatasetUtility(resolved.recipe.seed, 0, 1, tokenizer.tokenizer, resolved.recipe.described_datasets)
     try:
         with _quiet("rlcli.datasets"):
             args = {**component.args, **(other or {})}

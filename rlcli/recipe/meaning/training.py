@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path as FilePath
 
+from rlcli.recipe.components import declared, sources_of
 from rlcli.recipe.meaning.notes import Notes
 from rlcli.recipe.tree import Path
 
@@ -36,6 +37,11 @@ def _data(notes: Notes) -> None:
     train = notes.recipe.train
     if train.dataset not in notes.recipe.datasets:
         notes.unknown("dataset", train.dataset, ("datasets",), ("train", "dataset"))
+    for name, dataset in notes.recipe.datasets.items():
+        for source in sources_of(dataset):
+            if source not in notes.recipe.datasets:
+                argument = declared("datasets", dataset.type, "KEYS_OF")
+                notes.unknown("dataset", source, ("datasets",), ("datasets", name, "args", argument, source))
     held_out = train.eval.dataset
     if held_out is not None and held_out not in notes.recipe.datasets:
         notes.unknown(

@@ -30,7 +30,9 @@ def answers(trial: Trial, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[s
         "special_tokens": trial.tokenizer.special_tokens_map,
         "chat_template": trial.tokenizer.chat_template,
     }
-    order = json.dumps({"name": trial.name, "args": trial.args_for(rows), "tokenizer": words})
+    datasets = {name: [one.type_, one.args] for name, one in trial.datasets.items()}
+    args = trial.args_for(rows)
+    order = json.dumps({"name": trial.name, "args": args, "datasets": datasets, "tokenizer": words})
     seeds = [seed for seed in HASH_SEEDS if seed != os.environ.get("PYTHONHASHSEED")]
     if not hasattr(trial.cls, "preview"):
         seeds = seeds[:1]  # each takes seconds, to load torch and transformers
@@ -76,7 +78,8 @@ def _main(order: Mapping[str, Any]) -> None:
 
     words = dict(order["tokenizer"])
     tokenizer = LightTokenizer(Tokenizer.from_str(words.pop("backend")), **words)
-    util = DatasetUtility(1, 0, 1, suited(tokenizer, load("datasets", order["name"])))
+    datasets = {name: DatasetAbstraction(*described) for name, described in order["datasets"].items()}
+    util = DatasetUtility(1, 0, 1, suited(tokenizer, load("datasets", order["name"])), datasets)
     print(json.dumps(told(make_dataset(DatasetAbstraction(order["name"], order["args"]), util))))
 
 

@@ -49,6 +49,12 @@ class Trial:
         self.cls: Any = load("datasets", self.name)
         self.signature = signature("datasets", self.name)
         self.place = place_of(self.cls)
+        tried_on = self.signature.constants.get("TRIED_ON", {})
+        self.args = {**tried_on.get("args", {}), **self.args}
+        self.datasets = {
+            name: DatasetAbstraction(one["type"], one.get("args", {}))
+            for name, one in tried_on.get("datasets", {}).items()
+        }
         self.file = self.folder / "rows.jsonl"
         self.reads_file = self.takes("path")
         self.rows = self._find_rows() if self.reads_file else []
@@ -111,12 +117,12 @@ class Trial:
         **args: Any,
     ) -> Any:
         """The dataset, of other rows or another file's lines if they are given. Raises whatever it raises."""
-        util = DatasetUtility(seed, rank, ranks, suited(tokenizer or self.tokenizer, self.cls))
+        util = DatasetUtility(seed, rank, ranks, suited(tokenizer or self.tokenizer, self.cls), self.datasets)
         return make_dataset(DatasetAbstraction(self.name, self.args_for(rows, lines=lines, **args)), util)
 
     def make_of_whole_file(self) -> Any:
         """The dataset of all rows of the file that `args` name."""
-        util = DatasetUtility(1, 0, 1, suited(self.tokenizer, self.cls))
+        util = DatasetUtility(1, 0, 1, suited(self.tokenizer, self.cls), self.datasets)
         return make_dataset(DatasetAbstraction(self.name, {**self.args_for(), **self.args, **self._unlimited()}), util)
 
     def args_for(

@@ -1,0 +1,163 @@
+"""Several datasets as one, in fixed proportions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rlcli.api.config import stable_seed
+from rlcli.api.data import DatasetUtility, Preview, SequenceSample, register_dataset
+from rlcli.api.limits import Limits, check_limits
+from rlcli.api.preview import preview_of
+from rlcli.registry import make_dataset
+
+LOOKED_AT = 2048
+"""Rows of a dataset without a digest of its own that tell it from others, spread evenly over it."""
+
+
+@register_dataset("mixture")
+@dataclass(kw_only=True)
+class Mixture:
+    """Rows of other datasets of the recipe, each with its share; no row comes again before all of its dataset have."""
+
+    KEYS_OF: ClassVar[str] = "weights"
+    LIMITS: ClassVar[Limits] = {"rows": {"ge": 1}}
+    TRIED_ON: ClassVar[dict[str, Any]] = {
+        "args": {"weights": {"short": 3, "long": 1}},
+        "datasets": {
+            "short": {"type": "arithmetic", "args": {"problems": 6, "levels": [1]}},
+            "long": {"type": "arithmetic", "args": {"problems": 5, "levels": [4], "seed": 1}},
+        },
+    }
+
+    util: DatasetUtility
+
+    weights: dict[str, float]
+    """Dataset of the recipe → its share of the rows, in proportion to the others."""
+
+    rows: int | None = None
+    """Rows of an epoch; by default as many as it takes to use every row of every dataset."""
+
+    _sources: dict[str, Any] = field(init=False, repr=False)
+    _plan: list[tuple[str, int, int]] = field(init=False, repr=False)
+    """(dataset, row in it, how many times it was used before) of each row."""
+    _metadata: tuple[str, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+        if not self.weights or not all(weight > 0 and math.isfinite(weight) for weight in self.weights.values()):
+            raise ValueError(f"weights is {self.weights}; name at least one dataset, each with a number above 0")
+        self._sources = {name: self._open(name) for name in self.weights}
+        self._refuse_unlike()
+        lengths = {name: len(source) for name, source in self._sources.items()}
+        counts = row_counts(lengths, self.weights, self.rows)
+        seeds = {name: stable_seed("mixture", name) for name in counts}  # the rows are the same for any seed of the run
+        self._plan = interleaved({name: uses(lengths[name], count, seeds[name]) for name, count in counts.items()})
+        firsts = [_preview(source, 0).metadata for source in self._sources.values()]
+        self._metadata = tuple(dict.fromkeys(name for metadata in firsts for name in metadata))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of every sample, those of every dataset."""
+        return _keys(next(iter(self._sources.values())))
+
+    @property
+    def notes(self) -> list[str]:
+        """How much of each dataset an epoch uses."""
+        used = [name for name, _, _ in self._plan]
+        return [
+            f"{name}: {used.count(name)} rows, {used.count(name) / len(used):.1%} of all, "
+            f"{used.count(name) / len(source):.2f} passes over its {len(source)}"
+            for name, source in self._sources.items()
+        ]
+
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    def __getitem__(self, index: int) -> SequenceSample:
+        name, row, before = self._plan[index]
+        sample = self._sources[name][row]
+        sample.ids = [_id(name, sample.ids[0], before)]
+        sample.metadata = {key: sample.metadata.get(key, [None]) for key in self._metadata} | {"source": [name]}
+        return sample
+
+    def preview(self, index: int) -> Preview:
+        name, row, before = self._plan[index]
+        said = _preview(self._sources[name], row)
+        metadata = {key: said.metadata.get(key) for key in self._metadata} | {"source": name}
+        return replace(said, id=_id(name, said.id, before), metadata=metadata)
+
+    def digest(self) -> str:
+        """Tells these rows, in this order, from any others."""
+        content = hashlib.sha256(repr(self._plan).encode())
+        for source in self._sources.values():
+            content.update(_digest(source).encode())
+        return content.hexdigest()
+
+    def _open(self, name: str) -> Any:
+        others = {other: cfg for other, cfg in self.util.datasets.items() if other != name}
+        if len(others) == len(self.util.datasets):
+            known = ", ".join(others) or "none"
+            raise ValueError(f"weights names {name}, which is no other dataset of the recipe; there is {known}")
+        return make_dataset(self.util.datasets[name], replace(self.util, datasets=others))
+
+    def _refuse_unlike(self) -> None:
+        keys = {name: tuple(sorted(_keys(source))) for name, source in self._sources.items()}
+        if len(set(keys.values())) > 1:
+            shown = "; ".join(f"{name}: {', '.join(held)}" for name, held in keys.items())
+            raise ValueError(f"rows of these datasets hold different keys and make no batch together: {shown}")
+
+
+def _preview(source: Any, row: int) -> Preview:
+    return source.preview(row) if hasattr(source, "preview") else preview_of(source[row])
+
+
+def _keys(source: Any) -> tuple[str, ...]:
+    return tuple(getattr(source, "keys", None) or getattr(source, "KEYS", None) or source[0].keys)
+
+
+def row_counts(lengths: Mapping[str, int], weights: Mapping[str, float], rows: int | None) -> dict[str, int]:
+    """How many rows are taken of each dataset: its share of `rows`, to the nearest number that adds up."""
+    total = sum(map(Fraction, weights.values()))
+    shares = {name: Fraction(weight) / total for name, weight in weights.items()}
+    if rows is None:
+        rows = max(math.ceil(lengths[name] / share) for name, share in shares.items())
+    counts = {name: math.floor(rows * share) for name, share in shares.items()}
+    by_rest = sorted(shares, key=lambda name: counts[name] - rows * shares[name])
+    for name in by_rest[: rows - sum(counts.values())]:
+        counts[name] += 1
+    return counts
+
+
+def uses(length: int, count: int, seed: int) -> list[tuple[int, int]]:
+    """(row, how many times it was used before) for `count` rows: whole passes in order, then, in order too, as many
+    different rows as are missing, drawn at random."""
+    passes, rest = divmod(count, length)
+    drawn = np.random.Generator(np.random.PCG64(seed)).permutation(length)[:rest]
+    whole = [(row, number) for number in range(passes) for row in range(length)]
+    return whole + [(row, passes) for row in sorted(drawn.tolist())]
+
+
+def interleaved(rows: Mapping[str, list[tuple[int, int]]]) -> list[tuple[str, int, int]]:
+    """The rows of all datasets, those of each in order and spread evenly over the whole."""
+    entries = [(name, row, number) for name, own in rows.items() for row, number in own]
+    places = np.concatenate([(np.arange(len(own)) + 0.5) / len(own) for own in rows.values() if own])
+    return [entries[place] for place in np.argsort(places, kind="stable").tolist()]
+
+
+def _id(name: str, id_: Any, before: int) -> str:
+    return f"{name}/{id_}" + (f"#{before + 1}" if before else "")
+
+
+def _digest(source: Any) -> str:
+    if hasattr(source, "digest"):
+        return str(source.digest())
+    rows = range(0, len(source), -(-len(source) // LOOKED_AT))
+    return "".join(json.dumps(source[row].as_json(), sort_keys=True) for row in rows)

@@ -23,10 +23,11 @@ LANGUAGE = {*get_args(Call.model_fields["call"].annotation), *SECTIONS, "null"}
 NAMES = (COMPONENTS | set(MEANINGS)) - LANGUAGE
 OTHERWISE = {
     ("cli/explain.py", "values"),
+    ("cli/main.py", "chat"),
     ("cli/tokens.py", "prompt_only"),
     ("recipe/json_schema.py", "reference"),
 }
-"""Fields of JSON output that happen to be called like a key or a component."""
+"""Fields of JSON output, and a verb, that happen to be called like a key or a component."""
 
 
 def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:

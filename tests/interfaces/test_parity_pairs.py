@@ -1,0 +1,286 @@
+"""Losses and gradients of DPO, SimPO and reward models are those of TRL's trainers, on one tiny model and batch.
+
+TRL pads a batch to a rectangle, rlcli packs it; nothing but the weights and the tokens is shared. Log-probs of the
+reference are computed by each for itself.
+"""
+
+import copy
+import random
+
+import pytest
+import torch
+
+from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import MicroBatchSpec, Model, call_interface
+from rlcli.interfaces.dpo import DPOInterface
+from rlcli.interfaces.reference import ReferenceInterface
+from rlcli.interfaces.reward_model import RewardModelInterface
+from rlcli.registry import make_backend
+from rlcli.testing.held_source import HeldSource
+from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
+from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of the libraries that TRL calls
+
+TOLERANCE = 1e-5
+LENGTHS = ((3, 4, 6), (1, 1, 1), (5, 12, 2), (2, 1, 9), (9, 7, 0), (4, 0, 5), (2, 6, 6))
+"""(prompt, chosen, rejected) in tokens: ragged, of one token, and with nothing to train on."""
+
+
+def drawn_rows(lengths=LENGTHS):
+    """Token ids as TRL's collators take them; every other answer was cut off before its end."""
+    rng = random.Random(4)
+
+    def text(length, ends):
+        tokens = [rng.randrange(3, VOCABULARY) for _ in range(length)]
+        return [*tokens[:-1], END] if ends and length > 1 else tokens
+
+    return [
+        {"prompt_ids": text(p, False), "chosen_ids": text(c, n % 2), "rejected_ids": text(r, n % 3)}
+        for n, (p, c, r) in enumerate(lengths)
+    ]
+
+
+def as_batch(rows, **more):
+    """The same rows, packed."""
+    sequences = [[row["prompt_ids"] + row[side] for side in ("chosen_ids", "rejected_ids")] for row in rows]
+    masks = [
+        torch.arange(len(s)) < len(row["prompt_ids"]) for row, two in zip(rows, sequences, strict=True) for s in two
+    ]
+    lengths = [[len(sequence) for sequence in two] for two in sequences]
+    keys = {"packed_input_ids": lengths, "prompt_mask": lengths, **{key: [[1, 1]] * len(rows) for key in more}}
+    return SequenceSample.from_default(
+        ids=[f"r{n}" for n in range(len(rows))],
+        seqlens=keys,
+        data={
+            "packed_input_ids": torch.tensor([t for two in sequences for sequence in two for t in sequence]),
+            "prompt_mask": torch.cat(masks),
+            **more,
+        },
+    )
+
+
+def role(module, backend="fsdp"):
+    """A role on one rank of a real backend."""
+    model = Model("tested", None, TinyTokenizer(), torch.device("cpu"), source=HeldSource(module))
+    args = {"lr": 1e-3} if backend == "fsdp" else {}
+    made = make_backend(ModelBackendAbstraction(backend, {"dtype": "float32", **args}))
+    return made.initialize(model, FinetuneSpec(total_train_steps=4, dataset_size=8, train_batch_size=8))
+
+
+def ours(interface, module, batch):
+    """(loss, gradients by name) of a training step in two micro-batches."""
+    model, gradients = role(module), {}
+    step = model.module.optimizer_step
+
+    def watched():
+        gradients.update({name: p.grad.clone() for name, p in model.module.lm.named_parameters()})
+        return step()
+
+    model.module.optimizer_step = watched
+    stats = call_interface(interface, "train_step", model, batch, MicroBatchSpec(n_mbs=2))
+    return stats, gradients
+
+
+def theirs(trainer, module, inputs):
+    """(loss, gradients by name) of the trainer's own loss."""
+    module = copy.deepcopy(module).requires_grad_(True)
+    loss = trainer.compute_loss(module, inputs)
+    loss.backward()
+    return float(loss.detach()), {name: p.grad for name, p in module.named_parameters()}
+
+
+def reported_by(trainer):
+    """The trainer's own metrics, of training or evaluation as its model is in the one mode or the other."""
+    return {name: values[-1] for mode in trainer._metrics.values() for name, values in mode.items()}
+
+
+def check_equal(mine, other):
+    (stats, gradients), (loss, expected) = mine, other
+    assert stats["loss"] == pytest.approx(loss, rel=TOLERANCE, abs=TOLERANCE)
+    assert expected.keys() <= gradients.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(gradients[name], gradient, rtol=TOLERANCE, atol=TOLERANCE, msg=name)
+    assert max(float(gradient.abs().max()) for gradient in expected.values()) > 100 * TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def trl():
+    return pytest.importorskip("trl")
+
+
+@pytest.fixture
+def common(tmp_path):
+    """What every trainer is told, and given to be made at all."""
+    return {
+        "output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": "none", "max_length": None,
+        "gradient_checkpointing": False,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def policy():
+    return tiny_model(seed=1)
+
+
+@pytest.fixture
+def reference():
+    return tiny_model(seed=2)
+
+
+@pytest.fixture
+def with_reference(reference):
+    """Rows as a batch with the log-probs of our reference."""
+
+    def made(rows):
+        batch = as_batch(rows)
+        batch.update_(call_interface(ReferenceInterface(), "inference", role(reference, "inference"), batch))
+        return batch
+
+    return made
+
+
+@pytest.fixture
+def dpo_trainer(trl, common, policy, reference):
+    from datasets import Dataset
+
+    def made(**settings):
+        return trl.DPOTrainer(
+            copy.deepcopy(policy),
+            ref_model=copy.deepcopy(reference),
+            args=trl.DPOConfig(**common, **settings),
+            train_dataset=Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}]),
+            processing_class=as_transformers(byte_tokenizer()),
+        )
+
+    return made
+
+
+@pytest.fixture
+def cpo_trainer(trl, common, policy):
+    from datasets import Dataset
+    from trl.experimental.cpo import CPOConfig, CPOTrainer
+
+    def made(**settings):
+        return CPOTrainer(
+            copy.deepcopy(policy),
+            args=CPOConfig(**{**common, "max_length": 64}, **settings),
+            train_dataset=Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}]),
+            processing_class=as_transformers(byte_tokenizer()),
+        )
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("settings", "of_trl"),
+    [
+        ({"beta": 0.3}, {"loss_type": ["sigmoid"]}),
+        ({"loss": "ipo", "length_normalized": True, "beta": 0.3}, {"loss_type": ["ipo"]}),
+        ({"loss": "hinge", "beta": 0.3}, {"loss_type": ["hinge"]}),
+        ({"loss": "robust", "label_smoothing": 0.2, "beta": 0.3}, {"loss_type": ["robust"], "label_smoothing": 0.2}),
+        ({"length_normalized": True, "beta": 0.3}, {"loss_type": ["sigmoid_norm"]}),
+        (
+            {"nll_coef": 0.7, "nll_aggregation": "token", "beta": 0.3},
+            {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.7]},
+        ),
+    ],
+    ids=["dpo", "ipo", "hinge", "robust", "length-normalised", "rpo"],
+)
+def test_dpo_is_that_of_trl(dpo_trainer, policy, with_reference, settings, of_trl):
+    rows = drawn_rows()
+    trainer = dpo_trainer(beta=0.3, **of_trl)
+    other = theirs(trainer, policy, trainer.data_collator.torch_call(rows))
+    mine = ours(DPOInterface(**settings), policy, with_reference(rows))
+    check_equal(mine, other)
+    reported = reported_by(trainer)
+    for name, key in (
+        ("rewards/chosen", "chosen_reward"), ("rewards/rejected", "rejected_reward"), ("rewards/margins", "margin"),
+        ("rewards/accuracies", "accuracy"), ("logps/chosen", "chosen_logprob"), ("logps/rejected", "rejected_logprob"),
+    ):  # fmt: skip
+        if not (settings.get("length_normalized") and "rewards" in name):  # theirs are sums there too
+            assert mine[0][key] == pytest.approx(reported[name], rel=TOLERANCE, abs=TOLERANCE), name
+
+
+def test_label_smoothing_is_that_of_trl(dpo_trainer, policy, with_reference):
+    """TRL smooths labels in `aot`, which is DPO's loss where a batch is one pair."""
+    rows = drawn_rows()
+    trainer = dpo_trainer(beta=0.3, loss_type=["aot"], label_smoothing=0.2)
+    parts = [theirs(trainer, policy, trainer.data_collator.torch_call([row])) for row in rows]
+    loss = sum(loss for loss, _ in parts) / len(rows)
+    gradients = {name: sum(part[name] for _, part in parts) / len(rows) for name in parts[0][1]}
+    mine = ours(DPOInterface(beta=0.3, label_smoothing=0.2), policy, with_reference(rows))
+    check_equal(mine, (loss, gradients))
+
+
+def test_a_pair_without_a_token_counts_for_trl_and_not_here(dpo_trainer, policy, with_reference):
+    """TRL averages its constant in; it has no gradient."""
+    rows = drawn_rows()
+    empty = drawn_rows([(4, 0, 0)])
+    trainer = dpo_trainer(beta=0.3)
+    loss, gradients = theirs(trainer, policy, trainer.data_collator.torch_call(rows + empty))
+    share = len(rows) / (len(rows) + 1)
+    expected = (loss - (1 - share) * 0.6931472) / share
+    mine = ours(DPOInterface(beta=0.3), policy, with_reference(rows + empty))
+    check_equal(mine, (expected, {name: gradient / share for name, gradient in gradients.items()}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "of_trl"),
+    [
+        ({"length_normalized": True, "gamma": 1.0}, {"loss_type": "simpo", "simpo_gamma": 1.0, "cpo_alpha": 0.0}),
+        (
+            {"length_normalized": True, "gamma": 0.5, "nll_coef": 0.3, "nll_aggregation": "token"},
+            {"loss_type": "simpo", "simpo_gamma": 0.5, "cpo_alpha": 0.3},
+        ),
+        ({"label_smoothing": 0.2}, {"loss_type": "sigmoid", "label_smoothing": 0.2, "cpo_alpha": 0.0}),
+        ({"loss": "ipo", "length_normalized": True}, {"loss_type": "ipo", "cpo_alpha": 0.0}),
+    ],
+    ids=["simpo", "simpo-nll", "smoothed", "ipo"],
+)
+def test_reference_free_is_that_of_trl(cpo_trainer, policy, settings, of_trl):
+    rows = drawn_rows([lengths for lengths in LENGTHS if all(lengths)])  # theirs is NaN for an answer without a token
+    trainer = cpo_trainer(beta=2.0, **of_trl)
+    features = []
+    for row in rows:
+        one = {"prompt_input_ids": row["prompt_ids"], "prompt_attention_mask": [1] * len(row["prompt_ids"])}
+        for side in ("chosen", "rejected"):
+            tokens = row["prompt_ids"] + row[f"{side}_ids"]
+            one |= {f"{side}_input_ids": tokens, f"{side}_attention_mask": [1] * len(tokens)}
+            one[f"{side}_labels"] = [-100] * len(row["prompt_ids"]) + row[f"{side}_ids"]
+        features.append(one)
+    other = theirs(trainer, policy, trainer.data_collator(features))
+    mine = ours(DPOInterface(reference_free=True, beta=2.0, **settings), policy, as_batch(rows))
+    check_equal(mine, other)
+
+
+@pytest.mark.parametrize("centering", [0.0, 0.05])
+@pytest.mark.parametrize("with_margins", [False, True], ids=["", "margins"])
+def test_the_reward_model_is_that_of_trl(trl, common, centering, with_margins):
+    from datasets import Dataset
+    from transformers import AutoModelForSequenceClassification
+
+    rows = drawn_rows()
+    for row in rows:  # theirs are whole sequences
+        row |= {side: row["prompt_ids"] + row[side] for side in ("chosen_ids", "rejected_ids")}
+        row["prompt_ids"] = []
+    margins = torch.linspace(-1, 2, len(rows))
+    scorer = tiny_model(head="value", seed=1)
+    scorer.score.bias.data.zero_()  # theirs has none
+    other = AutoModelForSequenceClassification.from_config(copy.deepcopy(scorer.config))
+    other.load_state_dict({k: v for k, v in scorer.state_dict().items() if k != "score.bias"})
+    trainer = trl.RewardTrainer(
+        other,
+        args=trl.RewardConfig(**common, center_rewards_coefficient=centering or None),
+        train_dataset=Dataset.from_list([{"chosen_ids": [5], "rejected_ids": [6]}]),
+        processing_class=as_transformers(byte_tokenizer()),
+    )
+    given = [{**row, "margin": float(m)} if with_margins else row for row, m in zip(rows, margins, strict=True)]
+    expected = theirs(trainer, other.eval(), trainer.data_collator(given))
+    batch = as_batch(rows, margins=torch.stack([margins, torch.zeros_like(margins)], 1).flatten())
+    interface = RewardModelInterface(centering=centering, use_margins=with_margins)
+    mine = ours(interface, scorer, batch)
+    check_equal(mine, expected)
+    for key in ("accuracy", "margin"):
+        assert mine[0][key] == pytest.approx(reported_by(trainer)[key], abs=TOLERANCE)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine_loop import TrainLoop
@@ -19,7 +18,6 @@ from rlcli.api.model import EngineState, ForwardEngine, Model, ModelOutput, Pipe
 from ._engine import TransformersEngine
 from ._put_away import PutAway
 from ._recomputation import RecomputedLayers
-from ._unsharded import UnshardedCopy
 from ._zero import configuration, import_deepspeed, own_group, surroundings
 from ._zero_stages import divide_parameters, make_stage
 
@@ -34,7 +32,6 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
 
     def __init__(self, model: Model, settings: DeepSpeed):
         self.settings = settings
-        self.divides_parameters = settings.zero_stage == 3
         super().__init__(model, settings.dtype, settings.kv_cache_tokens)
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
         with self._surroundings():
@@ -46,11 +43,14 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         self._own_group = own_group(model.device_mesh)
         self._config = configuration(self.settings, [p.shape for p in self.lm.parameters()], self.device)
         self._recomputed = RecomputedLayers(self.lm) if self.settings.gradient_checkpointing else None
-        if self.divides_parameters:
+        if self.is_sharded:
             assert model.source is not None
-            self._copy = UnshardedCopy(self._skeleton(model.source), self.packed.compute_dtype)
             with self._surroundings():
                 divide_parameters(self._library, self.lm, model.source, self._config, self._group, self.device)
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.settings.zero_stage == 3
 
     def _surroundings(self) -> AbstractContextManager[None]:
         return surroundings(self._own_group, self.device)
@@ -112,7 +112,7 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
 
     def take_parameters(self, source: ForwardEngine, eta: float) -> None:
         self._onload()
-        if not self.divides_parameters:
+        if not self.is_sharded:
             super().take_parameters(source, eta)
         else:
             mine = self.named_weights()
@@ -121,18 +121,11 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
                 part.held.lerp_(theirs.reshape(-1)[part.start : part.start + len(part.held)].to(part.held), eta)
         self._weights_changed()
 
-    @contextmanager
-    def generator(self) -> Iterator[nn.Module]:
-        """Divided parameters are gathered into a copy for the duration of a call, not once per token."""
-        if not self.divides_parameters:
-            with super().generator() as lm:
-                yield lm
-            return
-        with self._copy.of(self.whole_parameters()) as lm:
-            yield lm
+    def _gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self.whole_parameters() if self.is_sharded else super()._gathered_parameters()
 
     def _outline(self) -> Any:
-        return self._copy.lm if self.divides_parameters else super()._outline()
+        return self._copy.lm if self._copy is not None else super()._outline()
 
     def offload(self) -> None:
         """Weights return with the next pass, the optimizer's state with the next step."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from rlcli.api.model_source import ModelSource, fill, local_part, materialize
 from rlcli.errors import ModelError
 
 from ._generation import Decoder, Sampler
+from ._generation_copy import GenerationCopy
 from ._saving import describe, save_model
 from ._tensor_parallel import parallelize
 from ._transformers import PackedModel, compute_dtype
@@ -50,9 +51,17 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         self._kv_cache_tokens = kv_cache_tokens
         self._device = model.device
         self._dp_group = self._mesh["dp"].get_group() if dimension(self._mesh, "dp") else None
+        self._copy: GenerationCopy | None = None
+        if self.is_sharded or self.packed.compute_dtype is not torch.float32:
+            self._copy = GenerationCopy(self._skeleton(model.source), self.packed.compute_dtype)
         self._lay_out(model)
         materialize(self.packed, model.device)
         fill(self.lm, model.source)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether data-parallel ranks hold parts of parameters."""
+        return False
 
     def _skeleton(self, source: ModelSource) -> nn.Module:
         """The model without memory for its parameters, or this tensor-parallel rank's part of it."""
@@ -70,7 +79,12 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         assert micro_batch.data is not None
         self._onload()
         tokens = micro_batch.data["packed_input_ids"].to(self._device)
-        return self.packed(tokens, tuple(micro_batch.flat_seqlens("packed_input_ids")), then)
+        with self._in_pass():
+            return self.packed(tokens, tuple(micro_batch.flat_seqlens("packed_input_ids")), then)
+
+    def _in_pass(self) -> AbstractContextManager[None]:
+        """Entered for the duration of a forward pass."""
+        return nullcontext()
 
     # -- ranks -----------------------------------------------------------------------------------------------
 
@@ -134,9 +148,19 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
 
     @contextmanager
     def generator(self) -> Iterator[nn.Module]:
-        """The model with whole parameters on this rank."""
+        """The model that a call generates with; where parameters must be gathered or cast, that is done once, here."""
         self._onload()
-        yield self.lm
+        if self._copy is None:
+            yield self.lm
+            return
+        with self._copy.of(self._gathered_parameters(), self.lm.named_buffers()) as lm:
+            yield lm
+
+    def _gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters whole, but for the parts of tensor-parallel ranks."""
+        tensor_parallel = dimension(self._mesh, "tp")
+        for name, parameter in self.lm.named_parameters():
+            yield name, gathered_beyond(parameter.detach(), tensor_parallel)
 
     # -- weights ---------------------------------------------------------------------------------------------
 

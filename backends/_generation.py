@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -143,6 +144,8 @@ class Decoder:
         self.cache_tokens = cache_tokens
         """Room of the KV cache; None: as much as `max_concurrent_responses` take."""
         self.device = next(lm.parameters()).device
+        head = head_of(lm, gconfig.temperature)
+        self.head = replace(head, weight=head.weight.detach().to(dtype))  # once, not for every token
 
     def run(self, prompts: Sequence[torch.Tensor], seeds: Sequence[int]) -> GeneratedResponses:
         """`seeds` has responses_per_prompt seeds per prompt, in prompt-major order.
@@ -233,7 +236,7 @@ class Decoder:
         return output.last_hidden_state
 
     def _sample(self, rows: _Rows, hidden: torch.Tensor, which: torch.Tensor) -> None:
-        logits = head_of(self.lm, self.gconfig.temperature).whole_logits(hidden, self.dtype)
+        logits = self.head.whole_logits(hidden, self.dtype)
         drawn = rows.drawn[which]
         tokens, logprobs = self.sampler.next(logits, drawn, rows.uniform[which, drawn])
         rows.tokens[which, drawn] = tokens

@@ -29,8 +29,8 @@ class InferenceMemory(MemoryModel):
     dimensions: ClassVar[tuple[str, ...]] = ("dp", "tp")
     """Of meshes that it can speak for."""
     keeps_casts: bool = False
-    """Autocast keeps its copies of weights that could be trained, until the end of a forward pass; others are cast anew
-    at every use."""
+    """In forward passes autocast keeps its copies of weights that could be trained, until the end; others are cast anew
+    at every use. A call that generates makes copies of its own."""
 
     def __init__(self, role: PlacedRole):
         super().__init__(role)
@@ -123,7 +123,7 @@ class InferenceMemory(MemoryModel):
 
     def gathered_to_generate(self) -> int:
         """Parameters of other ranks, and casts of weights, while responses are written."""
-        return self.casts(self.keeps_casts) + self.head_cast()
+        return self.casts(kept=True) + self.head_cast()
 
     def attended_per_token(self) -> int:
         """Bytes per token of the cache that attention copies in one block: keys and values spread over all heads."""

@@ -8,8 +8,8 @@ it is. Parameters and optimizer state are float32, matrix products run in `dtype
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -17,19 +17,16 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from rlcli.api.data import SequenceSample
 from rlcli.api.engine import Hook
 from rlcli.api.engine_loop import TrainLoop
 from rlcli.api.limits import Limits
-from rlcli.api.loss_stats import Stats
 from rlcli.api.micro_batches import MicroBatch
-from rlcli.api.model import EngineState, LossFn, Model, ModelBackend, ModelOutput, PipelinableEngine, register_backend
+from rlcli.api.model import EngineState, Model, ModelBackend, PipelinableEngine, register_backend
 
-from ._engine import TransformersEngine, dimension, gathered_beyond
+from ._engine import TransformersEngine
 from ._recomputation import RecomputedLayers
 from ._settings import TransformersTraining
 from ._sharding import forget_gradients, shard, sharding_mesh
-from ._unsharded import UnshardedCopy
 
 T = TypeVar("T")
 
@@ -69,31 +66,24 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
 
     def _lay_out(self, model: Model) -> None:
         self._recomputed = RecomputedLayers(self.lm) if self.settings.gradient_checkpointing else None
-        self.sharded = self.dp_size > 1
-        if self.sharded:
-            assert model.source is not None
+        if self.is_sharded:
             shard(self.packed, sharding_mesh(self._mesh, self.settings.shard_size, self.role))
-            self._copy = UnshardedCopy(self._skeleton(model.source), self.packed.compute_dtype)
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.dp_size > 1
 
     # -- training --------------------------------------------------------------------------------------------
 
-    def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
-        with self._recomputed.in_training_mode() if self._recomputed else nullcontext():
-            return super().forward_micro_batch(micro_batch, then)
+    def _in_pass(self) -> AbstractContextManager[None]:
+        self._is_in_step = self._is_in_step or torch.is_grad_enabled()
+        return self._recomputed.in_training_mode() if self._recomputed else nullcontext()
 
     def forward_batch(self, micro_batches: Sequence[MicroBatch], hook: Hook[T]) -> list[T]:
         made = super().forward_batch(micro_batches, hook)
         if isinstance(self.packed, FSDPModule):
             self.packed.reshard()  # embedding and head would stay whole until a backward pass
         return made
-
-    def forward_backward_batch(
-        self, micro_batches: Sequence[MicroBatch], loss_fn: LossFn, divisor: torch.Tensor
-    ) -> list[Stats]:
-        self._is_in_step = True
-        sums = super().forward_backward_batch(micro_batches, loss_fn, divisor)
-        self._is_in_step = False
-        return sums
 
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
         if isinstance(self.packed, FSDPModule):
@@ -102,6 +92,7 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
             else:  # replicas add up gradients that are sharded already
                 self.packed.set_requires_all_reduce(is_last)
         loss.backward()
+        self._is_in_step = not is_last
 
     def optimizer_zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -153,18 +144,3 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
     def _move_optimizer(self, device: torch.device) -> None:
         for held in self.optimizer.state.values():
             held.update({moment: tensor.to(device) for moment, tensor in held.items() if tensor.dim()})
-
-    # -- whole parameters ------------------------------------------------------------------------------------
-
-    @contextmanager
-    def generator(self) -> Iterator[nn.Module]:
-        """Sharded parameters are gathered into a copy for the duration of a call, not once per token."""
-        if not self.sharded:
-            with super().generator() as lm:
-                yield lm
-            return
-        self._onload()
-        tensor_parallel = dimension(self._mesh, "tp")
-        parameters = ((name, gathered_beyond(p.detach(), tensor_parallel)) for name, p in self.lm.named_parameters())
-        with self._copy.of(parameters) as lm:
-            yield lm

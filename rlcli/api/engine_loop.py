@@ -30,7 +30,7 @@ class ForwardLoop(ForwardEngine):
             if micro_batch.is_idle:
                 self.forward_micro_batch(sample, _zero)
             else:
-                made.append(self.forward_micro_batch(sample, lambda output, sample=sample: hook(output, sample)))  # type: ignore[misc]
+                made.append(self.forward_micro_batch(sample, _for(sample, hook)))
         return made
 
 
@@ -49,16 +49,19 @@ class TrainLoop(ForwardLoop, TrainEngine):
     ) -> list[Stats]:
         collected: list[Stats] = []
         for number, micro_batch in enumerate(micro_batches, start=1):
-            loss, sums = self._loss_of(micro_batch, loss_fn)
+            sample = micro_batch.sample
+            if micro_batch.is_idle:
+                loss = self.forward_micro_batch(sample, _zero)
+                collected.append({})
+            else:
+                loss, sums = read_loss(self.forward_micro_batch(sample, _for(sample, loss_fn)))
+                collected.append(sums)
             self.backward(loss / divisor.to(loss.dtype), is_last=number == len(micro_batches))
-            collected.append(sums)
         return collected
 
-    def _loss_of(self, micro_batch: MicroBatch, loss_fn: LossFn) -> tuple[torch.Tensor, Stats]:
-        sample = micro_batch.sample
-        if micro_batch.is_idle:
-            return self.forward_micro_batch(sample, _zero), {}
-        return read_loss(self.forward_micro_batch(sample, lambda output: loss_fn(output, sample)))
+
+def _for(sample: SequenceSample, hook: Hook[T]) -> Callable[[ModelOutput], T]:
+    return lambda output: hook(output, sample)
 
 
 def _zero(output: ModelOutput) -> torch.Tensor:

@@ -531,7 +531,6 @@ NOT_HERE = {
     "backends/_put_away.py _on_host": "is for storages, which the pretend device does not have",
     "backends/_process_group.py": "belongs to engines of libraries",
     "backends/_tensor_parallel.py": "belongs to several ranks",
-    "backends/_unsharded.py": "belongs to several ranks",
     "backends/megatron.py": "Megatron's own tests run it on ranks of their own",
     "backends/_megatron_engine.py": "Megatron's own tests run it on ranks of their own",
     "backends/_megatron_model.py": "Megatron's own tests run it on ranks of their own",

@@ -1,4 +1,4 @@
-"""A copy of a model without its shards' borders, for as long as a call needs it."""
+"""The copy of a model that a call generates with."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from rlcli.api.model_source import parameter_places
 from ._transformers import PackedModel
 
 
-class UnshardedCopy:
-    """Holds no parameters except while it is used.
+class GenerationCopy:
+    """Holds no parameters except while a call uses it.
 
-    Weights of linear layers are kept in the compute dtype, which autocast would make of them. Those of norms, and of
-    embeddings (whose rows are read as they are), stay as they come.
+    Weights of linear layers are then kept in the compute dtype. Autocast would make the same of them, but once per
+    token: it remembers only casts of whole parameters that are trained. Those of norms, and of embeddings (whose rows
+    are read as they are), stay as they come.
     """
 
     def __init__(self, skeleton: nn.Module, compute_dtype: torch.dtype):
@@ -29,8 +30,13 @@ class UnshardedCopy:
         }
 
     @contextmanager
-    def of(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> Iterator[nn.Module]:
-        """The model with these parameters by name, each as whole as in the skeleton."""
+    def of(
+        self, parameters: Iterable[tuple[str, torch.Tensor]], buffers: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[nn.Module]:
+        """The model with these parameters by name, each as whole as in the skeleton, and with these buffers."""
+        for name, buffer in buffers:
+            module, _, attribute = name.rpartition(".")
+            self.lm.get_submodule(module)._buffers[attribute] = buffer
         empty = dict(self.lm.named_parameters())
         try:
             for name, parameter in parameters:

@@ -149,6 +149,8 @@ class BackendChecks(Contract):
 
         `look`: of several ranks, a folder not yet there that all see: it may be one of them that writes an export.
         """
+        if "pp" in self.dimensions():  # the state of a stage has its own parameters alone
+            return {name: tensor.cpu().clone() for name, tensor in engine.whole_parameters()}
         if offers(engine, "state"):
             whole = engine.state().weights.items()
             return {name: _whole(tensor).cpu() for name, tensor in whole}
@@ -167,6 +169,12 @@ def export(engine: ForwardEngine, folder: Path) -> None:
     meet()
 
 
+def exported(folder: Path) -> Weights:
+    """What the files of an export hold."""
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
 def meet() -> None:
     """Wait for all ranks, where there are several."""
     if dist.is_initialized():
@@ -176,11 +184,10 @@ def meet() -> None:
 def _exported_weights(engine: ForwardEngine, folder: Path) -> Weights:
     """What an export to `folder` holds; the folder is gone then."""
     export(engine, folder)
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
+    weights = exported(folder)
+    if not weights:
         what = "save_to_hf wrote no safetensors into its folder"
         raise Violation(what, "write the folder on one rank at least", place(engine, "save_to_hf"))
-    weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
     meet()  # all have read
     if not dist.is_initialized() or dist.get_rank() == 0:
         shutil.rmtree(folder)

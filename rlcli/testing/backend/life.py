@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from rlcli.testing.backend.base import (
     batch,
     distance,
     export,
+    exported,
     meet,
     offers,
     prompts,
@@ -51,6 +52,7 @@ LATER = len(SHARES)
 """The step after the checkpoint."""
 
 Told = dict[str, Any]
+StepIf = Callable[[Mapping[str, float]], bool]
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,11 @@ class Life:
     """One that has lived already, in another layout."""
 
     def live(self) -> Told:
-        """Forward passes, training, a spoiled step, an export, answers, a checkpoint, and how it goes on."""
+        """Forward passes, training, steps that must not be, an export, answers, a checkpoint, and how it goes on."""
+        with self.checks.at_device():
+            return self._live()
+
+    def _live(self) -> Told:
         others = held_bytes()
         engine = self._engine()
         told: Told = {"forward": self._forward(engine), "answers": {}}
@@ -74,10 +80,13 @@ class Life:
             told["steps"] = [self._train(engine, step) for step in range(LATER)]
             before = self._weights(engine)
             save_file(before, str(self.home / f"weights-{self.rank}.safetensors"))
-            skipped = self._train(engine, 0, spoiled=True)["update_skipped"]
-            told["spoiled"] = [skipped, weights_apart(self._weights(engine), before)]
+            before |= self._moments(engine)
+            for which, step_if in {"spoiled": None, "refused": lambda stats: False}.items():
+                skipped = self._train(engine, 0, which == "spoiled", step_if)["update_skipped"]
+                told[which] = [skipped, weights_apart(self._weights(engine) | self._moments(engine), before)]
             del before
         export(engine, self.home / EXPORT)
+        told["exported"] = weights_apart(exported(self.home / EXPORT), self._weights(engine))
         told["answers"]["after training"] = self._answers(engine, self.home / EXPORT)
         if offers(engine, "offload"):
             engine.offload()
@@ -89,6 +98,11 @@ class Life:
         if self.checks.trains() and offers(engine, "state"):
             told |= self._checkpoint(engine)
         return told
+
+    def live_on(self, other: Life) -> Told:
+        """Continue what `other` has done."""
+        with self.checks.at_device():
+            return self.go_on(other)
 
     def go_on(self, other: Life, mesh: Any = None) -> Told:
         """Load the checkpoint of `other`, answer, train a step: how far that is from what `other` did."""
@@ -117,6 +131,11 @@ class Life:
     def _weights(self, engine: ForwardEngine) -> Weights:
         return self.checks.weights(engine, self.home / "look")
 
+    def _moments(self, engine: ForwardEngine) -> Weights:
+        """A copy of this rank's part of the optimizer's state."""
+        moments = engine.state().optimizer.items() if offers(engine, "state") else ()
+        return {name: local_part(tensor).clone().cpu() for name, tensor in moments}
+
     def _engine(self, mesh: Any = None, **changes: Any) -> Any:
         return self.checks.engine(mesh=mesh or mesh_of_ranks(**self.layout), **(SETTINGS | changes))
 
@@ -128,15 +147,19 @@ class Life:
         is_first = self.rank < math.prod(self.layout.values()) // replicas
         return sample.select_indices(range(cut) if is_first else range(cut, sample.bs))
 
-    def _train(self, engine: TrainEngine, step: int, spoiled: bool = False) -> dict[str, float]:
+    def _train(
+        self, engine: TrainEngine, step: int, spoiled: bool = False, step_if: StepIf | None = None
+    ) -> dict[str, float]:
         cut, scope = (SHARES[step], SCOPES[step]) if step < LATER else (3, "global")
+        last = math.prod(self.layout.values()) - 1  # it is one of those of the last stage, which see losses
 
         def loss(output: Any, sample: SequenceSample) -> Any:
             summed, stats = answer_loss(output, sample)
-            return (summed * float("nan") if spoiled and self.rank == 0 else summed), stats
+            return (summed * float("nan") if spoiled and self.rank == last else summed), stats
 
         cuts = MicroBatchSpec(n_mbs=1 + step)
-        return engine.train_batch(self._share(batch(step), cut), loss, answer_weight, scope, cuts, step)
+        share = self._share(batch(step), cut)
+        return engine.train_batch(share, loss, answer_weight, scope, cuts, step, step_if)
 
     def _forward(self, engine: ForwardEngine) -> float:
         """How far log-probs are off: of uneven shares, then of everything on one rank."""
@@ -206,8 +229,12 @@ def state_bytes(engine: ForwardEngine) -> int:
     """Of this rank's part of weights and optimizer."""
     state = engine.state()
     tensors = (*state.weights.values(), *state.optimizer.values())
-    parts = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
-    return sum(part.numel() * part.element_size() for part in parts)
+    return sum(part.numel() * part.element_size() for part in map(local_part, tensors))
+
+
+def local_part(tensor: Any) -> torch.Tensor:
+    """What this rank has of a tensor that may be spread over ranks."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def layout_name(layout: Mapping[str, int]) -> str:

@@ -77,7 +77,8 @@ class RanksChecks(BackendChecks):
 
     def live(self, folder: Path) -> Lives:
         """One rank alone, then those of each layout."""
-        self.engine()  # skips where there is none
+        with self.at_device():
+            self.engine()  # skips where there is none
         lives = Lives(folder, {})
         try:
             alone = Life(self, {}, folder)
@@ -88,7 +89,7 @@ class RanksChecks(BackendChecks):
                 ranks = [Life(self, layout, folder, rank, before) for rank in range(size)]
                 told = run_on_ranks(size, lambda rank, ranks=ranks: ranks[rank].live(), self.rank_seconds * size / 2)  # type: ignore[misc]
                 if OF_ONE in told[0]:
-                    told[0][ON_ONE] = alone.go_on(ranks[0])
+                    told[0][ON_ONE] = alone.live_on(ranks[0])
                 lives.told[layout_name(layout)] = told
                 before = ranks[0]
         except Exception as error:
@@ -175,13 +176,25 @@ class RanksChecks(BackendChecks):
 
     def test_all_ranks_refuse_what_one_spoils(self, told: dict[str, list[Told]]) -> None:
         """ranks: a gradient that is not finite on one, all refuse"""
+        self._require_skipped(told, "spoiled", "decide by the norm over all ranks, before anything is applied")
+
+    def test_all_ranks_refuse_a_step(self, told: dict[str, list[Told]]) -> None:
+        """ranks: a step refused by step_if changes nothing"""
+        self._require_skipped(told, "refused", "step_if sees stats of all ranks; drop the gradients where it says no")
+
+    def _require_skipped(self, told: dict[str, list[Told]], which: str, cause: str) -> None:
         where = place(self.trained_engine(), "optimizer_step")
         for layout, ranks in told.items():
             for rank, life in enumerate(ranks):
-                skipped, apart = life["spoiled"]
+                skipped, apart = life[which]
                 if skipped != 1.0 or apart > 0:
                     what = f"{_who(layout, rank)}: update_skipped {skipped:g}, weights changed by {apart:.2g}"
-                    raise Violation(what, "decide by the norm over all ranks, before anything is applied", where)
+                    raise Violation(what, cause, where)
+
+    def test_ranks_export_their_weights(self, told: dict[str, list[Told]]) -> None:
+        """ranks: an export holds the weights of all"""
+        cause = "gather every parameter whole; one rank writes the folder"
+        self._require_small(told, "exported", "weights of an export", cause, "save_to_hf", limit=0.0)
 
     def test_ranks_generate_with_the_weights_of_now(self, told: dict[str, list[Told]]) -> None:
         """ranks: greedy answers are those of the trained weights"""

@@ -1,4 +1,5 @@
-"""deepspeed: the contract under ZeRO 1 and 3, what ranks do under 0 and 2, and with state in host memory."""
+"""deepspeed: the contract under ZeRO 1 and 3, what ranks do under 0 and 2, and with state in host memory; checkpoints
+that fsdp continues."""
 
 import logging
 import signal
@@ -10,10 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rlcli.errors import UsageError
 from rlcli.testing.backend import BackendContract
-from rlcli.testing.backend.base import SETTINGS, train
+from rlcli.testing.backend.base import SETTINGS, train, weights_apart
 from rlcli.testing.backend.ranks import RanksChecks
+from rlcli.testing.backend.state import restore, save
 from rlcli.testing.backend.training import TrainingChecks
-from rlcli.testing.ranks import run_on_ranks
+from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 
 
 class TestStage1(BackendContract):
@@ -72,6 +74,47 @@ def test_roles_are_on_some_ranks_of_a_run(stage):
     for found in pair:  # both ranks have the whole batch: every token counts twice
         assert found["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-5)
         assert found["loss_weight"] == 2 * alone["loss_weight"]
+
+
+ENGINES = {
+    "fsdp": ("fsdp", {}),
+    "deepspeed 1": ("deepspeed", {"zero_stage": 1}),
+    "deepspeed 3": ("deepspeed", {"zero_stage": 3}),
+}
+
+
+@pytest.mark.parametrize(("saves", "continues"), [("fsdp", "deepspeed 3"), ("deepspeed 3", "fsdp"),
+                                                  ("deepspeed 1", "fsdp")])  # fmt: skip
+def test_fsdp_and_deepspeed_continue_from_each_other(saves, continues, tmp_path):
+    """Weights and moments to the bit; a step later they are alike but for rounding."""
+
+    def engine(name, **changes):
+        backend, args = ENGINES[name]
+        contract = type("Contract", (BackendContract,), {"name": backend, "args": args})
+        return contract().engine(mesh=mesh_of_ranks(dp=2), **SETTINGS, **changes)
+
+    def whole_state(engine):
+        state = engine.state()
+        both = {**state.weights, **state.optimizer}
+        return {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
+                for name, tensor in both.items()}  # fmt: skip
+
+    def work(rank):
+        first, second = engine(saves), engine(continues, seed=1)
+        for step in range(2):
+            train(first, step)
+        save(first, tmp_path, rank)
+        dist.barrier()
+        restore(second, tmp_path)
+        mine, theirs = whole_state(first), whole_state(second)
+        same = mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+        losses = [train(one, 2)["loss"] for one in (first, second)]
+        return {"same": same, "losses": losses, "apart": weights_apart(whole_state(second), whole_state(first))}
+
+    for rank in run_on_ranks(2, work):
+        assert rank["same"]
+        assert rank["losses"][1] == pytest.approx(rank["losses"][0], rel=1e-6)
+        assert rank["apart"] < 1e-4
 
 
 def test_the_library_takes_nothing_over():

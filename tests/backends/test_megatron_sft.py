@@ -1,7 +1,12 @@
-"""Supervised fine-tuning by megatron has the loss curve of fsdp: as a run on one rank, and step by step on four."""
+"""Supervised fine-tuning by megatron has the loss curve of fsdp: as a run on one rank, as one on two ranks that resumes
+in another layout, and step by step on four."""
 
 import io
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,6 +33,7 @@ TINY = (
 SMALL = (
     f"models.actor.scratch={TINY}", "train.steps=6", "train.prompts_per_step=8", "datasets.train.args.problems=64",
     "models.actor.backend.args.warmup_steps=2", "models.actor.backend.args.eps=1e-3",
+    "models.actor.backend.args.schedule=constant",
     "launch.type=inline", "log.tensorboard=false", "log.plot=false",
 )  # fmt: skip
 
@@ -37,22 +43,52 @@ def losses(folder):
     return [record["actor/loss"] for record in records if "actor/loss" in record]
 
 
-def test_a_recipe_with_megatron_has_the_loss_curve_of_fsdp(tmp_path):
-    def run(backend, device):
-        changes = [*SMALL, f"models.actor.backend.type={backend}", f"cluster.device={device}"]
-        folder = tmp_path / backend
-        run_recipe(load_recipe("sft_math", changes), folder, PlainDisplay(io.StringIO(), quiet=True))
-        return losses(folder)
+def run(folder, backend, device):
+    changes = [*SMALL, f"models.actor.backend.type={backend}", f"cluster.device={device}"]
+    run_recipe(load_recipe("sft_math", changes), folder, PlainDisplay(io.StringIO(), quiet=True))
+    return losses(folder)
 
+
+@pytest.fixture(scope="module")
+def of_fsdp(tmp_path_factory):
+    """The loss of each step of a run on the host."""
+    found = run(tmp_path_factory.mktemp("sft") / "fsdp", "fsdp", "cpu")
+    assert len(found) == 6
+    assert found[-1] < found[0] - 0.1
+    return found
+
+
+def test_a_recipe_with_megatron_has_the_loss_curve_of_fsdp(tmp_path, of_fsdp):
     def work(rank):
         with pretend_cuda():
-            return {"losses": run("megatron", "cuda")}
+            return {"losses": run(tmp_path / "megatron", "megatron", "cuda")}
 
     (found,) = run_on_ranks(1, work, timeout=100)
-    wanted = run("fsdp", "cpu")
-    assert len(wanted) == 6
-    assert wanted[-1] < wanted[0] - 0.1
-    assert found["losses"] == pytest.approx(wanted, rel=1e-4)
+    assert found["losses"] == pytest.approx(of_fsdp, rel=1e-4)
+
+
+@pytest.mark.timeout(300)  # two runs of the command, on two ranks each
+def test_two_ranks_of_a_run_have_the_loss_curve_of_fsdp_in_one_layout_and_another(tmp_path, of_fsdp):
+    """A pipeline of two stages for three steps; resumed, two tensor-parallel ranks."""
+    home = Path(__file__).resolve().parents[2]
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).with_name("pretend_ranks")), str(home)]),
+    }  # fmt: skip
+
+    def rlcli(*arguments):
+        ended = subprocess.run(
+            [sys.executable, "-m", "rlcli", *arguments], env=environment, capture_output=True, text=True
+        )
+        assert ended.returncode == 0, ended.stderr
+
+    changes = [one for one in SMALL if not one.startswith(("launch.", "train.steps"))]
+    changes += ["models.actor.backend.type=megatron", "cluster.device=cuda"]
+    two_ranks = ("launch=local", "cluster.devices_per_node=2", "models.actor.mesh={pp: 2}", "train.steps=3")
+    folder = tmp_path / "run"
+    rlcli("train", "sft_math", *changes, *two_ranks, "--run-dir", str(folder))
+    rlcli("resume", str(folder), "models.actor.mesh={_replace_: true, tp: 2}", "train.steps=6")
+    assert losses(folder) == pytest.approx(of_fsdp, rel=1e-4)
 
 
 def curve(backend, device, mesh=None):

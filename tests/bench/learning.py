@@ -1,0 +1,138 @@
+"""What a run learns under every engine and in every layout: the losses of SFT, or the accuracy of PPO. One table.
+
+    python tests/bench/learning.py sft [--json]
+    python tests/bench/learning.py ppo [--steps 10] [--model FOLDER] [--json]
+
+Each row is a run of `rlcli train`, with as many ranks as its layout has. SFT begins with random weights; the rows must
+have the losses of the first to within 1e-4, else the exit code is 1. PPO answers a held-out set before, during and
+after training; without `--model`, the result of the warm start `sft_math` (two to three minutes), all rows begin with
+that. megatron needs a GPU: its ranks get a pretend device that computes in host memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+HOME = Path(__file__).resolve().parents[2]
+PRETEND_RANKS = HOME / "tests" / "backends" / "pretend_ranks"
+TINY = (
+    "{_replace_: true, model_type: qwen3, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, "
+    "num_attention_heads: 4, num_key_value_heads: 2, head_dim: 16, max_position_embeddings: 128, "
+    "tie_word_embeddings: true}"
+)
+QUIET = ("log.tensorboard=false", "log.plot=false", "checkpoint.at_end=false", "checkpoint.every_seconds=null")
+SFT = (f"models.actor.scratch={TINY}", "train.steps=12", "datasets.train.args.problems=256",
+       "models.actor.backend.args.eps=1e-3", "models.actor.backend.args.warmup_steps=4")  # fmt: skip
+WITHIN = 1e-4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An engine of the trained roles, and the mesh that they have."""
+
+    backend: str
+    degrees: dict[str, int] = field(default_factory=dict)
+    args: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        args = " ".join(f"{name}={value}" for name, value in self.args.items())
+        where = " x ".join(f"{name}{degree}" for name, degree in self.degrees.items()) or "1 rank"
+        return f"{self.backend} {args}".strip() + f", {where}"
+
+    def changes(self, roles: tuple[str, ...]) -> Iterator[str]:
+        """Overrides of a recipe."""
+        ranks = prod(self.degrees.values())
+        yield from ("launch=local", f"cluster.devices_per_node={ranks}")
+        yield f"cluster.device={'cuda' if self.backend == 'megatron' else 'cpu'}"
+        for role in roles:
+            yield f"models.{role}.backend.type={self.backend}"
+            yield from (f"models.{role}.backend.args.{name}={value}" for name, value in self.args.items())
+            yield f"models.{role}.mesh={{{', '.join(f'{name}: {degree}' for name, degree in self.degrees.items())}}}"
+
+
+OF_SFT = (
+    Layout("fsdp"),
+    Layout("fsdp", {"dp": 2}),
+    Layout("fsdp", {"tp": 2}),
+    Layout("deepspeed", {}, {"zero_stage": 1}),
+    Layout("deepspeed", {"dp": 2}, {"zero_stage": 1}),
+    Layout("deepspeed", {"dp": 2}, {"zero_stage": 3}),
+    Layout("megatron"),
+    Layout("megatron", {"dp": 2}),
+    Layout("megatron", {"tp": 2}),
+    Layout("megatron", {"pp": 2}),
+)
+OF_PPO = (Layout("fsdp"), Layout("fsdp", {"dp": 2}), Layout("fsdp", {"tp": 2}))
+
+
+def run(recipe: str, layout: Layout, roles: tuple[str, ...], changes: tuple[str, ...], folder: Path) -> list[Any]:
+    """The lines of metrics.jsonl. Raises CalledProcessError if the run fails."""
+    path = [str(HOME), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    if layout.backend == "megatron":
+        path.insert(0, str(PRETEND_RANKS))
+    command = [sys.executable, "-m", "rlcli", "train", recipe, *QUIET, *changes, *layout.changes(roles)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    subprocess.run([*command, "--run-dir", str(folder)], env=environment, stdout=subprocess.DEVNULL, check=True)
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def of_sft(folder: Path) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Rows of the table, and whether each is as it should be."""
+    first: list[float] = []
+    for number, layout in enumerate(OF_SFT):
+        lines = run("sft_math", layout, ("actor",), SFT, folder / str(number))
+        losses = [line["actor/loss"] for line in lines if "actor/loss" in line]
+        first = first or losses
+        apart = max(abs(one / wanted - 1) for one, wanted in zip(losses, first, strict=True))
+        shown = {f"step {step}": losses[step - 1] for step in (1, 4, 8, 12)}
+        yield {"engine": layout.title, **shown, "largest difference": apart}, apart <= WITHIN
+
+
+def of_ppo(folder: Path, steps: int, model: str | None) -> Iterator[tuple[dict[str, Any], bool]]:
+    changes = [f"train.steps={steps}", f"train.eval.every_steps={max(1, steps // 2)}"]
+    changes += [f"models.actor.path={model}"] if model else []
+    for number, layout in enumerate(OF_PPO):
+        lines = run("ppo_math", layout, ("actor", "critic"), tuple(changes), folder / str(number))
+        shown = {f"step {line['step']}": line["eval/accuracy"] for line in lines if "eval/accuracy" in line}
+        times = sorted(line["time/step"] for line in lines if "time/step" in line)
+        yield {"engine": layout.title, **shown, "s per step": times[len(times) // 2]}, True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["sft", "ppo"])
+    parser.add_argument("--steps", type=int, default=10, help="of PPO")
+    parser.add_argument("--model", help="folder of the model that PPO begins with")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    rows, good = [], True
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home)
+        for row, is_good in of_sft(folder) if given.what == "sft" else of_ppo(folder, given.steps, given.model):
+            if not rows and not given.json:
+                print("".join(f"{name:>20}" if number else f"{name:32}" for number, name in enumerate(row)))
+            rows.append(row)
+            good = good and is_good
+            if not given.json:
+                print(
+                    "".join(f"{one:20.6g}" if isinstance(one, float) else f"{one:32}" for one in row.values()),
+                    flush=True,
+                )
+    if given.json:
+        print(json.dumps(rows, indent=2))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

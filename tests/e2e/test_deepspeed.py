@@ -23,9 +23,10 @@ RUN = (
     "models.critic.backend.type=deepspeed", "models.critic.backend.args.zero_stage=1",
     "models.actor.backend.args.eps=1e-5", "models.critic.backend.args.eps=1e-5",
 )  # fmt: skip
-ON_FSDP = (
-    "models.actor.backend={_replace_: true, type: fsdp, args: {dtype: float32, lr: 1e-4, eps: 1e-5}}",
-    "models.critic.backend={_replace_: true, type: fsdp, args: {dtype: float32, lr: 3e-4, eps: 1e-5}}",
+ON_FSDP = tuple(
+    f"models.{role}.backend={{_replace_: true, type: fsdp, args: {{dtype: float32, lr: {lr}, beta2: 0.999, eps: 1e-5, "
+    "weight_decay: 0.0, schedule: linear, min_lr_ratio: 0.1}}"
+    for role, lr in (("actor", "1e-4"), ("critic", "3e-4"))
 )
 FULL_ONCE = {"RLCLI_ENABLE_FAILPOINTS": "1", "RLCLI_FAILPOINTS": "checkpoint.begun:ENOSPC@1"}
 

@@ -10,12 +10,6 @@ TEST_STAMP := .venv/.stamp-test
 # Compiling every module of torch and transformers takes longer than downloading them; Python compiles what it imports.
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile
 
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile
-# In processes of their own: after many engines on a pretend device, ranks forked from the same process are very slow.
-ON_PRETEND_DEVICE := tests/device tests/testing/test_pretend_cuda.py tests/backends/test_megatron.py \
-	tests/backends/test_megatron_sft.py
-MEGATRON_CONTRACT := tests/backends/test_megatron_contract.py
-
 .PHONY: help train test check lint floors types wheel clean setup
 
 help: ## show this list
@@ -28,13 +22,7 @@ train: $(STAMP) ## teach a small language model arithmetic by PPO, here and now
 test: export OMP_NUM_THREADS = 1
 test: export OMP_WAIT_POLICY = PASSIVE
 test: $(TEST_STAMP) ## run the tests, a process per core (WORKERS=0: in this one; ARGS=… goes to pytest)
-ifdef ARGS
-	$(PYTEST) $(ARGS)
-else
-	$(PYTEST) $(addprefix --ignore=,$(ON_PRETEND_DEVICE) $(MEGATRON_CONTRACT))
-	$(PYTEST) $(ON_PRETEND_DEVICE)
-	$(PYTEST) $(MEGATRON_CONTRACT)
-endif
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile $(ARGS)
 
 check: lint floors types test wheel ## all that must hold before a change lands
 

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlcli.runtime.roles import MESH_ORDER
@@ -158,6 +159,7 @@ def _be(rank: _Rank, work: Work, timeout: float) -> NoReturn:
     """The life of a child. It leaves by `os._exit`: what its parent wants done at the end is not its business."""
     code = 1
     gc.freeze()  # nothing of the parent's is finalised here: groups and sockets have threads that no fork has
+    _leave_groups_of_parent()
     try:
         with rank.stack.open("w") as stack, rank.errors.open("w") as errors:
             os.dup2(errors.fileno(), 2)
@@ -177,6 +179,22 @@ def _be(rank: _Rank, work: Work, timeout: float) -> NoReturn:
         rank.tell(error=last_line, trace="".join(traceback.format_exception(error)), frames=frames)
     finally:
         os._exit(code)
+
+
+_OF_PARENT: list[dict[Any, Any]] = []
+"""In a child, the process groups that its parent had: kept, so that nothing ends them."""
+
+
+def _leave_groups_of_parent() -> None:
+    """`destroy_process_group` would end these as well, and join their threads. No fork has them, but threads of its own
+    groups may have got their stacks, and with these their identifiers: it would wait for its own, in vain."""
+    world = distributed_c10d._world
+    registers: tuple[dict[Any, Any], ...] = (
+        world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.tags_to_pg, world.pg_to_tag,
+    )  # fmt: skip
+    for register in registers:
+        _OF_PARENT.append(dict(register))
+        register.clear()
 
 
 def _work_in_group(rank: _Rank, work: Work, timeout: float) -> dict[str, Any]:

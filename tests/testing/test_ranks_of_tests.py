@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from rlcli.testing.contract import Violation
 from rlcli.testing.ranks import RankError, RankTimeout, mesh_of_ranks, run_on_ranks
@@ -114,3 +115,23 @@ def test_nothing_of_the_parent_is_finalised_in_a_rank():
     finally:
         gc.enable()
         gc.collect()
+
+
+def test_groups_of_the_parent_are_not_ended_in_a_rank():
+    """Libraries leave some. To end one in a fork would wait for its threads; new ones may have got their addresses."""
+    before = set(distributed_c10d._world.pg_map)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    for _ in range(3):
+        dist.new_group([0], use_local_synchronization=True)
+    distributed_c10d._update_default_pg(None)
+
+    def work(rank):
+        return {"size": mesh_of_ranks(dp=2)["dp"].size()}
+
+    try:
+        began = time.monotonic()
+        assert run_on_ranks(2, work, timeout=20) == [{"size": 2}] * 2
+        assert time.monotonic() - began < 15
+    finally:
+        for group in distributed_c10d._world.pg_map.keys() - before:
+            dist.destroy_process_group(group)

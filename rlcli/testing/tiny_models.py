@@ -30,6 +30,11 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "granite": {"num_key_value_heads": 2, "logits_scaling": 3.0, "attention_multiplier": 0.2,
                 "residual_multiplier": 0.5, "embedding_multiplier": 2.0},
     "olmo2": {"num_key_value_heads": 2},
+    "mixtral": {"num_key_value_heads": 2, "intermediate_size": 24, "num_local_experts": 3},
+    "qwen3_moe": {"num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48, "moe_intermediate_size": 24,
+                  "num_experts": 3, "decoder_sparse_step": 2},
+    "olmoe": {"num_key_value_heads": 2, "intermediate_size": 24, "num_experts": 3, "num_experts_per_tok": 2},
+    "modernbert-decoder": {},
 }  # fmt: skip
 """By `model_type`. All that scales, caps or hides something differs from what it is without."""
 

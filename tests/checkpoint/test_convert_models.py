@@ -1,8 +1,6 @@
-import importlib.util
 import json
 import shutil
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,15 +15,7 @@ from rlcli.checkpoint.tensor_files import stored_tensors
 from rlcli.errors import ModelError, UsageError
 from rlcli.testing.tiny_models import tiny_model
 
-
-def _beside(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-family_models = _beside("family_models")
+from . import family_models
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,9 @@
 """What `convert` refuses, and that it leaves nothing behind."""
 
 import errno
-import importlib.util
 import json
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,15 +15,7 @@ from rlcli.checkpoint.conversion_check import check_conversion
 from rlcli.checkpoint.convert import convert, plan_from_hf, plan_to_hf
 from rlcli.errors import ModelError, NumericError, ResourceError
 
-
-def _beside(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-family_models = _beside("family_models")
+from . import family_models
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,5 @@
 """The built-in families keep their contract; what it cannot know of them; links, layouts; how families are found."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
@@ -14,17 +11,9 @@ from rlcli.checkpoint.families import family_of
 from rlcli.errors import ModelError, ProjectError
 from rlcli.testing.family import FamilyContract
 
+from . import family_models
+
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gpt2", "mixtral", "qwen3_moe")
-
-
-def _beside(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-family_models = _beside("family_models")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

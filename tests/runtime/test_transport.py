@@ -1,105 +1,21 @@
 """The control plane: who may speak, what is understood, and what happens when nobody answers."""
 
-import os
-import socket
 import stat
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import msgpack
 import pytest
 import zmq
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from rlcli import errors
 from rlcli.launch.meeting import MeetingFolder
 from rlcli.runtime import control, messages, own_pauses, transport
 from rlcli.runtime.control import Control
-from rlcli.runtime.messages import Failure, ProtocolError, Reply, Report, Request, pack, unpack
+from rlcli.runtime.messages import Failure, ProtocolError, Reply, Report, Request, pack
 from rlcli.runtime.requests import Requests
 from rlcli.runtime.transport import HELLO, InlineTransport, ZmqMaster, ZmqWorker
-
-TOKEN = b"t" * 32
-
-
-# -- messages ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("message", [
-    Request(1, "run_call", {"ids": ["a"], "nested": {"x": [1.5, None, True, "ü"]}}),
-    Reply(7, 1, {"loss": 0.1}),
-    Report(1, "checkpoint_written", {"step": 4, "files": []}),
-    Report(0, "checkpoint_written", {}, Failure("ResourceError", "what", "F28", None, None, "trace")),
-    Reply(7, 0, failure=Failure("DataError", "what", "F31", "a.jsonl:3", None, "trace")),
-])  # fmt: skip
-def test_a_message_survives_the_wire(message):
-    assert unpack(pack(message, TOKEN), TOKEN, type(message)) == message
-
-
-def test_another_token_is_refused():
-    with pytest.raises(ProtocolError, match="token"):
-        unpack(pack(Request(1, "save"), b"x" * 32), TOKEN, Request)
-
-
-def test_a_reply_is_no_request():
-    with pytest.raises(ProtocolError):
-        unpack(pack(Reply(1, 0), TOKEN), TOKEN, Request)
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text() | st.binary(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=20,
-)  # fmt: skip
-FIELDS = st.sampled_from(["number", "op", "args", "rank", "name", "value", "failure", "kind", "more"])
-
-
-@given(frame=st.binary(max_size=200))
-def test_garbage_is_an_error_of_the_protocol_and_nothing_else(frame):
-    for cls in (Request, Reply, Report):
-        with pytest.raises(ProtocolError):
-            unpack(frame, TOKEN, cls)
-
-
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # of a busy machine it says nothing
-@given(fields=st.dictionaries(FIELDS, VALUES), cls=st.sampled_from([Request, Reply, Report]))
-def test_well_formed_msgpack_with_the_token_is_checked_as_well(fields, cls):
-    frame = msgpack.packb({**fields, "kind": cls.__name__.lower(), "token": TOKEN}, default=str)
-    try:
-        message = unpack(frame, TOKEN, cls)
-    except ProtocolError:
-        return
-    assert pack(message, TOKEN)
-    assert cls is Report or type(message.number) is int
-
-
-def test_a_long_message_is_not_even_parsed(monkeypatch):
-    monkeypatch.setattr(messages, "LARGEST", 50)
-    with pytest.raises(ProtocolError, match="bytes"):
-        unpack(pack(Request(1, "x" * 100), TOKEN), TOKEN, Request)
-
-
-@pytest.mark.parametrize(
-    "name", ["ProjectError", "DataError", "ModelError", "ResourceError", "WorkerError", "NumericError"]
-)
-def test_an_error_keeps_its_class_on_the_way(name):
-    error = getattr(errors, name)("what", where="here", hint="do", code="F99")
-    failure = Failure.of(error, "rank 1 pid 5", "")
-    arrived = unpack(pack(Reply(1, 1, failure=failure), TOKEN), TOKEN, Reply).failure.as_error()
-    assert type(arrived) is type(error)
-    assert str(arrived) == str(error)
-
-
-def test_a_failure_cannot_name_any_other_class():
-    assert type(Failure("Exception", "w", "c", None, None, "").as_error()) is errors.RlcliError
-    assert type(Failure("render", "w", "c", None, None, "").as_error()) is errors.RlcliError
-
-
-# -- sockets -------------------------------------------------------------------------------------------------
 
 
 class Ranks:
@@ -188,80 +104,6 @@ def test_a_message_travels_in_frames_of_bounded_size(ranks, size):
 def test_frames_that_are_no_message_together_are_refused():
     with pytest.raises(ProtocolError, match="bytes; at most"):
         control.join([b"x" * (messages.LARGEST // 2)] * 3)
-
-
-BUSY_MASTER = """
-import sys
-from pathlib import Path
-from rlcli.runtime.transport import ZmqMaster
-
-ZmqMaster(Path(sys.argv[1]), 1, lambda: None)
-print("up", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.fixture
-def busy_master():
-    """A master that reads nothing, in a process of its own; returns what a worker of it must know, and its memory."""
-    meeting = MeetingFolder()
-    home = str(Path(__file__).parents[2])
-    process = subprocess.Popen(
-        [sys.executable, "-c", BUSY_MASTER, str(meeting.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": home},
-    )  # fmt: skip
-    assert process.stdout.readline() == b"up\n"
-
-    def resident():
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        return int(status.partition("VmRSS:")[2].split()[0]) << 10
-
-    yield Control.read(meeting.path), resident
-    process.kill()
-    process.communicate()
-    meeting.close()
-
-
-def flood_without_the_key(told):
-    """Well-formed messages, 400 MiB of them."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-        stranger.linger = 0
-        stranger.connect(told.address)
-        for _ in range(100):
-            try:
-                stranger.send(b"x" * (4 << 20), zmq.NOBLOCK)
-            except zmq.Again:
-                time.sleep(0.01)
-        time.sleep(1)
-
-
-def flood_below_zeromq(told):
-    """Greetings, and after them a frame of 60 MiB that never ends, on many connections."""
-    connections = []
-    for mechanism in (b"NULL", b"CURVE") * 8:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(2)
-        connections.append(connection)
-        try:
-            connection.connect(told.address.removeprefix("ipc://"))
-            connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + mechanism.ljust(20, b"\0") + bytes(32))
-            time.sleep(0.02)
-            connection.sendall(b"\x06" + (60 << 20).to_bytes(8, "big") + b"\x05HELLO")
-            for _ in range(22):
-                connection.sendall(b"x" * (1 << 20))
-        except OSError:  # it was shut, as it should be
-            continue
-    time.sleep(1)
-    for connection in connections:
-        connection.close()
-
-
-@pytest.mark.parametrize("flood", [flood_without_the_key, flood_below_zeromq])
-def test_a_flood_of_strangers_takes_no_memory(busy_master, flood):
-    told, resident = busy_master
-    before = resident()
-    flood(told)
-    assert resident() - before < 16 << 20
 
 
 def test_strangers_are_not_heard(ranks):

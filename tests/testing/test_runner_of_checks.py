@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import textwrap
@@ -18,82 +19,7 @@ from rlcli.testing.results import exit_code
 from rlcli.testing.runner import Options, run_checks
 from rlcli.testing.subjects import Kind, Subject, subjects
 
-CONTRACT = '''
-import time
-import pytest
-from rlcli import registry
-from rlcli.api.config import ModelInterfaceAbstraction
-from rlcli.testing.contract import Contract, Violation, place_of
-
-
-class ToyContract(Contract):
-    kind = "interface"
-
-    @pytest.fixture
-    def made(self):
-        return registry.make_interface(ModelInterfaceAbstraction(self.name, dict(self.args)))
-
-    def test_sound(self, made, record_property):
-        """it can be made"""
-        record_property("note", f"of {type(made).__name__}")
-
-    def test_factor(self, made):
-        """its factor is 1"""
-        if made.factor != 1:
-            raise Violation(f"its factor is {made.factor}", "leave it alone", place_of(type(made)))
-
-    def test_crash(self, made):
-        """it divides by its factor"""
-        made.divided()
-
-    @pytest.mark.parametrize("n", [1, 2, 3])
-    def test_cases(self, made, n):
-        """its limit is kept"""
-        assert n <= made.limit
-
-    def test_haste(self, made):
-        """it answers at once"""
-        try:
-            time.sleep(made.seconds)
-        except Exception:
-            pass  # as code under test may do
-
-    def test_other(self):
-        """nothing"""
-        pytest.skip("has no other")
-
-
-class ToyPart(Contract):
-    kind = "interface"
-
-    def test_part(self):
-        """a part"""
-'''
-
-COMPONENT = '''
-from dataclasses import dataclass
-
-from rlcli.api.interface import ModelInterface, register_interface
-
-
-@dataclass
-class Toy(ModelInterface):
-    """A toy."""
-
-    factor: int = 1
-    limit: int = 3
-    seconds: float = 0.0
-
-    def __post_init__(self):
-        if self.limit < 0:
-            raise ValueError(f"limit is {self.limit}")
-
-    def divided(self):
-        return 1 / self.factor
-
-
-register_interface("toy-checked", Toy)
-'''
+TOY = Path(__file__).with_name("toy_checks")
 
 
 class Diary:
@@ -123,8 +49,8 @@ def project(tmp_path, monkeypatch):
     """A project with one interface, and a contract for interfaces that is a toy."""
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n[tool.pytest.ini_options]\naddopts = '--nonsense'\n")
     (tmp_path / "interfaces").mkdir()
-    (tmp_path / "interfaces" / "toy_checked.py").write_text(COMPONENT)
-    (tmp_path / "toy_contract_for_tests.py").write_text(CONTRACT)
+    shutil.copy(TOY / "component.py", tmp_path / "interfaces" / "toy_checked.py")
+    shutil.copy(TOY / "contract.py", tmp_path / "toy_contract_for_tests.py")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RLCLI_PROJECT", raising=False)
     monkeypatch.setenv("PYTEST_ADDOPTS", "--more-nonsense")
@@ -187,7 +113,7 @@ def test_a_violation_tells_number_cause_and_line(project):
     assert exit_code([tested]) == 1
     found = failure(tested, "its factor is 1")
     assert (found.found, found.cause, found.where) == (
-        "its factor is 2", "leave it alone", "interfaces/toy_checked.py:7"
+        "its factor is 2", "leave it alone", "interfaces/toy_checked.py:8"
     )  # fmt: skip
 
 
@@ -195,7 +121,7 @@ def test_a_crash_is_told_with_the_line_of_the_component(project):
     (tested,) = run("factor=0")
     found = failure(tested, "it divides by its factor")
     assert found.found == "ZeroDivisionError: division by zero"
-    assert found.where == "interfaces/toy_checked.py:20"
+    assert found.where == "interfaces/toy_checked.py:21"
     assert "made.divided()" in found.traceback
 
 
@@ -203,8 +129,7 @@ def test_a_fault_in_the_constructor_is_told_with_its_line(project):
     (tested,) = run("limit=-1")
     found = next(check.failure for check in tested.checks if check.failure is not None)
     assert "limit is -1" in found.found
-    line = next(n for n, text in enumerate(COMPONENT.splitlines(), start=1) if "limit is" in text)
-    assert found.where == f"interfaces/toy_checked.py:{line}"
+    assert found.where == "interfaces/toy_checked.py:18"
 
 
 def test_an_argument_that_the_component_does_not_have_is_one_error(project):

@@ -1,0 +1,128 @@
+"""Paths of interfaces: every call of each, under settings that take other ways through it."""
+
+import torch
+
+from rlcli.api.config import ModelInterfaceAbstraction
+from rlcli.api.model import Model, call_interface
+from rlcli.registry import make_interface
+from rlcli.testing.backend.base import prompts
+from rlcli.testing.batches import KEYS, make_batch
+from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
+
+from .engine_paths import CUT, role, weights
+
+
+def interface(kind, **args):
+    return make_interface(ModelInterfaceAbstraction(kind, args))
+
+
+def rollout(device, **changes):
+    """Groups of two responses with every key that a graph knows."""
+    return make_batch(KEYS, vocabulary=VOCABULARY, end=END, **changes).to(device)
+
+
+def data_of(sample):
+    return {key: tensor.cpu() for key, tensor in sample.data.items()} | {"metadata": sample.metadata}
+
+
+def two_steps(device, kind, module=None, **args):
+    if kind.startswith("ppo"):
+        args = {"generation": {"responses_per_prompt": 2}, "minibatches": 2, **args}
+    made, model = interface(kind, **args), role(device, module)
+    return [call_interface(made, "train_step", model, rollout(device, seed=seed), CUT) for seed in range(2)], weights(
+        model.module
+    )
+
+
+def trains_by(kind, **args):
+    return lambda device, folder: two_steps(
+        device, kind, tiny_model(head="value") if "critic" in kind else None, **args
+    )
+
+
+def infers_by(kind, head="lm", **args):
+    def path(device, folder):
+        model = role(device, tiny_model(head=head), "inference")
+        return data_of(call_interface(interface(kind, **args), "inference", model, rollout(device), CUT))
+
+    return path
+
+
+def sft_evaluates(device, folder):
+    parts = [rollout(device, seed=seed) for seed in range(2)]
+    return call_interface(interface("sft"), "evaluate", role(device), parts)
+
+
+def actor_generates(device, folder):
+    args = {"generation": {"responses_per_prompt": 2, "max_new_tokens": 6}}
+    model = role(device, backend="inference")
+    return data_of(call_interface(interface("ppo_actor", **args), "generate", model, prompts().to(device), CUT))
+
+
+def classifier_rewards(device, folder):
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    tokenizer = byte_tokens()
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=len(tokenizer), num_labels=1, max_position_embeddings=64, **size)
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    model = Model("reward", None, tokenizer, device)
+    made = interface("hf_reward", path=str(folder), output="prob", batch_size=3)
+    return data_of(call_interface(made, "inference", model, rollout(device), CUT))
+
+
+def byte_tokens():
+    from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
+
+    return as_transformers(byte_tokenizer())
+
+
+def rule_rewards(device, folder):
+    model = Model("reward", None, byte_tokens(), device)
+    return data_of(call_interface(interface("math_reward"), "inference", model, rollout(device), CUT))
+
+
+def interfaces_pretend(device, folder):
+    """Mocks, which answer for an engine that is not there."""
+    given, made = rollout(device), []
+    model = Model("actor", None, TinyTokenizer(), device, seed=3)
+    for kind, call in (("ppo_actor", "generate"), ("ppo_actor", "inference"), ("ppo_critic", "inference")):
+        made.append(data_of(interface(kind).mock(call, model, given)))
+    return made
+
+
+INTERFACES = {
+    "sft": trains_by("sft"),
+    "sft, evaluation": sft_evaluates,
+    "actor": trains_by("ppo_actor"),
+    "actor, dense rewards": trains_by("ppo_actor", use_dense_reward=True),
+    "actor, no critic": trains_by("ppo_actor", disable_value=True, kl_ctl=0, entropy_coef=0.01),
+    "actor, groups": trains_by("ppo_actor", group_adv_norm=True, mask_too_long=True, mask_no_eos_with_zero=True),
+    "actor, decoupled": trains_by("ppo_actor", use_decoupled_loss=True, behav_imp_weight_cap=2.0, kl_estimator="k3"),
+    "actor, recomputed": trains_by("ppo_actor", recompute_logprob=True, adaptive_kl_ctl=True, c_clip=3.0),
+    "grpo": trains_by("grpo"),
+    "grpo, by sequences": trains_by(
+        "grpo", policy_loss="gspo", baseline="leave_one_out", scale="batch", kl_in="reward"
+    ),
+    "grpo, by tokens": trains_by(
+        "grpo",
+        policy_loss="cispo",
+        loss_aggregation="constant",
+        loss_constant=8.0,
+        credit="to_go",
+        adv_norm=True,
+        overlong_buffer=4,
+    ),
+    "actor, best of two": trains_by("ppo_actor", generation={"responses_per_prompt": 1}, generation_size=2),
+    "critic": trains_by("ppo_critic"),
+    "critic, other settings": trains_by("ppo_critic", value_norm_type="ma", value_loss="huber", bootstrap_no_eos=False),
+    "log-probs": infers_by("ppo_actor"),
+    "reference": infers_by("reference", temperature=0.7),
+    "values": infers_by("ppo_critic", head="value"),
+    "responses": actor_generates,
+    "classifier": classifier_rewards,
+    "rule": rule_rewards,
+    "mocks": interfaces_pretend,
+}

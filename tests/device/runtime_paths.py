@@ -1,0 +1,157 @@
+"""Paths of the runtime: whole runs, and what a worker does with its samples."""
+
+import contextlib
+import io
+import json
+from pathlib import Path
+
+from rlcli.api.data import SequenceSample
+from rlcli.launch.resume import resume_run
+from rlcli.launch.run import run_recipe
+from rlcli.observe.display import PlainDisplay
+from rlcli.recipe.resolve import load_recipe
+from rlcli.runtime.buffer import Transfer
+from rlcli.runtime.messages import Request
+from rlcli.runtime.roles import pick_device
+from rlcli.runtime.worker import ModelWorker
+from rlcli.testing.backend.base import batch
+from rlcli.testing.pretend_cuda import pretend_cuda
+from rlcli.testing.pretend_cuda.paths import Function, functions_run
+from rlcli.testing.ranks import run_on_ranks
+from rlcli.topology import plan_topology
+
+from .interface_paths import data_of
+
+HOME = Path(__file__).resolve().parents[2]
+WHOLE = ["launch.type=inline", "log.tensorboard=false", "log.plot=false"]
+TINY = "{model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2, max_position_embeddings: 128, tie_word_embeddings: true}"  # noqa: E501
+RUN_ON_RANKS: set[Function] = set()
+"""Functions that ranks of a path have run on a pretend device of their own."""
+
+
+def on(device):
+    return pretend_cuda() if device.type == "cuda" else contextlib.nullcontext()
+
+
+def ppo_recipe(device, *changes):
+    small = [
+        "models.actor.path=null", f"models.actor.scratch={TINY}", "models.actor.tokenizer=builtin:arithmetic",
+        "models.actor.backend.args.gradient_checkpointing=true", "models.actor.backend.args.eps=1e-2",
+        "models.critic.backend.args.eps=1e-2", "ppo.adv_norm=false", "ppo.entropy_coef=0.1",
+        "datasets.train.args.problems=64", "datasets.held_out.args.problems=4", "generation.max_new_tokens=6",
+        "train.prompts_per_step=4", "train.steps=2", "train.eval.every_steps=2", "checkpoint.every_steps=1",
+        "graph.actor_train.hooks={copy_to: ref, eta: 0.5}",
+        "graph.ref_inf.hooks={offload: true}", f"cluster.device={device.type}", *WHOLE,
+    ]  # fmt: skip
+    return load_recipe("ppo_math", [*small, *changes])
+
+
+def quiet():
+    return PlainDisplay(io.StringIO(), quiet=True)
+
+
+def numbers(run_dir):
+    """What a run's steps report, but for times, and a quotient of what are differences of rounding here."""
+    left_out = ("tokens_per_second", "critic/explained_variance")
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in record.items() if "time/" not in name and name not in left_out}
+        for record in records
+    ]
+
+
+def ppo_runs_and_resumes(device, folder):
+    run_recipe(ppo_recipe(device), folder / "run", quiet())
+    resume_run(folder / "run", ["train.steps=3"], quiet(), accept_changes=True)
+    assert (folder / "run" / "models" / "actor" / "model.safetensors").is_file()
+    return numbers(folder / "run")
+
+
+def sft_runs(device, folder):
+    small = [f"models.actor.scratch={TINY}", "train.steps=2", "train.prompts_per_step=4",
+             "datasets.train.args.problems=32",
+             f"cluster.device={device.type}", *WHOLE]  # fmt: skip
+    run_recipe(load_recipe("sft_math", small), folder / "run", quiet())
+    return numbers(folder / "run")
+
+
+def worker_of(device, rank=0):
+    recipe = ppo_recipe(device).recipe
+    worker = ModelWorker(recipe, plan_topology(recipe), rank, device, {}, lambda *report: None)
+    return worker, lambda op, **args: worker.handle(Request(0, op, args))
+
+
+def worker_holds_its_samples_on_its_device(device, folder):
+    worker, ask = worker_of(device)
+    ask("open_datasets")
+    ask("load_rows", dataset="train", rows=[("a", 0, 0), ("b", 1, 1)])
+    return [tensor.device.type == device.type for sample in worker._samples.values() for tensor in sample.data.values()]
+
+
+def samples_move(device, folder):
+    there = batch().to(device)
+    assert batch().cpu().data["packed_input_ids"].device.type == "cpu"
+    moved = batch().cuda() if device.type == "cuda" else batch()
+    assert moved.data["packed_input_ids"].device == there.data["packed_input_ids"].device
+    return there.cu_seqlens("packed_input_ids").cpu(), data_of(moved)
+
+
+def worker_without_samples_takes_part(device, folder):
+    """A rank whose share is empty gets a description, and runs the call for its collectives."""
+    _, ask = worker_of(device)
+    ask("open_datasets")
+    ask("build", steps=1)
+    described = ask_rows(ask, "a", 0)
+    described.metadata = {}
+    return [
+        ask("run_call", call="actor_gen", ids=[], transfers=[], empty=described.as_json())["batch"]["ids"],
+        ask("run_call", call="actor_gen", ids=["a"], transfers=[])["batch"]["seqlens"],
+        ask("describe", texts=["a"], scores=[])["texts"],
+    ]
+
+
+def ask_rows(ask, id_, row):
+    return SequenceSample.from_json(ask("load_rows", dataset="train", rows=[(id_, row, row)])["batch"])
+
+
+def worker_joins_own_and_received_rows(device, folder):
+    """Two ranks: a call's samples are partly this rank's own rows, partly those that another rank has sent."""
+
+    def work(rank):
+        with on(device), functions_run(HOME) as run:
+            _, ask = worker_of(device, rank)
+            ask("open_datasets")
+            rows = [ask_rows(ask, "ab"[rank], rank)]
+            moved = Transfer(1, 0, "packed_prompts", ("b",), described_elsewhere(device))
+            if rank == 0:
+                ask("build", steps=1)
+            made = ask("run_call", call="actor_gen", ids=["a", "b"], transfers=[moved.as_json()])
+        lengths = made["batch"]["seqlens"]["packed_input_ids"] if rank == 0 else []
+        return {"rows": len(rows), "lengths": lengths, "run": [[one.file, one.name] for one in run]}
+
+    answers = run_on_ranks(2, work)
+    RUN_ON_RANKS.update(Function(*one) for answer in answers for one in answer["run"])
+    return answers[0]["lengths"]
+
+
+def described_elsewhere(device):
+    """The row that rank 1 holds, as the master describes it to rank 0."""
+    _, ask = worker_of(device)
+    ask("open_datasets")
+    return ask_rows(ask, "b", 1).select(["packed_prompts"])
+
+
+def meets_in_a_process_group(device, folder):
+    """The first steps of a rank under torchrun are not run here: NCCL needs GPUs. Which device it picks is."""
+    return pick_device(device.type, 0).type == device.type == pick_device("auto", 0).type
+
+
+RUNTIME = {
+    "PPO, resumed": ppo_runs_and_resumes,
+    "SFT": sft_runs,
+    "rows": worker_holds_its_samples_on_its_device,
+    "samples": samples_move,
+    "empty share": worker_without_samples_takes_part,
+    "two ranks": worker_joins_own_and_received_rows,
+    "choice": meets_in_a_process_group,
+}

@@ -298,6 +298,7 @@ _BY_NAME: dict[str, Callable[[Line, str], Iterator[Candidate]]] = {
     "test.name": _tested,
     "test.given": _tested_with,
     "new.name": _folders,
+    "like": _components,
     "name": _components,
     "dataset": _datasets,
     "run": _runs,

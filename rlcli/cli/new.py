@@ -32,6 +32,9 @@ def new(
         typer.Argument(metavar="KIND", help="dataset, interface, reward, backend, recipe, family or project."),
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name; of a project, its folder.")],
+    like: Annotated[
+        str | None, typer.Option("--like", metavar="INTERFACE", help="Begin an interface as a copy of this one.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be written.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -40,10 +43,10 @@ def new(
     Example: rlcli new project my-project
     """
     from rlcli.cli.output import print_json, print_table, print_talk
-    from rlcli.scaffold import plan, plan_project, write
+    from rlcli.scaffold import write
     from rlcli.scaffold.files import refuse_existing
 
-    scaffold = plan_project(Path(name)) if kind is NewKind.PROJECT else plan(kind.value, name, _project())
+    scaffold = _planned(kind, name, like)
     (refuse_existing if dry_run else write)(scaffold)
     following = _following(scaffold)
     if as_json:
@@ -53,6 +56,17 @@ def new(
     print_talk(f"{'would write' if dry_run else 'wrote'} into {scaffold.root}:")
     print_table(["file", "what it is"], [(_shown(file.path), file.about) for file in scaffold.files])
     print_talk("nothing was written: --dry-run" if dry_run else f"then {scaffold.first_step}\nnext: {following}")
+
+
+def _planned(kind: NewKind, name: str, like: str | None) -> Scaffold:
+    from rlcli.errors import UsageError
+    from rlcli.scaffold import plan, plan_project
+
+    if kind is not NewKind.PROJECT:
+        return plan(kind.value, name, _project(), like)
+    if like is not None:
+        raise UsageError("--like copies an interface, not a project", hint=f"rlcli new project {name}")
+    return plan_project(Path(name))
 
 
 def _project() -> Path:

@@ -44,6 +44,9 @@ KINDS: dict[str, dict[str, tuple[str, str]]] = {
 }
 """Kind → template → (the file that it becomes, what that is)."""
 
+COPIES = {"interface.py.j2": None, "test_interface.py.j2": "test_copied_interface.py.j2"}
+"""For a copy of a component: template → the one in its place; None: the component's own file."""
+
 PROJECT = {
     "pyproject.toml.j2": ("pyproject.toml", "marks the folder as a project"),
     "gitignore.j2": (".gitignore", "runs and caches stay out of git"),
@@ -90,11 +93,16 @@ class Scaffold:
     """What to run next, in the root."""
 
 
-def plan(kind: str, name: str, root: Path) -> Scaffold:
-    """The files of a component or recipe in the project at `root`. Raises UsageError for a name it cannot have."""
+def plan(kind: str, name: str, root: Path, like: str | None = None) -> Scaffold:
+    """The files of a component or recipe in the project at `root`; `like`: an interface to begin with a copy of.
+
+    Raises UsageError for a name it cannot have, UnknownComponent for an interface that is not there.
+    """
     checked(kind, name)
+    if like is not None and kind != "interface":
+        raise UsageError(f"--like copies an interface, not a {kind}", hint=f"leave it out: rlcli new {kind} {name}")
     module, cls = module_name(name), class_name(kind, name)
-    words = {"name": name, "module": module, "cls": cls}
+    words = {"name": name, "module": module, "cls": cls, "like": like or ""}
     if kind in FOLDERS:
         _refuse_taken(kind, FOLDERS[kind], name, root)
     elif kind == "recipe":
@@ -105,12 +113,14 @@ def plan(kind: str, name: str, root: Path) -> Scaffold:
     for template, (target, about) in KINDS[kind].items():
         path = target.format(**words)
         layer = re.sub(r"^recipes/|\.yaml$", "", path)
-        text = render(template, **words, layer=layer)
+        chosen = COPIES[template] if like is not None else template
+        text = _copied(like, name, cls) if like and not chosen else render(chosen or template, **words, layer=layer)
         if path.endswith(".py"):
             _refuse_hiding(text, cls, name)
         files.append(NewFile(root / path, text, about.format(**words, layer=layer)))
     tested = "interface" if kind == "reward" else kind
-    return Scaffold(root, tuple(files), FIRST_STEP[kind], f"rlcli test {tested} {name}")
+    first = FIRST_STEP[kind] if like is None else f"change what is to differ from {like}"
+    return Scaffold(root, tuple(files), first, f"rlcli test {tested} {name}")
 
 
 def plan_project(folder: Path) -> Scaffold:
@@ -123,6 +133,13 @@ def plan_project(folder: Path) -> Scaffold:
             text = render(template, name=title)
             files.append(NewFile(root / target.format(folder=inner), text, about.format(folder=inner)))
     return Scaffold(root, tuple(files), FIRST_STEP["project"], "rlcli train first")
+
+
+def _copied(like: str, name: str, cls: str) -> str:
+    """The file of an interface, with another class registered under another name."""
+    original = registry.signature("interfaces", like)
+    text = re.sub(rf"\b{original.class_name}\b", cls, original.path.read_text(encoding="utf-8"))
+    return re.sub(r"(\bregister_interface\(\s*)([\"'])[^\"']+\2", rf"\g<1>\g<2>{name}\g<2>", text)
 
 
 def _refuse_taken(kind: str, folder: str, name: str, root: Path) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from jinja2 import UndefinedError
 
-from rlcli.errors import ResourceError, UsageError
+from rlcli import registry
+from rlcli.errors import ResourceError, UnknownComponent, UsageError
 from rlcli.scaffold import KINDS, plan, plan_project, write
+from rlcli.scaffold.plan import COPIES
 from rlcli.scaffold.templates import HERE, render
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,6 +60,31 @@ def test_rendered_files_have_our_style(full):
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize("like", ["grpo", "sft", "dpo"])
+def test_a_copy_of_an_interface_differs_in_its_names_alone(project, like):
+    name = f"my-{like}"
+    write(plan("interface", name, project, like=like))
+    text = (project / "interfaces" / f"my_{like}.py").read_text()
+    assert f'register_interface("{name}", My{like.capitalize()}Interface)' in text
+    assert registry.signature("interfaces", like).class_name not in text
+    mine, original = registry.signature("interfaces", name), registry.signature("interfaces", like)
+    assert [a.name for a in mine.arguments] == [a.name for a in original.arguments]
+    assert text.count(f"My{like.capitalize()}Interface") >= 2
+
+
+def test_a_copy_of_an_interface_passes_its_tests(project):
+    write(plan("interface", "my-grpo", project, like="grpo"))
+    done = run(sys.executable, "-m", "rlcli", "test", "interface", "my-grpo", cwd=project)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_only_interfaces_are_copied(project):
+    with pytest.raises(UsageError, match="copies an interface, not a dataset"):
+        plan("dataset", "qa", project, like="grpo")
+    with pytest.raises(UnknownComponent, match="did you mean 'grpo'"):
+        plan("interface", "qa", project, like="grpoo")
+
+
 def test_a_broken_interface_fails_its_test(project):
     """The rendered tests can fail: a mean in place of a sum is found out."""
     write(plan("interface", "qa", project))
@@ -71,7 +98,7 @@ def test_a_broken_interface_fails_its_test(project):
 
 
 def test_every_template_is_used_and_lacks_no_word(project):
-    used = {template for files in KINDS.values() for template in files}
+    used = {template for files in KINDS.values() for template in files} | set(filter(None, COPIES.values()))
     assert used < {path.name for path in HERE.glob("*.j2")}
     with pytest.raises(UndefinedError):
         render("dataset.py.j2", name="x")

@@ -86,6 +86,13 @@ def batch_stats(
     return means(pairs, all_reduce)
 
 
+def equal_groups(batch: SequenceSample, all_reduce: AllReduce) -> dict[str, float]:
+    """`equal_rewards_fraction`: the share of the prompts whose responses all got the same reward, over all ranks."""
+    groups = batch.data["shaped_rewards"].split([len(lengths) for lengths in batch.seqlens["packed_input_ids"]])
+    alike = torch.tensor(sum(bool((group == group[:1]).all()) for group in groups))
+    return means({"equal_rewards_fraction": (alike, len(groups))}, all_reduce)
+
+
 def reduce_over(model: Model) -> AllReduce:
     """The sum over the ranks of a role; a role without an engine has a single one."""
     engine = model.module

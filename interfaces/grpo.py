@@ -16,7 +16,7 @@ from rlcli.interfaces._logprobs import recompute_logprobs
 from rlcli.interfaces._optimizer_steps import optimizer_steps
 from rlcli.interfaces._policy_loss import PolicySettings, aggregated, loss_weight, policy_losses, taken_actions
 from rlcli.interfaces._responses import imitate_responses, sample_responses
-from rlcli.interfaces._rollout import batch_stats, prepare, reduce_over, response_kl
+from rlcli.interfaces._rollout import batch_stats, equal_groups, prepare, reduce_over, response_kl
 from rlcli.interfaces._rollout_settings import KLPlacement, RelativeAdvantages
 from rlcli.interfaces._settings import OptimizerSteps
 from rlcli.ops.kl import KLController, KLEstimator, kl_loss
@@ -94,7 +94,7 @@ class GRPOInterface(KLPlacement, PolicySettings, OptimizerSteps, RelativeAdvanta
         """`ppo_epochs` times `minibatches` optimizer steps on one batch of responses."""
         reduce, coef = reduce_over(model), self.controller.coef
         batch = prepare(self, data, coef if self.kl_in == "reward" else 0.0, reduce)
-        stats = batch_stats(self, batch, data, reduce) | {"kl_coef": coef}
+        stats = batch_stats(self, batch, data, reduce) | equal_groups(batch, reduce) | {"kl_coef": coef}
         stats |= optimizer_steps(
             self, model, batch, self._loss, self._loss_weight, mb_spec, step_if=self.may_step, cut=self.CUT
         )

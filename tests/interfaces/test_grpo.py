@@ -97,7 +97,10 @@ def test_responses_that_are_all_alike_teach_nothing(rollout, sampled_by):
     for settings in ({}, {"baseline": "leave_one_out", "scale": "none"}, {"scale": "batch"}):
         stats = GRPOInterface(kl_ctl=0.0, minibatches=1, **settings).train_step(model, data, SPEC)
         assert stats["grad_norm"] == 0
-        assert stats["advantage_abs"] == 0
+        assert (stats["advantage_abs"], stats["equal_rewards_fraction"]) == (0, 1)
+    data.data["rewards"][2:4] = torch.tensor([0.0, 1.0])
+    assert GRPOInterface(kl_ctl=0.0).train_step(model, data, SPEC)["equal_rewards_fraction"] == 7 / 8
+    data.data["rewards"][2:4] = 0.0
     stats = GRPOInterface(kl_ctl=0.0, minibatches=1, baseline="batch").train_step(model, data, SPEC)
     assert stats["grad_norm"] > 0
 

@@ -122,7 +122,8 @@ class KLPlacement(Settings):
 
     kl_gradient: KLGradient = "reverse"
     """Of the penalty in the loss. reverse: that of the KL of the policy from the reference, whichever `kl_estimator`
-    gives the value. naive: that of the estimator itself, which for k1 is none and for k3 another KL's."""
+    gives the value; tokens are weighted by their ratio to the policy that sampled. naive: that of the estimator itself,
+    which for k1 is none and for k3 another KL's."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -112,8 +112,8 @@ class GRPOInterface(KLPlacement, PolicySettings, OptimizerSteps, RelativeAdvanta
         actions, entropy = taken_actions(self, output, batch)
         losses, stats = policy_losses(self, actions, entropy, batch)
         if self.kl_ctl and self.kl_in == "loss":
-            own, reference = (logprobs[actions.mask] for logprobs in (actions.logprobs, batch.data["ref_logprobs"]))
-            penalty = kl_loss(own, reference, self.kl_estimator, self.kl_gradient)
+            columns = (actions.logprobs, actions.old_logprobs, batch.data["ref_logprobs"])
+            penalty = kl_loss(*(x[actions.mask] for x in columns), self.kl_estimator, self.kl_gradient)
             losses = losses + self.controller.coef * penalty
             stats["kl_loss"] = penalty.detach().sum()
         return aggregated(self, losses, stats, batch)

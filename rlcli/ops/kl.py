@@ -36,21 +36,27 @@ def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: K
 
 
 def kl_loss(
-    logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: KLEstimator, gradient: KLGradient = "reverse"
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    ref_logprobs: torch.Tensor,
+    estimator: KLEstimator,
+    gradient: KLGradient = "reverse",
 ) -> torch.Tensor:
-    """A KL penalty to be minimised, per token that the policy sampled: the value of the estimator (`kl_estimate`), with
-    a gradient that `logprobs` receives; same shape as the inputs.
+    """A KL penalty to be minimised, for each token that the old policy sampled; same shape as the inputs. It has a
+    gradient to `logprobs`.
 
-    reverse: the gradient of k2, (logprobs - ref_logprobs) ∇ logprobs. Its expectation over the policy's samples is the
-    gradient of KL(policy || reference), whichever estimator gives the value.
-    naive: the gradient of the estimator itself. Its expectation is 0 for k1 and that of the *forward* KL(reference ||
-    policy) for k3, since estimators are unbiased in value alone (arXiv:2506.09477).
+    reverse: ratio * estimate, with the gradient ratio * (logprobs - ref_logprobs) ∇ logprobs, where ratio =
+    exp(logprobs - old_logprobs). Its expectation over the samples is the gradient of KL(policy || reference), whichever
+    estimator gives the value (DeepSeek-V3.2, arXiv:2512.02556, multiplies k3 by the ratio, which comes to the same).
+    naive: the estimate, with its own gradient. At the old policy the expectation of that is 0 for k1, and for k3 it is
+    the gradient of the *forward* KL(reference || policy): estimators are unbiased in value alone (arXiv:2506.09477).
     """
     value = kl_estimate(logprobs, ref_logprobs, estimator)
     if gradient == "naive":
         return value
+    ratio = (logprobs - old_logprobs).detach().clamp(-MAX_EXPONENT, MAX_EXPONENT).exp()
     carrier = kl_estimate(logprobs, ref_logprobs, "k2")
-    return carrier + (value - carrier).detach()
+    return ratio * (carrier + (value - carrier).detach())
 
 
 class KLController(Protocol):

@@ -171,7 +171,7 @@ def policy_loss_by_hand(args, sequences, model):
             * _surrogate(args, one["advantages"][t], log_ratios[t].exp(), logprobs[t])
             / (len(places) if args.policy_loss == "sequence" else 1)
             - args.entropy_coef * -(scores[t].exp() * scores[t]).sum()
-            + _kl_in_loss(args, logprobs[t] - one["reference"][t])
+            + _kl_in_loss(args, logprobs[t] - one["reference"][t], float(logprobs[t].detach()) - one["old"][t])
             for t in places
         ]
         if terms:
@@ -201,12 +201,13 @@ def _surrogate(args, advantage, ratio, logprob):
     return -objective
 
 
-def _kl_in_loss(args, difference):
-    """The estimator; with the gradient of the reverse KL, (log-prob - reference) times that of the log-prob."""
+def _kl_in_loss(args, difference, log_ratio):
+    """The estimator, weighted by the ratio; with the gradient of the reverse KL, (log-prob - reference) times that of
+    the log-prob."""
     if getattr(args, "kl_in", "reward") == "reward" or not args.kl_ctl:
         return 0.0
     fixed = difference.detach()
     if args.kl_gradient == "naive":
         value = {"k1": difference, "k2": difference**2 / 2, "k3": (-difference).exp() - 1 + difference}
         return args.kl_ctl * value[args.kl_estimator]
-    return args.kl_ctl * (_kl(args.kl_estimator, float(fixed)) + fixed * (difference - fixed))
+    return args.kl_ctl * math.exp(log_ratio) * (_kl(args.kl_estimator, float(fixed)) + fixed * (difference - fixed))

@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -33,25 +34,33 @@ def gradient_of(loss):
     return gradient
 
 
-def expected_over_samples(estimator, gradient):
-    """Of the penalty, where the policy itself draws the token: a choice that passes on no gradient."""
-    drawn = LOGITS.softmax(-1)
-    return gradient_of(lambda logprobs: (drawn * kl_loss(logprobs, REFERENCE, estimator, gradient)).sum())
+OWN = LOGITS.log_softmax(-1)
+OLD = torch.tensor([0.5, 0.5, 0.0, -1.0, 0.3], dtype=torch.float64).log_softmax(-1)
+
+
+def expected_over_samples(estimator, gradient, sampler=OWN):
+    """Of the penalty, where `sampler` draws the token: a choice that passes on no gradient."""
+    return gradient_of(
+        lambda logprobs: (sampler.exp() * kl_loss(logprobs, sampler, REFERENCE, estimator, gradient)).sum()
+    )
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_the_gradient_of_the_penalty_is_that_of_the_reverse_kl(estimator):
-    """In expectation over the vocabulary, and exactly."""
+@pytest.mark.parametrize("sampler", [OWN, OLD], ids=["on-policy", "off-policy"])
+def test_the_gradient_of_the_penalty_is_that_of_the_reverse_kl(estimator, sampler):
+    """In expectation over the vocabulary, and exactly, whichever policy sampled."""
     analytic = gradient_of(lambda logprobs: (logprobs.exp() * (logprobs - REFERENCE)).sum())
     assert analytic.abs().max() > 0.1
-    torch.testing.assert_close(expected_over_samples(estimator, "reverse"), analytic)
+    torch.testing.assert_close(expected_over_samples(estimator, "reverse", sampler), analytic)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("gradient", ["reverse", "naive"])
 def test_the_value_of_the_penalty_is_that_of_the_estimator(estimator, gradient):
-    own = LOGITS.log_softmax(-1)
-    torch.testing.assert_close(kl_loss(own, REFERENCE, estimator, gradient), kl_estimate(own, REFERENCE, estimator))
+    expected = kl_estimate(OWN, REFERENCE, estimator)
+    torch.testing.assert_close(kl_loss(OWN, OWN, REFERENCE, estimator, gradient), expected)
+    weight = (OWN - OLD).exp() if gradient == "reverse" else 1.0
+    torch.testing.assert_close(kl_loss(OWN, OLD, REFERENCE, estimator, gradient), weight * expected)
 
 
 def test_the_naive_gradients_are_those_of_something_else():
@@ -63,10 +72,10 @@ def test_the_naive_gradients_are_those_of_something_else():
 
 
 def test_a_freak_token_keeps_the_penalty_finite():
-    own = torch.tensor([-500.0], requires_grad=True)
-    for estimator in ("k1", "k2", "k3"):
-        for gradient in ("reverse", "naive"):
-            loss = kl_loss(own, torch.tensor([0.0]), estimator, gradient)
+    for freak, usual in ((-500.0, 0.0), (0.0, -500.0)):
+        own, other = torch.tensor([freak], requires_grad=True), torch.tensor([usual])
+        for estimator, gradient in itertools.product(("k1", "k2", "k3"), ("reverse", "naive")):
+            loss = kl_loss(own, other, other, estimator, gradient)
             assert loss.isfinite().all()
             assert torch.autograd.grad(loss.sum(), own)[0].isfinite().all()
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine_loop import TrainLoop
 from rlcli.api.flat_parts import FlatPart
-from rlcli.api.model import EngineState, ForwardEngine, Model, ModelOutput, PipelinableEngine
+from rlcli.api.model import EngineState, GivesParameters, Model, ModelOutput, PipelinableEngine
 
 from ._engine import TransformersEngine
 from ._put_away import PutAway
@@ -110,7 +110,7 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
             if name in names:
                 yield name, _whole(tensor)
 
-    def take_parameters(self, source: ForwardEngine, eta: float) -> None:
+    def take_parameters(self, source: GivesParameters, eta: float) -> None:
         self._onload()
         if not self.is_sharded:
             super().take_parameters(source, eta)

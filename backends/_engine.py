@@ -17,9 +17,9 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.engine_loop import ForwardLoop
 from rlcli.api.model import (
     EngineState,
-    ForwardEngine,
     GeneratedResponses,
     GenerationEngine,
+    GivesParameters,
     Model,
     ModelOutput,
 )
@@ -164,7 +164,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
 
     # -- weights ---------------------------------------------------------------------------------------------
 
-    def take_parameters(self, source: ForwardEngine, eta: float) -> None:
+    def take_parameters(self, source: GivesParameters, eta: float) -> None:
         mine = dict(self.lm.named_parameters())
         with torch.no_grad():
             for name, theirs in source.whole_parameters():

@@ -19,7 +19,7 @@ from rlcli.api.family import ModelConfig
 from rlcli.api.key_meaning import SEQUENCES
 from rlcli.api.loss_stats import Stats, read_loss
 from rlcli.api.micro_batches import MicroBatch
-from rlcli.api.model import EngineState, ForwardEngine, LossFn, Model, ModelSource, TrainEngine
+from rlcli.api.model import EngineState, GivesParameters, LossFn, Model, ModelSource, TrainEngine
 from rlcli.errors import ModelError
 
 from ._megatron_groups import role_groups
@@ -230,7 +230,7 @@ class MegatronEngine(TrainEngine):
                 owned |= {part.name: (share, parameter) for part in self.layout.parts(share).values()}
         return owned
 
-    def take_parameters(self, source: ForwardEngine, eta: float) -> None:
+    def take_parameters(self, source: GivesParameters, eta: float) -> None:
         held: dict[str, list[Any]] = {}
         for name, parameter in self.stage.named_parameters():
             share = self.layout.shares[name]

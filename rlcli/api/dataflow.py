@@ -65,6 +65,12 @@ class MFCDef:
         return self.interface_type is ModelInterfaceType.TRAIN_STEP
 
     @property
+    def written_roles(self) -> tuple[str, ...]:
+        """The roles whose weights the call changes: its own if it trains, and those that it copies to."""
+        own = (self.model_name,) if self.is_train else ()
+        return own + tuple(hook.target for hook in self.post_hooks if isinstance(hook, ParamReallocHook))
+
+    @property
     def produced_keys(self) -> tuple[str, ...]:
         """The keys that appear in the buffer once the call is done."""
         return tuple(self.output_key_remap.get(key, key) for key in self.output_keys)
@@ -72,7 +78,7 @@ class MFCDef:
 
 @dataclass(frozen=True)
 class VersionEdge:
-    """At step k, `consumer` needs the weights of `role` that `producer` made at step k − 1 − η."""
+    """At step k, `consumer` needs the weights of `role` that `producer` trained, or copied, at step k − 1 − η."""
 
     producer: str
     consumer: str
@@ -80,7 +86,8 @@ class VersionEdge:
     max_staleness: int
 
     def required_version(self, step: int) -> int:
-        """How many training steps of the role must be done before the consumer may run at `step` (from 0)."""
+        """The version that the role must have before the consumer may run at `step` (from 0): how many training steps
+        are behind its weights."""
         return max(0, step - self.max_staleness)
 
 
@@ -137,16 +144,25 @@ def build_graph(
     return graph
 
 
+def weight_writers(mfcs: Sequence[MFCDef]) -> dict[str, list[str]]:
+    """Role → the calls after which it has the weights of the next version: they train it, or copy weights to it."""
+    writers: dict[str, list[str]] = {}
+    for mfc in mfcs:
+        for role in mfc.written_roles:
+            writers.setdefault(role, []).append(mfc.name)
+    return writers
+
+
 def _version_edges(mfcs: Sequence[MFCDef], max_staleness: int) -> list[VersionEdge]:
     """A generate call may lag `max_staleness` versions behind; every other call needs the newest weights."""
-    trainers = {mfc.model_name: mfc.name for mfc in mfcs if mfc.is_train}
+    writers = weight_writers(mfcs)
     return [
         VersionEdge(
-            producer=trainers[mfc.model_name],
+            producer=writer,
             consumer=mfc.name,
             role=mfc.model_name,
             max_staleness=max_staleness if mfc.interface_type is ModelInterfaceType.GENERATE else 0,
         )
         for mfc in mfcs
-        if mfc.model_name in trainers
+        for writer in writers.get(mfc.model_name, ())
     ]

@@ -67,6 +67,12 @@ class ModelOutput(Protocol):
     def zero(self) -> torch.Tensor: ...
 
 
+class GivesParameters(Protocol):
+    """Whole parameters, one after the other: an engine, or what arrives of one."""
+
+    def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]: ...
+
+
 @dataclass
 class GeneratedResponses:
     """Responses in prompt-major order: prompt 0's group, then prompt 1's, …; N = prompts · responses_per_prompt."""
@@ -138,10 +144,10 @@ class ForwardEngine(abc.ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} does not give its parameters")
 
-    def take_parameters(self, source: ForwardEngine, eta: float) -> None:
+    def take_parameters(self, source: GivesParameters, eta: float) -> None:
         """Move this engine's parameters towards those of `source`: mine ← eta · theirs + (1 − eta) · mine.
 
-        Both engines live on the same ranks, and every rank takes part.
+        Every rank of the role takes part. The source is an engine on the same ranks, or what arrives from others.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot take over parameters")
 

@@ -5,6 +5,7 @@ Metadata only; tensors stay with the workers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,6 +94,10 @@ class Buffer:
         """Lengths of all sequences of a key; empty if the key is not there."""
         return [n for i in ids if key in self._held[i] for n in self._held[i][key].description.flat_seqlens(key)]
 
+    def load(self, id_: str, key: str) -> int:
+        """The tokens of a key of a sample; 1 while nobody has made it."""
+        return sum(self.sequence_lengths([id_], key)) or 1
+
     def description(self, ids: Sequence[str], keys: Sequence[str]) -> SequenceSample:
         """These keys of these samples, without metadata."""
         described = SequenceSample(ids=list(ids), seqlens={})
@@ -109,18 +114,21 @@ class Buffer:
         """What must move so that every rank holds `keys` of its share; nothing where it already does.
 
         The order is the same for everybody, and each rank works through it in that order, so no two can wait for
-        each other.
+        each other. Of several holders the one sends that has sent least.
         """
         plan: list[Transfer] = []
+        sent: Counter[int] = Counter()
         for target, ids in sorted(shares.items()):
             strangers = {id_ for id_ in ids if not any(target in held.ranks for held in self._held[id_].values())}
             for key in keys:
-                by_source: dict[int, list[str]] = {}
+                by_holders: dict[tuple[int, ...], list[str]] = {}
                 for id_ in ids:
                     held = self._held[id_][key]
                     if target not in held.ranks:
-                        by_source.setdefault(min(held.ranks), []).append(id_)
-                for source, moved in sorted(by_source.items()):
+                        by_holders.setdefault(tuple(sorted(held.ranks)), []).append(id_)
+                for holders, moved in sorted(by_holders.items()):
+                    source = min(holders, key=lambda rank: (sent[rank], rank))
+                    sent[source] += sum(self.sequence_lengths(moved, key))
                     described = self.description(moved, [key])
                     if strangers & set(moved):
                         described.metadata = self._metadata_of(moved)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.dataflow import MFCDef, ModelInterfaceType
+from rlcli.api.dataflow import MFCDef, ModelInterfaceType, OffloadHook
 from rlcli.api.key_meaning import NOT_ENDED, PROMPT_MASK, REWARDS, SAMPLED_LOGPROBS, SEQUENCES
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.schema import Recipe
-from rlcli.runtime.buffer import Buffer
+from rlcli.runtime.buffer import Buffer, Transfer
 from rlcli.runtime.measures import Moments
+from rlcli.runtime.messages import MOVE
 from rlcli.runtime.partition import owners, share_by_rank
 from rlcli.runtime.requests import Answers, Requests
 from rlcli.runtime.scheduler import Task
+from rlcli.runtime.weight_flow import remote_copy
 from rlcli.topology import RolePlacement, Topology
+
+T = TypeVar("T")
 
 DESCRIBED: Mapping[str, tuple[str, ...]] = {
     "texts": (SEQUENCES, PROMPT_MASK),
@@ -37,6 +42,8 @@ class Running:
     mfc: MFCDef
     placement: RolePlacement
     answers: Mapping[int, Mapping[str, Any]]
+    copy_seconds: float | None = None
+    """That its weights took to other ranks."""
 
     def stats(self) -> dict[str, float]:
         """What the interface reports; it has reduced that over the ranks itself."""
@@ -54,9 +61,55 @@ class Running:
                 totals[name] = totals.get(name, Moments()) + Moments(*moments)
         return {name: moments for name, moments in totals.items() if moments.count}
 
-    def seconds(self) -> float:
-        """Of the slowest rank."""
-        return max(self.answers[rank]["seconds"] for rank in self.placement.ranks)
+    def reports(self) -> dict[str, float]:
+        """All that is to be recorded of the call."""
+        return {name: moments.mean for name, moments in self.averages().items()} | self.stats()
+
+    @property
+    def version(self) -> int:
+        """Of the role's weights as the call began: the training steps behind them."""
+        return int(self.answers[self.placement.ranks[0]]["version"])
+
+    def times(self) -> dict[str, float]:
+        """Seconds of the slowest rank, by name; of the copy of its weights too."""
+        times = {self.mfc.name: max(self.answers[rank]["seconds"] for rank in self.placement.ranks)}
+        return times if self.copy_seconds is None else times | {f"{self.mfc.name}.copy_to": self.copy_seconds}
+
+
+@dataclass(eq=False)
+class Held:
+    """A call that has not started yet: it waits for its inputs, or for calls of its ranks that came before it."""
+
+    ranks: tuple[int, ...]
+    run: Callable[[], None]
+    has_inputs: bool = False
+
+
+def named_reports(
+    calls: Sequence[Running], reports: Callable[[Running], Mapping[str, T]], section: Callable[[MFCDef], str]
+) -> dict[str, T]:
+    """What calls report, as `<section>/<name>`, or, where several calls of a section report the same, as
+    `<call>/<name>`: `math_inf/reward`."""
+    found = [(one.mfc, name, value) for one in calls for name, value in reports(one).items()]
+    uses = Counter((section(mfc), name) for mfc, name, _ in found)
+
+    def full(mfc: MFCDef, name: str) -> str:
+        prefix = section(mfc) if uses[section(mfc), name] == 1 else mfc.name
+        return f"{prefix}/{name}" if prefix else name
+
+    return {full(mfc, name): value for mfc, name, value in found}
+
+
+def staleness(calls: Sequence[Running]) -> dict[str, float]:
+    """Of the calls of one step: how many training steps older the weights were that sampled than those that were
+    trained with the samples, as `<role>/staleness`."""
+    writers = {role: one for one in calls for role in one.mfc.written_roles}
+    sampled = [one for one in calls if one.mfc.interface_type is ModelInterfaceType.GENERATE]
+    return {
+        f"{one.mfc.model_name}/staleness": float(writers[one.mfc.model_name].version - one.version)
+        for one in sampled
+        if one.mfc.model_name in writers
+    }
 
 
 class Calls:
@@ -68,6 +121,7 @@ class Calls:
         self._requests = requests
         self._phase = phase
         self._mfcs = {mfc.name: mfc for mfc in (*train_graph(recipe), *eval_graph(recipe))}
+        self._held: list[Held] = []
         self._names: dict[str, str] = {}
         """Sample → what its dataset calls it."""
 
@@ -83,7 +137,7 @@ class Calls:
         placement = self._topology.placement(graph[0].model_name)
         self.buffer.open_step(batch, [id_ for id_, _ in rows])
         named = [(id_, row, place) for place, (id_, row) in enumerate(rows)]
-        shares = {rank: share for rank, share in share_by_rank(named, placement).items() if share}
+        shares = {rank: share for rank, share in share_by_rank(named, [1] * len(named), placement).items() if share}
 
         def loaded(answers: Answers) -> None:
             for rank, answer in answers.items():
@@ -97,27 +151,72 @@ class Calls:
         """Send a call to the workers of its role, and what they lack to them and to those who have it."""
         mfc = self._mfcs[task.call]
         placement = self._topology.placement(mfc.model_name)
-        shares = share_by_rank(self.buffer.ids(batch), placement)
+        ids = self.buffer.ids(batch)
+        shares = share_by_rank(ids, [self.buffer.load(id_, SEQUENCES) for id_ in ids], placement)
         plan = self.buffer.transfers(shares, mfc.input_keys)
         self.buffer.count_transfers(plan)
         args: dict[int, dict[str, Any]] = {}
-        for rank in {*placement.ranks, *(rank for t in plan for rank in (t.source, t.target))}:
-            mine = [t.as_json() for t in plan if rank in (t.source, t.target)]
-            args[rank] = {"call": task.call, "ids": shares.get(rank, []), "transfers": mine, "step": task.step}
-            if rank in shares and not shares[rank]:
+        for rank in placement.ranks:
+            args[rank] = {"call": task.call, "ids": shares[rank], "step": task.step}
+            if not shares[rank]:
                 args[rank]["empty"] = self._empty(batch, mfc)
         if mfc.interface_type is ModelInterfaceType.EVALUATE:
             for rank, parts in self._evaluation_batches(mfc, shares).items():
                 args[rank]["parts"] = parts
-        self._phase(task.call)
 
         def done(answers: Answers) -> None:
             for rank in placement.ranks:
                 if answers[rank]["batch"] is not None:
                     self.buffer.add(rank, SequenceSample.from_json(answers[rank]["batch"]))
-            then(Running(task, batch, mfc, placement, answers))
+            running = Running(task, batch, mfc, placement, answers)
+            self._copy_to_others(running, then)
 
-        self._requests.post("run_call", args, done)
+        def run() -> None:
+            self._phase(task.call)
+            self._requests.post("run_call", args, done)
+
+        self._start_in_order(Held(placement.ranks, run), plan)
+
+    def _copy_to_others(self, running: Running, then: Callable[[Running], None]) -> None:
+        """A call is done once a role on other ranks that follows its role has the new weights."""
+        hook = remote_copy(running.mfc, self._topology)
+        if hook is None:
+            then(running)
+            return
+        rests = any(isinstance(other, OffloadHook) for other in running.mfc.post_hooks)
+        args = {"source": running.mfc.model_name, "target": hook.target, "eta": hook.eta, "then_offload": rests}
+        ranks = sorted({*running.placement.ranks, *self._topology.placement(hook.target).ranks})
+
+        def copied(answers: Answers) -> None:
+            then(replace(running, copy_seconds=max(answer["seconds"] for answer in answers.values())))
+
+        def copy() -> None:
+            self._requests.post("copy_weights", dict.fromkeys(ranks, args), copied)
+
+        self._start_in_order(Held(tuple(ranks), copy), ())
+
+    def _start_in_order(self, call: Held, plan: Sequence[Transfer]) -> None:
+        """Start a call once its inputs have moved, and after calls of the same ranks that came before it: their order
+        decides which weights they see, and which collectives meet."""
+        self._held.append(call)
+        if not plan:
+            self._inputs_are_there(call)
+            return
+        movers = sorted({rank for transfer in plan for rank in (transfer.source, transfer.target)})
+        moves = {rank: [t.as_json() for t in plan if rank in (t.source, t.target)] for rank in movers}
+        self._requests.post(
+            MOVE, {rank: {"transfers": mine} for rank, mine in moves.items()}, lambda _: self._inputs_are_there(call)
+        )
+
+    def _inputs_are_there(self, call: Held) -> None:
+        call.has_inputs = True
+        busy: set[int] = set()
+        for held in list(self._held):
+            if held.has_inputs and busy.isdisjoint(held.ranks):
+                self._held.remove(held)
+                held.run()
+            else:
+                busy.update(held.ranks)
 
     def describe(self, ids: Sequence[str], then: Callable[[list[dict[str, Any]]], object]) -> None:
         """`then(lines)`: for every response to these prompts the fields of a `SampleRecord` but step and phase."""

@@ -11,7 +11,7 @@ from typing import Any
 from rlcli.api.dataflow import ModelInterfaceType
 from rlcli.recipe.graph import eval_graph
 from rlcli.recipe.schema import Recipe
-from rlcli.runtime.calls import Calls, Running
+from rlcli.runtime.calls import Calls, Running, named_reports
 from rlcli.runtime.data_order import evaluation_id
 from rlcli.runtime.measures import Moments
 from rlcli.runtime.requests import Requests
@@ -50,8 +50,7 @@ def evaluate(recipe: Recipe, calls: Calls, requests: Requests, rows: int, shown:
     calls.load(BATCH, graph, dataset, [(evaluation_id(row), row) for row in range(rows)], loaded.add)
     while not loaded:
         requests.wait()
-    scores: dict[str, Moments] = {}
-    stats: dict[str, float] = {}
+    reports: list[Running] = []
     scheduler = Scheduler(graph, 1)
     while not scheduler.finished:
         for task in scheduler.ready():
@@ -59,10 +58,10 @@ def evaluate(recipe: Recipe, calls: Calls, requests: Requests, rows: int, shown:
             calls.dispatch(task, BATCH, finished.append)
         while not finished:
             requests.wait()
-        done = finished.popleft()
-        scores |= done.averages()
-        stats |= done.stats()
-        scheduler.finish(done.task)
+        reports.append(finished.popleft())
+        scheduler.finish(reports[-1].task)
+    scores = named_reports(reports, Running.averages, lambda _: "")
+    stats = named_reports(reports, Running.stats, lambda _: "")
     texts: list[dict[str, Any]] = []
     if any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in graph):
         texts = _texts(calls, requests, shown)
@@ -81,10 +80,10 @@ def evaluate_alone(
     phase("reading the data")
     there = int(requests.ask_all("open_datasets", deadline=deadline)[0]["rows"][dataset])
     phase("loading the model")
-    requests.ask_all("build", {"steps": 1}, deadline=deadline)
+    requests.ask_all("build", {"steps": 1, "rows": there}, deadline=deadline)
     calls = Calls(recipe, topology, requests, phase)
     found = evaluate(recipe, calls, requests, there if rows is None else min(rows, there), shown)
-    requests.ask_all("shutdown")
+    requests.let_go()
     return found
 
 

@@ -20,7 +20,7 @@ from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.samples import SampleRecord
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
-from rlcli.runtime.calls import Calls, Running
+from rlcli.runtime.calls import Calls, Running, named_reports, staleness
 from rlcli.runtime.checkpoints import Checkpoints, RunState, Schedule, Start
 from rlcli.runtime.commits import RunIdentity
 from rlcli.runtime.data_order import DataOrder, training_id
@@ -32,6 +32,7 @@ from rlcli.runtime.scheduler import Scheduler
 from rlcli.runtime.transport import Transport
 from rlcli.topology import Topology
 
+GENERATE = ModelInterfaceType.GENERATE
 LAST_WAIT = 30.0
 """Seconds that a run which ends by an error waits for the files of a checkpoint."""
 SHORT_WAIT = 0.5
@@ -64,7 +65,8 @@ class MasterWorker:
         self._opened = 0
         self._loaded: set[int] = set()
         self._finished: deque[Running] = deque()
-        self._stats: dict[int, dict[str, float]] = {}
+        self._reports: dict[int, list[Running]] = {}
+        """Step → its calls that are done."""
         self._nonfinite: list[tuple[int, list[str]]] = []
         """(step, samples) of the steps in a row whose update was not finite."""
         self._step_began = 0.0
@@ -110,7 +112,7 @@ class MasterWorker:
 
     def shut_down(self) -> None:
         """Let the workers go."""
-        self.requests.ask_all("shutdown")
+        self.requests.let_go()
 
     # -- the run ---------------------------------------------------------------------------------------------
 
@@ -128,7 +130,8 @@ class MasterWorker:
 
     def _build_roles(self) -> None:
         self.display.phase("loading the models")
-        built = self.requests.ask_all("build", {"steps": self.steps}, deadline=self.recipe.launch.startup_deadline)
+        wanted = {"steps": self.steps, "rows": self.rows[self.recipe.train.dataset]}
+        built = self.requests.ask_all("build", wanted, deadline=self.recipe.launch.startup_deadline)
         self._check_state({role for answer in built.values() for role in answer["without_state"]})
         if self._can_checkpoint:
             self.checkpoints.check_room(sum(answer["bytes"] for answer in built.values()))
@@ -173,7 +176,7 @@ class MasterWorker:
                 self.requests.wait()
                 continue
             finished = self._finished.popleft()
-            self._take_in(finished)
+            self._reports.setdefault(finished.batch, []).append(finished)
             if scheduler.finish(finished.task):
                 self._finish_step(finished.task.step)
             self.checkpoints.settle()
@@ -200,7 +203,8 @@ class MasterWorker:
 
     def _open_steps(self, scheduler: Scheduler, order: DataOrder, schedule: Schedule) -> None:
         """Have rows loaded for the steps that may begin. None before an evaluation or a checkpoint that comes first."""
-        every = self.recipe.train.eval.every_steps
+        ev = self.recipe.train.eval
+        every = ev.every_steps if ev.dataset is not None else None
         evaluation = self.steps if every is None else (self.steps_done // every + 1) * every
         pause = min(evaluation, schedule.next_after(self.steps_done) or self.steps)
         for step in scheduler.open_steps:
@@ -229,21 +233,19 @@ class MasterWorker:
         self._taken = self.steps_done
         schedule.note()
 
-    def _take_in(self, running: Running) -> None:
-        stats = self._stats.setdefault(running.batch, {})
-        role = running.mfc.model_name
-        averages = {name: moments.mean for name, moments in running.averages().items()}
-        stats |= {f"{role}/{name}": value for name, value in (averages | running.stats()).items()}
-        stats[f"time/{running.mfc.name}"] = running.seconds()
-
     def _finish_step(self, step: int) -> None:
         seconds = time.perf_counter() - self._step_began
         ids = self.calls.buffer.ids(step)
         tokens = sum(self.calls.buffer.sequence_lengths(ids, SEQUENCES))
-        record = self._stats.pop(step) | {"time/step": seconds, "tokens_per_second": tokens / seconds}
+        reports = self._reports.pop(step)
+        record = named_reports(reports, Running.reports, lambda mfc: mfc.model_name)
+        if self.recipe.train.max_staleness:
+            record |= staleness(reports)
+        record |= {f"time/{name}": took for one in reports for name, took in one.times().items()}
+        record |= {"time/step": seconds, "tokens_per_second": tokens / seconds}
         if self._checkpoint_seconds is not None:
             record["time/checkpoint"], self._checkpoint_seconds = self._checkpoint_seconds, None
-        if any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in train_graph(self.recipe)):
+        if any(mfc.interface_type is GENERATE for mfc in train_graph(self.recipe)):
             shown = ids[: self.recipe.log.samples_per_step]
             self.calls.describe(shown, lambda texts: self._write_samples(step + 1, "train", texts))
         self.calls.forget(step)
@@ -252,7 +254,8 @@ class MasterWorker:
         record |= self._evaluate(self.steps_done) if self._is_evaluation_due() else {}
         self._last_record = record
         self.outputs.metrics.write(self.steps_done, record)
-        self.outputs.ledger.write({"step": self.steps_done, "samples": ids})
+        versions = {one.mfc.name: one.version for one in reports if one.mfc.interface_type is GENERATE}
+        self.outputs.ledger.write({"step": self.steps_done, "samples": ids, "versions": versions})
         self.display.step({"step": self.steps_done, **record})
         self.directory.write_status("running", self.steps_done, self.steps)
         self._watch_for_nonfinite(record, ids)

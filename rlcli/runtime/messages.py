@@ -16,6 +16,11 @@ LARGEST = 1 << 26
 """Bytes of one message; the metadata of a batch is far smaller."""
 
 
+MOVE = "move"
+"""A request to a rank's data lane; all others go to the thread that computes."""
+LAST_MOVE = "end_moves"
+"""The last request to a data lane."""
+
 UNEXPECTED = "RlcliError"
 """Kind of a failure that is none of the errors made for users."""
 
@@ -36,6 +41,15 @@ class Request:
     def name(self) -> str:
         """What a person calls it: that of the graph's call, if it is one."""
         return str(self.args.get("call", self.op))
+
+    @property
+    def is_for_lane(self) -> bool:
+        """Whether the rank's data lane answers, which works next to the calls."""
+        return is_for_lane(self.op)
+
+
+def is_for_lane(op: str) -> bool:
+    return op in (MOVE, LAST_MOVE)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlcli.runtime.messages import Report, Request
-from rlcli.runtime.transport import Transport
+from rlcli.runtime.messages import LAST_MOVE, Report, Request, is_for_lane
+from rlcli.runtime.transport import LAST_REQUEST, Transport
 
 Answers = dict[int, Mapping[str, Any]]
 """Rank → what it answered."""
@@ -18,15 +18,21 @@ class Pending:
     """A request to some ranks: those that owe an answer, the answers so far, and what to do with them."""
 
     name: str
+    is_for_lane: bool
     waiting: set[int]
     then: Callable[[Answers], None]
+    limit: float
+    """Seconds that a rank may take."""
+    posted: float
     answers: Answers = field(default_factory=dict)
 
 
 class Requests:
     """Sends requests and hands out their answers. Every worker takes its requests in the order they were sent here.
 
-    So all workers see parts of one order of operations, and no two can wait for each other.
+    So all workers see parts of one order of operations, and no two can wait for each other. The clock of a request
+    starts, for each rank, when that rank has answered what it was asked before: a silent rank is found though others
+    answer. A rank's data lane takes its requests in an order, and has a clock, of its own.
     """
 
     def __init__(self, transport: Transport, world_size: int, deadline: float):
@@ -35,15 +41,27 @@ class Requests:
         self._deadline = deadline
         self._number = 0
         self._pending: dict[int, Pending] = {}
+        self._answered: dict[tuple[int, bool], float] = {}
+        """(rank, is it its lane) → when that last answered."""
         self._reports: dict[str, Callable[[Report], None]] = {}
         transport.on_report = self._take
 
-    def post(self, op: str, args: Mapping[int, dict[str, Any]], then: Callable[[Answers], None]) -> None:
-        """Ask ranks, each with arguments of its own; `then` runs inside `wait` once all have answered."""
+    def post(
+        self,
+        op: str,
+        args: Mapping[int, dict[str, Any]],
+        then: Callable[[Answers], None],
+        deadline: float | None = None,
+    ) -> None:
+        """Ask ranks, each with arguments of its own; `then` runs inside `wait` once all have answered.
+
+        A rank that takes longer than `deadline` seconds ends the run.
+        """
         self._number += 1
         requests = {rank: Request(self._number, op, args[rank]) for rank in sorted(args)}
         name = next((request.name for request in requests.values()), op)
-        self._pending[self._number] = Pending(name, set(args), then)
+        limit = self._deadline if deadline is None else deadline
+        self._pending[self._number] = Pending(name, is_for_lane(op), set(args), then, limit, self._transport.clock())
         for rank, request in requests.items():
             self._transport.send(rank, request)
 
@@ -53,13 +71,18 @@ class Requests:
         self._reports[name] = take
 
     def wait(self, deadline: float | None = None, report: str = "nothing") -> None:
-        """Until one more answer or report is in. Raises what a worker raised, HangError after `deadline` seconds.
+        """Until one more answer or report is in. Raises what a worker raised, HangError when the first of the pending
+        requests is late.
 
-        `report`: what is waited for where nothing was asked.
+        `deadline` (seconds from now) and `report` count where nothing was asked: what is then waited for.
         """
-        oldest = self._pending[min(self._pending)] if self._pending else None
-        what = f"{oldest.name} on rank {min(oldest.waiting)}" if oldest else report
-        reply = self._transport.receive(self._deadline if deadline is None else deadline, what)
+        first = self._first_due()
+        if first is not None:
+            due, asked, rank = first
+            remaining = max(0.0, due - self._transport.clock())
+            reply = self._transport.receive(remaining, f"{asked.name} on rank {rank}", asked.limit)
+        else:
+            reply = self._transport.receive(self._deadline if deadline is None else deadline, report)
         if reply is None:
             return
         if reply.failure is not None:
@@ -67,11 +90,28 @@ class Requests:
         pending = self._pending.get(reply.number)
         if pending is None:  # it was cancelled
             return
+        self._answered[reply.rank, pending.is_for_lane] = self._transport.clock()
         pending.answers[reply.rank] = reply.value
         pending.waiting.discard(reply.rank)
         if not pending.waiting:
             del self._pending[reply.number]
             pending.then(pending.answers)
+
+    def _first_due(self) -> tuple[float, Pending, int] | None:
+        """(when, what, which rank) of the answer that is late first. A rank works on the oldest request that it has not
+        answered."""
+        current: dict[tuple[int, bool], Pending] = {}
+        for pending in self._pending.values():
+            for rank in pending.waiting:
+                current.setdefault((rank, pending.is_for_lane), pending)
+        due = [
+            (max(pending.posted, self._answered.get(who, pending.posted)) + pending.limit, who)
+            for who, pending in current.items()
+        ]
+        if not due:
+            return None
+        when, who = min(due)
+        return when, current[who], who[0]
 
     def cancel(self) -> None:
         """Stop waiting for answers; reports are still taken."""
@@ -93,7 +133,13 @@ class Requests:
         """Ask ranks (default: all) the same and wait for their answers."""
         asked = range(self._world_size) if ranks is None else ranks
         box: list[Answers] = []
-        self.post(op, {rank: args or {} for rank in asked}, box.append)
+        self.post(op, {rank: args or {} for rank in asked}, box.append, deadline)
         while not box:
-            self.wait(deadline)
+            self.wait()
         return box[0]
+
+    def let_go(self) -> None:
+        """Have all workers end, and their data lanes before them."""
+        if self._world_size > 1:
+            self.ask_all(LAST_MOVE)
+        self.ask_all(LAST_REQUEST)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import networkx
 
-from rlcli.api.dataflow import MFCDef, build_graph
+from rlcli.api.dataflow import MFCDef, build_graph, weight_writers
 
 
 @dataclass(frozen=True, order=True)
@@ -24,9 +24,9 @@ class Scheduler:
     """Unrolls a graph over steps.
 
     A call is ready when its producers of the same step are done and its role's weights are new enough: with
-    `max_staleness` η, generation at step k needs the weights trained at step k − 1 − η. A role's training steps
-    happen in order. At most η + 1 steps are open at a time, one more with `overlap`: then a step may begin on devices
-    that are done with the step before, as far as versions allow.
+    `max_staleness` η, generation at step k needs the weights trained at step k − 1 − η, or copied from a role that was.
+    A role's weights change in the order of steps. At most η + 1 steps are open at a time, one more with `overlap`: then
+    a step may begin on devices that are done with the step before, as far as versions allow.
     """
 
     def __init__(
@@ -38,7 +38,8 @@ class Scheduler:
         self._mfcs = {mfc.name: mfc for mfc in mfcs}
         self._steps = steps
         self._window = max_staleness + 1 + overlap
-        self._versions = {mfc.model_name: first_step for mfc in mfcs if mfc.is_train}
+        self._writers = weight_writers(mfcs)
+        self._versions = dict.fromkeys(self._writers, first_step)
         self._started: set[Task] = set()
         self._done: dict[int, set[str]] = {}
         self._oldest = first_step
@@ -68,10 +69,9 @@ class Scheduler:
         """Count a call as done; returns whether that finished its whole step."""
         done = self._done.setdefault(task.step, set())
         done.add(task.call)
-        role = self._mfcs[task.call].model_name
-        trainers = {name for name, mfc in self._mfcs.items() if mfc.is_train and mfc.model_name == role}
-        if trainers and trainers <= done:
-            self._versions[role] = task.step + 1
+        for role in self._mfcs[task.call].written_roles:
+            if done.issuperset(self._writers[role]):
+                self._versions[role] = task.step + 1
         if len(done) < len(self._places):
             return False
         while len(self._done.get(self._oldest, ())) == len(self._places):
@@ -84,7 +84,7 @@ class Scheduler:
         done = self._done.get(task.step, set())
         if not all(producer in done for producer in self._graph.predecessors(task.call)):
             return False
-        if self._mfcs[task.call].is_train and not self._may_train(task):
+        if not all(self._may_write(task, role) for role in self._mfcs[task.call].written_roles):
             return False
         return all(
             self._versions[edge.role] >= edge.required_version(task.step)
@@ -92,10 +92,10 @@ class Scheduler:
             if edge.consumer == task.call
         )
 
-    def _may_train(self, task: Task) -> bool:
+    def _may_write(self, task: Task, role: str) -> bool:
         """In the order of steps, and after the role's other calls of the step: they want the weights from before."""
-        role = self._mfcs[task.call].model_name
         later = networkx.descendants(self._graph, task.call)
-        others = {n for n, mfc in self._mfcs.items() if mfc.model_name == role and not mfc.is_train} - later
+        writers = {*self._writers[role], *later}
+        others = {name for name, mfc in self._mfcs.items() if mfc.model_name == role} - writers
         started = {other.call for other in self._started if other.step == task.step}
         return self._versions[role] == task.step and others <= started

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 HELLO = "hello"
 """Name of the report that a worker is up, or cannot start."""
+LANE = "lane"
+"""Name of the report that the data lane of a worker is up."""
 BEAT = "beat"
 """Name of the reports that a worker sends every second, whatever it is doing."""
 
@@ -50,9 +52,12 @@ class Transport(Protocol):
     def send(self, rank: int, request: Request) -> None:
         """Queue a request for a worker; workers take theirs in the order they were sent."""
 
-    def receive(self, deadline: float, waiting_for: str) -> Reply | None:
+    def receive(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | None:
         """The next reply of any worker; None if a report came first. HangError when `deadline` (seconds from now)
-        passes."""
+        passes. `limit`: the seconds that were granted in all, some of which may have passed."""
+
+    def clock(self) -> float:
+        """Seconds in which the master has run: its own pauses count against no rank."""
 
     def cancel(self) -> None:
         """Drop the requests that no worker has begun yet, where that is still possible."""
@@ -85,16 +90,19 @@ class InlineTransport:
     def send(self, rank: int, request: Request) -> None:
         self._queue.append(request)
 
-    def receive(self, deadline: float, waiting_for: str) -> Reply | None:
+    def receive(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | None:
         if self._queue:
             request = self._queue.popleft()
-            with self._waiting(waiting_for, deadline):
+            with self._waiting(waiting_for, deadline if limit is None else limit):
                 return Reply(request.number, 0, self._handle(request))
         try:
             self._reported.get(timeout=deadline)
         except queue.Empty:
             raise HangError(f"no answer within {deadline:.0f} s: waiting for {waiting_for}") from None
         return None
+
+    def clock(self) -> float:
+        return time.monotonic()
 
     def cancel(self) -> None:
         self._queue.clear()
@@ -119,9 +127,15 @@ class ZmqMaster:
         self._is_alive = is_alive
         self._world_size = world_size
         self._identities: dict[int, bytes] = {}
+        self._lanes: dict[int, bytes] = {}
+        """Rank → its data lane."""
+        self._with_lane: set[int] = set()
+        """The ranks that have a lane, be it up or not."""
         self._heard: dict[int, float] = {}
         self._pauses = OwnPauses()
         self._listening_since = time.monotonic()
+        self._paused = 0.0
+        """Seconds of all own pauses."""
         self.pids: dict[int, int] = {}
         """Rank → its process."""
         self.has_let_go = False
@@ -133,8 +147,7 @@ class ZmqMaster:
     def wait_for_workers(self, deadline: float) -> None:
         """Until every rank has said hello. Raises the error of a rank that cannot start."""
         end = time.monotonic() + deadline
-        while len(self._identities) < self._world_size:
-            missing = sorted(set(range(self._world_size)) - set(self._identities))
+        while missing := sorted({*range(self._world_size)} - {*self._identities} | self._with_lane - {*self._lanes}):
             message = self._next(end - time.monotonic(), f"rank {missing[0]} to start")
             if message.failure is not None:
                 raise message.failure.as_error()
@@ -147,22 +160,27 @@ class ZmqMaster:
         if len(message) > LARGEST:
             raise RlcliError(f"request {request.op} takes {len(message)} bytes; at most {LARGEST} can be sent")
         try:
-            self._socket.send_multipart([self._identities[rank], *split(message)])
+            identities = self._lanes if request.is_for_lane else self._identities
+            self._socket.send_multipart([identities[rank], *split(message)])
         except zmq.ZMQError as error:
             self._await_death()
             raise WorkerError(f"rank {rank} cannot be reached: {error}", where=f"rank {rank}") from error
 
-    def receive(self, deadline: float, waiting_for: str) -> Reply | None:
-        message = self._next(deadline, waiting_for)
+    def receive(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | None:
+        message = self._next(deadline, waiting_for, limit)
         if isinstance(message, Report):
             self.on_report(message)
             return None
         return message
 
+    def clock(self) -> float:
+        self._own_pause()
+        return time.monotonic() - self._paused
+
     def cancel(self) -> None:
         """Requests are sent at once: there is nothing to drop."""
 
-    def _next(self, deadline: float, waiting_for: str) -> Reply | Report:
+    def _next(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | Report:
         self._own_pause()
         end = time.monotonic() + deadline
         while True:
@@ -176,7 +194,7 @@ class ZmqMaster:
                 return message
             if not has_message:  # what a rank sent before it died is heard first
                 self._is_alive()
-            self._check_clocks(end, deadline, waiting_for)
+            self._check_clocks(end, deadline if limit is None else limit, waiting_for)
 
     def _own_pause(self) -> float:
         """Seconds in which the master did not listen. They count against no rank: its heartbeats wait to be read, or it
@@ -184,6 +202,7 @@ class ZmqMaster:
         seconds = self._pauses.since_last_look()
         if seconds:
             self._listening_since = time.monotonic()
+            self._paused += seconds
         return seconds
 
     def _read(self) -> Reply | Report | None:
@@ -201,9 +220,12 @@ class ZmqMaster:
         if isinstance(message, Report) and message.name == HELLO:
             self._identities[message.rank] = identity
             self.pids[message.rank] = int(message.value.get("pid", 0))
+            self._with_lane |= {message.rank} if message.value.get("has_lane") else set()
+        if isinstance(message, Report) and message.name == LANE:
+            self._lanes[message.rank] = identity
         return None if isinstance(message, Report) and message.name == BEAT else message
 
-    def _check_clocks(self, end: float, deadline: float, waiting_for: str) -> None:
+    def _check_clocks(self, end: float, limit: float, waiting_for: str) -> None:
         """Raises HangError if the answer is late, or a rank has been silent for too long."""
         now = time.monotonic()
         silences = {rank: now - max(heard, self._listening_since) for rank, heard in sorted(self._heard.items())}
@@ -212,12 +234,12 @@ class ZmqMaster:
         if not is_late and max(silent.values(), default=0.0) <= LONGEST_SILENCE:
             return
         names = [f"rank {rank} has been silent for {seconds:.0f} s" for rank, seconds in silent.items()]
-        late = [f"no answer within {deadline:.0f} s"] if is_late else []
-        limit = "; launch.step_deadline is the limit" if is_late else ""
+        late = [f"no answer within {limit:.0f} s"] if is_late else []
+        key = "; launch.step_deadline is the limit" if is_late else ""
         raise HangError(
             f"{', '.join([*late, *names])}: waiting for {waiting_for}",
             where=", ".join(f"rank {rank} pid {self.pids.get(rank)}" for rank in silent) or None,
-            hint=f"logs/rank<n>.log in the run directory says where each rank is{limit}",
+            hint=f"logs/rank<n>.log in the run directory says where each rank is{key}",
         )
 
     def _await_death(self) -> None:
@@ -234,10 +256,12 @@ class ZmqMaster:
 
 
 class ZmqWorker:
-    """A worker's socket; a thread of its own sends heartbeats, also while a request is being worked on."""
+    """A worker's socket, or that of its data lane, which says LANE for hello. For the worker a thread of its own sends
+    heartbeats, also while a request is being worked on."""
 
-    def __init__(self, folder: Path, rank: int):
+    def __init__(self, folder: Path, rank: int, hello: str = HELLO):
         """Connect to the master that listens in this folder."""
+        self._hello = hello
         self._control = Control.read(folder)
         self._token = self._control.token
         self._rank = rank
@@ -245,7 +269,8 @@ class ZmqWorker:
         self._socket = self._control.connect(self._context)
         self._ended = threading.Event()
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._beats.start()
+        if hello == HELLO:
+            self._beats.start()
 
     def fail(self, failure: Failure) -> None:
         """Tell the master that this rank cannot start."""
@@ -263,12 +288,13 @@ class ZmqWorker:
         handle: Callable[[Request], dict[str, Any]],
         failure: Callable[[BaseException], Failure],
         until: str = LAST_REQUEST,
+        has_lane: bool = False,
     ) -> None:
-        """Say hello, then answer requests one after the other until `until` was asked for.
+        """Say hello, and whether a lane will too; then answer requests one after the other until `until` was asked for.
 
         Waiting here has no deadline: the parent-death signal ends a worker whose master is gone.
         """
-        self._send(Report(self._rank, HELLO, {"pid": os.getpid()}))
+        self._send(Report(self._rank, self._hello, {"pid": os.getpid(), "has_lane": has_lane}))
         while True:
             try:
                 request: Request = unpack(join(self._socket.recv_multipart()), self._token, Request)
@@ -285,7 +311,8 @@ class ZmqWorker:
 
     def close(self) -> None:
         self._ended.set()
-        self._beats.join()
+        if self._hello == HELLO:
+            self._beats.join()
         self._socket.close()
         self._context.term()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,15 @@ from rlcli.errors import UsageError
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.role_sources import prompt_role
 from rlcli.recipe.schema import Recipe
-from rlcli.runtime.buffer import Transfer
 from rlcli.runtime.component_faults import component_faults_told
 from rlcli.runtime.data_order import digest_rows, row_of
-from rlcli.runtime.exchange import carry_out
 from rlcli.runtime.heap import keep_freed_memory
 from rlcli.runtime.measures import Moments, measures, shown_scores
 from rlcli.runtime.messages import Request, Tell
 from rlcli.runtime.origin import Origin, RowOrigin, origin_of_call
 from rlcli.runtime.output_checks import checked_output, checked_row, read_counts, read_stats
 from rlcli.runtime.roles import Meshes, build_roles, role_tokenizer
+from rlcli.runtime.sample_store import SampleStore
 from rlcli.runtime.saving import (
     bytes_to_save,
     copy_roles,
@@ -41,6 +40,7 @@ from rlcli.runtime.saving import (
     write_and_report,
     write_roles,
 )
+from rlcli.runtime.weight_flow import WeightTransfer, make_channels, remote_copy
 from rlcli.topology import Topology
 
 
@@ -57,18 +57,24 @@ class ModelWorker:
         self.device = device
         self.meshes = meshes
         self.report = report
-        self.calls = {mfc.name: mfc for mfc in (*train_graph(recipe), *eval_graph(recipe))}
+        self._train_graph = train_graph(recipe)
+        self.calls = {mfc.name: mfc for mfc in (*self._train_graph, *eval_graph(recipe))}
         self._evaluating = {mfc.name for mfc in eval_graph(recipe)}
         self.models: dict[str, Model] = {}
         self._backed: dict[str, tuple[Model, ModelBackend]] = {}
         self.datasets: dict[str, Any] = {}
+        self._channels = make_channels(self.calls.values(), topology)
+        self._tokenizer: Any = None
+        """Of the datasets."""
         self._interfaces: dict[str, ModelInterface] = {}
-        self._samples: dict[str, SequenceSample] = {}
+        self.samples = SampleStore()
+        """What this rank holds; its data lane takes from it and adds to it."""
         self._operations: dict[str, Callable[..., dict[str, Any]]] = {
             "open_datasets": self.open_datasets,
             "build": self.build,
             "load_rows": self.load_rows,
             "run_call": self.run_call,
+            "copy_weights": self.copy_weights,
             "describe": self.describe,
             "clear": self.clear,
             "save": self.save,
@@ -84,25 +90,36 @@ class ModelWorker:
     # -- starting --------------------------------------------------------------------------------------------
 
     def open_datasets(self) -> dict[str, Any]:
-        """Read the datasets that rows are taken from; returns their numbers of rows, and from rank 0 what tells them
-        from others."""
-        tokenizer = role_tokenizer(self.recipe, prompt_role(self.recipe))
+        """Open the datasets whose rows this rank takes. Rank 0 opens all that are used; it returns their numbers of
+        rows, and what tells them from others."""
+        self._tokenizer = role_tokenizer(self.recipe, prompt_role(self.recipe))
         described = self.recipe.described_datasets
-        util = DatasetUtility(self.recipe.seed, 0, 1, tokenizer, described)
+        util = DatasetUtility(self.recipe.seed, 0, 1, self._tokenizer, described)
         for name in self.recipe.used_datasets:
-            self.datasets[name] = registry.make_dataset(described[name], util)
+            if self.rank == 0 or self._takes_rows(name):
+                self.datasets[name] = registry.make_dataset(described[name], util)
+        if self.rank != 0:
+            return {}
         return {
             "rows": {name: len(dataset) for name, dataset in self.datasets.items()},
-            "digests": {name: digest_rows(dataset, name) for name, dataset in self.datasets.items() if self.rank == 0},
+            "digests": {name: digest_rows(dataset, name) for name, dataset in self.datasets.items()},
         }
 
-    def build(self, steps: int) -> dict[str, Any]:
-        """Load this rank's roles and give them their engines, for a run of so many steps."""
+    def _takes_rows(self, dataset: str) -> bool:
+        """Rows go to the ranks of the first call of a graph."""
         train = self.recipe.train
+        graphs = ((train.dataset, self._train_graph), (train.eval.dataset, eval_graph(self.recipe)))
+        return any(
+            name == dataset and self.rank in self.topology.placement(graph[0].model_name).ranks
+            for name, graph in graphs
+        )
+
+    def build(self, steps: int, rows: int) -> dict[str, Any]:
+        """Load this rank's roles and give them their engines, for a run of `steps` over `rows` of training data."""
         spec = FinetuneSpec(
             total_train_steps=steps,
-            dataset_size=len(self.datasets[train.dataset]),
-            train_batch_size=train.prompts_per_step,
+            dataset_size=rows,
+            train_batch_size=self.recipe.train.prompts_per_step,
         )
         self._backed = build_roles(self.recipe, self.topology, self.rank, self.device, self.meshes, spec)
         self.models = {name: model for name, (model, _) in self._backed.items()}
@@ -123,13 +140,12 @@ class ModelWorker:
             names[id_] = str(sample.ids[0])
             sample.ids = [id_]
             sample.metadata = {**sample.metadata, "batch_index": [place]}
-            self._samples[id_] = sample
+            self.samples.add(sample)
             batch.append(sample.meta())
         return {"batch": SequenceSample.gather(batch).as_json(), "names": names}
 
     def clear(self, ids: Sequence[str]) -> dict[str, Any]:
-        for id_ in ids:
-            self._samples.pop(id_, None)
+        self.samples.forget(ids)
         return {}
 
     # -- calls -----------------------------------------------------------------------------------------------
@@ -138,26 +154,23 @@ class ModelWorker:
         self,
         call: str,
         ids: Sequence[str],
-        transfers: Sequence[dict[str, Any]],
         empty: dict[str, Any] | None = None,
         parts: Sequence[Sequence[int]] | None = None,
         step: int = 0,
     ) -> dict[str, Any]:
-        """Fetch what the call reads, run it on this rank's samples, keep what it makes.
+        """Run a call on this rank's samples, and keep what it makes.
 
-        `step` seeds what a component may draw from global random streams. A rank that only sends runs nothing.
-        A rank of the role without samples gets their description in `empty`,
-        for it takes part in the collectives. `parts` are the batches of an evaluation, as many on every rank.
+        `step` seeds what a component may draw from global random streams. A rank of the role without samples gets
+        their description in `empty`, for it takes part in the collectives. `parts` are the batches of an evaluation, as
+        many on every rank.
         """
-        carry_out([Transfer.from_json(t) for t in transfers], self.rank, self._samples, self.device)
         mfc = self.calls[call]
-        if mfc.model_name not in self.models:
-            return {"batch": None, "stats": {}, "scores": {}, "counts": {}, "seconds": 0.0}
         began = time.perf_counter()
         self._seed_global_streams(call, step)
-        data = self._inputs(mfc, ids) if empty is None else _without_samples(empty, self.device)
+        data = self.samples.gather(ids, mfc.input_keys) if empty is None else _without_samples(empty, self.device)
         data.remap_keys_({old: new for old, new in mfc.input_key_remap.items() if old in data.keys})
         model, interface = self.models[mfc.model_name], self._interface(mfc)
+        version = model.version.global_step
         batch, stats = None, dict[str, float]()
         origin = self._origin(mfc)
         scores, counts = dict[str, Moments](), dict[str, Moments]()
@@ -177,11 +190,9 @@ class ModelWorker:
             "stats": stats,
             "scores": _as_message(scores),
             "counts": _as_message(counts),
+            "version": version,
             "seconds": time.perf_counter() - began,
         }
-
-    def _inputs(self, mfc: MFCDef, ids: Sequence[str]) -> SequenceSample:
-        return SequenceSample.gather([self._samples[id_].select(mfc.input_keys) for id_ in ids])
 
     def _keep(
         self, mfc: MFCDef, data: SequenceSample, made: Any, origin: Origin
@@ -201,8 +212,7 @@ class ModelWorker:
         counted = read_counts(own, origin)
         made.metadata = {}
         made.remap_keys_(promised)
-        for sample in made.unpack():
-            self._samples[str(sample.ids[0])].update_(sample)
+        self.samples.add(made)
         scores = measures(made) if mfc.name in self._evaluating else shown_scores(made)
         return made.meta(), {name: Moments.of(numbers) for name, numbers in scores.items()}, counted
 
@@ -218,7 +228,8 @@ class ModelWorker:
         is_evaluation, row = row_of(str(id_))
         dataset = self.recipe.train.eval.dataset if is_evaluation else self.recipe.train.dataset
         assert dataset is not None
-        return f"{self.datasets[dataset][row].ids[0]} (row {row} of dataset {dataset})"
+        place = f"row {row} of dataset {dataset}"
+        return f"{self.datasets[dataset][row].ids[0]} ({place})" if dataset in self.datasets else place
 
     def _seed_global_streams(self, call: str, step: int) -> None:
         """Nothing of ours draws from the global random streams. A component that does draws the same in every run."""
@@ -228,20 +239,52 @@ class ModelWorker:
         random.seed(seed)
 
     def _run_hooks(self, mfc: MFCDef) -> None:
+        """A copy to other ranks comes after the call, and what follows it comes with it."""
         engine = self.models[mfc.model_name].module
-        for hook in mfc.post_hooks:
+        for hook in () if remote_copy(mfc, self.topology) else mfc.post_hooks:
             if isinstance(hook, ParamReallocHook):
-                self.models[hook.target].module.take_parameters(engine, hook.eta)
+                target = self.models[hook.target]
+                target.module.take_parameters(engine, hook.eta)
+                target.version = replace(self.models[mfc.model_name].version)
             else:
                 engine.offload()
 
+    def copy_weights(self, source: str, target: str, eta: float, then_offload: bool = False) -> dict[str, Any]:
+        """Take part in a copy to a role on other ranks. `then_offload`: the source rests afterwards."""
+        began = time.perf_counter()
+        origin = self.models.get(source)
+        transfer = WeightTransfer(self._channels[source, target], self.rank, self.device, origin)
+        if target in self.models:
+            follower = self.models[target]
+            follower.module.take_parameters(transfer, eta)
+            assert transfer.version is not None
+            follower.version = transfer.version
+        else:
+            transfer.finish()
+        if origin is not None and then_offload:
+            origin.module.offload()
+        return {"seconds": time.perf_counter() - began}
+
     def _interface(self, mfc: MFCDef) -> ModelInterface:
-        """One interface per role, type and arguments, so that calls of one role share its state."""
+        """One interface per role, type and arguments, so that calls of one role share its state. Calls of a step that
+        share state have the same arguments; an evaluation may have others, and is given the state that there is."""
         described = ModelInterfaceAbstraction(mfc.interface_impl.type_, mfc.interface_impl.args)
         name = f"{mfc.model_name}/{described.type_}/{described.args!r}"
         if name not in self._interfaces:
             self._interfaces[name] = registry.make_interface(described)
-        return self._interfaces[name]
+        interface, stateful = self._interfaces[name], self._stateful(mfc)
+        if stateful is not None and stateful is not interface:
+            interface.load_state_dict(stateful.state_dict())
+        return interface
+
+    def _stateful(self, mfc: MFCDef) -> ModelInterface | None:
+        """The interface of training, for a call of the evaluation that is of the same role and type."""
+        if any(mfc.name == trained.name for trained in self._train_graph):
+            return None
+        kind = mfc.model_name, mfc.interface_impl.type_
+        alike = (other for other in self._train_graph if (other.model_name, other.interface_impl.type_) == kind)
+        trained = next(alike, None)
+        return self._interface(trained) if trained is not None else None
 
     # -- looking ---------------------------------------------------------------------------------------------
 
@@ -250,32 +293,33 @@ class ModelWorker:
     ) -> dict[str, Any]:
         """Prompts and responses of some samples as text, the rewards of some, how those of some ended and how likely
         they were: for people to read."""
-        tokenizer = next((m.tokenizer for m in self.models.values() if m.tokenizer is not None), None)
         return {
-            "texts": {id_: self._texts(id_, tokenizer) for id_ in texts if tokenizer is not None},
-            "scores": {id_: _tensors(self._samples[id_])[REWARDS].double().tolist() for id_ in scores},
+            "texts": {id_: self._texts(id_) for id_ in texts},
+            "scores": {id_: _tensors(self.samples.sample(id_))[REWARDS].double().tolist() for id_ in scores},
             "finishes": {id_: self._finishes(id_) for id_ in finishes},
             "likelihoods": {id_: self._likelihoods(id_) for id_ in likelihoods},
         }
 
     def _finishes(self, id_: str) -> list[str]:
-        return ["length" if cut_off else "stop" for cut_off in _tensors(self._samples[id_])[NOT_ENDED].tolist()]
+        return ["length" if cut else "stop" for cut in _tensors(self.samples.sample(id_))[NOT_ENDED].tolist()]
 
     def _likelihoods(self, id_: str) -> list[float]:
         """The log-prob of each response of a sample: the sum over its tokens."""
-        sample, tensors = self._samples[id_], _tensors(self._samples[id_])
+        sample = self.samples.sample(id_)
+        tensors = _tensors(sample)
         per_action = tensors[SAMPLED_LOGPROBS].double().split(sample.flat_seqlens(SAMPLED_LOGPROBS))
         masks = tensors[PROMPT_MASK].split(sample.flat_seqlens(SEQUENCES))
         return [float(logprobs[~mask[1:]].sum()) for logprobs, mask in zip(per_action, masks, strict=True)]
 
-    def _texts(self, id_: str, tokenizer: Any) -> dict[str, Any]:
-        sample = self._samples[id_]
+    def _texts(self, id_: str) -> dict[str, Any]:
+        """With the tokenizer that prompts were read with; another role may have one of its own."""
+        sample, decode = self.samples.sample(id_), self._tokenizer.decode
         tensors, lengths = _tensors(sample), sample.flat_seqlens(SEQUENCES)
         prompts, responses = [], []
         packed = (tensors[key].cpu().split(lengths) for key in (SEQUENCES, PROMPT_MASK))
         for tokens, mask in zip(*packed, strict=True):
-            prompts.append(tokenizer.decode(tokens[mask], skip_special_tokens=True))
-            responses.append(tokenizer.decode(tokens[~mask], skip_special_tokens=True))
+            prompts.append(decode(tokens[mask], skip_special_tokens=True))
+            responses.append(decode(tokens[~mask], skip_special_tokens=True))
         answer = sample.metadata.get("answer", [None])[0]
         return {
             "prompts": prompts,
@@ -330,7 +374,6 @@ class ModelWorker:
         self._backed.clear()
         self.models.clear()
         self._interfaces.clear()
-        self._samples.clear()
         return {}
 
 

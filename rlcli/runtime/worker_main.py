@@ -17,6 +17,7 @@ from rlcli.files import open_private
 from rlcli.processes import die_with_parent
 
 if TYPE_CHECKING:
+    from rlcli.runtime.data_lane import DataLane
     from rlcli.runtime.messages import Tell
     from rlcli.runtime.worker import ModelWorker
 
@@ -48,29 +49,35 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
         text = "".join(traceback.format_exception(error))
         return Failure.of(error, f"rank {rank} pid {os.getpid()}", text)
 
-    link = ZmqWorker(Path(os.environ[MEETING]), rank)
+    meeting = Path(os.environ[MEETING])
+    link = ZmqWorker(meeting, rank)
     try:
-        worker = _start(run_dir, rank, local_rank, link.report)
+        worker, lane = _start(run_dir, rank, local_rank, link.report)
     except Exception as error:
         link.fail(failure(error))
         link.close()
         sys.exit(1)
-    link.serve(worker.handle, failure)
+    if lane is not None:
+        lane.start(meeting, failure)
+    link.serve(worker.handle, failure, has_lane=lane is not None)
+    if lane is not None:
+        lane.join()
     worker.meshes.clear()
-    del worker
+    del worker, lane
     gc.collect()  # what holds the process group goes before it does
     dist.barrier()
     dist.destroy_process_group()
     link.close()
 
 
-def _start(run_dir: Path, rank: int, local_rank: int, report: Tell) -> ModelWorker:
-    """The worker of this rank, once all ranks have found each other."""
+def _start(run_dir: Path, rank: int, local_rank: int, report: Tell) -> tuple[ModelWorker, DataLane | None]:
+    """The worker of this rank, once all ranks have found each other, and its data lane if there are others."""
     import torch
     import torch.distributed as dist
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     from rlcli.recipe.schema import Recipe
+    from rlcli.runtime.data_lane import DataLane
     from rlcli.runtime.roles import make_meshes, pick_device
     from rlcli.runtime.worker import ModelWorker
     from rlcli.topology import plan_topology
@@ -80,14 +87,17 @@ def _start(run_dir: Path, rank: int, local_rank: int, report: Tell) -> ModelWork
     device = pick_device(recipe.cluster.device, local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    timeout = timedelta(seconds=max(recipe.launch.startup_deadline, recipe.launch.step_deadline))
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=FileStore(os.path.join(os.environ[MEETING], STORE), topology.world_size),
         rank=rank,
         world_size=topology.world_size,
-        timeout=timedelta(seconds=max(recipe.launch.startup_deadline, recipe.launch.step_deadline)),
+        timeout=timeout,
     )
-    return ModelWorker(recipe, topology, rank, device, make_meshes(topology, device.type), report)
+    worker = ModelWorker(recipe, topology, rank, device, make_meshes(topology, device.type), report)
+    lane = DataLane(rank, worker.samples, device, timeout) if topology.world_size > 1 else None
+    return worker, lane
 
 
 def _log_to(path: Path) -> None:

@@ -90,6 +90,38 @@ def test_ranks_and_micro_batches_change_no_number(train, tiny_ppo):
             assert ours["actor/grad_norm"] > 0.01
 
 
+def test_a_role_that_follows_the_actor_samples_with_the_weights_of_the_step(train, tiny_ppo):
+    """Also on a rank of its own, which could begin the next step before the actor is trained."""
+    follower = (
+        "models.rollout={init: actor, backend: {args: {dtype: float32}}}",
+        "graph.actor_gen.model=rollout", "graph.actor_train.hooks={copy_to: rollout}",
+        "models.actor.backend.args.lr=1e-3", "graph.reward_inf.interface.args.wrong_reward=-1.0", "ppo.discount=0.9",
+    )  # fmt: skip
+    apart = ("launch=local", "cluster.devices_per_node=2", "models.critic.devices=1", "models.ref.devices=1")
+    apart += ("models.actor.devices=0", "models.rollout.devices=1")
+    inline = train("ppo_math", *tiny_ppo, *follower, name="follower")
+    two_ranks = train("ppo_math", *tiny_ppo, *follower, *apart, name="follower_apart")
+    assert inline.code == two_ranks.code == 0, inline.err + two_ranks.err
+    kl = [[step["actor/kl"] for step in run.steps] for run in (inline, two_ranks)]
+    assert kl[0] == pytest.approx(kl[1], rel=1e-4, abs=1e-7)
+    assert kl[0][0] == pytest.approx(0, abs=1e-6)
+    assert abs(kl[0][1]) > 1e-4  # the reference stays behind
+
+
+def test_generation_may_run_one_step_ahead_on_devices_of_its_own(train, tiny_ppo):
+    devices = {"actor": 0, "critic": 0, "ref": 0, "rollout": 1}
+    run = train(
+        "ppo_math", "--with", "async", *tiny_ppo[:-1], "train.steps=5", "launch=local", "cluster.devices_per_node=2",
+        *(f"models.{role}.devices={device}" for role, device in devices.items()),
+    )  # fmt: skip
+    assert run.code == 0, run.err
+    staleness = [step["rollout/staleness"] for step in run.steps]
+    assert staleness[0] == 0
+    assert set(staleness) == {0, 1}
+    ledger = [json.loads(line) for line in (run.folder / "ledger.jsonl").read_text().splitlines()]
+    assert [entry["versions"] for entry in ledger] == [{"actor_gen": k - late} for k, late in enumerate(staleness)]
+
+
 def test_a_recipe_runs_what_it_starts_from_once(tmp_path, command):
     (tmp_path / "warm.yaml").write_text(
         "extends: sft_math\n"

@@ -12,6 +12,7 @@ TOY = Path(__file__).parent / "toy"
 
 RECIPE = """\
 seed: 5
+toy: {nap: 0.0}
 models:
   actor:
     scratch: {model_type: llama, hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1, num_attention_heads: 1}
@@ -23,12 +24,12 @@ datasets:
   train: {type: toy_rows, args: {rows: 20}}
   held_out: {type: toy_rows, args: {rows: 5}}
 graph:
-  gen: {model: actor, call: generate, interface: toy, inputs: [packed_prompts],
+  gen: {model: actor, call: generate, interface: {type: toy, args: "${toy}"}, inputs: [packed_prompts],
         outputs: [packed_input_ids, prompt_mask, packed_logprobs]}
   score: {model: reward, call: inference, interface: toy_reward, inputs: [packed_input_ids], outputs: [rewards, solved]}
   value: {model: critic, call: inference, interface: toy,
           inputs: [packed_input_ids, packed_logprobs], outputs: [values]}
-  train_actor: {model: actor, call: train_step, interface: toy,
+  train_actor: {model: actor, call: train_step, interface: {type: toy, args: "${toy}"},
                 inputs: [packed_input_ids, prompt_mask, packed_logprobs, rewards, solved, values]}
   train_critic: {model: critic, call: train_step, interface: toy,
                  inputs: [packed_input_ids, prompt_mask, packed_logprobs, rewards, solved, values]}

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 EVERY_STEP = ("checkpoint.every_steps=1", "train.eval.every_steps=null", "train.steps=2")
 LAUNCHES = {"inline": (), "two ranks": ("launch=local", "cluster.devices_per_node=2")}
 launches = pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
-TRAIN = "graph.train_actor.interface.args"
+TRAIN = "toy"
 
 
 @pytest.fixture

@@ -98,12 +98,12 @@ def test_the_best_checkpoint_stays(train):
 
 
 def test_a_dead_rank_costs_the_steps_since_the_last_checkpoint(train, resume, project, capsys):
-    kill = "graph.train_actor.interface.args.kill_rank=1"
+    kill = "toy.kill_rank=1"
     _, whole = train(*TWO_RANKS, "train.steps=3", name="whole")
     with pytest.raises(WorkerError):
         train(*TWO_RANKS, "train.steps=3", "checkpoint.every_steps=1", "checkpoint.asynchronous=false", kill)
     assert checkpoints(project / "run") == [1]
-    resume("graph.train_actor.interface.args.kill_rank=-1", accept=True)
+    resume("toy.kill_rank=-1", accept=True)
     assert numbers(project / "run") == numbers(whole)
     assert "resuming after step 1" in capsys.readouterr().err
 
@@ -112,7 +112,7 @@ def test_dead_ranks_are_started_again_as_often_as_the_recipe_allows(train, capsy
     settings = (*TWO_RANKS, "train.steps=3", "checkpoint.every_steps=1", "checkpoint.asynchronous=false")
     _, whole = train(*settings, name="whole")
     # every start dies in its second step, so each gets one step further
-    kill = "graph.train_actor.interface.args.kill_rank=1"
+    kill = "toy.kill_rank=1"
     finished, folder = train(*settings, kill, "launch.max_restarts=2")
     assert finished.exit_code == 0
     assert numbers(folder) == numbers(whole)
@@ -139,7 +139,7 @@ def test_a_damaged_checkpoint_is_passed_over(train, resume, project, capsys):
 
 
 def test_a_run_that_died_before_its_first_checkpoint_begins_anew(train, resume, project, capsys):
-    fail = "graph.train_actor.interface.args.fail_rank"
+    fail = "toy.fail_rank"
     _, whole = train("train.steps=2", name="whole")
     with pytest.raises(DataError):
         train("train.steps=2", f"{fail}=0")

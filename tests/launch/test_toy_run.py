@@ -49,6 +49,12 @@ def numbers(folder):
     return [{key: value for key, value in record.items() if not key.startswith(clocks)} for record in records]
 
 
+def step_seconds(folder):
+    """What each training step took."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [record["time/step"] for record in records if "time/step" in record]
+
+
 def processes_of(folder):
     """Processes whose command line names the run, ours left out."""
     found = []
@@ -182,15 +188,21 @@ def wait_for(condition, seconds=200):
 # -- what can go wrong -----------------------------------------------------------------------------------------
 
 
+def test_disjoint_placements_work_at_the_same_time(train):
+    """One rank generates for a second, the other trains for a second on what it is sent: a step takes one second."""
+    _, folder = train(
+        *TWO_RANKS, "models.actor.devices=0", "models.critic.devices=1", "models.reward.devices=1", "toy.seconds=1.0",
+        "graph.value.interface={type: toy, args: {seconds: 0.5}}", "graph.train_actor=null",
+        "graph.train_critic.interface={type: toy, args: {seconds: 0.5}}", "train.steps=8", "train.eval.dataset=null",
+    )  # fmt: skip
+    steady = step_seconds(folder)[3:]
+    assert sum(steady) / len(steady) <= 1.3
+
+
 def set_toy(project, **args):
-    """Arguments for the toy in the actor's training call."""
+    """Arguments for the toy of the actor."""
     text = (project / "toy.yaml").read_text()
-    (project / "toy.yaml").write_text(
-        text.replace(
-            "train_actor: {model: actor, call: train_step, interface: toy,",
-            f"train_actor: {{model: actor, call: train_step, interface: {{type: toy, args: {json.dumps(args)}}},",
-        )
-    )
+    (project / "toy.yaml").write_text(text.replace("toy: {nap: 0.0}", f"toy: {json.dumps(args)}"))
 
 
 def test_a_killed_rank_ends_the_run_and_is_named(train, project):

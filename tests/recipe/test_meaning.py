@@ -341,3 +341,18 @@ def test_a_reference_may_follow_the_actor():
     calls = {mfc.name: mfc for mfc in train_graph(load_recipe("ppo_math", overrides).recipe)}
     assert calls["actor_train"].post_hooks == (ParamReallocHook(target="ref", eta=0.1),)
     assert calls["ref_inf"].post_hooks == (OffloadHook(),)
+
+
+@pytest.mark.parametrize("call", ["critic_inf", "critic_train"])
+def test_calls_that_share_an_interface_need_the_same_arguments(folder: Path, call):
+    """Two instances would each have a value normaliser of their own, and values would be wrong from step 2 on."""
+    with pytest.raises(RecipeError, match="critic_inf and critic_train share the interface ppo_critic") as caught:
+        load_recipe("ppo_math", [f"graph.{call}.interface.args.minibatches=8"])
+    assert [problem.where for problem in caught.value.problems] == ["command line"]
+
+
+def test_calls_without_state_may_differ_in_their_arguments(folder: Path):
+    interface = "interface: {type: reference, args: {temperature: 0.5}}"
+    second = f"{{model: ref, call: inference, {interface}, output_key_remap: {{packed_ref_logprobs: cold}}}}"
+    load_recipe("ppo_math", [f"graph.cold_inf={second}"])
+    load_recipe("ppo_math", ["train.eval.graph.eval_gen.interface.args.generation.greedy=false"])

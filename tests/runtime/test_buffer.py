@@ -55,6 +55,13 @@ def test_what_has_moved_need_not_move_again(buffer):
     assert buffer.transfers({1: ["a"]}, ["x"]) == []
 
 
+def test_the_least_busy_holder_sends(buffer):
+    """Ranks 0 and 1 hold what ranks 2 and 3 lack: each sends once."""
+    buffer.count_transfers(buffer.transfers({0: list("abcd"), 1: list("abcd")}, ["x"]))
+    plan = buffer.transfers({2: ["a", "b"], 3: ["c", "d"]}, ["x"])
+    assert [(t.source, t.target) for t in plan] == [(0, 2), (1, 3)]
+
+
 def test_metadata_travel_once(buffer):
     buffer.add(0, described("ab", key="y", rows=1, dtype=torch.bool))
     first, second = buffer.transfers({1: ["a", "b"]}, ["x", "y"])

@@ -37,11 +37,23 @@ def test_the_order_stays_the_same_from_version_to_version():
     assert DataOrder(4, 3, seed=1, shuffle=False).step(1) == [(0, 3), (1, 0), (1, 1)]
 
 
-@given(items=st.lists(st.integers()), parts=st.integers(1, 9))
-def test_shares_are_contiguous_and_as_equal_as_can_be(items, parts):
-    cut = shares(items, parts)
+@given(loads=st.lists(st.integers(1, 1000)), parts=st.integers(1, 9))
+def test_shares_are_contiguous_and_as_equal_as_their_cuts_allow(loads, parts):
+    items = list(range(len(loads)))
+    cut = shares(items, loads, parts)
     assert [item for part in cut for item in part] == items
-    assert max(map(len, cut)) - min(map(len, cut)) <= 1
+    sums = [sum(loads[item] for item in part) for part in cut]
+    assert max(sums) <= sum(loads) / parts + max(loads, default=0)
+
+
+@given(count=st.integers(0, 40), parts=st.integers(1, 9))
+def test_equal_loads_give_equal_shares(count, parts):
+    sizes = [len(part) for part in shares(range(count), [1] * count, parts)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_tokens_count_not_samples():
+    assert shares("abcdef", [10, 10, 10, 10, 10, 50], 2) == [["a", "b", "c", "d", "e"], ["f"]]
 
 
 @pytest.mark.parametrize(("mesh", "expected", "owner"), [
@@ -50,5 +62,5 @@ def test_shares_are_contiguous_and_as_equal_as_can_be(items, parts):
 ])  # fmt: skip
 def test_ranks_of_one_replica_get_the_same_share(mesh, expected, owner):
     placement = RolePlacement("actor", (3, 5), mesh)
-    assert share_by_rank(["a", "b", "c"], placement) == expected
+    assert share_by_rank(["a", "b", "c"], [1, 1, 1], placement) == expected
     assert owners(placement) == owner

@@ -1,9 +1,11 @@
 """The unrolled graph: what may run when."""
 
+from dataclasses import replace
+
 import pytest
 
 from rlcli.api.config import ModelInterfaceAbstraction
-from rlcli.api.dataflow import MFCDef, ModelInterfaceType
+from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
 from rlcli.runtime.scheduler import Scheduler
 
 KINDS = {"generate": ModelInterfaceType.GENERATE, "inference": ModelInterfaceType.INFERENCE,
@@ -127,3 +129,39 @@ def test_finish_says_when_a_step_is_over():
     scheduler.start(reward)
     assert scheduler.finish(reward) is True
     assert scheduler.finished
+
+
+FOLLOWED = [
+    mfc("gen", "rollout", "generate", ["prompts"], ["ids"]),
+    mfc("ref", "ref", "inference", ["ids"], ["ref_logprobs"]),
+    mfc("other", "ref", "inference", ["ids"], ["unread"]),
+    replace(
+        mfc("train", "actor", "train_step", ["ids", "ref_logprobs"]),
+        post_hooks=(ParamReallocHook(target="rollout"), ParamReallocHook(target="ref", eta=0.1)),
+    ),
+]
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_role_that_follows_another_has_the_version_of_its_source(staleness):
+    order = run(Scheduler(FOLLOWED, steps=4, max_staleness=staleness, overlap=True), slow=("train",))
+    for step in range(4):
+        before = order[: order.index((step, "gen"))]
+        assert len([call for _, call in before if call == "train"]) >= step - staleness
+        assert order.index((step, "ref")) > order.index((step - 1, "train")) if step else True
+
+
+def test_weights_are_not_replaced_under_a_call_that_wants_those_from_before():
+    """A follower's calls of a step come before the copy at its end, also where no key links them."""
+    scheduler = Scheduler(FOLLOWED, steps=1)
+    for call in ("gen", "ref"):
+        task = next(task for task in scheduler.ready() if task.call == call)
+        scheduler.start(task)
+        scheduler.finish(task)
+    assert names(scheduler.ready()) == [(0, "other")]
+    scheduler.start(scheduler.ready()[0])
+    assert names(scheduler.ready()) == [(0, "train")]
+
+
+def test_a_resumed_run_counts_the_versions_of_followers_from_its_checkpoint():
+    assert names(Scheduler(FOLLOWED, steps=5, first_step=3).ready()) == [(3, "gen")]

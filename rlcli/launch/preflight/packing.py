@@ -60,7 +60,7 @@ def pack_steps(
     """`steps`: for each row of each step the tokens of its sequences. `cut`: sequences of a row may part."""
     counts = []
     for number, rows in enumerate(steps):
-        for mine in shares(list(enumerate(rows)), ranks):
+        for mine in shares(list(enumerate(rows)), [sum(row) for row in rows], ranks):
             parts = assign_minibatches([place for place, _ in mine], minibatches, stable_seed("packing", number))
             counts.append(sum(_micro_batches([mine[i][1] for i in part], capacity, cut) for part in parts))
     return Packing([sum(row) for rows in steps for row in rows], counts, capacity)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping as ReadMapping
 
 from rlcli.api.default_backends import TRAINED, WEIGHTLESS
-from rlcli.recipe.components import dataset_keys, declared, lacks_method
+from rlcli.recipe.components import argument_of, dataset_keys, declared, lacks_method
 from rlcli.recipe.graph import GraphProblem, graph_problems, producers
 from rlcli.recipe.lengths import responses_of
 from rlcli.recipe.meaning.keys import (
@@ -36,6 +36,36 @@ def check(notes: Notes) -> None:
         _graph(notes, train.eval.graph, ("train", "eval", "graph"), train.eval.dataset, place)
     if not notes.recipe.graph:
         notes.note("R39", "the graph has no calls", ("graph",))
+    _shared_interfaces(notes)
+
+
+def _shared_interfaces(notes: Notes) -> None:
+    """Calls of one role and interface share its state, so they need the same arguments. Where nothing is trained and no
+    state is kept, each call may have its own."""
+    sharing: dict[tuple[str, str], list[str]] = {}
+    for name, call in notes.recipe.graph.items():
+        sharing.setdefault((call.model, call.interface.type), []).append(name)
+    for (role, interface), names in sharing.items():
+        trains = any(notes.recipe.graph[name].call == "train_step" for name in names)
+        if trains or not lacks_method(interface, "state_dict"):
+            for name in names[1:]:
+                _same_arguments(notes, role, interface, names[0], name)
+
+
+def _same_arguments(notes: Notes, role: str, interface: str, first: str, second: str) -> None:
+    given = {name: notes.recipe.graph[name].interface.args for name in (first, second)}
+    for argument in sorted({*given[first], *given[second]}):
+        values = {name: argument_of("interfaces", interface, args, argument) for name, args in given.items()}
+        if values[first] == values[second]:
+            continue
+        places: dict[str, Path] = {name: ("graph", name, "interface", "args", argument) for name in values}
+        what = (
+            f"{first} and {second} share the interface {interface} of the role {role}, but {argument} is "
+            f"{values[first]!r} in one and {values[second]!r} in the other"
+        )
+        needs: list[Path] = [("graph", name, key) for name in values for key in ("model", "call")]
+        place = notes.first_set(places[second], places[first])
+        notes.note("R71", what, place, f"set {argument} to the same value for both", needs=needs)
 
 
 def _graph(notes: Notes, calls: ReadMapping[str, Call], path: Path, dataset: str, dataset_key: Path) -> None:
@@ -142,7 +172,7 @@ def _group(notes: Notes, call: Call, calls: ReadMapping[str, Call], path: Path, 
 
 
 def _hooks(notes: Notes, call: Call, path: Path) -> None:
-    """Weights are copied between roles that live together, to one that nothing trains."""
+    """Weights are copied between roles with the same parameters, to one that nothing trains."""
     recipe, target = notes.recipe, call.hooks.copy_to
     trained: list[Path] = [("graph", name, key) for name in recipe.graph for key in ("model", "call")]
     if target is not None:
@@ -153,7 +183,6 @@ def _hooks(notes: Notes, call: Call, path: Path) -> None:
         elif target == call.model or target in recipe.trained_roles:
             what = f"{target} is trained by itself and cannot follow {call.model}"
             notes.note("R71", what, place, needs=trained)
-        elif source is not None and (role.devices, role.head) != (source.devices, source.head):
-            what = f"{call.model} and {target} must live on the same devices and have the same head"
-            needs: list[Path] = [("models", name, key) for name in (call.model, target) for key in ("devices", "head")]
-            notes.note("R71", what, place, needs=needs)
+        elif source is not None and role.head != source.head:
+            what = f"{call.model} and {target} must have the same head"
+            notes.note("R71", what, place, needs=[("models", name, "head") for name in (call.model, target)])

@@ -1,0 +1,38 @@
+"""What calls report, and under which names."""
+
+from rlcli.api.config import ModelInterfaceAbstraction
+from rlcli.api.dataflow import MFCDef, ModelInterfaceType
+from rlcli.recipe.mesh import Mesh
+from rlcli.runtime.calls import Running, named_reports
+from rlcli.runtime.scheduler import Task
+from rlcli.topology import RolePlacement
+
+
+def running(name, role, sums, stats=None):
+    mfc = MFCDef(name=name, model_name=role, interface_type=ModelInterfaceType.INFERENCE,
+                 interface_impl=ModelInterfaceAbstraction("x"))  # fmt: skip
+    answers = {0: {"scores": sums, "counts": {}, "stats": stats or {}, "seconds": 1.0}}
+    return Running(Task(0, 0, name), 0, mfc, RolePlacement(role, (0,), Mesh()), answers)
+
+
+REWARDS = [
+    running("math_inf", "reward", {"reward": (3.0, 9.0, 4)}),
+    running("short_inf", "reward", {"reward": (1.0, 1.0, 4)}),
+]
+
+
+def by_role(calls):
+    return named_reports(calls, Running.reports, lambda mfc: mfc.model_name)
+
+
+def test_reports_of_two_calls_of_one_role_do_not_overwrite_each_other():
+    actor = running("train", "actor", {}, {"loss": 2.0})
+    expected = {"math_inf/reward": 0.75, "short_inf/reward": 0.25, "actor/loss": 2.0}
+    assert by_role([*REWARDS, actor]) == expected
+    assert by_role([actor, *reversed(REWARDS)]) == expected
+
+
+def test_one_call_reports_under_its_section():
+    assert by_role(REWARDS[:1]) == {"reward/reward": 0.75}
+    assert named_reports(REWARDS[:1], Running.reports, lambda _: "") == {"reward": 0.75}
+    assert set(named_reports(REWARDS, Running.reports, lambda _: "")) == {"math_inf/reward", "short_inf/reward"}

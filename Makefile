@@ -21,8 +21,9 @@ train: $(STAMP) ## teach a small language model arithmetic by PPO, here and now
 # Two multi-threaded torch processes on few cores slow each other down many times over: one thread each.
 test: export OMP_NUM_THREADS = 1
 test: export OMP_WAIT_POLICY = PASSIVE
+# In the order of their names: xdist would begin with the files of most tests, and end with the few that take longest.
 test: $(TEST_STAMP) ## run the tests, a process per core (WORKERS=0: in this one; ARGS=… goes to pytest)
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: lint floors types test wheel ## all that must hold before a change lands
 

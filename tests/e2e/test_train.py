@@ -147,11 +147,9 @@ def test_a_recipe_runs_what_it_starts_from_once(tmp_path, command):
     assert json.loads(first.stdout)["steps"] == 1
 
 
-def test_a_used_folder_is_refused(train, tiny_ppo):
-    first = train("ppo_math", *tiny_ppo)
-    assert first.code == 0, first.err
-    before = (first.folder / "metrics.jsonl").read_text()
-    again = train("ppo_math", *tiny_ppo)
+def test_a_used_folder_is_refused(run, train_into, tiny_ppo):
+    before = (run.folder / "metrics.jsonl").read_text()
+    again = train_into(run.folder.parent, "ppo_math", *tiny_ppo, name=run.folder.name)
     assert again.code == 6
     assert "error[F72]" in again.err
-    assert (first.folder / "metrics.jsonl").read_text() == before
+    assert (run.folder / "metrics.jsonl").read_text() == before

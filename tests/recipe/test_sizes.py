@@ -83,15 +83,21 @@ def loadable(name: str) -> tuple[Resolved, list[str]]:
     return load_recipe(name, given), given
 
 
+def numeric_keys(resolved: Resolved) -> dict[str, None]:
+    found = [*numbers(resolved.to_json()), *arguments(resolved), "ppo.minibatches", "ppo.generation_size"]
+    return dict.fromkeys(found)
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_no_number_is_a_bug_takes_long_or_takes_much(data, name):
     resolved, given = loadable(name)
-    keys = dict.fromkeys([*numbers(resolved.to_json()), *arguments(resolved), "ppo.minibatches", "ppo.generation_size"])
+    keys = numeric_keys(resolved)
     assert len(keys) > 60
+    tried = {key for other in RECIPES[: RECIPES.index(name)] for key in numeric_keys(loadable(other)[0])}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refused: dict[str, RlcliError] = {}
     for key in keys:
-        for value in ABSURD:
+        for value in ABSURD if key not in tried else ABSURD[2:3]:  # all of them once, and one in every recipe
             began = time.process_time()
             try:
                 plan = make_plan(load_recipe(name, [*given, f"{key}={value}"], fresh=False))

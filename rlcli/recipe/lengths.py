@@ -10,7 +10,7 @@ from typing import Any
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.interface import cut_of
 from rlcli.files import known_object
-from rlcli.recipe.components import argument_of, declared
+from rlcli.recipe.components import argument_of, declared, with_sources
 from rlcli.recipe.schema import Call, Component, Recipe
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -59,12 +59,15 @@ def limit_of_rows(dataset: Component) -> int | None:
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
-def sequences_of_row(dataset: Component) -> int:
-    """How many sequences a row holds at most: two for each of its pairs, whose number is the argument that the
-    dataset's class names (PAIRS); else one."""
-    name = declared("datasets", dataset.type, "PAIRS")
-    pairs = argument_of("datasets", dataset.type, dataset.args, name) if isinstance(name, str) else None
-    return 2 * pairs if isinstance(pairs, int) and pairs > 0 else 1
+def sequences_of_row(datasets: Mapping[str, Component], name: str) -> int:
+    """How many sequences a row of one of a recipe's datasets holds at most: two for each of its pairs, whose number is
+    the argument that the dataset's class names (PAIRS); else one."""
+    most = 1
+    for dataset in (datasets[source] for source in with_sources(datasets, name)):
+        argument = declared("datasets", dataset.type, "PAIRS")
+        pairs = argument_of("datasets", dataset.type, dataset.args, argument) if isinstance(argument, str) else None
+        most = max(most, 2 * pairs if isinstance(pairs, int) else 1)
+    return most
 
 
 def cache_of(recipe: Recipe, role: str) -> int | None:

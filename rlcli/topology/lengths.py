@@ -49,5 +49,5 @@ def group_size(recipe: Recipe) -> int:
     """Sequences of a sample: the responses to a prompt or, where nothing is generated, what a row holds."""
     generating = [call for call in recipe.graph.values() if call.call == "generate"]
     if not generating:
-        return sequences_of_row(recipe.datasets[recipe.train.dataset])
+        return sequences_of_row(recipe.datasets, recipe.train.dataset)
     return max(responses_of(recipe, call)[0] for call in generating)

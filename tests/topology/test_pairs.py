@@ -13,3 +13,15 @@ def test_the_arithmetic_of_a_step_counts_sequences(pairs, sequences):
     assert (batch.prompts, batch.responses_per_prompt, batch.sequences) == (32, 1, sequences)
     lines = [f"60 steps of 32 rows x {2 * pairs} sequences at most = {sequences} sequences"]
     assert batch.lines()[:2] == [*lines, f"actor: 1 update of {sequences} sequences; {sequences} per rank"]
+
+
+def test_a_mixture_holds_as_many_as_its_sources(tmp_path):
+    recipe = tmp_path / "mixed.yaml"
+    recipe.write_text(
+        "extends: dpo_arithmetic\n"
+        "datasets:\n"
+        "  one: arithmetic_pairs\n"
+        "  two: {type: arithmetic_pairs, args: {pairs_per_problem: 2, seed: 1}}\n"
+        "  train: {type: mixture, args: {weights: {one: 1.0, two: 1.0}}}\n"
+    )
+    assert make_plan(load_recipe(recipe)).topology.batch.sequences == 32 * 4

@@ -1,6 +1,8 @@
-"""Best of k: of the responses to a prompt, train on the best."""
+"""Best of k: of the responses to a prompt, the best."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -8,26 +10,33 @@ from rlcli.api.data import SequenceSample
 
 
 def keep_best(data: SequenceSample, k: int) -> SequenceSample:
-    """The k sequences of each sample with the highest `rewards`, in their order; of equals the shorter, then
-    the earlier.
+    """The k sequences of each sample with the highest `rewards` (`best_places`), in their order."""
+    rewards = iter((data.data or {})["rewards"].tolist())
+    groups = data.seqlens["packed_input_ids"]
+    return keep_places(data, [best_places([next(rewards) for _ in lengths], lengths, k) for lengths in groups])
+
+
+def best_places(rewards: Sequence[float], lengths: Sequence[int], k: int) -> list[int]:
+    """Of one sample the places of the k sequences with the highest rewards; of equals the shorter, then the earlier."""
+    ranked = sorted(range(len(rewards)), key=lambda place: (-rewards[place], lengths[place], place))
+    return sorted(ranked[:k])
+
+
+def keep_places(data: SequenceSample, places: Sequence[Sequence[int]]) -> SequenceSample:
+    """For each sample the sequences at its `places`.
 
     Keys that do not hold one entry per response (`packed_prompts`) are left out.
     """
     groups = data.seqlens["packed_input_ids"]
     keys = [key for key in data.keys if all(len(data.seqlens[key][i]) == len(g) for i, g in enumerate(groups))]
     tensors = data.data or {}
-    rewards = iter(tensors["rewards"].tolist())
-    chosen = []
-    for lengths in groups:
-        ranked = sorted((-next(rewards), length, place) for place, length in enumerate(lengths))
-        chosen.append(sorted(place for _, _, place in ranked[:k]))
     kept, seqlens = {}, {}
     for key in keys:
         pieces = iter(tensors[key].split(data.flat_seqlens(key)))
         rows = [[next(pieces) for _ in lengths] for lengths in data.seqlens[key]]
-        picked = [row[place] for row, places in zip(rows, chosen, strict=True) for place in places]
+        picked = [row[place] for row, chosen in zip(rows, places, strict=True) for place in chosen]
         kept[key] = torch.cat(picked) if picked else tensors[key]
         seqlens[key] = [
-            [lengths[place] for place in places] for lengths, places in zip(data.seqlens[key], chosen, strict=True)
+            [lengths[place] for place in chosen] for lengths, chosen in zip(data.seqlens[key], places, strict=True)
         ]
     return SequenceSample.from_default(ids=data.ids, seqlens=seqlens, data=kept, metadata=data.metadata)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlcli.launch.trained_model import TrainedModel
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.evaluation import Evaluated
+    from rlcli.runtime.measures import Moments
 
 NAMES = {
     "response_length": "response length, in tokens",
@@ -166,11 +167,19 @@ def _print(found: TrainedModel, recipe: Recipe, evaluated: Evaluated, shown: Seq
     print_text(f"model    {found.described}")
     print_text(f"rows     {_rows(recipe, evaluated)}")
     print_text()
-    scores = evaluated.scores.items()
-    rows = [(NAMES.get(name, name), _shown(one.mean), _shown(one.standard_error)) for name, one in scores]
+    rows = [(NAMES.get(name, name), _shown(one.mean), _shown(one.standard_error)) for name, one in _ordered(evaluated)]
     print_table(("", "mean", "standard error"), rows)
-    for text in shown:
-        _print_sample(text)
+    group = recipe.generation.build().responses_per_prompt
+    for first in range(0, len(shown), group):
+        _print_responses(shown[first : first + group])
+
+
+def _ordered(evaluated: Evaluated) -> list[tuple[str, Moments]]:
+    """What says most of a model comes first, what only explains it last."""
+    kinds = ("accuracy", "pass@", "majority@", "reward")
+    found = evaluated.scores.items()
+    place = {name: next((n for n, kind in enumerate(kinds) if name.startswith(kind)), len(kinds)) for name, _ in found}
+    return sorted(found, key=lambda one: place[one[0]] if "_" not in one[0] else len(kinds))
 
 
 def _shown(value: float | None) -> str:
@@ -189,15 +198,21 @@ def _rows(recipe: Recipe, evaluated: Evaluated) -> str:
     return f"{count} of {source}, {each}, {drawn}, up to {generation.max_new_tokens} tokens"
 
 
-def _print_sample(text: dict[str, Any]) -> None:
+def _print_responses(texts: Sequence[dict[str, Any]]) -> None:
+    """The responses to one prompt."""
     from rlcli.cli.output import print_text
     from rlcli.observe.series import short
 
-    facts = [f"reward {short(text['reward'])}" if text["reward"] is not None else "", f"answer {text['answer']}"]
-    facts += ["cut off" if text["finish"] == "length" else ""]
-    print_text(f"\n{text['id']}  [{', '.join(fact for fact in facts if fact)}]")
-    for name in ("prompt", "response"):
-        print_text("  " + _cut(text[name].strip()).replace("\n", "\n  "))
+    first = texts[0]
+    answer = f"  (answer: {first['answer']})" if first["answer"] is not None else ""
+    print_text(f"\n{first['id']}{answer}")
+    print_text("  " + _cut(first["prompt"].strip()).replace("\n", "\n  "))
+    for text in texts:
+        facts = [f"reward {short(text['reward'])}"] if text["reward"] is not None else []
+        facts += ["cut off"] if text["finish"] == "length" else []
+        which = f"response {text['number'] + 1}" if len(texts) > 1 else "response"
+        print_text(f"  --- {which}{': ' if facts else ''}{', '.join(facts)}")
+        print_text("  " + _cut(text["response"].strip()).replace("\n", "\n  "))
 
 
 def _cut(text: str) -> str:

@@ -63,7 +63,11 @@ def test_eval_prints_a_table(rlcli):
     lines = [line.split() for line in out.splitlines()]
     assert ["accuracy", "0.000", "0.000"] in lines
     assert "rows     5 of rows.jsonl, one response to each, greedy, up to 5 tokens" in out
-    assert "rows:1  [reward 0" in out
+    assert "rows:1  (answer: 2)" in out
+    assert "  --- response: reward 0" in out
+    assert [word[0] for word in lines if word and word[0] in ("accuracy", "reward", "response")][:2] == [
+        "accuracy", "reward"
+    ]  # fmt: skip
 
 
 def test_eval_takes_keys_of_the_recipe_behind_it(rlcli):

@@ -1,0 +1,100 @@
+"""On-policy distillation: a student learns, on what it writes itself, to be as sure of each token as its teacher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import Declaration
+from rlcli.api.limits import Limits
+from rlcli.api.micro_batches import Cut
+from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
+from rlcli.interfaces._optimizer_steps import optimizer_steps
+from rlcli.interfaces._settings import OptimizerSteps
+from rlcli.ops.distillation import full_reverse_kl, sampled_reverse_kl
+from rlcli.ops.packing import all_but_last
+from rlcli.ops.rewards import action_mask
+
+Estimator = Literal["sampled", "full"]
+
+
+@dataclass(kw_only=True)
+class DistillInterface(OptimizerSteps, ModelInterface):
+    """Minimises the reverse KL from the teacher at each token of the student's responses."""
+
+    READS: ClassVar[Declaration] = {
+        "train_step": (
+            "packed_input_ids", "prompt_mask", "packed_logprobs if estimator=sampled",
+            "packed_ref_logprobs if estimator=sampled", "teacher_logprobs if estimator=full",
+        ),
+        "inference": ("packed_input_ids",),
+    }  # fmt: skip
+    WRITES: ClassVar[Declaration] = {"inference": ("teacher_logprobs",)}
+    LIMITS: ClassVar[Limits] = {"ratio_cap": {"gt": 0}, "temperature": {"gt": 0}}
+    CUT: ClassVar[Cut] = "sequence"
+
+    estimator: Estimator = "sampled"
+    """What stands for the KL of a token. "sampled": the log-probs of the sampled tokens, by a `reference` call of the
+    teacher. "full": the whole distribution (an `inference` call of this interface by the teacher), exact and with less
+    noise, but a number for each token of the vocabulary travels and is in memory, so it suits small vocabularies."""
+
+    temperature: float = 1.0
+    """Logits are divided by this first; that of the sampling (`${generation.temperature}`)."""
+
+    ratio_cap: float = 2.0
+    """With estimator: sampled, no token counts more often than this for having become likelier since it was sampled."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_choice("estimator", Estimator)
+
+    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
+        """`packed_input_ids` → `teacher_logprobs` [T - N, V] float32, the log-probs of every next token."""
+
+        def distributions(output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
+            return self._distributions(output, batch).float()
+
+        seqlens = [[length - 1 for length in lengths] for lengths in data.seqlens["packed_input_ids"]]
+        tokens = data.select(["packed_input_ids"])
+        made = model.module.forward(tokens, mb_spec, post_hook=distributions, output_seqlens=seqlens, cut=self.CUT)
+        return SequenceSample.from_default(
+            ids=data.ids, seqlens={"teacher_logprobs": seqlens}, data={"teacher_logprobs": made}
+        )
+
+    def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
+        """`minibatches` optimizer steps on the mean reverse KL per token of the responses, reported as `reverse_kl`."""
+        return optimizer_steps(self, model, data, self._loss, _response_tokens, mb_spec, cut=self.CUT)
+
+    def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
+        mask, tensors = _responses(batch), batch.data
+        output.temperature = self.temperature
+        if self.estimator == "full":
+            terms = found = full_reverse_kl(
+                self._distributions(output, batch)[mask], tensors["teacher_logprobs"][mask].to(torch.float32)
+            )
+        else:
+            logprobs, teacher = output.logprobs[mask], tensors["packed_ref_logprobs"][mask]
+            terms = sampled_reverse_kl(logprobs, teacher, tensors["packed_logprobs"][mask], self.ratio_cap)
+            found = logprobs - teacher
+        return terms.sum(), {"reverse_kl": (found.detach().sum(), mask.count_nonzero())}
+
+    def _distributions(self, output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
+        """[T - N, V] log-probs; those of a sequence's last token speak of nothing."""
+        output.temperature = self.temperature
+        rows = all_but_last(tuple(batch.flat_seqlens("packed_input_ids")), output.logits.device)
+        return output.logits[rows].log_softmax(-1)
+
+
+def _responses(batch: SequenceSample) -> torch.Tensor:
+    """[A] the actions that chose a token of a response."""
+    return action_mask(batch.data["prompt_mask"], batch.flat_seqlens("packed_input_ids"))
+
+
+def _response_tokens(batch: SequenceSample) -> torch.Tensor:
+    return _responses(batch).count_nonzero()
+
+
+register_interface("distill", DistillInterface)

@@ -1,0 +1,96 @@
+"""Rejection-sampling fine-tuning: which responses are learned, and that the loss is theirs alone."""
+
+import math
+
+import pytest
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import MicroBatchSpec
+from rlcli.interfaces.best_of_n import BestOfNInterface
+from rlcli.interfaces.sft import SFTInterface
+from rlcli.testing.batches import make_batch
+from rlcli.testing.interface import InterfaceContract
+from rlcli.testing.tiny_engine import tiny_model
+
+LENGTHS = [[(2, 5), (2, 3), (2, 3), (2, 4)], [(3, 2), (3, 1), (3, 6), (3, 2)]]
+SPEC = MicroBatchSpec()
+
+
+class TestContract(InterfaceContract):
+    name = "best_of_n"
+    args = {"min_reward": 0.5, "minibatches": 2}
+
+
+class TestContractOfAllRightOnes(InterfaceContract):
+    name = "best_of_n"
+    args = {"keep": "solved", "minibatches": 1}
+
+
+def rollout(rewards, solved=None):
+    """Two prompts with four responses each."""
+    data = make_batch(["packed_input_ids", "prompt_mask", "rewards", "solved"], LENGTHS)
+    data.data["rewards"] = torch.tensor(rewards)
+    data.data["solved"] = torch.tensor(solved or [False] * 8)
+    return data
+
+
+def only(data, places):
+    """The responses at these places of the whole batch, as a batch of one response to each prompt or none."""
+    tokens = data.data["packed_input_ids"].split(data.flat_seqlens("packed_input_ids"))
+    masks = data.data["prompt_mask"].split(data.flat_seqlens("prompt_mask"))
+    return SequenceSample.from_default(
+        ids=[f"r{place}" for place in places],
+        seqlens={key: [[len(tokens[place])] for place in places] for key in ("packed_input_ids", "prompt_mask")},
+        data={
+            "packed_input_ids": torch.cat([tokens[place] for place in places]),
+            "prompt_mask": torch.cat([masks[place] for place in places]),
+        },
+    )
+
+
+def learned(data, **settings):
+    """(stats, gradient) of one optimizer step."""
+    model = tiny_model()
+    stats = BestOfNInterface(minibatches=1, **settings).train_step(model, data, SPEC)
+    return stats, model.module.gradient
+
+
+@pytest.mark.parametrize(
+    ("settings", "rewards", "solved", "places"),
+    [
+        ({}, [0.0, 2.0, 1.0, 0.5, 1.0, 0.0, 3.0, 0.0], None, [1, 6]),
+        ({}, [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0], None, [1, 5]),  # of equals the shorter, then the earlier
+        ({"best": 2}, [0.0, 2.0, 1.0, 0.5, 1.0, 0.0, 3.0, 0.0], None, [1, 2, 4, 6]),
+        ({"min_reward": 2.5}, [0.0, 2.0, 1.0, 0.5, 1.0, 0.0, 3.0, 0.0], None, [6]),
+        ({"keep": "solved"}, [0.0] * 8, [True, False, True, False] + [False] * 4, [0, 2]),
+        ({"keep": "solved", "min_reward": 1.0}, [1.0, 0.0, 0.0] + [0.0] * 5, [True, False, True] + [False] * 5, [0]),
+        ({"best": 9}, [0.0] * 8, None, range(8)),
+    ],
+)
+def test_loss_and_gradient_are_those_of_sft_on_the_chosen_ones(settings, rewards, solved, places):
+    """loss and gradient are those of sft on the chosen responses"""
+    data, model = rollout(rewards, solved), tiny_model()
+    stats, gradient = learned(data, **settings)
+    expected = SFTInterface().train_step(model, only(data, list(places)), SPEC)
+    assert stats["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+    for name, wanted in model.module.gradient.items():
+        torch.testing.assert_close(gradient[name], wanted, atol=1e-9, rtol=1e-6)
+    assert stats["kept_fraction"] == pytest.approx(len(places) / 8)
+    assert stats["kept_reward"] == pytest.approx(sum(rewards[place] for place in places) / len(places))
+    assert stats["prompts_without"] == (0.5 if all(place < 4 for place in places) or places == [6] else 0)
+
+
+def test_without_a_right_response_nothing_is_learned():
+    """a step without a right response changes nothing"""
+    stats, _ = learned(rollout([0.0] * 8), keep="solved")
+    assert stats["update_skipped"] == 1
+    assert stats["prompts_without"] == 1
+    assert stats["kept_fraction"] == stats["kept_reward"] == 0
+    assert math.isfinite(stats["loss"])
+
+
+def test_unknown_ways_to_keep_are_refused():
+    """unknown ways to keep are refused"""
+    with pytest.raises(ValueError, match="keep is 'worst'; it must be one of best, solved"):
+        BestOfNInterface(keep="worst")

@@ -19,7 +19,7 @@ SPEC = MicroBatchSpec()
 
 class TestContract(InterfaceContract):
     name = "best_of_n"
-    args = {"min_reward": 0.5, "minibatches": 2}
+    args = {"minibatches": 2}
 
 
 class TestContractOfAllRightOnes(InterfaceContract):

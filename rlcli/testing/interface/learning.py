@@ -24,10 +24,10 @@ class LearningChecks(InterfaceSubject):
             losses.append(call_interface(interface, "train_step", model, sampled)["loss"])
         after = _policy_gain(rehearsal, model) if heads == {"lm"} else None
         if before is not None and after is not None:
-            what, start = before
-            if not after[1] > start:
+            if not any(after[what] > start for what, start in before.items()):
+                what, start = next(iter(before.items()))
                 raise Violation(
-                    f"{STEPS} steps take {what} from {start:.4g} to {after[1]:.4g}; it should rise",
+                    f"{STEPS} steps take {what} from {start:.4g} to {after[what]:.4g}; it should rise",
                     "the sign of the loss: it is minimised",
                     place_of(rehearsal.train_step),
                 )
@@ -40,8 +40,10 @@ class LearningChecks(InterfaceSubject):
 
 
 @torch.no_grad()
-def _policy_gain(rehearsal: Rehearsal, model: Model) -> tuple[str, float] | None:
-    """What training should raise: the log-prob of responses, or by how much it is higher where the reward is.
+def _policy_gain(rehearsal: Rehearsal, model: Model) -> dict[str, float] | None:
+    """What training should raise, one of them at least: the log-prob of responses; where there are rewards, by how much
+    it is higher where the reward is, or the log-prob of these responses, as likelihood alone makes all that are like
+    them likelier too.
 
     None where the batch has other keys that may say what is good, or the loss is no sum over tokens.
     """
@@ -54,8 +56,11 @@ def _policy_gain(rehearsal: Rehearsal, model: Model) -> tuple[str, float] | None
     rewards = batch.data.get("rewards")
     if rewards is None:
         known = set(batch.keys) == {"packed_input_ids", "prompt_mask"} and counts_tokens(rehearsal)
-        return ("the mean log-prob of responses", float(scores[response].mean())) if known else None
+        return {"the mean log-prob of responses": float(scores[response].mean())} if known else None
     counts = torch.tensor([length - 1 for length in batch.flat_seqlens("packed_input_ids")])
     better = torch.repeat_interleave(rewards > rewards.float().mean(), counts)
-    gap = scores[response & better].mean() - scores[response & ~better].mean()
-    return "the lead in log-prob of rewarded responses", float(gap)
+    rewarded, other = scores[response & better].mean(), scores[response & ~better].mean()
+    return {
+        "the lead in log-prob of rewarded responses": float(rewarded - other),
+        "the log-prob of rewarded responses": float(rewarded),
+    }

@@ -28,11 +28,11 @@ class DistillInterface(OptimizerSteps, ModelInterface):
     READS: ClassVar[Declaration] = {
         "train_step": (
             "packed_input_ids", "prompt_mask", "packed_logprobs if estimator=sampled",
-            "packed_ref_logprobs if estimator=sampled", "teacher_logprobs if estimator=full",
+            "packed_ref_logprobs if estimator=sampled", "teacher_distributions if estimator=full",
         ),
         "inference": ("packed_input_ids",),
     }  # fmt: skip
-    WRITES: ClassVar[Declaration] = {"inference": ("teacher_logprobs",)}
+    WRITES: ClassVar[Declaration] = {"inference": ("teacher_distributions",)}
     LIMITS: ClassVar[Limits] = {"ratio_cap": {"gt": 0}, "temperature": {"gt": 0}}
     CUT: ClassVar[Cut] = "sequence"
 
@@ -52,7 +52,7 @@ class DistillInterface(OptimizerSteps, ModelInterface):
         self._check_choice("estimator", Estimator)
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """`packed_input_ids` → `teacher_logprobs` [T - N, V] float32, the log-probs of every next token."""
+        """`packed_input_ids` → `teacher_distributions` [T - N, V] float32, the log-probs of every next token."""
 
         def distributions(output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
             return self._distributions(output, batch).float()
@@ -61,7 +61,7 @@ class DistillInterface(OptimizerSteps, ModelInterface):
         tokens = data.select(["packed_input_ids"])
         made = model.module.forward(tokens, mb_spec, post_hook=distributions, output_seqlens=seqlens, cut=self.CUT)
         return SequenceSample.from_default(
-            ids=data.ids, seqlens={"teacher_logprobs": seqlens}, data={"teacher_logprobs": made}
+            ids=data.ids, seqlens={"teacher_distributions": seqlens}, data={"teacher_distributions": made}
         )
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
@@ -73,7 +73,7 @@ class DistillInterface(OptimizerSteps, ModelInterface):
         output.temperature = self.temperature
         if self.estimator == "full":
             terms = found = full_reverse_kl(
-                self._distributions(output, batch)[mask], tensors["teacher_logprobs"][mask].to(torch.float32)
+                self._distributions(output, batch)[mask], tensors["teacher_distributions"][mask].to(torch.float32)
             )
         else:
             logprobs, teacher = output.logprobs[mask], tensors["packed_ref_logprobs"][mask]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from rlcli.api.data import SequenceSample
 from rlcli.api.model import Model, call_interface
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.loss import counts_tokens
 from rlcli.testing.interface.rehearsal import InterfaceSubject, Rehearsal, response_actions
 
 STEPS = 12
+REFERENCE = "packed_ref_logprobs"
 
 
 class LearningChecks(InterfaceSubject):
@@ -20,7 +22,7 @@ class LearningChecks(InterfaceSubject):
         before = _policy_gain(rehearsal, model) if heads == {"lm"} else None
         losses = [call_interface(interface, "train_step", model, batch)["loss"]]
         for _ in range(STEPS - 1):
-            sampled = rehearsal.fit(batch, model, interface)
+            sampled = _with_the_same_reference(batch, rehearsal.fit(batch, model, interface))
             losses.append(call_interface(interface, "train_step", model, sampled)["loss"])
         after = _policy_gain(rehearsal, model) if heads == {"lm"} else None
         if before is not None and after is not None:
@@ -37,6 +39,15 @@ class LearningChecks(InterfaceSubject):
                 "the sign of the loss, or targets that run away from what is learned",
                 place_of(rehearsal.train_step),
             )
+
+
+def _with_the_same_reference(batch: SequenceSample, sampled: SequenceSample) -> SequenceSample:
+    """The policy moves from step to step, its reference does not."""
+    assert batch.data is not None
+    assert sampled.data is not None
+    if REFERENCE in batch.keys:
+        sampled.data[REFERENCE] = batch.data[REFERENCE]
+    return sampled
 
 
 @torch.no_grad()

@@ -129,10 +129,10 @@ def text_field(fields: dict[str, Any], key: str) -> str:
 
 
 def texts_field(fields: dict[str, Any], key: str) -> list[str]:
-    """A field that must hold a list of texts, at least one; a text alone is a list of one."""
+    """A field that must hold a list of texts, at least one."""
     if key not in fields:
         raise BadRow(f"there is no field {key!r}; the row has {sorted(fields)}")
-    values = [fields[key]] if isinstance(fields[key], str) else fields[key]
+    values = fields[key]
     if not isinstance(values, list) or not values:
         raise BadRow(f"field {key!r} is not a list of texts")
     return [_text(value, f"entry {number} of field {key!r}") for number, value in enumerate(values, start=1)]

@@ -73,7 +73,7 @@ class Mixture:
         """How much of each dataset an epoch uses."""
         used = [name for name, _, _ in self._plan]
         return [
-            f"{name}: {used.count(name)} rows, {used.count(name) / len(used):.1%} of all, "
+            f"{name}: {used.count(name)} rows, {100 * used.count(name) / len(used):.0f} % of all, "
             f"{used.count(name) / len(source):.2f} passes over its {len(source)}"
             for name, source in self._sources.items()
         ]
@@ -92,7 +92,8 @@ class Mixture:
         name, row, before = self._plan[index]
         said = _preview(self._sources[name], row)
         metadata = {key: said.metadata.get(key) for key in self._metadata} | {"source": name}
-        return replace(said, id=_id(name, said.id, before), metadata=metadata)
+        place = said.where or said.id  # the same for each use of a row
+        return replace(said, id=_id(name, said.id, before), where=place, metadata=metadata)
 
     def digest(self) -> str:
         """Tells these rows, in this order, from any others."""

@@ -47,8 +47,8 @@ def test_shares_passes_and_ids(build):
     assert [mixture[row].ids[0] for row in range(8)] == ids(mixture)
     assert mixture[1].metadata["source"] == ["b"]
     assert mixture.notes == [
-        "a: 4 rows, 50.0% of all, 1.00 passes over its 4",
-        "b: 4 rows, 50.0% of all, 2.00 passes over its 2",
+        "a: 4 rows, 50 % of all, 1.00 passes over its 4",
+        "b: 4 rows, 50 % of all, 2.00 passes over its 2",
     ]
 
 
@@ -147,8 +147,9 @@ def test_its_keys_are_those_of_what_it_is_made_of(recipe):
 def test_check_says_how_much_of_each_an_epoch_uses(recipe):
     found = {one.about: one for one in preflight(load_recipe("mine.yaml"), 5)}
     assert found["train"].says.startswith("32 rows of mixture")
-    assert found["train"].details[0] == "easy: 24 rows, 75.0% of all, 2.00 passes over its 12"
+    assert found["train"].details[0] == "easy: 24 rows, 75 % of all, 2.00 passes over its 12"
     assert {"easy", "hard", "train loss mask", "train packing"} <= set(found)
+    assert "train repeats" not in found  # a row that is used twice repeats nothing
 
 
 def test_a_source_that_is_not_there_is_refused_with_its_place(recipe, tmp_path):

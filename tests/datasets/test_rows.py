@@ -162,7 +162,7 @@ def test_an_empty_json_list_holds_no_rows(file):
 
 def test_lists_of_texts(file):
     for value, message in [
-        (7, "not a list"),
+        ("x", "not a list"),
         ([], "not a list"),
         (["a", 1], "entry 2 of field 't' is of type int"),
         (["a", ""], "entry 2 of field 't' is empty"),

@@ -73,8 +73,8 @@ def check_mask(name: str, rows: Sequence[Preview]) -> Finding | None:
         return Finding(level="warn", about=about, says=says, fix="mask the prompts, unless you mean it", code="F31")
     trained, tokens = sum(sum(flags) for _, flags in masks), sum(len(flags) for _, flags in masks)
     says = f"{share(trained, tokens)} of the tokens are trained on"
-    how = masks[0][0].masked_by
-    return Finding(level="ok", about=about, says=f"{says}: {how}" if how else says)
+    how = {row.masked_by for row, _ in masks}
+    return Finding(level="ok", about=about, says=f"{says}: {how.pop()}" if len(how) == 1 and None not in how else says)
 
 
 def check_ends(name: str, tokenizer: Any, rows: Sequence[Preview], limits: Limits) -> Finding:
@@ -184,7 +184,7 @@ def check_repeats(opened: OpenDataset, rows: Sequence[Preview]) -> Finding | Non
     first: dict[str, str] = {}
     repeated = []
     for where, prompt in prompts:
-        if prompt in first:
+        if first.get(prompt, where) != where:  # a mixture may use a row several times
             repeated.append(f"{where} repeats {first[prompt]}")
         first.setdefault(prompt, where)
     if not repeated:

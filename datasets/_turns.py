@@ -73,11 +73,23 @@ class Speaker:
         """The text of a conversation, and what of it is trained on. Raises BadRow; ModelError for a template that
         exceeds a limit."""
         text, spans = (self._marked if self._by_markers else self._between_prefixes)(conversation)
-        spans = [(start, end) for start, end in ((start, _end(text, end)) for start, end in spans) if start < end]
+        spans = _trimmed(text, spans)
         if not spans:
             how = "its markers enclose nothing" if self._by_markers else "it writes nothing for the assistant"
             raise BadRow(f"{self._of_template} leaves nothing to train on: {how}", "F32", "set mask: prefix")
+        self._demand_answers(conversation, "".join(text[start:end] for start, end in spans))
         return Spoken(conversation, text, spans)
+
+    def _demand_answers(self, conversation: Conversation, trained: str) -> None:
+        """A template may trim an answer or write its reasoning elsewhere, but its last word has to be there."""
+        for turn in self._trained_turns(conversation):
+            words = conversation.messages[turn]["content"].split()
+            if words and words[-1] not in trained:
+                hint = "it may be one for other messages, such as images with text"
+                raise BadRow(f"{self._of_template} leaves out the answer in message {turn + 1}", "F32", hint)
+
+    def _trained_turns(self, conversation: Conversation) -> list[int]:
+        return conversation.turns if self._turns == "all" else conversation.turns[-1:]
 
     def _marked(self, conversation: Conversation) -> tuple[str, Sequence[Span]]:
         """A marker may enclose a turn without what ends it; the end of the whole text tells what that is."""
@@ -90,7 +102,7 @@ class Speaker:
 
     def _between_prefixes(self, conversation: Conversation) -> tuple[str, Sequence[Span]]:
         text = self._render(conversation).text
-        turns = conversation.turns if self._turns == "all" else conversation.turns[-1:]
+        turns = self._trained_turns(conversation)
         if not turns[0]:
             raise BadRow(
                 "the conversation begins with the assistant, and its template cannot be rendered before that", "F32",
@@ -133,9 +145,14 @@ class Speaker:
         return f"the chat template of {name_of(self._tokenizer)}"
 
 
-def _end(text: str, end: int) -> int:
-    """Where a turn ends: line breaks behind its last token are the template's, no model has to write them."""
-    return len(text[:end].rstrip())
+def _trimmed(text: str, spans: Sequence[Span]) -> list[Span]:
+    """Spans that touch each other as one, and none that is blank. Line breaks behind the last token of a turn are the
+    template's, no model has to write them."""
+    joined: list[Span] = []
+    for start, end in spans:
+        joined.append((joined.pop()[0] if joined and joined[-1][1] == start else start, end))
+    ends = ((start, len(text[:end].rstrip())) for start, end in joined)
+    return [(start, end) for start, end in ends if start < end]
 
 
 def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row[Spoken]]) -> list[Masked]:

@@ -20,6 +20,7 @@ MARKED_WITHOUT_STOP = OPENING + "<assistant>{% generation %}{{ m.content }}{% en
 MARKED_WITH_LINE_END = (
     OPENING + "<assistant>{% generation %}{{ m.content }}{{ eos_token }}\n{% endgeneration %}" + CLOSING
 )
+MARKED_IN_PARTS = MARKED.replace("{{ eos_token }}", "{% endgeneration %}{% generation %}{{ eos_token }}")
 PLAIN = OPENING + "<assistant>{{ m.content }}{{ eos_token }}" + CLOSING
 CHATML = (
     "{{ bos_token }}{% for m in messages %}{{ '[' + m.role + ']\n' + m.content + eos_token + '\n' }}{% endfor %}"
@@ -34,6 +35,10 @@ FORGETFUL = (  # as templates of reasoning models: only the last answer has its 
     OPENING + "<assistant>{% if loop.last %}(thinks){% endif %}{{ m.content }}{{ eos_token }}" + CLOSING
 )
 ENDLESS = OPENING + "<assistant>{{ m.content }};" + CLOSING
+
+TEMPLATES = (
+    MARKED, MARKED_WITHOUT_STOP, MARKED_WITH_LINE_END, MARKED_IN_PARTS, PLAIN, CHATML, DEFAULT_SYSTEM
+)  # fmt: skip
 
 TALK = [
     {"role": "user", "content": "hi"},
@@ -75,7 +80,7 @@ def trained(dataset, row=0):
     return [text for is_trained, text in stretches(dataset, row) if is_trained]
 
 
-@pytest.mark.parametrize("template", [MARKED, MARKED_WITHOUT_STOP, MARKED_WITH_LINE_END, PLAIN, CHATML, DEFAULT_SYSTEM])
+@pytest.mark.parametrize("template", TEMPLATES)
 def test_the_assistants_turns_are_trained_on_with_their_stop_tokens(build, template):
     assert trained(build(TALK, template=template)) == ["yo<eos>", "ünd<eos>"]
     assert trained(build(TALK, template=template, train_on="last")) == ["ünd<eos>"]
@@ -165,6 +170,16 @@ def test_nothing_to_train_on_is_refused(build):
     silent = OPENING + "<assistant>" + CLOSING
     with pytest.raises(DataError, match="it writes nothing for the assistant"):
         build(TALK, template=silent)
+
+
+def test_a_template_that_leaves_answers_out_is_refused(build):
+    for_parts = PLAIN.replace("{{ m.content }}", "{% for p in m.content if p.text %}{{ p.text }}{% endfor %}")
+    for how in ({}, {"train_on": "last"}):
+        with pytest.raises(DataError, match=r"rows\.jsonl:1: .* leaves out the answer in message [24]") as caught:
+            build(TALK, template=for_parts, **how)
+        assert caught.value.code == "F32"
+    trimmed = PLAIN.replace("{{ m.content }}", "{{ m.content | trim }}")
+    assert trained(build([TALK[0], {"role": "assistant", "content": " yo\n"}], template=trimmed)) == ["yo<eos>"]
 
 
 def test_a_turn_must_end_with_a_token_that_stops(build):

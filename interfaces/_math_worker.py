@@ -1,24 +1,11 @@
-"""A process that compares mathematical expressions: JSON lines in, JSON lines out. Started by `_math_pool`, as a
-script.
-
-Expressions come from a model, so this process trusts them with nothing: it is started apart, may not write files, has
-a bound on memory and ends when its parent does. A comparison that uses up its processor time is ended by the kernel,
-even if the parent is gone and even if Python never gets the turn to notice. It is processor time and not the clock, so
-that a verdict does not depend on what else the machine does.
-"""
+"""A process that compares mathematical expressions. Started by `_math_pool`, as a script."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import sys
 from functools import lru_cache
 from typing import Any
 
-from rlcli.processes import isolate
-
-MEMORY_BYTES = 4 << 30
+from rlcli.interfaces._worker import Broken, Work, serve
 
 
 def parsed(latex: str) -> Any:
@@ -49,31 +36,20 @@ def compare(answer: str, expected: str) -> dict[str, Any]:
     return {"equal": bool(verify(gold, found, timeout_seconds=None))}
 
 
-def serve() -> None:
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what libraries print must not mix with the replies
+def work(task: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return compare(task["answer"], task["expected"])
+    except Exception as problem:  # of the answer's own making: the gold was read
+        return {"crashed": f"{type(problem).__name__}: {str(problem)[:200]}"}
 
-    def reply(message: dict[str, Any]) -> None:
-        replies.write(json.dumps(message) + "\n")
-        replies.flush()
 
+def prepare(settings: dict[str, Any]) -> Work:
     try:
         import math_verify  # noqa: F401
     except Exception as problem:
-        reply({"broken": f"{type(problem).__name__}: {problem}"})
-        return
-    reply({"ready": True})
-    for line in sys.stdin:
-        task = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, task["limit_s"])
-        try:
-            message = compare(task["answer"], task["expected"])
-        except Exception as problem:  # of the answer's own making: the gold was read
-            message = {"crashed": f"{type(problem).__name__}: {str(problem)[:200]}"}
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        reply(message)
+        raise Broken(f"{type(problem).__name__}: {problem}") from problem
+    return work
 
 
 if __name__ == "__main__":
-    isolate(parent=int(sys.argv[1]), memory_bytes=MEMORY_BYTES)
-    serve()
+    serve(prepare)

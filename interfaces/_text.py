@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from rlcli.api.data import SequenceSample
 from rlcli.errors import UsageError
 
+if TYPE_CHECKING:
+    import torch
+
 
 def response_texts(tokenizer: Any, data: SequenceSample) -> list[str]:
     """The response of each sequence (the tokens that `prompt_mask` leaves), without special tokens."""
-    lengths = data.flat_seqlens("packed_input_ids")
-    tokens = data.data["packed_input_ids"].cpu().split(lengths)
-    masks = data.data["prompt_mask"].cpu().split(lengths)
-    return _decode(tokenizer, [ids[~mask].tolist() for ids, mask in zip(tokens, masks, strict=True)])
+    return _decode(tokenizer, [ids[~mask].tolist() for ids, mask in _masked(data)])
+
+
+def prompt_texts(tokenizer: Any, data: SequenceSample) -> list[str]:
+    """The prompt of each sequence (the tokens of `prompt_mask`), without special tokens."""
+    return _decode(tokenizer, [ids[mask].tolist() for ids, mask in _masked(data)])
 
 
 def full_texts(tokenizer: Any, data: SequenceSample) -> list[str]:
     """Each sequence, prompt and response, without special tokens."""
     tokens = data.data["packed_input_ids"].cpu().split(data.flat_seqlens("packed_input_ids"))
     return _decode(tokenizer, [ids.tolist() for ids in tokens])
+
+
+def _masked(data: SequenceSample) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The tokens of each sequence, and which of them belong to its prompt."""
+    lengths = data.flat_seqlens("packed_input_ids")
+    packed = (data.data[key].cpu().split(lengths) for key in ("packed_input_ids", "prompt_mask"))
+    return zip(*packed, strict=True)
 
 
 def _decode(tokenizer: Any, sequences: list[list[int]]) -> list[str]:

@@ -31,7 +31,7 @@ def die_with_parent() -> None:
 
 
 def start_isolated(command: Sequence[str], **variables: str) -> Popen[bytes]:
-    """Start a command that reads tasks from stdin and writes replies to stdout."""
+    """Start a command that reads tasks from stdin and writes replies to stdout, as the leader of a process group."""
     import subprocess
 
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
@@ -43,11 +43,13 @@ def start_isolated(command: Sequence[str], **variables: str) -> Popen[bytes]:
         stderr=subprocess.DEVNULL,
         env=kept | fixed | variables,
         cwd="/",
+        process_group=0,  # so that it can be ended with all that it has started
     )
 
 
-def isolate(parent: int, memory_bytes: int) -> None:
-    """From now on this process writes no files, uses at most so much memory and ends with its parent.
+def isolate(parent: int, memory_bytes: int, file_bytes: int = 0) -> None:
+    """From now on this process writes no files (or none larger than `file_bytes`), uses at most so much memory and ends
+    with its parent.
 
     A signal that asks the run to stop does not reach it: the run needs its replies to finish the step. SIGPROF ends it
     where it is, even if Python never gets to handle it, so `signal.setitimer(ITIMER_PROF, …)` is a hard limit on
@@ -58,7 +60,7 @@ def isolate(parent: int, memory_bytes: int) -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)

@@ -7,6 +7,7 @@ An entry is a key, or a key and when it counts:
     packed_ref_logprobs if kl_ctl       with an argument that is set: not null, false or 0
     values unless disable_value         without it
     prompt_mask if text=response        with an argument that has this value
+    each of weights                     every key that an argument, a mapping or a list, names
 
 A key may have several entries; each of them can make it needed.
 """
@@ -22,6 +23,7 @@ Declaration = Mapping[str, tuple[str, ...]]
 """Method → its entries. A method that is not named has declared nothing."""
 
 _ENTRY = re.compile(r"(?P<key>\w+)(?: (?P<when>if|unless) (?P<argument>\w+)(?:=(?P<value>\S+))?)?")
+_EACH = re.compile(r"each of (?P<argument>\w+)")
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,15 @@ def declared_keys(entries: Iterable[str], argument: Callable[[str], Any]) -> Dec
     needed: dict[str, bool | None] = {}
     due_to: dict[str, str] = {}
     for entry in entries:
+        if each := _EACH.fullmatch(entry):
+            named = _named(each["argument"], argument)
+            needed |= dict.fromkeys(named, True)
+            due_to |= dict.fromkeys(named, each["argument"])
+            continue
         found = _ENTRY.fullmatch(entry)
         if found is None:
-            raise ValueError(f"{entry!r} is no key, `KEY if ARGUMENT`, `KEY unless ARGUMENT` or `KEY if given`")
+            kinds = "`KEY if ARGUMENT`, `KEY unless ARGUMENT`, `KEY if given` or `each of ARGUMENT`"
+            raise ValueError(f"{entry!r} is no key, {kinds}")
         counts = _counts(found, argument)
         known = needed.get(found["key"], False)
         needed[found["key"]] = True if True in (known, counts) else None if None in (known, counts) else False
@@ -65,6 +73,15 @@ def declared_keys(entries: Iterable[str], argument: Callable[[str], Any]) -> Dec
         due_to,
         tuple(key for key, counts in needed.items() if counts is None),
     )
+
+
+def _named(name: str, argument: Callable[[str], Any]) -> list[str]:
+    """The keys that an argument names; none where it is not known, or of another kind, which is reported elsewhere."""
+    try:
+        value = argument(name)
+    except LookupError:
+        return []
+    return [key for key in value if isinstance(key, str)] if isinstance(value, Mapping | list | tuple) else []
 
 
 def _counts(entry: re.Match[str], argument: Callable[[str], Any]) -> bool | None:

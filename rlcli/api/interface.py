@@ -63,6 +63,9 @@ class ModelInterface:
     """What its calls of the engine keep in one micro-batch (their `cut`): a sample with its group, or a sequence alone;
     for all methods, or by method. `rlcli plan` counts on it."""
 
+    FILES: ClassVar[tuple[str, ...]] = ()
+    """Arguments that name files: they are looked for when a recipe is read, next to the layer that names them too."""
+
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """Train on one batch; returns stats that are already reduced over ranks."""
         raise NotImplementedError(f"{type(self).__name__} does not train")

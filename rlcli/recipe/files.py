@@ -9,9 +9,9 @@ from typing import Any
 
 from rlcli import registry
 from rlcli.errors import DataError, ModelError, RlcliError, UsageError, raise_all
-from rlcli.recipe.components import signature_of
+from rlcli.recipe.components import declared, signature_of
 from rlcli.recipe.layers import Layer
-from rlcli.recipe.schema import Recipe
+from rlcli.recipe.schema import Call, Recipe
 from rlcli.recipe.tree import Mapping, Mark, dotted, nearest
 from rlcli.recipe.tree import Path as TreePath
 
@@ -27,7 +27,7 @@ def with_found_files(recipe: Recipe, tree: Mapping, path: Path, layers: Sequence
     finder = _Finder(tree, path, layers)
     data = recipe.model_dump()
     missing: list[RlcliError] = []
-    wanted = [(place, finder.dataset_file) for place in _dataset_files(recipe)]
+    wanted = [(place, finder.file) for place in (*_dataset_files(recipe), *_interface_files(recipe))]
     wanted += [(place, finder.model_folder) for place in _model_folders(recipe)]
     for place, find in wanted:
         try:
@@ -53,11 +53,33 @@ def _model_folders(recipe: Recipe) -> Iterator[TreePath]:
             yield ("models", name, "path")
         if role.tokenizer is not None:
             yield ("models", name, "tokenizer")
-    graphs = ((("graph",), recipe.graph), (("train", "eval", "graph"), recipe.train.eval.graph))
-    for place, calls in graphs:
+    for place, call in _calls(recipe):
+        if model_of_call(call) is not None:
+            yield (*place, "interface", "args", "path")
+
+
+def _interface_files(recipe: Recipe) -> Iterator[TreePath]:
+    for place, call in _calls(recipe):
+        for name in _file_arguments(call):
+            if isinstance(call.interface.args.get(name), str):
+                yield (*place, "interface", "args", name)
+
+
+def model_of_call(call: Call) -> str | None:
+    """The model that an interface loads itself: its argument `path`, unless its class lists that in `FILES`."""
+    path = call.interface.args.get("path")
+    return path if isinstance(path, str) and "path" not in _file_arguments(call) else None
+
+
+def _file_arguments(call: Call) -> Sequence[str]:
+    names = declared("interfaces", call.interface.type, "FILES")
+    return names if isinstance(names, tuple | list) else ()
+
+
+def _calls(recipe: Recipe) -> Iterator[tuple[TreePath, Call]]:
+    for place, calls in ((("graph",), recipe.graph), (("train", "eval", "graph"), recipe.train.eval.graph)):
         for name, call in calls.items():
-            if isinstance(call.interface.args.get("path"), str):
-                yield (*place, name, "interface", "args", "path")
+            yield (*place, name), call
 
 
 class _Finder:
@@ -66,7 +88,7 @@ class _Finder:
         self.path = path
         self.layers = layers
 
-    def dataset_file(self, place: TreePath, text: str) -> str:
+    def file(self, place: TreePath, text: str) -> str:
         if text.startswith(HUB):
             return text
         found = self.look(place, text)

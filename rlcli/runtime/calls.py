@@ -30,6 +30,8 @@ DESCRIBED: Mapping[str, tuple[str, ...]] = {
     "likelihoods": (SAMPLED_LOGPROBS, PROMPT_MASK, SEQUENCES),
 }
 """What people want to read of responses, and the keys that it takes."""
+PART = "reward/"
+"""How the names of parts of a reward begin, which are reported even if they are 0."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Running:
     def averages(self) -> dict[str, Moments]:
         """Scores of all that the ranks made, and what they counted of errors and the like, if there were any."""
         counts, scores = (self._sum_over_ranks(what) for what in ("counts", "scores"))
-        return {name: moments for name, moments in counts.items() if moments.total} | scores
+        return {name: one for name, one in counts.items() if one.total or name.startswith(PART)} | scores
 
     def _sum_over_ranks(self, what: str) -> dict[str, Moments]:
         totals: dict[str, Moments] = {}

@@ -58,16 +58,16 @@ def batch(groups, answers, prompt="#### 1 is no answer: "):
     )
 
 
-def fake_pool(tmp_path, body, n_workers=2, limit_s=1.0):
+def fake_pool(tmp_path, body, workers=2, cpu_s=1.0):
     """A pool whose processes run `body` for each task `t`, and print what it leaves in `r`."""
     script = tmp_path / "worker.py"
     script.write_text(
-        "import json, os, sys, time\nprint(json.dumps({'ready': True}), flush=True)\n"
+        "import json, os, sys, time\nsys.stdin.readline()\nprint(json.dumps({'ready': True}), flush=True)\n"
         "for line in sys.stdin:\n    t = json.loads(line)\n"
         + textwrap.indent(textwrap.dedent(body).strip(), "    ")
         + "\n    print(json.dumps(r), flush=True)\n"
     )
-    return MathPool(n_workers, limit_s, [sys.executable, str(script)])
+    return MathPool(workers, cpu_s, [sys.executable, str(script)])
 
 
 def test_rewards_by_sample_and_response():
@@ -191,7 +191,7 @@ def test_a_number_is_not_looked_for_in_an_expression():
 
 def test_verdicts_come_back_in_order_whoever_is_quicker(tmp_path):
     body = "time.sleep(float(t['answer']))\nr = {'equal': t['expected'] == 'yes'}\n"
-    pool = fake_pool(tmp_path, body, n_workers=3)
+    pool = fake_pool(tmp_path, body, workers=3)
     pairs = [("0.2", "yes"), ("0", "no"), ("0.1", "yes"), ("0", "yes"), ("0", "no")]
     wanted = [Verdict.RIGHT, Verdict.WRONG, Verdict.RIGHT, Verdict.RIGHT, Verdict.WRONG]
     assert pool.compare([Comparison(*pair) for pair in pairs]) == wanted
@@ -204,29 +204,29 @@ def test_processor_time_is_limited_and_the_others_are_compared(monkeypatch):
     easy, hard = Comparison("x", "x"), Comparison("(x+1)^{20} (x-1)^{20}", "(x^2-1)^{20} + \\sin(x)^2 + \\cos(x)^2")
     pool = MathPool(1, 60.0)
     assert pool.compare([easy]) == [Verdict.RIGHT]
-    pool.limit_s = 0.01
+    pool.cpu_s = 0.01
     assert pool.compare([hard]) == [Verdict.TIMEOUT]
-    pool.limit_s = 60.0
+    pool.cpu_s = 60.0
     assert pool.compare([easy]) == [Verdict.RIGHT]
     pool.close()
 
 
 def test_a_worker_that_waits_for_the_processor_is_given_time(tmp_path):
-    pool = fake_pool(tmp_path, "time.sleep(0.5)\nr = {'equal': True}\n", n_workers=1, limit_s=0.1)
+    pool = fake_pool(tmp_path, "time.sleep(0.5)\nr = {'equal': True}\n", workers=1, cpu_s=0.1)
     assert pool.compare([Comparison("a", "")]) == [Verdict.RIGHT]
     pool.close()
 
 
 def test_a_stuck_worker_is_killed_in_time_and_the_others_are_compared(tmp_path, monkeypatch):
     monkeypatch.setattr("rlcli.interfaces._math_pool.WALL_FACTOR", 1)
-    pool = fake_pool(tmp_path, "while t['answer'] == 'hang': pass\nr = {'equal': True}\n", n_workers=1, limit_s=0.3)
+    pool = fake_pool(tmp_path, "while t['answer'] == 'hang': pass\nr = {'equal': True}\n", workers=1, cpu_s=0.3)
     pairs = [Comparison(answer, "") for answer in ("a", "hang", "b")]
     assert pool.compare(pairs) == [Verdict.RIGHT, Verdict.TIMEOUT, Verdict.RIGHT]
     pool.close()
 
 
 def test_a_dying_worker_is_a_verdict_and_is_replaced(tmp_path):
-    pool = fake_pool(tmp_path, "os._exit(3) if t['answer'] == 'die' else None\nr = {'equal': True}\n", n_workers=1)
+    pool = fake_pool(tmp_path, "os._exit(3) if t['answer'] == 'die' else None\nr = {'equal': True}\n", workers=1)
     assert pool.compare([Comparison("die", ""), Comparison("a", "")]) == [Verdict.CRASHED, Verdict.RIGHT]
     assert pool.compare([Comparison("a", "")]) == [Verdict.RIGHT]
     pool.close()
@@ -240,7 +240,7 @@ def test_what_responses_do_is_wrong_and_counted_and_never_ends_the_run(tmp_path,
     """
     data = batch([["#### x+1", "#### x+2"], ["#### y", "#### x+3", "#### \\sum x", "#### x+4"]], ["x", "y+x"])
     interface = MathRewardInterface(timeout_s=0.3)
-    interface.pool = fake_pool(tmp_path, body, limit_s=0.3)
+    interface.pool = fake_pool(tmp_path, body, cpu_s=0.3)
     out = interface.inference(role(), data, SPEC)
     assert out.data["rewards"].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     assert out.metadata == {

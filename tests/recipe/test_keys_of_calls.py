@@ -162,6 +162,16 @@ def test_entries():
             declared_keys([entry], arguments.__getitem__)
 
 
+def test_keys_that_an_argument_names():
+    arguments = {"weights": {"a": 1.0, "b": 0.1}, "listed": ["c"], "number": 3}
+    entries = ["d", "each of weights", "each of listed", "each of number", "each of unknown", "b if given"]
+    keys = declared_keys(entries, arguments.__getitem__)
+    assert keys == DeclaredKeys(("d", "a", "b", "c"), (), {"a": "weights", "b": "weights", "c": "listed"})
+    for entry in ("each of", "each of a b", "each weights"):
+        with pytest.raises(ValueError, match="is no key"):
+            declared_keys([entry], arguments.__getitem__)
+
+
 def test_a_class_has_the_declarations_of_its_bases():
     """Alike for who reads the source and for who has the class."""
     for name in ("ppo_actor", "ppo_critic"):

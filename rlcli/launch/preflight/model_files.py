@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlcli.api.model_folder import check_config, check_folder, check_sizes
 from rlcli.errors import ModelError, ResourceError, RlcliError
+from rlcli.recipe.files import model_of_call
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
@@ -35,8 +36,8 @@ def model_faults(resolved: Resolved) -> Iterator[RlcliError]:
     graphs = ((("graph",), resolved.recipe.graph), (("train", "eval", "graph"), resolved.recipe.train.eval.graph))
     for place, graph in graphs:
         for name, call in graph.items():
-            source = call.interface.args.get("path")
-            if isinstance(source, str):
+            source = model_of_call(call)
+            if source is not None:
                 yield from _faults(resolved, source, (*place, name, "interface", "args", "path"), weights=True)
 
 

@@ -1,0 +1,159 @@
+"""Chat completions of a server that speaks OpenAI's protocol, each within a deadline by the clock."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ipaddress
+import json
+import math
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+MOST_BYTES = 4 << 20
+"""Of a reply."""
+LONGEST_PAUSE_S = 30.0
+AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 529}
+"""Status codes that another try may change."""
+
+
+class EndpointError(Exception):
+    """There is no usable reply."""
+
+    def __init__(self, what: str, *, again: bool = True, pause_s: float = 0.0):
+        super().__init__(what)
+        self.again = again
+        """Whether another try may help."""
+        self.pause_s = pause_s
+        """What the server asks to wait before it."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long and how often a reply is asked for."""
+
+    tries: int
+    try_s: float
+    """Seconds of one try."""
+    deadline_s: float
+    """Seconds of all."""
+    pause_s: float
+    """Before the second try; twice as long before each further one."""
+
+
+class ChatEndpoint:
+    """A server. It is sent `key` and nothing else of this machine; redirects are not followed."""
+
+    def __init__(self, url: str, key: str | None):
+        """Raises ValueError for a URL that is none, or that would carry the key in plain text to another machine."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+            raise ValueError(f"url is {url!r}; it must be like http://localhost:8000/v1")
+        if key and not (key.isascii() and key.isprintable()):
+            raise ValueError("the key has characters that no key has, such as the end of a line")
+        if key and parts.scheme == "http" and not _is_loopback(parts.hostname):
+            raise ValueError(f"url is {url!r}; a key is sent by https only, except to this machine")
+        self._connect: Callable[..., http.client.HTTPConnection] = (
+            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        )
+        self._host, self._port = parts.hostname, parts.port
+        self._path = f"{parts.path.rstrip('/')}/chat/completions"
+        self._key = key
+
+    def ask(
+        self, body: dict[str, Any], read: Callable[[str], float], patience: Patience, stop: threading.Event
+    ) -> tuple[float, str]:
+        """What `read` makes of the reply, and the reply. `read` raises ValueError for one that it does not accept.
+
+        Raises EndpointError after the last try, at the deadline, or once `stop` is set.
+        """
+        end, pause, last = time.monotonic() + patience.deadline_s, patience.pause_s, EndpointError("it was not asked")
+        for number in range(patience.tries):
+            if number:
+                wait = min(max(pause, last.pause_s), LONGEST_PAUSE_S)
+                pause *= 2
+                if time.monotonic() + wait >= end or stop.wait(wait):
+                    break
+            try:
+                reply = self._complete(body, min(patience.try_s, end - time.monotonic()))
+                return read(reply), reply
+            except ValueError as problem:
+                last = EndpointError(str(problem))
+            except EndpointError as problem:
+                last = problem
+                if not problem.again:
+                    break
+        raise last
+
+    def _complete(self, body: dict[str, Any], seconds: float) -> str:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        connection = self._connect(self._host, self._port, timeout=max(seconds, 0.001))
+        expired = threading.Event()
+        watch = None
+        try:
+            connection.connect()
+            watch = threading.Timer(seconds, _cut, (connection.sock, expired))  # whatever drips in meanwhile
+            watch.daemon = True
+            watch.start()
+            connection.request("POST", self._path, json.dumps(body), headers)
+            response = connection.getresponse()
+            content = response.read(MOST_BYTES + 1)
+        except ssl.SSLCertVerificationError as problem:
+            raise EndpointError(f"its certificate is not trusted: {problem}", again=False) from None
+        except (OSError, http.client.HTTPException) as problem:
+            late = expired.is_set() or isinstance(problem, TimeoutError)
+            why = f"no reply within {seconds:.3g} s" if late else f"{type(problem).__name__}: {problem}"
+            raise EndpointError(why) from None
+        finally:
+            if watch is not None:
+                watch.cancel()
+            connection.close()
+        if expired.is_set():
+            raise EndpointError(f"no reply within {seconds:.3g} s")
+        if response.status != 200:
+            said = self._redacted(content[:300].decode(errors="replace"))
+            pause = _seconds(response.getheader("Retry-After"))
+            raise EndpointError(f"status {response.status}: {said}", again=response.status in AGAIN, pause_s=pause)
+        return self._text(content)
+
+    def _text(self, content: bytes) -> str:
+        try:
+            text = json.loads(content)["choices"][0]["message"]["content"]
+        except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+            said = self._redacted(content[:100].decode(errors="replace"))
+            raise EndpointError(f"its reply is no chat completion: {said!r}") from None
+        if not isinstance(text, str) or len(content) > MOST_BYTES:
+            raise EndpointError("its reply has no text, or too much of it")
+        return text
+
+    def _redacted(self, text: str) -> str:
+        return text.replace(self._key, "<redacted>") if self._key else text
+
+
+def _cut(connected: socket.socket, expired: threading.Event) -> None:
+    expired.set()
+    with contextlib.suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)
+
+
+def _seconds(text: str | None) -> float:
+    """Of a Retry-After; 0 for a date, or for nonsense."""
+    try:
+        seconds = float(text or 0)
+    except ValueError:
+        return 0.0
+    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

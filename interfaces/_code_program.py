@@ -1,0 +1,44 @@
+"""The side of a program that tests call: it is loaded, then it answers calls. Runs in a sandbox.
+
+The program may do here what it likes. All that leaves this process is what it returns, as plain values, to tests that
+are somewhere else.
+"""
+
+import json
+import os
+import sys
+import types
+
+from _code_values import decoded, encoded
+
+requests, replies = os.fdopen(3, "r"), os.fdopen(4, "w")
+objects = []
+
+
+def handle(value):
+    objects.append(value)
+    return len(objects) - 1
+
+
+def answer(target, method, arguments, named):
+    called = eval(target, vars(module)) if isinstance(target, str) else objects[target]
+    if method is not None:
+        called = getattr(called, method)
+    if arguments is None:
+        return {"value": encoded(called, handle), "given": []}
+    given = [decoded(one, objects.__getitem__) for one in arguments]
+    value = called(*given, **{name: decoded(one, objects.__getitem__) for name, one in named.items()})
+    return {"value": encoded(value, handle), "given": [encoded(one, handle) for one in given]}
+
+
+module = types.ModuleType("program")
+sys.modules["program"] = module
+with open("program.py", encoding="utf-8") as file:
+    exec(compile(file.read(), "program.py", "exec"), vars(module))
+print(json.dumps([name for name, value in vars(module).items() if callable(value)]), file=replies, flush=True)
+for request in requests:
+    try:
+        reply = answer(*json.loads(request))
+    except Exception as problem:
+        reply = {"raised": type(problem).__name__, "says": str(problem)[:1000]}
+    print(json.dumps(reply), file=replies, flush=True)

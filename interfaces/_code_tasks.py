@@ -1,0 +1,56 @@
+"""Programs in responses, the tests of rows, and what passes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from rlcli.errors import DataError
+
+Part = Literal["last_block", "first_block", "whole"]
+Task = dict[str, Any]
+
+_BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+FORMS = '{"input": "…", "output": "…"} or code such as "assert add(2, 3) == 5"'
+
+
+def program_of(response: str, part: Part) -> str | None:
+    """The program in a response; None if there is none."""
+    if part == "whole":
+        return response
+    blocks = _BLOCK.findall(response)
+    return blocks[-1 if part == "last_block" else 0] if blocks else None
+
+
+def tasks_of(row: Mapping[str, Any], key: str, place: str) -> list[Task]:
+    """What is to be run for a program of this row: one task for each input, one for all code. Raises DataError."""
+    tests = row.get(key)
+    if not tests:
+        raise DataError(f"{place} has no {key}", hint=f"code_reward needs a list of {FORMS}", code="F31")
+    tests = tests if isinstance(tests, list) else [tests]
+    for number, test in enumerate(tests, start=1):
+        if not _is_test(test):
+            what = f"entry {number} of the {key} of {place} is {test!r:.80}"
+            raise DataError(what, hint=f"it must be {FORMS}", code="F31")
+    code = [test for test in tests if isinstance(test, str)]
+    tasks = [{"stdin": test["input"], "expected": test["output"]} for test in tests if not isinstance(test, str)]
+    return tasks + ([{"tests": code, "entry_point": row.get("entry_point")}] if code else [])
+
+
+def passed(task: Task, reply: Mapping[str, Any]) -> list[bool]:
+    """For each test of a task whether it is passed, by what a worker says of it."""
+    if "stdin" in task:
+        return [reply["status"] == 0 and _lines(reply["output"]) == _lines(task["expected"])]
+    said = reply["passed"]
+    return [number < len(said) and said[number] is True for number in range(len(task["tests"]))]
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _is_test(test: Any) -> bool:
+    if isinstance(test, str):
+        return bool(test.strip())
+    return isinstance(test, dict) and all(isinstance(test.get(name), str) for name in ("input", "output"))

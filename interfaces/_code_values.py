@@ -1,0 +1,44 @@
+"""Plain values on their way between a program and its tests: each as JSON that says its type, never code.
+
+It is put into the sandboxes of both, where there is only the standard library.
+"""
+
+SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+def encoded(value, handle):
+    """JSON-able; `handle` gives a number for what is no plain value. Types count exactly: a subclass may lie."""
+    kind = type(value)
+    if value is None or kind in (bool, str, float):
+        return value
+    if kind is int:
+        return {"int": hex(value)}
+    if kind in (list, tuple, set, frozenset):
+        return {kind.__name__: [encoded(one, handle) for one in value]}
+    if kind is dict:
+        return {"dict": [[encoded(key, handle), encoded(one, handle)] for key, one in value.items()]}
+    if kind in (bytes, bytearray):
+        return {"bytes": bytes(value).hex()}
+    if kind is complex:
+        return {"complex": [value.real, value.imag]}
+    return {"object": handle(value)}
+
+
+def decoded(said, object_of):
+    """The value; `object_of` gives what a number stands for. Raises for anything that `encoded` does not make."""
+    if said is None or isinstance(said, bool | str | float):
+        return said
+    ((kind, content),) = said.items()
+    if kind == "int":
+        return int(content, 16)
+    if kind in SEQUENCES:
+        return SEQUENCES[kind](decoded(one, object_of) for one in content)
+    if kind == "dict":
+        return {decoded(key, object_of): decoded(one, object_of) for key, one in content}
+    if kind == "bytes":
+        return bytes.fromhex(content)
+    if kind == "complex":
+        return complex(*content)
+    if kind == "object":
+        return object_of(content)
+    raise ValueError(f"no value: {kind}")

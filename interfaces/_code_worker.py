@@ -1,0 +1,89 @@
+"""A process that runs candidate programs in sandboxes. Started by `code_reward`, as a script.
+
+It knows what tests hand to a program and not what they expect of its output: that is compared elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rlcli.interfaces._sandbox import Ended, Limits, NoSandbox, Program
+from rlcli.interfaces._worker import Broken, Work, serve
+
+HERE = Path(__file__).parent
+VERDICTS = 1 << 20
+"""Most bytes that tests say in the end."""
+
+
+def prepare(settings: dict[str, Any]) -> Work:
+    limits, confined = Limits(**settings["limits"]), settings["confined"]
+    sources = {path.name: path.read_text(encoding="utf-8") for path in HERE.glob("_code_*.py")}
+    try:
+        tried = run_program("print(6 * 7)", "", limits, confined)
+    except NoSandbox as problem:
+        raise Broken(str(problem)) from problem
+    if tried.output != b"42\n":
+        raise Broken(f"a program that prints 42 prints {tried.output[:80]!r}; status {tried.status}. {tried.why}")
+
+    def work(task: dict[str, Any]) -> dict[str, Any]:
+        try:
+            if "stdin" in task:
+                ended = run_program(task["program"], task["stdin"], limits, confined)
+                return {"output": ended.output.decode(errors="replace"), "status": ended.status, "limit": ended.why}
+            return run_tests(task, sources, limits, confined)
+        except (OSError, MemoryError) as problem:
+            return {"error": f"{type(problem).__name__}: {problem}"}
+
+    return work
+
+
+def run_program(program: str, stdin: str, limits: Limits, confined: bool) -> Ended:
+    """A program as a script: what it writes to stdout, given what it reads from stdin."""
+    null = os.open(os.devnull, os.O_RDWR)
+    given = os.memfd_create("stdin")
+    os.write(given, stdin.encode(errors="surrogatepass"))
+    os.lseek(given, 0, os.SEEK_SET)
+    heard, said = os.pipe()
+    try:
+        running = Program(["program.py"], {"program.py": program}, {0: given, 1: said, 2: null}, limits, confined)
+        os.close(said)
+        return running.wait(heard)
+    finally:
+        for descriptor in (null, given, heard):
+            os.close(descriptor)
+
+
+def run_tests(task: dict[str, Any], sources: dict[str, str], limits: Limits, confined: bool) -> dict[str, Any]:
+    """A program in one sandbox, its tests in another, and pipes between them: which tests pass."""
+    null = os.open(os.devnull, os.O_RDWR)
+    requests_out, requests_in = os.pipe()
+    replies_out, replies_in = os.pipe()
+    heard, said = os.pipe()
+    given = json.dumps({"tests": task["tests"], "entry_point": task["entry_point"]})
+    programs = []
+    try:
+        for name, files, descriptors in (
+            ("_code_program.py", {"program.py": task["program"]}, {1: null, 3: requests_out, 4: replies_in}),
+            ("_code_tests.py", {"tests.json": given}, {1: said, 3: replies_out, 4: requests_in}),
+        ):
+            files |= {one: sources[one] for one in (name, "_code_values.py")}
+            programs.append(Program([name], files, {0: null, 2: null, **descriptors}, limits, confined))
+        for descriptor in (requests_out, requests_in, replies_out, replies_in, said):
+            os.close(descriptor)
+        ended = programs[1].wait(heard)
+    finally:
+        for program in programs:
+            program.end()
+        os.close(null)
+        os.close(heard)
+    try:
+        return {"passed": json.loads(ended.output), "limit": ended.why}
+    except ValueError:
+        return {"passed": [False] * len(task["tests"]), "limit": ended.why or f"ended its tests ({ended.status})"}
+
+
+if __name__ == "__main__":
+    serve(prepare)

@@ -1,0 +1,99 @@
+"""A process that calls a user's function for responses of a model. Started by `function_reward`, as a script."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlcli.interfaces._worker import Broken, Work, serve
+
+LARGEST = 3.4028234e38
+"""Of the numbers that fit into a float32."""
+LONGEST = 3000
+"""Characters of a traceback; its end says most."""
+
+
+def prepare(settings: dict[str, Any]) -> Work:
+    os.chdir(settings["folder"])
+    try:
+        function = loaded(settings["path"], settings["function"])
+        wanted = Arguments(function)
+    except BaseException as problem:
+        raise Broken(f"{type(problem).__name__}: {problem}", **told(problem)) from problem
+
+    def work(task: dict[str, Any]) -> dict[str, Any]:
+        row = task["row"]
+        if lacking := [name for name in wanted.needed if name not in row]:
+            return {"lacks": lacking, "row": list(row)}
+        try:
+            return {"value": number(function(**wanted.chosen(row)))}
+        except MemoryError:
+            return {"limit": "memory"}
+        except BaseException as problem:  # SystemExit too: no function ends its process
+            return {"error": f"{type(problem).__name__}: {problem}", **told(problem)}
+
+    return work
+
+
+class Arguments:
+    """What a function wants to know of a response and its row, by the names of its parameters."""
+
+    def __init__(self, function: Callable[..., Any]):
+        parameters = inspect.signature(function).parameters.values()
+        named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        self.takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        self.needed = [one.name for one in named if one.default is one.empty]
+        self.names = {one.name for one in named}
+
+    def chosen(self, row: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in row.items() if self.takes_all or name in self.names}
+
+
+def loaded(path: str | None, name: str) -> Callable[..., Any]:
+    """`score` of the file `path`, or `package.module:score`."""
+    module_name, _, function = name.rpartition(":")
+    if path is None:
+        sys.path.insert(0, os.getcwd())
+        module = importlib.import_module(module_name)
+    else:
+        sys.path.insert(0, str(Path(path).parent))
+        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    return getattr(module, function)
+
+
+def number(value: Any) -> float:
+    """What the function returned, if that is a number that can be trained on."""
+    if isinstance(value, str | bytes | complex) or not hasattr(value, "__float__"):
+        raise TypeError(f"it returned {value!r:.60}, which is not a number")
+    score = float(value)
+    if not math.isfinite(score) or abs(score) > LARGEST:
+        raise ValueError(f"it returned {score}, which is not a finite float32")
+    return score
+
+
+def told(problem: BaseException) -> dict[str, Any]:
+    """The traceback from the user's code on, and the innermost place there."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    users = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
+    lines = [*traceback.format_list(users), *traceback.format_exception_only(problem)]
+    where = f"{users[-1].filename}:{users[-1].lineno}" if users else None
+    if isinstance(problem, SyntaxError) and problem.filename:
+        where = f"{problem.filename}:{problem.lineno}"
+    return {"traceback": "".join(lines)[-LONGEST:].rstrip(), "where": where}
+
+
+if __name__ == "__main__":
+    serve(prepare)

@@ -1,0 +1,303 @@
+"""Programs that a model wrote, run where they can harm nothing: no network, no files of yours, no other process.
+
+A program sees Python, the system's libraries and an empty folder. Linux namespaces keep everything else from it, and
+limits of the kernel what it uses. Only the standard library is imported here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
+MNT_DETACH, AT_FDCWD, AT_RECURSIVE = 2, -100, 0x8000
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
+SYS_MOUNT_SETATTR = 442
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
+NOBODY = 65534
+
+PYTHON = os.path.realpath(sys.executable)
+VISIBLE = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache", "/nix/store", sys.base_prefix)
+"""What a program sees of the machine's files; it can change none of them."""
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+ROOT = "/proc"
+"""Where the program's files are put together: a folder that is always there, and that no program is to see."""
+WORK = "/work"
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+UNFINISHED = -1
+"""Exit status of a program that had to be ended."""
+_MOST_FILES = 64
+
+
+class NoSandbox(OSError):
+    """The machine does not let a program be confined."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one program, with all that it starts."""
+
+    cpu_s: int
+    wall_s: float
+    memory_bytes: int
+    file_bytes: int
+    output_bytes: int
+    processes: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A program that is done."""
+
+    output: bytes
+    status: int
+    """Its exit code, 128 + the signal that ended it, or UNFINISHED."""
+    why: str = ""
+    """The limit that ended it."""
+
+
+class Program:
+    """A program at work. `descriptors`: what it has open, number → ours, without a gap; no others."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        files: Mapping[str, str],
+        descriptors: Mapping[int, int],
+        limits: Limits,
+        confined: bool = True,
+    ):
+        """`arguments`: of Python. `files`: name → text, in the program's folder. Raises NoSandbox."""
+        self.limits = limits
+        self.folder = None if confined else tempfile.mkdtemp(prefix="rlcli-program-")
+        self._deadline = time.monotonic() + limits.wall_s
+        trouble, told = os.pipe()
+        mapped, map_now = os.pipe()
+        unshared, unshare_done = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.close(trouble)
+                start = _confined if confined else _limited
+                start(arguments, files, descriptors, limits, self.folder or WORK, (unshare_done, mapped, told))
+            except BaseException as problem:
+                os.write(told, f"{type(problem).__name__}: {problem}".encode()[:500])
+            finally:
+                os._exit(125)
+        for descriptor in (told, mapped, unshare_done):
+            os.close(descriptor)
+        with os.fdopen(trouble, "rb") as troubles:
+            if confined and os.read(unshared, 1) and os.geteuid() == 0:
+                for kind in ("uid_map", "gid_map"):
+                    Path(f"/proc/{self.pid}/{kind}").write_text(f"0 0 1\n{NOBODY} {NOBODY} 1\n")
+            os.close(unshared)
+            with suppress(BrokenPipeError):
+                os.write(map_now, b"m")
+            os.close(map_now)
+            said = troubles.read().decode()
+        if said:
+            self.end()
+            raise NoSandbox(said)
+
+    def wait(self, output: int) -> Ended:
+        """Read all that it writes to a descriptor until it is done, or over a limit."""
+        received, why = bytearray(), ""
+        while not why:
+            patience = self._deadline - time.monotonic()
+            if patience <= 0 or not select.select([output], [], [], patience)[0]:
+                why = f"ran for {self.limits.wall_s:g} s"
+            elif not (piece := os.read(output, 1 << 16)):
+                break
+            elif len(received := received + piece) > self.limits.output_bytes:
+                why = f"wrote more than {self.limits.output_bytes} bytes"
+        status = UNFINISHED if why else self._status()
+        self.end()
+        if status == UNFINISHED and not why:
+            why = f"ran for {self.limits.wall_s:g} s"
+        if status in (128 + signal.SIGXCPU, 128 + signal.SIGKILL):
+            why = f"used up {self.limits.cpu_s} s of processor time"
+        return Ended(bytes(received), status, why)
+
+    def _status(self) -> int:
+        """Once it has closed its output it may still run."""
+        while time.monotonic() < self._deadline:
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            if done:
+                self.pid = 0
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+            time.sleep(0.001)
+        return UNFINISHED
+
+    def end(self) -> None:
+        """End it with all that it has started, and remove its files."""
+        if self.pid:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+# -- in the child: each function ends in the program or raises ----------------------------------------------------
+
+
+def _limited(
+    arguments: Sequence[str], files: Mapping[str, str], descriptors: Mapping[int, int], limits: Limits, folder: str,
+    pipes: tuple[int, int, int],
+) -> None:  # fmt: skip
+    """Without namespaces: a process group, a folder and limits; files, network and other processes are in reach."""
+    os.setsid()
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _write(files, folder)
+    _become(arguments, descriptors, limits, folder, pipes[2])
+
+
+def _confined(
+    arguments: Sequence[str], files: Mapping[str, str], descriptors: Mapping[int, int], limits: Limits, folder: str,
+    pipes: tuple[int, int, int],
+) -> None:  # fmt: skip
+    """In namespaces of its own, under a process that ends them when the program or the parent ends."""
+    unshare_done, mapped, told = pipes
+    is_root, own, group = os.geteuid() == 0, os.geteuid(), os.getegid()
+    os.setsid()
+    spaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWPID
+    _call("unshare", spaces)
+    os.write(unshare_done, b"u")
+    os.close(unshare_done)
+    os.read(mapped, 1)
+    if not is_root:
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{own} {own} 1"), ("gid_map", f"{group} {group} 1")):
+            Path(f"/proc/self/{name}").write_text(text)
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _make_root(limits)
+    _write(files, folder)
+    alive, lifeline = os.pipe()
+    first = os.fork()  # the first process of the new PID namespace: all others end with it
+    if first:
+        _close_all_but(lifeline)
+        os._exit(_wait_for(first))
+    os.close(lifeline)
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if select.select([alive], [], [], 0)[0]:  # the parent was gone before that
+        os._exit(125)
+    program = os.fork()
+    if program:
+        _close_all_but(alive)
+        os._exit(_wait_for(program))
+    os.setsid()  # a signal to its group reaches nobody else
+    if is_root:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    _become(arguments, descriptors, limits, folder, told)
+
+
+def _become(arguments: Sequence[str], descriptors: Mapping[int, int], limits: Limits, folder: str, told: int) -> None:
+    os.chdir(folder)
+    bounds = {
+        resource.RLIMIT_CPU: (limits.cpu_s, limits.cpu_s + 1),
+        resource.RLIMIT_AS: (limits.memory_bytes,) * 2,
+        resource.RLIMIT_FSIZE: (limits.file_bytes,) * 2,
+        resource.RLIMIT_NPROC: (limits.processes,) * 2,
+        resource.RLIMIT_CORE: (0, 0),
+        resource.RLIMIT_NOFILE: (_MOST_FILES,) * 2,
+    }
+    for kind, bound in bounds.items():
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, tuple(one if hard == resource.RLIM_INFINITY else min(one, hard) for one in bound))
+    _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    for number in range(1, signal.NSIG):  # what the run ignores, a program need not
+        with suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_DFL)
+    os.dup2(told, _MOST_FILES - 1, inheritable=False)
+    moved = {number: os.dup2(ours, _MOST_FILES // 2 + number) for number, ours in descriptors.items()}
+    for number, descriptor in moved.items():
+        os.dup2(descriptor, number)
+    os.closerange(max(descriptors) + 1, _MOST_FILES - 1)
+    os.closerange(_MOST_FILES, 1 << 16)
+    os.execve(PYTHON, [PYTHON, "-S", "-s", *arguments], {**ENVIRONMENT, "HOME": folder, "TMPDIR": folder})
+
+
+def _make_root(limits: Limits) -> None:
+    """A file system in memory with what is VISIBLE, read-only, and a folder to work in; the old one is left behind."""
+    _mount(None, "/", None, MS_REC | MS_PRIVATE)
+    links = {path: os.readlink(path) for path in VISIBLE if os.path.islink(path)}
+    options = f"size={2 * limits.file_bytes + (1 << 20)},nr_inodes=4096,mode=0755"
+    _mount("tmpfs", ROOT, "tmpfs", MS_NOSUID | MS_NODEV, options)
+    for path in (*VISIBLE, *DEVICES):
+        target = f"{ROOT}{path}"
+        if path in links:
+            os.symlink(links[path], target)
+        elif not os.path.lexists(target) and os.path.exists(path):
+            if os.path.isdir(path):
+                os.makedirs(target)
+            else:
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                Path(target).touch()
+            _mount(path, target, None, MS_BIND | MS_REC)
+            if path not in DEVICES:
+                _make_read_only(target)
+    os.makedirs(f"{ROOT}{WORK}")
+    os.chmod(f"{ROOT}{WORK}", 0o777)
+    os.mkdir(f"{ROOT}/.old")
+    _call("pivot_root", ROOT.encode(), f"{ROOT}/.old".encode())
+    os.chdir("/")
+    _call("umount2", b"/.old", MNT_DETACH)
+    os.rmdir("/.old")
+
+
+def _make_read_only(target: str) -> None:
+    attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0, 0, 0)
+    size = ctypes.sizeof(attributes)
+    if _libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, target.encode(), AT_RECURSIVE, attributes, ctypes.c_size_t(size)):
+        raise OSError(ctypes.get_errno(), f"mount_setattr: {os.strerror(ctypes.get_errno())}", target)
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    texts = [text.encode() if text is not None else None for text in (source, target, kind, options)]
+    _call("mount", *texts[:3], ctypes.c_ulong(flags), texts[3])
+
+
+def _call(name: str, *arguments: object) -> None:
+    if getattr(_libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def _write(files: Mapping[str, str], folder: str) -> None:
+    for name, text in files.items():
+        Path(folder, name).write_text(text, encoding="utf-8", errors="surrogatepass")
+        os.chmod(Path(folder, name), 0o644)
+
+
+def _close_all_but(kept: int) -> None:
+    os.closerange(0, kept)
+    os.closerange(kept + 1, 1 << 16)
+
+
+def _wait_for(pid: int) -> int:
+    """The exit code of one child, while others come and go."""
+    while True:
+        done, status = os.wait()
+        if done == pid:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code

@@ -1,0 +1,123 @@
+"""Scores of responses, some of which could not be computed: those are counted, shown and, where there are too many, an
+error. None of them becomes a number that nobody chose."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.limits import Limits
+from rlcli.errors import RlcliError, escape_control
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+LIMITED, ERRORS = "reward_limits", "reward_errors"
+"""Metrics: shares of the responses that hit a limit, and of those whose score could not be computed."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of one response."""
+
+    value: float = 0.0
+    limit: str = ""
+    """The limit that the response hit, as the end of a sentence: it is worth `value` for that."""
+    error: RlcliError | None = None
+    """Why it could not be computed, which is no fault of the response."""
+
+
+@dataclass(kw_only=True)
+class ScoreErrors:
+    """What follows from scores that could not be computed."""
+
+    LIMITS: ClassVar[Limits] = {"max_error_fraction": {"ge": 0, "le": 1}}
+
+    error_reward: float = 0.0
+    """Reward of a response whose score could not be computed, as long as there are few of them."""
+
+    max_error_fraction: float = 0.01
+    """Share of a call's responses (rounded up to whole ones) whose score may be missing; the run ends when there are
+    more, or when no score at all could be computed."""
+
+    def most_errors(self, responses: int) -> int:
+        """How many scores may be missing."""
+        allowed = math.ceil(self.max_error_fraction * responses)
+        return allowed if allowed < responses or self.max_error_fraction == 1 else responses - 1
+
+    def rewarded(self, data: SequenceSample, found: Sequence[Score | None]) -> SequenceSample:
+        """`rewards` [N], one for each response; as metadata, for each sample the shares of LIMITED and ERRORS. A score
+        is None if there were too many errors before it.
+
+        Raises the first error if there are too many.
+        """
+        import torch
+
+        places = places_of(data)
+        self._check_errors(places, found)
+        scores = [score for score in found if score is not None]
+        limited = [number for number, score in enumerate(scores) if score.limit]
+        if limited:
+            words = "%d of %d responses hit a limit; first, %s: %s"
+            log.warning(words, len(limited), len(scores), places[limited[0]], escape_control(scores[limited[0]].limit))
+        values = [self.error_reward if score.error else score.value for score in scores]
+        return one_each(
+            data,
+            {"rewards": torch.tensor(values, dtype=torch.float32)},
+            {
+                LIMITED: shares(data, [bool(score.limit) for score in scores]),
+                ERRORS: shares(data, [score.error is not None for score in scores]),
+            },
+        )
+
+    def _check_errors(self, places: Sequence[str], scores: Sequence[Score | None]) -> None:
+        failed = [(place, score.error) for place, score in zip(places, scores, strict=True) if score and score.error]
+        if not failed:
+            return
+        place, error = failed[0]
+        what = f"{len(failed)} of {len(scores)} scores could not be computed; first, {place}: {error.what}"
+        if len(failed) > self.most_errors(len(scores)) or None in scores:
+            raise type(error)(what, where=error.where, hint=error.hint, code=error.code)
+        log.warning("%s: %s\nTheir reward is %g.", error.where or "reward", escape_control(what), self.error_reward)
+
+
+def places_of(data: SequenceSample) -> list[str]:
+    """How to find each response: `sample q1, response 2 of 4`."""
+    return [
+        f"sample {id_}" + (f", response {number} of {len(group)}" if len(group) > 1 else "")
+        for id_, group in zip(data.ids, data.seqlens["packed_input_ids"], strict=True)
+        for number in range(1, len(group) + 1)
+    ]
+
+
+def rows_of(data: SequenceSample) -> list[dict[str, Any]]:
+    """For each response what the dataset says of its row, under the names that it uses."""
+    names = [name for name in data.metadata if name != "batch_index"]
+    return [
+        {name: data.metadata[name][sample] for name in names}
+        for sample, group in enumerate(data.seqlens["packed_input_ids"])
+        for _ in group
+    ]
+
+
+def shares(data: SequenceSample, flags: Sequence[bool]) -> list[float]:
+    """For each sample the share of its responses that are flagged."""
+    left = iter(flags)
+    groups = data.seqlens["packed_input_ids"]
+    return [sum(next(left) for _ in group) / max(len(group), 1) for group in groups]
+
+
+def one_each(
+    data: SequenceSample, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, list[Any]]
+) -> SequenceSample:
+    """A batch that has one number for each response under each key."""
+    ones = [[1] * len(group) for group in data.seqlens["packed_input_ids"]]
+    return SequenceSample.from_default(
+        ids=data.ids, seqlens=dict.fromkeys(tensors, ones), data=tensors, metadata=metadata
+    )

@@ -1,0 +1,252 @@
+"""Tasks that may hang or break the process that works on them, in processes of their own, without harm to the run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import WorkerError
+from rlcli.processes import start_isolated
+
+START_LIMIT_S = 120.0
+"""A worker may import a computer-algebra system first, on a machine that may be busy."""
+BUSY_SHARE = 0.01
+"""A worker that has used this share of a processor is not stuck: it waits for its turn on a busy machine."""
+LONGEST_WAIT_S = 3600.0
+"""Between two looks at the deadlines; the kernel takes no wait of many days."""
+TRIES = 2
+"""Of a task that fails: it may be the process, or the machine, and not the task."""
+STARTS = 3
+"""Failed starts in a row that are an error."""
+
+
+class End(StrEnum):
+    """Why a task has no reply."""
+
+    CPU = "it used up its processor time"
+    HUNG = "it neither answered nor used the processor"
+    DIED = "its process ended"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a task: a reply, or the reason why there is none."""
+
+    reply: Mapping[str, Any] = field(default_factory=dict)
+    end: End | None = None
+
+
+class BrokenWorker(Exception):
+    """A worker that started and cannot work, as it says itself: in `reply`, under `broken`."""
+
+    def __init__(self, reply: Mapping[str, Any]):
+        super().__init__(str(reply["broken"]))
+        self.reply = reply
+
+
+@dataclass
+class _Worker:
+    process: subprocess.Popen[bytes]
+    deadline: float
+    task: int | None = None
+    """Number of the task at work; None while starting or idle."""
+    cpu_before: float = 0.0
+    """Seconds of processor time at the beginning of the task."""
+    cpu_seen: float = 0.0
+    """The same at the last deadline."""
+    ready: bool = False
+    buffer: bytes = b""
+
+
+class WorkerPool:
+    """Processes of one script, which start with the first task and stay for later ones.
+
+    The script calls `rlcli.interfaces._worker.serve`. It is given `settings` once, then one task after the other, each
+    with `cpu_s` seconds of processor time. A worker that neither replies nor uses the processor for `quiet_s` seconds
+    by the clock hangs.
+    """
+
+    def __init__(
+        self,
+        script: str | Sequence[str],
+        *,
+        workers: int,
+        cpu_s: float,
+        quiet_s: float,
+        memory_bytes: int,
+        settings: Mapping[str, Any] | None = None,
+    ):
+        """`script`: a file next to this one, or a whole command."""
+        file = [sys.executable, "-P", str(Path(__file__).with_name(script))] if isinstance(script, str) else script
+        self._command = list(file)
+        self.name = Path(script).stem.strip("_") if isinstance(script, str) else "worker"
+        self.n_workers = workers
+        self.cpu_s = cpu_s
+        self.quiet_s = quiet_s
+        self.settings = {**(settings or {}), "memory_bytes": memory_bytes}
+        self._workers: list[_Worker] = []
+        self._failed_starts = 0
+        self._stop = weakref.finalize(self, _stop_all, self._workers)
+
+    def run(
+        self,
+        tasks: Sequence[Mapping[str, Any]],
+        *,
+        again: Callable[[Outcome], bool],
+        is_fault: Callable[[Outcome], bool] = lambda _: False,
+        most_faults: int = 0,
+    ) -> list[Outcome | None]:
+        """What became of each task, in order. One with an outcome of which `again` holds is tried once more, in another
+        process. After more than `most_faults` faults the tasks that are left have no outcome.
+
+        Raises BrokenWorker where a worker cannot do its work at all, WorkerError where processes do not start.
+        """
+        outcomes: list[Outcome | None] = [None] * len(tasks)
+        waiting, tries, faults = deque(range(len(tasks))), [0] * len(tasks), 0
+        self._workers[:] = [worker for worker in self._workers if worker.process.poll() is None]
+        try:
+            while (waiting or self._busy()) and faults <= most_faults:
+                while len(self._workers) < min(self.n_workers, len(waiting) + self._busy()):
+                    self._workers.append(self._start())
+                for worker in self._workers:
+                    if worker.ready and worker.task is None and waiting:
+                        self._give(worker, waiting.popleft(), tasks)
+                for worker, number, outcome in self._collect():
+                    tries[number] += 1
+                    if again(outcome):
+                        self._bury(worker, "")
+                    if again(outcome) and tries[number] < TRIES:
+                        waiting.appendleft(number)
+                    else:
+                        outcomes[number] = outcome
+                        faults += is_fault(outcome)
+        finally:
+            for worker in [worker for worker in self._workers if worker.task is not None]:
+                self._bury(worker, "")
+        return outcomes
+
+    def close(self) -> None:
+        """End all processes; a later `run` starts new ones."""
+        _stop_all(self._workers)
+
+    def _busy(self) -> int:
+        return sum(worker.task is not None for worker in self._workers)
+
+    def _start(self) -> _Worker:
+        worker = _Worker(start_isolated(self._command, OMP_NUM_THREADS="1"), time.monotonic() + START_LIMIT_S)
+        _send(worker, {**self.settings, "parent": os.getpid()})
+        return worker
+
+    def _give(self, worker: _Worker, number: int, tasks: Sequence[Mapping[str, Any]]) -> None:
+        worker.task, worker.deadline = number, time.monotonic() + self.quiet_s
+        worker.cpu_before = worker.cpu_seen = _cpu_seconds(worker.process.pid) or 0.0
+        _send(worker, {**tasks[number], "cpu_s": self.cpu_s})
+
+    def _collect(self) -> list[tuple[_Worker, int, Outcome]]:
+        """Wait for the next reply, end or deadline of a worker; the tasks that are done with by that."""
+        waited_for = [worker for worker in self._workers if worker.task is not None or not worker.ready]
+        with selectors.DefaultSelector() as selector:
+            for worker in waited_for:
+                assert worker.process.stdout is not None
+                selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+            patience = min(worker.deadline for worker in waited_for) - time.monotonic()
+            heard = [key.data for key, _ in selector.select(min(max(patience, 0.0), LONGEST_WAIT_S))]
+        done = []
+        for worker in waited_for:
+            number = worker.task
+            outcome = self._read(worker) if worker in heard else self._at_deadline(worker)
+            if number is not None and outcome is not None:
+                worker.task = None
+                done.append((worker, number, outcome))
+        return done
+
+    def _read(self, worker: _Worker) -> Outcome | None:
+        """Take what the worker says, or that it has ended."""
+        assert worker.process.stdout is not None
+        received = os.read(worker.process.stdout.fileno(), 1 << 16)
+        worker.buffer += received
+        if not received:
+            _stop_all([worker])
+            status = worker.process.returncode
+            self._bury(worker, f"exit code {status}")
+            return Outcome(end=End.CPU if status == -signal.SIGPROF else End.DIED)
+        if not worker.buffer.endswith(b"\n"):
+            return None
+        reply, worker.buffer = json.loads(worker.buffer), b""
+        if "broken" in reply:
+            self.close()
+            raise BrokenWorker(reply)
+        worker.ready, self._failed_starts = True, 0
+        return Outcome(reply)
+
+    def _at_deadline(self, worker: _Worker) -> Outcome | None:
+        """What a worker that has said nothing has done meanwhile."""
+        if time.monotonic() < worker.deadline:
+            return None
+        used = _cpu_seconds(worker.process.pid)
+        if worker.task is not None and used is not None:
+            if used - worker.cpu_before >= self.cpu_s:  # it has taken its own limit off
+                self._bury(worker, "")
+                return Outcome(end=End.CPU)
+            if used - worker.cpu_seen >= BUSY_SHARE * self.quiet_s:
+                worker.cpu_seen, worker.deadline = used, time.monotonic() + self.quiet_s
+                return None
+        self._bury(worker, "it said nothing for too long")
+        return Outcome(end=End.HUNG)
+
+    def _bury(self, worker: _Worker, why: str) -> None:
+        if worker not in self._workers:
+            return
+        self._workers.remove(worker)
+        _stop_all([worker])
+        if worker.ready:
+            return
+        self._failed_starts += 1
+        if self._failed_starts >= STARTS:
+            self._failed_starts = 0
+            self.close()
+            raise WorkerError(f"a {self.name} process did not start, {STARTS} times in a row: {why}", code="F52")
+
+
+def _send(worker: _Worker, message: Mapping[str, Any]) -> None:
+    assert worker.process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # a worker that died is noticed when its replies end
+        worker.process.stdin.write(json.dumps(message).encode() + b"\n")
+        worker.process.stdin.flush()
+
+
+def _cpu_seconds(pid: int) -> float | None:
+    """Processor time that a process has used; None if it is gone."""
+    import psutil
+
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return None
+    return times.user + times.system
+
+
+def _stop_all(workers: list[_Worker]) -> None:
+    for worker in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.process.pid, signal.SIGKILL)  # with all that it has started
+    for worker in workers:
+        worker.process.wait()
+        for pipe in (worker.process.stdin, worker.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+    workers.clear()

@@ -1,0 +1,182 @@
+"""Reward by tests: does the program that a response contains pass those of its row?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import Declaration
+from rlcli.api.interface import ModelInterface, register_interface
+from rlcli.api.limits import Limits, check_limits
+from rlcli.errors import ResourceError, WorkerError
+from rlcli.interfaces._code_tasks import Part, Task, passed, program_of, tasks_of
+from rlcli.interfaces._scores import Score, ScoreErrors, one_each, places_of, rows_of
+from rlcli.interfaces._text import response_texts
+from rlcli.interfaces._worker_pool import BrokenWorker, Outcome, WorkerPool
+
+if TYPE_CHECKING:
+    from rlcli.api.model import Model
+
+_MIB = 1 << 20
+_SPARE_S = 60.0
+"""Seconds by the clock that a worker may need besides what its program does."""
+
+
+@dataclass(kw_only=True)
+class CodeRewardInterface(ScoreErrors, ModelInterface):
+    """Runs the Python program of each response against the tests of its row.
+
+    `tests` of the row is a list that may hold
+
+        {"input": "2 3\\n", "output": "5\\n"}        what the program reads from stdin and must write to stdout
+        "assert add(2, 3) == 5"                    code that uses the program's functions by name
+
+    A row's `entry_point` names the only function that its code uses, also as `candidate`; a function `check(candidate)`
+    is then called. Programs and test code run apart from each other: only plain values (numbers, texts, lists, dicts …)
+    come back to a comparison, so no program can decide it. Blanks at the end of lines of output do not count.
+
+    Programs have Python's standard library and an empty folder. They are isolated by Linux namespaces: no network, none
+    of the machine's other files, no other process. Where that cannot be had the run is refused.
+    """
+
+    READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
+    WRITES: ClassVar[Declaration] = {"inference": ("rewards", "solved")}
+    LIMITS: ClassVar[Limits] = {
+        "cpu_s": {"ge": 1}, "wall_s": {"gt": 0}, "memory_mib": {"ge": 32}, "file_mib": {"ge": 1},
+        "output_mib": {"ge": 1}, "processes": {"ge": 1}, "workers": {"ge": 1},
+    }  # fmt: skip
+
+    tests_key: str = "tests"
+    """Field of the row that has its tests."""
+
+    program: Part = "last_block"
+    """Which part of a response is the program: a block between ``` and ```, or all of it."""
+
+    score: Literal["all", "share"] = "all"
+    """all: `correct_reward` if all tests pass, else `wrong_reward`; share: in between, by the share of passed tests."""
+
+    correct_reward: float = 1.0
+    """Reward of a program that passes all tests."""
+
+    wrong_reward: float = 0.0
+    """Reward of one that passes none, and of a response without a program."""
+
+    isolation: Literal["namespaces", "limits"] = "namespaces"
+    """limits: programs run with the limits below and nothing else. They can then read your files, use the network and
+    end your processes."""
+
+    cpu_s: int = 5
+    """Seconds of processor time of one process of a program, for one input or all test code."""
+
+    wall_s: float = 30.0
+    """The same by the clock."""
+
+    memory_mib: int = 512
+    """Address space of a process of a program."""
+
+    file_mib: int = 16
+    """Largest file that a program may write; twice as much in all."""
+
+    output_mib: int = 1
+    """Most output of a program."""
+
+    processes: int = 16
+    """Most processes and threads of a program."""
+
+    workers: int = 2
+    """Programs that run at a time, per rank."""
+
+    pool: WorkerPool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+        if not self.correct_reward > self.wrong_reward:
+            raise ValueError(f"correct_reward ({self.correct_reward}) must be above wrong_reward ({self.wrong_reward})")
+        limits = {
+            "cpu_s": self.cpu_s, "wall_s": self.wall_s, "memory_bytes": self.memory_mib * _MIB,
+            "file_bytes": self.file_mib * _MIB, "output_bytes": self.output_mib * _MIB, "processes": self.processes,
+        }  # fmt: skip
+        self.pool = WorkerPool(
+            "_code_worker.py", workers=self.workers, cpu_s=_SPARE_S, quiet_s=2 * self.wall_s + _SPARE_S,
+            memory_bytes=(self.memory_mib + 1024) * _MIB,
+            settings={"limits": limits, "confined": self.isolation == "namespaces", "file_bytes": 1024 * _MIB},
+        )  # fmt: skip
+
+    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
+        """`packed_input_ids`, `prompt_mask` → `rewards`, `solved` [N]. As metadata, for each sample, the shares of its
+        responses that exceeded a limit and that could not be scored.
+
+        Raises DataError for rows without tests, ResourceError where programs cannot be isolated, WorkerError if too
+        many could not be run.
+        """
+
+        tasks = [
+            tasks_of(row, self.tests_key, place) for row, place in zip(rows_of(data), places_of(data), strict=True)
+        ]
+        programs = [program_of(text, self.program) for text in response_texts(model.tokenizer, data)]
+        return self._judged(data, self._scores(programs, tasks))
+
+    def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
+        """Marks a random half of the programs as right, whatever they do."""
+        from rlcli.api.mocks import uniform
+
+        if interface_type != "inference":
+            return super().mock(interface_type, model, data)
+        drawn = uniform(model, data, [[1] * len(group) for group in data.seqlens["packed_input_ids"]], "solved")
+        marks = (drawn < 0.5).tolist()
+        return self._judged(data, [Score(self.correct_reward if right else self.wrong_reward) for right in marks])
+
+    def _judged(self, data: SequenceSample, scores: Sequence[Score | None]) -> SequenceSample:
+        import torch
+
+        judged = self.rewarded(data, scores)
+        solved = [bool(score and not score.error and score.value == self.correct_reward) for score in scores]
+        judged.update_(one_each(data, {"solved": torch.tensor(solved, dtype=torch.bool)}, {}))
+        return judged
+
+    def _scores(self, programs: Sequence[str | None], tasks: Sequence[list[Task]]) -> list[Score | None]:
+        """Programs that are the same run once for each task."""
+        runs: dict[str, Task] = {}
+        keys: list[list[str]] = [[] for _ in programs]
+        for own, program, of_row in zip(keys, programs, tasks, strict=True):
+            for task in of_row if program is not None else ():
+                own.append(json.dumps([program, task]))
+                runs[own[-1]] = {"program": program, **task}
+        asked = [{name: value for name, value in run.items() if name != "expected"} for run in runs.values()]
+        most = self.most_errors(len(programs))
+        try:
+            found = self.pool.run(asked, again=_is_error, is_fault=_is_error, most_faults=most)
+        except BrokenWorker as problem:
+            hint = "allow unprivileged user namespaces, or set isolation to limits, which lets programs read your files"
+            raise ResourceError(f"programs cannot be isolated here: {problem}", hint=hint, code="F53") from problem
+        outcomes = dict(zip(runs, found, strict=True))
+        return [self._score([(runs[key], outcomes[key]) for key in own]) for own in keys]
+
+    def _score(self, results: Sequence[tuple[Task, Outcome | None]]) -> Score | None:
+        """Of one response; without results, of one that has no program."""
+        marks: list[bool] = []
+        limit = ""
+        for task, outcome in results:
+            if outcome is None:
+                return None
+            if _is_error(outcome):
+                why = outcome.end or outcome.reply["error"]
+                return Score(error=WorkerError(f"a program could not be run: {why}", code="F52"))
+            marks += passed(task, outcome.reply)
+            limit = limit or outcome.reply["limit"]
+        if marks and all(marks):
+            return Score(self.correct_reward)
+        share = sum(marks) / len(marks) if marks and self.score == "share" else 0.0
+        value = self.wrong_reward + share * (self.correct_reward - self.wrong_reward)
+        return Score(value, limit=f"a program {limit}" if limit else "")
+
+
+def _is_error(outcome: Outcome) -> bool:
+    return outcome.end is not None or "error" in outcome.reply
+
+
+register_interface("code_reward", CodeRewardInterface)

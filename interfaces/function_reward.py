@@ -1,0 +1,154 @@
+"""Reward by a Python function of yours: from a response and its row to a number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import Declaration
+from rlcli.api.interface import ModelInterface, register_interface
+from rlcli.api.limits import Limits, check_limits
+from rlcli.errors import DataError, ProjectError, RlcliError, WorkerError
+from rlcli.interfaces._scores import Score, ScoreErrors, rows_of
+from rlcli.interfaces._text import prompt_texts, response_texts
+from rlcli.interfaces._worker_pool import BrokenWorker, End, Outcome, WorkerPool
+
+if TYPE_CHECKING:
+    from rlcli.api.model import Model
+
+PROJECT = "RLCLI_PROJECT"
+"""The variable that names the project's folder where the working directory is another."""
+
+
+@dataclass(kw_only=True)
+class FunctionRewardInterface(ScoreErrors, ModelInterface):
+    """Scores each response by a Python function of yours.
+
+        def score(response, answer):
+            return 1.0 if answer in response else 0.0
+
+    The function is given what its parameters name: `prompt`, `response`, and any field of the row's metadata; with
+    `**row` all of them. It returns a finite number. It is called in processes of its own, with limits on processor time
+    and memory; a response for which it exceeds one scores `limit_reward`. An exception, a process that ends and one
+    that waits for ever are no fault of the response: it is tried once more, in another process, and then an error.
+
+    The processes see no environment variables but a few, and write no files.
+    """
+
+    READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
+    WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
+    FILES: ClassVar[tuple[str, ...]] = ("path",)
+    LIMITS: ClassVar[Limits] = {
+        "cpu_s": {"gt": 0}, "memory_gib": {"gt": 0}, "hang_s": {"gt": 0}, "workers": {"ge": 1},
+    }  # fmt: skip
+
+    path: str | None = None
+    """The Python file that has the function: in the project's folder, the working directory or next to the recipe."""
+
+    function: str = "score"
+    """Name of the function; without `path` the module that has it too, as `package.module:score`."""
+
+    cpu_s: float = 10.0
+    """Seconds of processor time for one response. The first one of a process also pays for what it imports late."""
+
+    memory_gib: float = 8.0
+    """Address space of a process."""
+
+    limit_reward: float = 0.0
+    """Reward of a response that exceeds a limit."""
+
+    hang_s: float = 60.0
+    """Seconds by the clock in which a process must have done something."""
+
+    workers: int = 2
+    """Processes, per rank."""
+
+    pool: WorkerPool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+        if (self.path is None) != (":" in self.function):
+            hint = "with path, function is a name such as score; without it, package.module:score"
+            raise ValueError(f"path is {self.path!r} and function is {self.function!r}; {hint}")
+        self.pool = WorkerPool(
+            "_function_worker.py", workers=self.workers, cpu_s=self.cpu_s, quiet_s=self.hang_s,
+            memory_bytes=int(self.memory_gib * 2**30),
+            settings={"path": self._file(), "function": self.function, "folder": str(_folders()[0])},
+        )  # fmt: skip
+
+    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
+        """`packed_input_ids`, `prompt_mask` → `rewards` [N]. As metadata, for each sample, the shares of its responses
+        that exceeded a limit and that could not be scored.
+
+        Raises ProjectError or WorkerError if too many could not be scored, DataError where rows lack a field.
+        """
+        texts = zip(prompt_texts(model.tokenizer, data), response_texts(model.tokenizer, data), strict=True)
+        rows = [row | {"prompt": prompt, "response": response}
+                for row, (prompt, response) in zip(rows_of(data), texts, strict=True)]  # fmt: skip
+        return self.rewarded(data, self._scores(rows))
+
+    def _scores(self, rows: Sequence[dict[str, Any]]) -> list[Score | None]:
+        tasks, most = [{"row": row} for row in rows], self.most_errors(len(rows))
+        try:
+            outcomes = self.pool.run(tasks, again=_is_doubtful, is_fault=_is_error, most_faults=most)
+        except BrokenWorker as problem:
+            what = f"{self._name} cannot be loaded: {problem}\n{problem.reply['traceback']}"
+            raise ProjectError(what, where=problem.reply["where"], code="F51") from problem
+        return [self._score(outcome) if outcome is not None else None for outcome in outcomes]
+
+    def _score(self, outcome: Outcome) -> Score:
+        reply = outcome.reply
+        if "value" in reply:
+            return Score(reply["value"])
+        if outcome.end is End.CPU:
+            return Score(self.limit_reward, limit=f"{self._name} used up {self.cpu_s:g} s of processor time")
+        if "limit" in reply:
+            return Score(self.limit_reward, limit=f"{self._name} used up {self.memory_gib:g} GiB of memory")
+        if "lacks" in reply:
+            what = f"{self._name} takes {', '.join(reply['lacks'])}, which the rows do not have"
+            raise DataError(what, hint=f"they have {', '.join(reply['row'])}", code="F31")
+        return Score(error=self._error(outcome))
+
+    def _error(self, outcome: Outcome) -> RlcliError:
+        reply = outcome.reply
+        if outcome.end is None:
+            what = f"{self._name} raised {reply['error']}\n{reply['traceback']}"
+            return ProjectError(what, where=reply["where"] or self._file(), code="F51")
+        why = f"in {self.hang_s:g} s by the clock" if outcome.end is End.HUNG else "while the function ran"
+        return WorkerError(f"{self._name}: {outcome.end} {why}", where=self._file(), code="F52")
+
+    @property
+    def _name(self) -> str:
+        return f"{self.function} of {self.path}" if self.path is not None else self.function
+
+    def _file(self) -> str | None:
+        """Raises ProjectError if there is no such file."""
+        if self.path is None:
+            return None
+        found = next((file for folder in _folders() if (file := folder / self.path).is_file()), None)
+        if found is None:
+            what = f"function_reward: there is no file {self.path} in {' or '.join(map(str, _folders()))}"
+            raise ProjectError(what, hint="path names a Python file that has the function", code="F51")
+        return str(found.resolve())
+
+
+def _folders() -> list[Path]:
+    """Where files and modules are looked for: in the project, if it is named, and in the working directory."""
+    return [Path(folder) for folder in (os.environ.get(PROJECT), os.getcwd()) if folder]
+
+
+def _is_error(outcome: Outcome) -> bool:
+    return outcome.end in (End.HUNG, End.DIED) or "error" in outcome.reply
+
+
+def _is_doubtful(outcome: Outcome) -> bool:
+    """An error, or memory that earlier calls may have kept."""
+    return _is_error(outcome) or "limit" in outcome.reply
+
+
+register_interface("function_reward", FunctionRewardInterface)

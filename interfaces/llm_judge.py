@@ -1,0 +1,170 @@
+"""Reward by a language model that is asked for a score, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import Declaration
+from rlcli.api.interface import ModelInterface, register_interface
+from rlcli.api.limits import Limits, check_limits
+from rlcli.errors import ResourceError, WorkerError
+from rlcli.files import known_object, make_folder, replace_file
+from rlcli.interfaces._chat_endpoint import ChatEndpoint, EndpointError, Patience
+from rlcli.interfaces._judge_questions import TEMPLATE, Question, question_of
+from rlcli.interfaces._scores import Score, ScoreErrors, rows_of
+from rlcli.interfaces._text import prompt_texts, response_texts
+
+if TYPE_CHECKING:
+    from rlcli.api.model import Model
+
+_LONGEST_KEPT = 4000
+"""Characters of a reply that are kept with its score."""
+
+
+@dataclass(kw_only=True)
+class LLMJudgeInterface(ScoreErrors, ModelInterface):
+    """Asks a model behind an endpoint that speaks OpenAI's chat protocol (vLLM, SGLang, a service) for a score of each
+    response.
+
+    The score is in the last line of the reply, under a mark that the judged text cannot know, so that a response which
+    contains a verdict does not decide. Any other reply, and a server that fails, is tried again, and then is an error.
+    """
+
+    READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
+    WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
+    LIMITS: ClassVar[Limits] = {
+        "concurrency": {"ge": 1, "le": 256}, "tries": {"ge": 1}, "try_s": {"gt": 0}, "deadline_s": {"gt": 0},
+        "pause_s": {"ge": 0}, "max_tokens": {"ge": 1}, "temperature": {"ge": 0},
+    }  # fmt: skip
+
+    url: str
+    """Where the endpoint is, without `/chat/completions`: `http://localhost:8000/v1`."""
+
+    model: str
+    """Name of the model there."""
+
+    api_key_env: str | None = None
+    """The environment variable that holds the key; recipes and files never hold it."""
+
+    template: str = TEMPLATE
+    """What is asked; `{prompt}`, `{response}` and `{field}`, for any field of the row, stand for texts to judge or to
+    judge by. How the score is to be given is added to it."""
+
+    lowest: float = 0.0
+    """The worst score."""
+
+    highest: float = 10.0
+    """The best score. The reward is the score as it is given."""
+
+    temperature: float = 0.0
+    """Of the judge's sampling."""
+
+    max_tokens: int = 1024
+    """Of the judge's reply."""
+
+    concurrency: int = 8
+    """Questions that are asked at a time, per rank."""
+
+    tries: int = 4
+    """How often a question is asked until it has a usable reply."""
+
+    try_s: float = 60.0
+    """Seconds by the clock for one reply."""
+
+    deadline_s: float = 180.0
+    """Seconds by the clock for all tries of a question."""
+
+    pause_s: float = 1.0
+    """Before the second try; twice as long before each further one."""
+
+    cache: str | None = None
+    """Folder in which scores are kept, for later runs too, by all that the question consists of; null: in memory."""
+
+    known: dict[str, float] = field(init=False, repr=False, default_factory=dict)
+    endpoint: ChatEndpoint = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+        if not self.lowest < self.highest:
+            raise ValueError(f"lowest ({self.lowest}) must be below highest ({self.highest})")
+        if "{response}" not in self.template:
+            raise ValueError("template must contain {response}")
+        key = os.environ.get(self.api_key_env) if self.api_key_env else None
+        if self.api_key_env and not key:
+            hint = f"export {self.api_key_env}=…"
+            raise ResourceError(f"llm_judge: the environment has no {self.api_key_env}", hint=hint, code="F51")
+        self.endpoint = ChatEndpoint(self.url, key)
+
+    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
+        """`packed_input_ids`, `prompt_mask` → `rewards` [N]. As metadata, for each sample, the share of its responses
+        that could not be scored.
+
+        Raises WorkerError if these are too many, DataError where the template names a field that rows lack.
+        """
+        texts = zip(prompt_texts(model.tokenizer, data), response_texts(model.tokenizer, data), strict=True)
+        rows = [row | {"prompt": prompt, "response": response}
+                for row, (prompt, response) in zip(rows_of(data), texts, strict=True)]  # fmt: skip
+        settings = {name: getattr(self, name) for name in ("url", "model", "temperature", "max_tokens")}
+        return self.rewarded(
+            data, self._scores([question_of(row, self.template, settings, self.lowest, self.highest) for row in rows])
+        )
+
+    def _scores(self, questions: Sequence[Question]) -> list[Score | None]:
+        """Questions that are the same are asked once. None for those that are left once there are too many errors."""
+        most, stop, failed = self.most_errors(len(questions)), threading.Event(), []
+
+        def score(question: Question) -> Score | None:
+            if stop.is_set():
+                return None
+            try:
+                return Score(self._score(question, stop))
+            except EndpointError as problem:
+                failed.append(question)
+                if len(failed) > most:
+                    stop.set()
+                what = f"no score from {self.model} at {self.url} in up to {self.tries} tries: {problem}"
+                return Score(error=WorkerError(what, code="F52"))
+
+        asked = list(dict.fromkeys(questions))
+        with ThreadPoolExecutor(self.concurrency) as threads:
+            scores = dict(zip(asked, threads.map(score, asked), strict=True))
+        return [scores[question] for question in questions]
+
+    def _score(self, question: Question, stop: threading.Event) -> float:
+        found = self._remembered(question)
+        if found is None:
+            body = {"model": self.model, "messages": question.messages, "temperature": self.temperature,
+                    "max_tokens": self.max_tokens}  # fmt: skip
+            patience = Patience(self.tries, self.try_s, self.deadline_s, self.pause_s)
+            found, reply = self.endpoint.ask(body, question.score, patience, stop)
+            self._remember(question, found, reply)
+        return found
+
+    def _remembered(self, question: Question) -> float | None:
+        found = self.known.get(question.key)
+        if found is None and self.cache is not None:
+            found = known_object(_file(self.cache, question)).get("score")
+        return float(found) if question.allows(found) else None
+
+    def _remember(self, question: Question, score: float, reply: str) -> None:
+        self.known[question.key] = score
+        if self.cache is not None:
+            file = _file(self.cache, question)
+            make_folder(file.parent)
+            replace_file(file, json.dumps({"score": score, "reply": reply[-_LONGEST_KEPT:]}).encode())
+
+
+def _file(folder: str, question: Question) -> Path:
+    return Path(folder) / question.key[:2] / f"{question.key}.json"
+
+
+register_interface("llm_judge", LLMJudgeInterface)

@@ -1,0 +1,74 @@
+"""One reward out of several: each call before it writes its own under another name, and this one adds them up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import Declaration
+from rlcli.api.interface import ModelInterface, register_interface
+from rlcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from rlcli.api.model import Model
+
+
+@dataclass(kw_only=True)
+class WeightedSumInterface(ModelInterface):
+    """Adds up rewards that other calls have written under names of their own, such as
+    `output_key_remap: {rewards: brevity}`. The mean of each is reported as `reward/<name>`.
+    """
+
+    READS: ClassVar[Declaration] = {"inference": ("each of weights",)}
+    WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
+
+    weights: dict[str, float]
+    """Key of the batch → the weight of what it holds, one number for each response."""
+
+    def __post_init__(self) -> None:
+        if not self.weights:
+            raise ValueError("weights is empty; it must name at least one key, such as {correct: 1.0, brevity: 0.1}")
+        if wrong := [f"{key}: {weight}" for key, weight in self.weights.items() if not math.isfinite(weight)]:
+            raise ValueError(f"weights has {wrong[0]}; a weight must be finite")
+
+    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
+        """The keys of `weights` [N] → `rewards` [N]. As metadata, for each sample the mean of each of them."""
+        import torch
+
+        lengths = self._lengths(data)
+        parts = {key: data.data[key].double() for key in self.weights}
+        total = sum(weight * parts[key] for key, weight in self.weights.items())
+        groups = [sum(group) for group in lengths]
+        return SequenceSample.from_default(
+            ids=data.ids,
+            seqlens={"rewards": lengths},
+            data={"rewards": torch.as_tensor(total).float()},
+            metadata={
+                f"reward/{key}": [float(piece.mean()) if len(piece) else 0.0 for piece in part.split(groups)]
+                for key, part in parts.items()
+            },
+        )
+
+    def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
+        """The sum itself: it takes no model."""
+        if interface_type != "inference":
+            return super().mock(interface_type, model, data)
+        return self.inference(model, data, MicroBatchSpec())
+
+    def _lengths(self, data: SequenceSample) -> Mapping[str, list[list[int]]]:
+        """One number for each response. Raises UsageError where a key holds something else."""
+        (first, lengths), *others = ((key, data.seqlens[key]) for key in self.weights)
+        for key, other in others:
+            if other != lengths:
+                raise UsageError(f"weighted_sum: {first} and {key} are not of the same responses", code="R71")
+        if any(length != 1 for group in lengths for length in group) or data.data[first].dim() != 1:
+            hint = "the calls before it must write one number for each response"
+            raise UsageError(f"weighted_sum: {first} holds more than one number for a response", hint=hint, code="R71")
+        return lengths
+
+
+register_interface("weighted_sum", WeightedSumInterface)

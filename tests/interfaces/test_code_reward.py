@@ -1,0 +1,452 @@
+"""Programs against tests: what passes, and what hostile programs try in vain."""
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlcli.api.model import MicroBatchSpec, Model
+from rlcli.errors import DataError, ResourceError, WorkerError
+from rlcli.interfaces import _sandbox
+from rlcli.interfaces.code_reward import CodeRewardInterface
+from rlcli.testing.batches import PAIRS
+from rlcli.testing.interface import InterfaceContract
+from rlcli.testing.interface.texts import text_batch
+from rlcli.testing.tokenizer import byte_tokenizer
+
+SPEC = MicroBatchSpec()
+ADD = "def add(a, b):\n    return a + b\n"
+ADDS = ["assert add(1, 2) == 3", "assert add('a', 'b') == 'ab'"]
+SUM = "print(sum(map(int, input().split())))\n"
+SUMS = [{"input": "1 2\n", "output": "3\n"}, {"input": "4 5 6\n", "output": "15"}]
+
+
+class TestContract(InterfaceContract):
+    name = "code_reward"
+    args = {"workers": 1, "score": "share", "wrong_reward": -1.0}
+
+    @pytest.fixture
+    def tokenizer(self):
+        return byte_tokenizer()
+
+    @pytest.fixture
+    def inference_batches(self, tokenizer):
+        def made(lengths=PAIRS, seed=0):
+            texts = [fenced(ADD), fenced(ADD.replace("+", "*")), "None.", fenced("def add(a, b): return 3")]
+            rows = [
+                ("Add!", [texts[(seed + sample + number) % 4] for number in range(len(group))])
+                for sample, group in enumerate(lengths)
+            ]
+            batch = text_batch(tokenizer, rows, ["?"] * len(rows))
+            batch.metadata["tests"] = [ADDS if number % 2 else ADDS[:1] for number in range(len(rows))]
+            return batch
+
+        return made
+
+
+def fenced(program):
+    return f"Here it is:\n```python\n{program}\n```\nDone."
+
+
+def batch(groups, tests, **metadata):
+    tokenizer = byte_tokenizer()
+    made = text_batch(tokenizer, [("Write a program.", group) for group in groups], ["?"] * len(groups))
+    made.metadata |= {"tests": tests, **metadata}
+    return Model("reward", None, tokenizer, torch.device("cpu")), made
+
+
+@pytest.fixture(scope="module")
+def judge():
+    """One interface for all tests, as its processes stay."""
+    made = {}
+
+    def score(programs, tests, responses=None, entry_point=None, metadata=False, **args):
+        """The rewards of programs that are all for one row."""
+        key = str(args)
+        if key not in made:
+            made[key] = CodeRewardInterface(**{"cpu_s": 1, "wall_s": 10.0, **args})
+        texts = responses if responses is not None else [fenced(textwrap.dedent(one)) for one in programs]
+        model, data = batch([texts], [tests], entry_point=[entry_point])
+        out = made[key].inference(model, data, SPEC)
+        assert out.data["solved"].tolist() == [one == made[key].correct_reward for one in out.data["rewards"].tolist()]
+        return (out.data["rewards"].tolist(), out.metadata) if metadata else out.data["rewards"].tolist()
+
+    yield score
+    for one in made.values():
+        one.pool.close()
+
+
+def test_programs_that_read_and_write(judge):
+    programs = [
+        SUM,
+        "print(3)",
+        "print(sum(map(int, input().split())), end='  \\n\\n')",
+        "print(1 +",
+        "1 / 0",
+        SUM + "1/0",
+    ]
+    assert judge(programs, SUMS) == [1, 0, 1, 0, 0, 0]
+    assert judge(programs, SUMS, score="share", wrong_reward=-1.0, correct_reward=3.0) == [3, 1, 3, -1, -1, -1]
+
+
+def test_output_counts_as_a_whole(judge):
+    tests = [{"input": "", "output": "1\n2\n"}]
+    programs = [
+        "print(1); print(2)",
+        "print(1, 2)",
+        "print(1); print(2); print(3)",
+        "print(1)",
+        "print(' 1'); print(2)",
+    ]
+    assert judge(programs, tests) == [1, 0, 0, 0, 0]
+
+
+def test_functions(judge):
+    wrong = "def add(a, b):\n    return 3"
+    assert judge([ADD, wrong, "x = 1", "def add(a, b): raise ValueError"], ADDS) == [1, 0, 0, 0]
+    assert judge([ADD, wrong], ADDS, score="share") == [1.0, 0.5]
+    assert judge([ADD], "assert add(2, 3) == 5\nassert add(1, 1) == 2") == [1], "one text is one test"
+
+
+@pytest.mark.parametrize(
+    ("program", "test"),
+    [
+        ("def f(x): return x", "for v in (0, 2**80, -1.5, 'ü\\n', b'x', None, True, [1, (2, {3})], {'a': {1: ()}}, 1j,"
+                               " frozenset({4}), float('inf')):\n    assert f(v) == v and type(f(v)) is type(v)"),
+        ("def f(x):\n    x.append(1)\n    x.sort()", "l = [3, 2]\nf(l)\nassert l == [1, 2, 3]"),
+        ("def f(x):\n    x['k'] = 1", "d = {}\nf(d)\nassert d == {'k': 1}"),
+        ("def f(n):\n    yield from range(n)", "assert list(f(3)) == [0, 1, 2]"),
+        ("def f(n):\n    if n < 0: raise ValueError('no')\n    return n",
+         "try:\n    f(-1)\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'no'"),
+        ("class S:\n    def __init__(s): s.items = []\n    def push(s, x): s.items.append(x)\n"
+         "    def pop(s): return s.items.pop()",
+         "s = S()\ns.push(4)\nassert s.items == [4]\nassert s.pop() == 4\nassert s.items == []"),
+        ("class N:\n    def __init__(s, v, n=None): s.v, s.n = v, n\n"
+         "def last(n):\n    while n.n: n = n.n\n    return n.v",
+         "n = N(1, N(2, N(7)))\nassert last(n) == 7\nassert n.n.v == 2\nn.n = None\nassert last(n) == 1"),
+        ("import math\ndef f(n): return math.factorial(n)", "assert f(2000) == math.factorial(2000)"),
+        ("def f(x, *, y=1): return x + y", "assert f(1, y=5) == 6"),
+        ("print('noise')\nif __name__ == '__main__':\n    raise SystemExit(input())\ndef f(): print('more'); return 1",
+         "assert f() == 1"),
+    ],
+)  # fmt: skip
+def test_what_tests_can_do_with_a_program(judge, program, test):
+    assert judge([program], [test]) == [1]
+
+
+def test_an_entry_point(judge):
+    check = "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert add(1, 1) == 2"
+    assert judge([ADD, ADD.replace("+", "-"), "def sub(a, b): return a + b"], check, entry_point="add") == [1, 0, 0]
+    method = "class Solution:\n    def add(self, a, b): return a + b"
+    assert judge([method], "def check(candidate):\n    assert candidate(2, 3) == 5", entry_point="Solution().add") == [
+        1
+    ]
+    helper = ADD.replace("+", "-") + "def close(a, b): return True"
+    assert judge([helper], "assert close(add(1, 2), 3)", entry_point="add") == [0], (
+        "only the entry point is the program's"
+    )
+
+
+def test_which_part_of_a_response_is_the_program(judge):
+    two = f"```\nprint(1)\n```\nBetter:\n```py\n{SUM}```\n"
+    assert judge(None, SUMS, [two, two + "```py\nprint(2", SUM, "", "``` ```", "```python\n```"]) == [1, 1, 0, 0, 0, 0]
+    assert judge(None, SUMS, [two], program="first_block") == [0]
+    assert judge(None, SUMS, [two, SUM], program="whole") == [0, 1]
+
+
+EVIL_EQUAL = """
+    class Yes(int):
+        def __eq__(self, other): return True
+        __ne__ = lambda self, other: False
+        __hash__ = int.__hash__
+        def __bool__(self): return True
+        def __contains__(self, other): return True
+        def __sub__(self, other): return Yes()
+        __rsub__ = __radd__ = __add__ = __sub__
+        def __abs__(self): return Yes()
+        def __lt__(self, other): return True
+        __gt__ = __le__ = __ge__ = __lt__
+        def __len__(self): return 1
+        def __iter__(self): return iter([Yes()])
+    def add(a, b): return {value}
+"""
+HOSTILE = {
+    "equal to everything": EVIL_EQUAL.format(value="Yes(9)"),
+    "equal to everything, in a list": EVIL_EQUAL.format(value="[Yes(9)]"),
+    "ends before the tests": "import sys; sys.exit(0)",
+    "ends within a test": "import os\ndef add(a, b): os._exit(0)",
+    "ends by an exception": "def add(a, b): raise SystemExit(0)",
+    "replaces builtins": "import builtins\nbuiltins.AssertionError = builtins.print = lambda *a: None\n"
+                         "abs = lambda x: 0\nall = lambda x: True\ndef add(a, b): return 0",
+    "replaces a library": "import sys\nclass math: isclose = staticmethod(lambda *a: True)\n"
+                          "sys.modules['math'] = math\ndef add(a, b): return 0",
+    "says that it passed": "import os, json\nfor fd in range(64):\n    try: os.write(fd, b'[true, true, true]\\n')\n"
+                           "    except OSError: pass\ndef add(a, b): return 0",
+    "answers for its functions": "import os\nos.write(4, b'[\"add\"]\\n' + b'{\"value\": true,"
+                                 " \"given\": []}\\n' * 9)\n"
+                                 "def add(a, b): return 0",
+    "answers nonsense": "import os\nos.write(4, b'[\"add\"]\\n{\"value\": {\"object\": {}}, \"given\": 3}\\n' * 5)",
+    "answers without end": "import os\nwhile True: os.write(4, b'x' * 65536)",
+    "nests deeply": "import os\nos.write(4, b'[\"add\"]\\n' + b'[' * 200000 + b'\\n')",
+    "looks for its tests": "import gc, os\ndef add(a, b):\n"
+                           "    for one in gc.get_objects() + [open(name).read() for name in os.listdir('.')]:\n"
+                           "        text = str(one)[::-1]\n        if 'tressa' in text and '3 ==' in text: return 3",
+    "reads the memory of others": "import os\ndef add(a, b):\n    for pid in range(1, 40):\n        try:\n"
+                                  "            if b'== 3' in open(f'/proc/{pid}/mem', 'rb').read(): return 3\n"
+                                  "        except OSError: pass",
+}  # fmt: skip
+TESTS = [
+    "assert add(1, 2) == 3", "assert abs(add(1, 2) - 3) < 1e-6", "import math\nassert math.isclose(add(1, 2), 3)",
+    "assert math.isclose(add(1, 2), 3)", "assert all(add(a, 2) == a + 2 for a in (1, 2))", "assert 3 in add(1, 2)",
+    "assert add(1, 2) in (3,)", "assert not add(1, 2) != 3", "assert add(1, 2) < 4 and add(1, 2) > 2",
+    "assert [add(1, 2)] == [3]", "assert len(add(1, 2)) == 7",
+]  # fmt: skip
+
+
+def test_hostile_programs_never_score(judge):
+    """Not one of many tests, in whatever way it compares; and the run goes on."""
+    with_limit = ["answers without end"]
+    rewards, metadata = judge(list(HOSTILE.values()), TESTS, score="share", metadata=True)
+    assert dict(zip(HOSTILE, rewards, strict=True)) == dict.fromkeys(HOSTILE, 0.0)
+    assert metadata["reward_errors"] == [0.0]
+    assert metadata["reward_limits"][0] <= len(with_limit) / len(HOSTILE)
+    assert judge([ADD], ADDS, score="share") == [1.0]
+
+
+GREEDY = {
+    "fork bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+    "threads": "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(99,)).start()",
+    "endless output": "while True: print('x' * 1000)",
+    "endless loop": "while True: pass",
+    "sleep": "import time; time.sleep(1000)",
+    "memory": "x = bytearray(4 << 30)\nprint(3)",
+    "large file": "open('x', 'wb').write(bytes(1 << 30))\nprint(3)",
+    "many files": "for n in range(10 ** 6): open(f'x{n}', 'wb').write(bytes(1 << 20))\nprint(3)",
+    "ignores signals": "import signal\nfor n in range(1, 64):\n    try: signal.signal(n, signal.SIG_IGN)\n"
+                       "    except (OSError, ValueError): pass\nwhile True: pass",
+    "leaves a child": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(1000)\n"
+                      "os._exit(1)",
+    "closes its output": "import os, time\nos.close(1); os.close(2)\ntime.sleep(1000)",
+}  # fmt: skip
+
+
+def test_greedy_programs_are_ended_with_all_that_they_started(judge):
+    before, began = processes(), time.monotonic()
+    rewards, metadata = judge(
+        list(GREEDY.values()), [{"input": "", "output": "3"}], wall_s=3.0, workers=4, metadata=True
+    )
+    assert dict(zip(GREEDY, rewards, strict=True)) == dict.fromkeys(GREEDY, 0.0)
+    assert metadata["reward_errors"] == [0.0]
+    assert metadata["reward_limits"][0] >= 4 / len(GREEDY)
+    assert time.monotonic() - began < 60
+    deadline = time.monotonic() + 10
+    while (left := processes() - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+
+
+def processes():
+    """Those at work on a program."""
+    found = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                found |= {pid} if b"program.py" in file.read() else set()
+        except OSError:
+            continue
+    return found
+
+
+def test_limits_are_counted_and_shown(judge, caplog):
+    with caplog.at_level(logging.WARNING):
+        rewards, metadata = judge(["while True: pass", SUM], SUMS[:1], metadata=True)
+    assert (rewards, metadata) == ([0, 1], {"reward_limits": [0.5], "reward_errors": [0.0]})
+    assert "sample s0, response 1 of 2: a program used up 1 s of processor time" in caplog.text
+
+
+def test_programs_reach_no_network_no_files_and_no_processes(judge, tmp_path):
+    secret = tmp_path / "tests.jsonl"
+    secret.write_text("secret")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        came = []
+        threading.Thread(target=lambda: came.append(server.accept()), daemon=True).start()
+        program = f"""
+            import os, socket, sys
+            found = []
+            for file in ({str(secret)!r}, {__file__!r}, "/etc/passwd", "/proc/self/status", os.path.expanduser("~/x")):
+                if os.path.exists(file): found.append(file)
+            try:
+                socket.create_connection(("127.0.0.1", {port}), 1)
+                found.append("network")
+            except OSError: pass
+            for folder in ("/usr", sys.prefix, "/", "/dev", "/etc"):
+                try:
+                    open(folder + "/written", "w")
+                    if folder != "/": found.append("wrote to " + folder)
+                except OSError: pass
+            for pid in (os.getppid(), {os.getpid()}, 1, -1):
+                try: pid and os.kill(pid, 0 if pid == -1 else 9)
+                except OSError: pass
+            if {os.getpid()} != os.getpid():
+                try:
+                    os.kill({os.getpid()}, 0)
+                    found.append("process")
+                except OSError: pass
+            os.symlink({str(secret)!r}, "link")
+            try: found.append(open("link").read())
+            except OSError: pass
+            print(sorted(os.listdir(".")), found, len(os.environ) < 9, os.getuid() != 0)
+        """
+        expected = "['link', 'program.py'] [] True True"
+        assert judge([program], [{"input": "", "output": expected}]) == [1]
+    assert not came
+    assert not (tmp_path / "written").exists()
+
+
+PLAIN_USER = """
+import importlib, os, sys
+sys.path.insert(0, {folder!r})
+sandbox = importlib.import_module("_sandbox")
+heard, said = os.pipe()
+null = os.open(os.devnull, os.O_RDWR)
+limits = sandbox.Limits(2, 20.0, 512 << 20, 1 << 20, 1 << 16, 8)
+text = "import os; print(os.getuid(), os.listdir('.'), os.path.exists('/etc/passwd'))"
+program = sandbox.Program(["program.py"], {{"program.py": text}}, {{0: null, 1: said, 2: null}}, limits)
+os.close(said)
+print(program.wait(heard).output.decode())
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="all other tests are run by a plain user")
+def test_the_sandbox_takes_no_privileges(tmp_path_factory):
+    """Of a plain user, by the system's Python, which that user can read."""
+    python, folder = "/usr/bin/python3", Path(_sandbox.__file__).parent
+    tried = subprocess.run(
+        [python, "-c", f"open({str(folder / '_sandbox.py')!r})"], user=65534, capture_output=True, cwd="/"
+    )
+    if tried.returncode:
+        pytest.skip("nobody cannot read it")
+    done = subprocess.run([python, "-B", "-c", PLAIN_USER.format(folder=str(folder))], user=65534, group=65534,
+                          extra_groups=[], capture_output=True, text=True, cwd="/", timeout=60)  # fmt: skip
+    assert done.stdout.strip() == "65534 ['program.py'] False", done.stderr
+
+
+def test_one_program_sees_nothing_of_another(judge):
+    program = "import os\nprint(sorted(os.listdir('.')), os.listdir('/work'), sep='')\nopen('mark', 'w').write('x')"
+    tests = [{"input": str(n), "output": "['program.py']['program.py']"} for n in range(3)]
+    assert judge([program], tests) == [1]
+
+
+def test_equal_programs_run_once(judge, monkeypatch):
+    seen = []
+    interface = CodeRewardInterface(workers=1)
+    monkeypatch.setattr(interface.pool, "run", lambda tasks, **_: seen.extend(tasks) or [None] * len(tasks))
+    model, data = batch([[fenced(SUM)] * 3 + [fenced(ADD)]], [SUMS])
+    with pytest.raises((RuntimeError, IndexError)):
+        interface.inference(model, data, SPEC)
+    assert len(seen) == 4
+    assert not any("expected" in task or "output" in task for task in seen), "what is expected stays here"
+
+
+@pytest.mark.parametrize(
+    ("tests", "what"),
+    [
+        (None, "sample s0 has no tests"),
+        ([], "sample s0 has no tests"),
+        ([{"input": "1"}], r"entry 1 of the tests of sample s0 is {'input': '1'}"),
+        (["assert True", 3], "entry 2 of the tests of sample s0 is 3"),
+        (["  "], "entry 1 of the tests"),
+    ],
+)
+def test_rows_without_tests_are_refused(tests, what):
+    model, data = batch([["x"]], [tests])
+    with pytest.raises(DataError, match=what) as caught:
+        CodeRewardInterface().inference(model, data, SPEC)
+    assert caught.value.code == "F31"
+
+
+def test_another_field_of_the_row():
+    model, data = batch([[fenced(ADD)]], [None], my_tests=[ADDS])
+    interface = CodeRewardInterface(tests_key="my_tests", workers=1)
+    assert interface.inference(model, data, SPEC).data["rewards"].tolist() == [1.0]
+    interface.pool.close()
+
+
+BROKEN = """\
+import rlcli.interfaces._sandbox as sandbox
+from rlcli.interfaces import _code_worker
+
+def refused(name, *arguments, then=sandbox._call):
+    if name == {name!r}:
+        raise PermissionError(1, f"{{name}}: Operation not permitted")
+    then(name, *arguments)
+
+sandbox._call = refused
+_code_worker.serve(_code_worker.prepare)
+"""
+
+
+@pytest.mark.parametrize("name", ["unshare", "mount", "pivot_root"])
+def test_without_isolation_the_run_is_refused(tmp_path, name):
+    """Unless the user names what is left."""
+    model, data = batch([[fenced(SUM)]], [SUMS])
+    interface = CodeRewardInterface(workers=1)
+    interface.pool._command = [sys.executable, "-P", "-c", BROKEN.format(name=name)]
+    with pytest.raises(
+        ResourceError, match=f"programs cannot be isolated here: .*{name}: Operation not permitted"
+    ) as caught:
+        interface.inference(model, data, SPEC)
+    assert "isolation to limits" in caught.value.hint
+    if name == "unshare":
+        weaker = CodeRewardInterface(workers=1, isolation="limits")
+        weaker.pool._command = interface.pool._command
+        assert weaker.inference(model, data, SPEC).data["rewards"].tolist() == [1.0]
+        weaker.pool.close()
+
+
+def test_limits_alone_still_limit(judge, tmp_path):
+    programs = [
+        SUM,
+        "while True: pass",
+        "x = bytearray(4 << 30)\nprint(3)",
+        "import os\nprint(3)\nos.fork() or os.wait()",
+    ]
+    assert judge(programs, SUMS[:1], isolation="limits")[:3] == [1, 0, 0]
+    assert judge([ADD, ADD.replace("+", "-")], ADDS, isolation="limits") == [1, 0]
+
+
+def test_a_program_that_could_not_be_run_is_an_error_of_the_component(judge):
+    interface = CodeRewardInterface(workers=1)
+    tried = []
+
+    def refused(tasks, again, is_fault, most_faults):
+        from rlcli.interfaces._worker_pool import End, Outcome
+
+        tried.append(len(tasks))
+        return [Outcome(end=End.DIED) for _ in tasks]
+
+    interface.pool.run = refused
+    model, data = batch([[fenced(SUM)]], [SUMS])
+    with pytest.raises(WorkerError, match="1 of 1 scores could not be computed; first, sample s0: a program"):
+        interface.inference(model, data, SPEC)
+    assert tried == [2]
+
+
+@pytest.mark.parametrize("args", [{"correct_reward": 0.0}, {"cpu_s": 0}, {"processes": 0}])
+def test_arguments_that_do_not_fit(args):
+    with pytest.raises(ValueError, match="must be"):
+        CodeRewardInterface(**args)
+
+
+def test_where_the_sandbox_looks():
+    assert _sandbox.PYTHON.startswith("/")
+    assert not any(path.startswith(("/home", "/tmp", "/root/.ssh")) for path in _sandbox.VISIBLE[:-1])

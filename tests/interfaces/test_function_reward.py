@@ -1,0 +1,324 @@
+"""A user's function as the reward: what it is given, and what becomes of a function that fails."""
+
+import logging
+import os
+import textwrap
+import time
+
+import pytest
+import torch
+
+from rlcli.api.model import MicroBatchSpec, Model
+from rlcli.errors import DataError, ProjectError, RlcliError, UsageError, WorkerError
+from rlcli.interfaces.function_reward import FunctionRewardInterface
+from rlcli.testing.batches import DigitTokenizer, make_batch
+from rlcli.testing.interface import InterfaceContract
+
+SPEC = MicroBatchSpec()
+LENGTHS = [[(2, 3), (2, 1)], [(1, 2)], [(3, 4), (3, 0)]]
+FIVE = ["s0, response 1 of 2", "s0, response 2 of 2", "s1", "s2, response 1 of 2", "s2, response 2 of 2"]
+
+
+class TestContract(InterfaceContract):
+    name = "function_reward"
+
+    @pytest.fixture
+    def args(self, tmp_path):
+        (tmp_path / "my_reward.py").write_text(
+            "def score(prompt, response, answer):\n"
+            "    return len(prompt) + sum(map(int, response)) / 7 + 100 * (str(answer) in response)\n"
+        )
+        return {"path": str(tmp_path / "my_reward.py"), "workers": 1}
+
+
+@pytest.fixture
+def reward(tmp_path, monkeypatch):
+    """Makes a reward of a function's body; its parameters are `response, **row`."""
+    made = []
+    monkeypatch.chdir(tmp_path)
+
+    def make(body, head="def score(response, **row):", **args):
+        (tmp_path / "my_reward.py").write_text(f"{head}\n{textwrap.indent(textwrap.dedent(body).strip(), '    ')}\n")
+        made.append(FunctionRewardInterface(path="my_reward.py", **{"workers": 1, "cpu_s": 60.0, **args}))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.pool.close()
+
+
+def batch(**metadata):
+    return make_batch(["packed_input_ids", "prompt_mask"], LENGTHS, metadata=metadata)
+
+
+def run(interface, data=None):
+    model = Model("reward", None, DigitTokenizer(), torch.device("cpu"))
+    return interface.inference(model, batch() if data is None else data, SPEC)
+
+
+def texts(data):
+    """(prompt, response) of each sequence, without special tokens, as the tokenizer has them."""
+    decode = DigitTokenizer().decode
+    pieces = (
+        data.data[key].split(data.flat_seqlens("packed_input_ids")) for key in ("packed_input_ids", "prompt_mask")
+    )
+    return [(decode(ids[mask], True), decode(ids[~mask], True)) for ids, mask in zip(*pieces, strict=True)]
+
+
+def test_it_is_given_prompt_response_and_row(reward):
+    data = batch(task=["add", "add", "multiply"], level=[1, 2, [3, {"a": None}]])
+    body = """
+        assert sorted(row) == ["answer", "level", "prompt", "task"], sorted(row)
+        said = repr((row["prompt"], response, row["task"], row["level"]))
+        return sum(ord(c) * (i + 1) for i, c in enumerate(said))
+    """
+    found = run(reward(body), data)
+    rows = [("add", 1), ("add", 1), ("add", 2), ("multiply", [3, {"a": None}]), ("multiply", [3, {"a": None}])]
+    said = [repr((*pair, *row)) for pair, row in zip(texts(data), rows, strict=True)]
+    expected = [sum(ord(c) * (i + 1) for i, c in enumerate(one)) for one in said]
+    assert found.data["rewards"].tolist() == expected
+    assert found.data["rewards"].dtype == torch.float32
+    assert found.seqlens["rewards"] == [[1, 1], [1], [1, 1]]
+    assert found.metadata == {"reward_limits": [0, 0, 0], "reward_errors": [0, 0, 0]}
+
+
+def test_it_is_given_only_what_it_names(reward):
+    head = "def score(level, response, *, bonus=0.5, nothing=None):"
+    found = run(reward("return level + bonus", head), batch(level=[1, 2, 3]))
+    assert found.data["rewards"].tolist() == [1.5, 1.5, 2.5, 3.5, 3.5]
+
+
+def test_a_field_that_rows_do_not_have(reward):
+    with pytest.raises(DataError, match=r"score of my_reward.py takes solution, which the rows do not have") as caught:
+        run(reward("return 1", "def score(response, solution):"))
+    assert caught.value.hint == "they have answer, prompt, response"
+
+
+def test_a_function_of_a_module(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_rewards_room").mkdir()
+    (tmp_path / "my_rewards_room" / "short.py").write_text(
+        "from my_rewards_room.more import weight\ndef score(): return weight\n"
+    )
+    (tmp_path / "my_rewards_room" / "more.py").write_text("weight = 2\n")
+    interface = FunctionRewardInterface(function="my_rewards_room.short:score", workers=1)
+    assert run(interface).data["rewards"].tolist() == [2.0] * 5
+    interface.pool.close()
+
+
+def test_a_file_of_the_project(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "mine.py").write_text(
+        "import json\nweight = json.load(open('weight.json'))\ndef score(): return weight\n"
+    )
+    (tmp_path / "weight.json").write_text("4")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("RLCLI_PROJECT", str(tmp_path))
+    interface = FunctionRewardInterface(path="mine.py", workers=1)
+    assert run(interface).data["rewards"].tolist() == [4.0] * 5
+    interface.pool.close()
+
+
+LAYER = """\
+extends: ppo_math
+graph:
+  reward_inf: {interface: {_replace_: true, type: function_reward, args: {path: mine.py}}}
+"""
+
+
+def test_a_recipe_finds_the_file_next_to_it(tmp_path, monkeypatch):
+    from rlcli.launch.preflight.model_files import model_faults
+    from rlcli.recipe.resolve import load_recipe
+
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "mine.yaml").write_text(LAYER)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RlcliError, match=r"graph.reward_inf.interface.args.path: no such file: mine.py") as caught:
+        load_recipe("recipes/mine.yaml")
+    assert (caught.value.where, caught.value.exit_code) == ("recipes/mine.yaml:3:81", 4)
+    (tmp_path / "recipes" / "mine.py").write_text("def score(): return 1\n")
+    resolved = load_recipe("recipes/mine.yaml")
+    assert list(model_faults(resolved)) == [], "it is no model"
+    args = resolved.recipe.graph["reward_inf"].interface.args
+    interface = FunctionRewardInterface(**args, workers=1)
+    assert run(interface).data["rewards"].tolist() == [1.0] * 5
+    interface.pool.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise ValueError('boom ' + response)", r"raised ValueError: boom .*\n.*line 2, in score\n.*raise ValueError"),
+        ("return 'one'", "raised TypeError: it returned 'one', which is not a number"),
+        ("return None", "raised TypeError: it returned None, which is not a number"),
+        ("return [1.0]", r"raised TypeError: it returned \[1.0\], which is not a number"),
+        ("return float('nan')", "raised ValueError: it returned nan, which is not a finite float32"),
+        ("return 1e39", r"raised ValueError: it returned 1e\+39, which is not a finite float32"),
+        ("raise SystemExit(0)", "raised SystemExit: 0"),
+        ("raise KeyboardInterrupt", "raised KeyboardInterrupt"),
+    ],
+)
+def test_an_exception_ends_the_run_and_is_shown(reward, tmp_path, body, message):
+    with pytest.raises(ProjectError, match=f"(?s)score of my_reward.py {message}") as caught:
+        run(reward(body))
+    assert caught.value.code == "F51"
+    assert "scores could not be computed; first, sample s0, response 1 of 2: " in caught.value.what
+    assert caught.value.where.startswith(f"{tmp_path}/my_reward.py:2") or "returned" in message
+
+
+def test_few_exceptions_are_counted_and_shown(reward, caplog):
+    data = batch(bad=[False, True, False])
+    with caplog.at_level(logging.WARNING):
+        found = run(reward("return 1 / (not row['bad'])", error_reward=-3.0, max_error_fraction=0.2), data)
+    assert found.data["rewards"].tolist() == [1.0, 1.0, -3.0, 1.0, 1.0]
+    assert found.metadata == {"reward_limits": [0, 0, 0], "reward_errors": [0, 1, 0]}
+    assert "1 of 5 scores could not be computed; first, sample s1: " in caplog.text
+    assert "ZeroDivisionError: division by zero" in caplog.text
+    assert "line 2, in score" in caplog.text
+    assert "Their reward is -3." in caplog.text
+    for share in (0.0, 0.2):
+        interface = reward("return 1 / (not row['bad'])", max_error_fraction=share)
+        with pytest.raises(ProjectError, match="ZeroDivisionError"):
+            run(interface, batch(bad=[False, share == 0, share > 0]))
+    with pytest.raises(ProjectError, match="1 of 1 scores could not be computed"):
+        run(reward("return 1 / 0"), make_batch(["packed_input_ids", "prompt_mask"], [[(2, 3)]]))
+
+
+def test_an_exception_is_tried_once_more_in_another_process(reward, tmp_path):
+    """The second try succeeds; a third one is never made."""
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    body = f"""
+        import os
+        place = f"{seen}/{{row['place']}}"
+        tries = len(os.listdir(place))
+        os.mkdir(f"{{place}}/{{os.getpid()}}")
+        if tries < row["failures"]:
+            raise OSError("not yet")
+        return tries
+    """
+    data = batch(place=["a", "b", "c"], failures=[0, 1, 9]).select_indices([1, 2])
+    for name in "abc":
+        (seen / name).mkdir()
+    data = data.select_indices([0]), data.select_indices([1])
+    assert run(reward(body), data[0]).data["rewards"].tolist() == [1.0]
+    with pytest.raises(ProjectError, match="not yet"):
+        run(reward(body), data[1])
+    assert len(os.listdir(seen / "b")) == 2, "two processes"
+    assert len(os.listdir(seen / "c")) == 4, "of either of two responses; one error alone would be tolerated"
+
+
+def test_processor_time_is_a_limit_of_the_response(reward, caplog):
+    body = "while row['slow']: pass\nreturn 1"
+    with caplog.at_level(logging.WARNING):
+        found = run(reward(body, cpu_s=0.3, limit_reward=-1.0), batch(slow=[False, True, False]))
+    assert found.data["rewards"].tolist() == [1.0, 1.0, -1.0, 1.0, 1.0]
+    assert found.metadata == {"reward_limits": [0, 1, 0], "reward_errors": [0, 0, 0]}
+    assert "1 of 5 responses hit a limit; first, sample s1: score of my_reward.py used up 0.3 s of" in caplog.text
+
+
+def test_memory_is_a_limit_of_the_response(reward, caplog):
+    with caplog.at_level(logging.WARNING):
+        found = run(reward("return len(bytearray(row['bytes'])) > 0", memory_gib=0.5), batch(bytes=[1, 1 << 30, 1]))
+    assert found.data["rewards"].tolist() == [1.0, 1.0, 0.0, 1.0, 1.0]
+    assert found.metadata == {"reward_limits": [0, 1, 0], "reward_errors": [0, 0, 0]}
+    assert "used up 0.5 GiB of memory" in caplog.text
+
+
+def test_memory_that_earlier_calls_kept_is_no_fault_of_a_response(reward):
+    """A function that leaks gets fresh processes."""
+    head = "kept = []\ndef score(response, **row):"
+    found = run(reward("kept.append(bytearray(200 << 20))\nreturn 1", head, memory_gib=0.6), batch())
+    assert found.data["rewards"].tolist() == [1.0] * 5
+    assert found.metadata["reward_limits"] == [0, 0, 0]
+
+
+def test_a_hang_is_an_error_and_no_score(reward):
+    begun = time.monotonic()
+    with pytest.raises(WorkerError, match=r"it neither answered nor used the processor in 0.5 s"):
+        run(reward("import time\ntime.sleep(1000 if row['slow'] else 0)\nreturn 1", hang_s=0.5),
+            batch(slow=[False, True, True]))  # fmt: skip
+    assert time.monotonic() - begun < 30
+
+
+def test_a_function_that_works_for_long_does_not_hang(reward):
+    """`hang_s` is of a process that does nothing: a busy machine makes no error of a slow function."""
+    body = "import time\nwhile time.process_time() < 0.8: pass\nreturn 1"
+    assert run(reward(body, hang_s=0.2), batch().select_indices([1])).data["rewards"].tolist() == [1.0]
+
+
+def test_a_function_that_ends_its_process(reward):
+    with pytest.raises(WorkerError, match="its process ended while the function ran") as caught:
+        run(reward("import os\nos._exit(0)"))
+    assert caught.value.code == "F52"
+
+
+def test_what_it_started_ends_with_its_process(reward, tmp_path):
+    """The limit is reached; the child of the function would sleep on."""
+    (tmp_path / "pids").mkdir()
+    body = f"""
+        import os, subprocess
+        child = subprocess.Popen(["sleep", "1000"])
+        os.mkdir(f"{tmp_path}/pids/{{child.pid}}")
+        while True: pass
+    """
+    run(reward(body, cpu_s=0.2), batch().select_indices([1]))
+    (pid,) = map(int, os.listdir(tmp_path / "pids"))
+    deadline = time.monotonic() + 10
+    while _runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _runs(pid)
+
+
+def _runs(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_it_sees_no_secrets_and_its_prints_harm_nothing(reward, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    body = """
+        import os, sys
+        print('{"value": 9}', flush=True)
+        os.write(1, b'{"value": 9}')
+        assert sys.stdin.read() == ""
+        return "HF_TOKEN" in os.environ
+    """
+    assert run(reward(body)).data["rewards"].tolist() == [0.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ("import nonesuch_at_all\ndef score(response):", "cannot be loaded: ModuleNotFoundError: No module named"),
+        ("def other(response):", "cannot be loaded: AttributeError: .* has no attribute 'score'"),
+        ("def score(response:", "cannot be loaded: SyntaxError"),
+        ("raise SystemExit(3)\ndef score(response):", "cannot be loaded: SystemExit: 3"),
+        ("score = 3\nif score:", "cannot be loaded: TypeError: 3 is not a callable object"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded(reward, tmp_path, head, message):
+    with pytest.raises(ProjectError, match=message) as caught:
+        run(reward("pass", head))
+    assert caught.value.exit_code == 2
+    assert "Error" in caught.value.what or "Exit" in caught.value.what
+
+
+def test_a_file_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ProjectError, match=r"there is no file none.py in"):
+        FunctionRewardInterface(path="none.py")
+
+
+@pytest.mark.parametrize("args", [{}, {"path": "a.py", "function": "a:b"}, {"function": "a:b", "workers": 0}])
+def test_arguments_that_do_not_fit(args):
+    with pytest.raises(ValueError, match=r"must be at least|path is"):
+        FunctionRewardInterface(**args)
+
+
+def test_a_role_without_a_tokenizer(reward):
+    with pytest.raises(UsageError, match="needs a tokenizer"):
+        reward("return 1").inference(Model("r", None, None, torch.device("cpu")), batch(), SPEC)

@@ -1,0 +1,127 @@
+"""Several rewards added up: numbers worked by hand, the recipe that says so, and what it lacks."""
+
+import pytest
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import MicroBatchSpec, Model
+from rlcli.errors import RecipeError, UsageError
+from rlcli.interfaces.weighted_sum import WeightedSumInterface
+from rlcli.recipe.resolve import load_recipe
+from rlcli.testing.batches import PAIRS, DigitTokenizer, make_batch
+from rlcli.testing.interface import InterfaceContract
+
+ROLE = Model("reward", None, DigitTokenizer(), torch.device("cpu"))
+SPEC = MicroBatchSpec()
+
+
+class TestContract(InterfaceContract):
+    name = "weighted_sum"
+    args = {"weights": {"correct": 1.0, "brevity": -0.5, "rewards": 1e-3}}
+
+    @pytest.fixture
+    def inference_batches(self):
+        def made(lengths=PAIRS, seed=0):
+            batch = make_batch(["packed_input_ids", "rewards"], lengths, seed)
+            ones = [[1] * len(group) for group in lengths]
+            numbers = make_batch(["rewards"], lengths, seed + 1).data["rewards"]
+            own = {"correct": numbers, "brevity": 2 * numbers.roll(1) + batch.data["rewards"]}
+            batch.update_(SequenceSample.from_default(ids=batch.ids, seqlens=dict.fromkeys(own, ones), data=own))
+            return batch
+
+        return made
+
+
+def batch(**keys):
+    """Two responses to the first prompt, one to the second, none to the third."""
+    data = {key: torch.tensor(values, dtype=torch.float32) for key, values in keys.items()}
+    return SequenceSample.from_default(
+        ids=["a", "b", "c"], seqlens={key: [[1, 1], [1], []] for key in keys}, data=data, metadata={}
+    )
+
+
+def test_a_sum_by_hand():
+    interface = WeightedSumInterface(weights={"correct": 2.0, "brevity": -0.5})
+    out = interface.inference(ROLE, batch(correct=[1, 0, 1], brevity=[-3, 5, 4], other=[9, 9, 9]), SPEC)
+    assert out.data["rewards"].tolist() == [3.5, -2.5, 0.0]
+    assert out.data["rewards"].dtype == torch.float32
+    assert out.seqlens["rewards"] == [[1, 1], [1], []]
+    assert out.metadata == {"reward/correct": [0.5, 1.0, 0.0], "reward/brevity": [1.0, 4.0, 0.0]}
+
+
+def test_flags_and_whole_numbers_are_added_as_numbers():
+    data = batch(solved=[0, 1, 1])
+    data.data["solved"] = data.data["solved"].bool()
+    data.dtypes["solved"] = torch.bool
+    assert WeightedSumInterface(weights={"solved": 0.25}).inference(ROLE, data, SPEC).data["rewards"].tolist() == [
+        0.0, 0.25, 0.25,
+    ]  # fmt: skip
+
+
+def test_a_large_part_does_not_swallow_a_small_one():
+    """The sum is rounded to float32 once."""
+    data = batch(large=[2**24] * 3, one=[1] * 3)
+    out = WeightedSumInterface(weights={"large": 1.0, "one": 1.0}).inference(ROLE, data, SPEC)
+    negative = WeightedSumInterface(weights={"large": 1.0, "one": 1.0, "minus": -1.0})
+    data.update_(batch(minus=[2**24] * 3))
+    assert out.data["rewards"].tolist() == [2.0**24] * 3
+    assert negative.inference(ROLE, data, SPEC).data["rewards"].tolist() == [1.0] * 3
+
+
+def test_keys_that_are_not_one_number_for_each_response():
+    values = make_batch(["values"], [[(2, 3)]])
+    with pytest.raises(UsageError, match="values holds more than one number for a response"):
+        WeightedSumInterface(weights={"values": 1.0}).inference(ROLE, values, SPEC)
+    values.update_(make_batch(["rewards"], [[(2, 3)]]))
+    with pytest.raises(UsageError, match="rewards and values are not of the same responses"):
+        WeightedSumInterface(weights={"rewards": 1.0, "values": 1.0}).inference(ROLE, values, SPEC)
+
+
+@pytest.mark.parametrize("weights", [{}, {"a": float("nan")}, {"a": float("inf")}])
+def test_weights_that_do_not_fit(weights):
+    with pytest.raises(ValueError, match="weights"):
+        WeightedSumInterface(weights=weights)
+
+
+LAYER = """\
+extends: ppo_math
+graph:
+  reward_inf: {output_key_remap: {rewards: strict}}
+  lenient_inf:
+    {model: reward, call: inference, interface: {type: math_reward, args: {last_number: true}},
+     output_key_remap: {rewards: lenient, solved: solved_leniently}}
+  sum_inf:
+    model: reward
+    call: inference
+    interface:
+      type: weighted_sum
+      args: {weights: {strict: 1.0, lenient: 0.25}}
+"""
+
+
+def test_the_recipe_of_a_sum(tmp_path, monkeypatch):
+    """Its keys follow from the weights, so nothing is listed twice."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sum.yaml").write_text(LAYER)
+    graph = load_recipe("sum.yaml").recipe.graph
+    assert graph["sum_inf"].inputs == ["strict", "lenient"]
+    assert graph["sum_inf"].outputs == ["rewards"]
+
+
+def test_a_key_that_nobody_makes_is_refused_with_its_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sum.yaml").write_text(LAYER.replace("lenient: 0.25", "leniant: 0.25"))
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("sum.yaml")
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.where) == ("R71", "sum.yaml:11:13")
+    assert "sum_inf reads leniant, which no call produces and the dataset does not bring" in problem.what
+    assert problem.hint == "add a call that makes leniant, or change weights"
+
+
+def test_two_calls_that_write_rewards_are_refused(tmp_path, monkeypatch):
+    """A reward that is not renamed would be lost in the sum."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sum.yaml").write_text(LAYER.replace("  reward_inf: {output_key_remap: {rewards: strict}}\n", ""))
+    with pytest.raises(RecipeError, match="rewards"):
+        load_recipe("sum.yaml")

@@ -6,8 +6,9 @@ import pytest
 
 from rlcli.api.config import DatasetAbstraction
 from rlcli.api.data import DatasetUtility
-from rlcli.errors import DataError, UsageError
+from rlcli.errors import DataError, RecipeError, UsageError
 from rlcli.observe.samples import SampleRecord, SampleWriter
+from rlcli.recipe.resolve import load_recipe
 from rlcli.registry import make_dataset
 from rlcli.testing.tokenizer import byte_tokenizer
 
@@ -87,3 +88,23 @@ def test_a_line_that_is_no_score_is_named(build, tmp_path, line):
     (tmp_path / "scores.jsonl").write_text('{"id": "rows:1", "rewards": [1, 0]}\n' + line)
     with pytest.raises(DataError, match=r"scores\.jsonl:2: a score needs an id and a reward"):
         build(path=str(tmp_path / "scores.jsonl"))
+
+
+RECIPE = """\
+extends: base/sft
+models: {actor: {scratch: {model_type: llama}, tokenizer: builtin:arithmetic}}
+datasets: {train: {type: prompt_answer, args: {path: rows.jsonl, scores: {path: run, min: 0.5}}}}
+train: {steps: 1}
+"""
+
+
+def test_a_recipe_finds_them_next_to_itself(build, tmp_path, monkeypatch):
+    (tmp_path / "mine.yaml").write_text(RECIPE)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = load_recipe(tmp_path / "mine.yaml").recipe.datasets["train"].args["scores"]
+    assert found == {"path": str(tmp_path / "run"), "min": 0.5}
+    with pytest.raises(DataError, match=r"datasets\.train\.args\.scores\.path: no such file: nowhere"):
+        load_recipe(tmp_path / "mine.yaml", ["datasets.train.args.scores.path=nowhere"])
+    with pytest.raises(RecipeError, match=r"scores\.mni\. hint: did you mean min"):
+        load_recipe(tmp_path / "mine.yaml", ["datasets.train.args.scores.mni=1"])

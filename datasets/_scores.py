@@ -89,9 +89,14 @@ def _score(fields: dict[str, Any] | BadRow) -> tuple[str, Iterable[float]]:
     """The id and the rewards of a line; none where no reward was computed."""
     if isinstance(fields, BadRow):
         raise fields
-    id_ = fields.get("id")
-    rewards = fields["rewards"] if "rewards" in fields else fields.get("reward", BadRow)
-    rewards = rewards if isinstance(rewards, list) else [] if rewards is None else [rewards]
-    if not isinstance(id_, str | int) or not all(isinstance(one, int | float) for one in rewards):
+    if "rewards" in fields:
+        rewards = fields["rewards"]
+    else:
+        rewards = [one for one in [fields.get("reward", "")] if one is not None]
+    is_score = isinstance(rewards, list) and all(isinstance(one, int | float) for one in rewards)
+    if not is_score or not isinstance(fields.get("id"), str | int):
         raise BadRow(f"a score needs an id and a reward; there is {', '.join(sorted(fields)) or 'nothing'}")
-    return str(id_), [float(one) for one in rewards]
+    try:
+        return str(fields["id"]), [float(one) for one in rewards]
+    except OverflowError:
+        raise BadRow("a reward is too large a number", "F82") from None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 class AdamWSettings:
     """AdamW, the schedule of its learning rate, and the limit of its gradients."""
 
+    FOLLOWS_LENGTH: ClassVar[dict[str, str]] = {"schedule": "constant"}
     LIMITS: ClassVar[Limits] = {
         "lr": {"ge": 0}, "weight_decay": {"ge": 0}, "beta1": {"ge": 0, "lt": 1}, "beta2": {"ge": 0, "lt": 1},
         "eps": {"ge": 0}, "warmup_steps": {"ge": 0}, "min_lr_ratio": {"ge": 0, "le": 1}, "max_grad_norm": {"gt": 0},
@@ -77,31 +78,47 @@ class AdamWSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformersSettings:
-    """A transformers model that scores and generates."""
-
-    LIMITS: ClassVar[Limits] = {"kv_cache_tokens": {"ge": 1}}
+class Precision:
+    """In which numbers a model computes."""
 
     dtype: str = "auto"
     """Of matrix products: float32, bfloat16, or auto (bfloat16 where the hardware has it)."""
 
-    kv_cache_tokens: int | None = None
-    """Tokens, of prompts and responses, that a rank's KV cache has room for. Each response reserves the longest prompt
-    and `max_new_tokens`; as many are decoded at once as fit. null: room for `max_concurrent_responses` of them."""
-
     def __post_init__(self) -> None:
-        check_limits(self)
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise ValueError(f"dtype is {self.dtype!r}; it must be auto, float32 or bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformersTraining(TransformersSettings, AdamWSettings):
-    """A transformers model that also trains."""
+class TrainingSettings(AdamWSettings, Precision):
+    """A model that is trained."""
+
+    ON_RESUME: ClassVar[dict[str, str]] = {"gradient_checkpointing": "safe"}
 
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
 
     def __post_init__(self) -> None:
         AdamWSettings.__post_init__(self)
-        TransformersSettings.__post_init__(self)
+        Precision.__post_init__(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformersSettings(Precision):
+    """A transformers model that scores and generates."""
+
+    LIMITS: ClassVar[Limits] = {"kv_cache_tokens": {"ge": 1}}
+    ON_RESUME: ClassVar[dict[str, str]] = {"kv_cache_tokens": "safe"}
+
+    kv_cache_tokens: int | None = None
+    """Tokens, of prompts and responses, that a rank's KV cache has room for. Each response reserves the longest prompt
+    and `max_new_tokens`; as many are decoded at once as fit. null: room for `max_concurrent_responses` of them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_limits(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformersTraining(TransformersSettings, TrainingSettings):
+    """A transformers model that also trains."""

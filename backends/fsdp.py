@@ -39,6 +39,7 @@ class FSDP(TransformersTraining, ModelBackend):
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp")
     MEMORY: ClassVar[str] = "_fsdp_memory.FSDPMemory"
     LIMITS: ClassVar[Limits] = {"shard_size": {"ge": 2}}
+    ON_RESUME: ClassVar[dict[str, str]] = {"shard_size": "safe", "defer_reduction": "safe"}
 
     shard_size: int | None = None
     """Data-parallel ranks that share one copy of the model (hybrid sharding): groups of neighbours, such as the devices

@@ -158,6 +158,11 @@ class ModelBackend(abc.ABC):
     """The kinds of devices that its engines run on."""
     MEMORY: ClassVar[str | None] = None
     """Where its memory model is, which `rlcli plan` asks; see `rlcli.api.memory`."""
+    ON_RESUME: ClassVar[dict[str, str]] = {}
+    """Argument → what another value means for a run that is resumed: safe, if the steps that are left compute the same;
+    forbidden, if what was saved does not belong to it. Any other argument alters the run, which must be accepted."""
+    FOLLOWS_LENGTH: ClassVar[dict[str, Any]] = {}
+    """Argument → the one value of it with which steps do not depend on how long the run is."""
     RUNS_MODEL: ClassVar[bool] = True
     """It makes an engine; False if it leaves the role without weights."""
 

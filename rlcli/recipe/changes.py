@@ -1,4 +1,12 @@
-"""What a recipe may change when a run is resumed: every key is safe, or alters the experiment, or makes it another."""
+"""What a recipe may change when a run is resumed: every key is safe, or alters the experiment, or makes it another.
+
+Of a backend's arguments it says so itself, in literals of its class:
+
+    ON_RESUME: ClassVar[dict[str, str]] = {"gradient_checkpointing": "safe"}
+    FOLLOWS_LENGTH: ClassVar[dict[str, str]] = {"schedule": "constant"}
+
+The second names arguments which let the steps depend on how long the run is, unless they have the value given.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +15,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from rlcli.recipe.schema import Recipe
+from rlcli.recipe.components import argument_of, declared
+from rlcli.recipe.schema import Component, Recipe
 from rlcli.recipe.tree import dotted
 
 
@@ -39,8 +48,6 @@ RULES: dict[str, Kind] = {
     "datasets": Kind.ALTERS,
     "models": Kind.FORBIDDEN,
     "models.*.backend": Kind.ALTERS,
-    "models.*.backend.args.gradient_checkpointing": Kind.SAFE,
-    "models.*.backend.args.kv_cache_tokens": Kind.SAFE,
     "models.*.mesh": Kind.SAFE,
     "models.*.devices": Kind.SAFE,
     "train": Kind.ALTERS,
@@ -57,7 +64,7 @@ RULES: dict[str, Kind] = {
 
 
 LENGTH = ("train.steps", "train.epochs")
-"""Another length is safe unless learning rates decay over it: those of the steps that are left then jump."""
+"""Another length is safe unless a backend follows it, such as by a learning rate that decays over it and then jumps."""
 
 
 @dataclass(frozen=True)
@@ -73,21 +80,31 @@ class Change:
 def changes(before: Recipe, now: Recipe) -> list[Change]:
     """What differs between two recipes, in the order of their keys."""
     old, new = (dict(_leaves((), recipe.model_dump(mode="json"))) for recipe in (before, now))
-    backends = [model.backend for model in before.models.values() if model.backend is not None]
-    decays = any(backend.args.get("schedule", "constant") != "constant" for backend in backends)
+    follows = any(_follows_length(model.backend) for model in before.models.values() if model.backend is not None)
     return [
-        Change(dotted(path), old.get(path), new.get(path), _kind(path, decays))
+        Change(dotted(path), old.get(path), new.get(path), _kind(path, now, follows))
         for path in dict.fromkeys([*old, *new])
         if old.get(path) != new.get(path)
     ]
 
 
-def _kind(path: tuple[str, ...], decays: bool) -> Kind:
-    return Kind.ALTERS if decays and dotted(path) in LENGTH else kind_of_change(path)
+def _kind(path: tuple[str, ...], now: Recipe, follows: bool) -> Kind:
+    return Kind.ALTERS if follows and dotted(path) in LENGTH else kind_of_change(path, now)
 
 
-def kind_of_change(path: tuple[str, ...]) -> Kind:
-    """By the longest rule that is a beginning of the path."""
+def _follows_length(backend: Component) -> bool:
+    steady = declared("backends", backend.type, "FOLLOWS_LENGTH") or {}
+    return any(argument_of("backends", backend.type, backend.args, name) != value for name, value in steady.items())
+
+
+def kind_of_change(path: tuple[str, ...], recipe: Recipe) -> Kind:
+    """As the backend says whose argument it is, or by the longest rule that is a beginning of the path."""
+    match path:
+        case ("models", role, "backend", "args", argument, *_) if role in recipe.models:
+            backend = recipe.models[role].backend
+            said = declared("backends", backend.type, "ON_RESUME") if backend is not None else None
+            if said and argument in said:
+                return Kind(said[argument])
     fitting = [rule for rule in RULES if _fits(tuple(rule.split(".")), path)]
     return RULES[max(fitting, key=lambda rule: rule.count("."))]
 
@@ -97,7 +114,7 @@ def _fits(rule: tuple[str, ...], path: tuple[str, ...]) -> bool:
 
 
 def _leaves(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict):  # an empty one says nothing: what it lacks is listed where the other recipe has it
         for key, inner in value.items():
             yield from _leaves((*path, str(key)), inner)
     else:

@@ -134,7 +134,11 @@ def _explanation(resolved: Resolved, path: Path, known: dict[Path, Any]) -> Expl
         uses=tuple(Use(dotted(p)) for p in ours if _is_read(p))
         + tuple(Use(dotted(use.path), use.through) for use in uses if use.path[0] in SECTIONS),
         topology=_effect([*ours, *carried]),
-        on_resume=max((kind_of_change(_names(p)) for p in [*ours, *carried]), key=list(Kind).index, default=Kind.SAFE),
+        on_resume=max(
+            (kind_of_change(_names(p), resolved.recipe) for p in [*ours, *carried]),
+            key=list(Kind).index,
+            default=Kind.SAFE,
+        ),
     )
 
 

@@ -23,12 +23,35 @@ MAX_CONFIG_SIZE = 1 << 20
 """Bytes; a larger file is not a configuration."""
 
 
+WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a number, by the name of its type."""
+
+
 def architecture_of(resolved: Resolved, role: str) -> Architecture | str:
     """The sizes of a role's model, or why they are unknown. Reads local files only; nothing is downloaded."""
     try:
         return read_architecture(_config_of(resolved, role))
     except UnknownArchitecture as error:
         return str(error)
+
+
+def saved_width(resolved: Resolved, role: str) -> int:
+    """Bytes of a number in the folder that is saved of a role: as `checkpoint.save_dtype` says, or as in its source."""
+    asked = resolved.recipe.checkpoint.save_dtype
+    if asked != "auto":
+        return WIDTHS[asked]
+    role = weights_origin(resolved.recipe, role)
+    section = resolved.recipe.models[role]
+    if section.scratch is not None:
+        return WIDTHS["float32"]
+    if section.warm_start is not None:
+        start = next(start for start in warm_starts(resolved) if start.role == role)
+        return saved_width(start.source, start.source_role)
+    try:
+        config = _config_of(resolved, role)
+    except UnknownArchitecture:
+        return WIDTHS["float32"]
+    return WIDTHS.get(str(config.get("dtype") or config.get("torch_dtype")), WIDTHS["float32"])
 
 
 def _config_of(resolved: Resolved, role: str) -> Mapping[str, Any]:

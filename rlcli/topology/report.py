@@ -15,7 +15,7 @@ from rlcli.recipe.mesh import DevicesError
 from rlcli.recipe.tree import dotted
 from rlcli.recipe.warm_start import chain
 from rlcli.topology.advice import advise
-from rlcli.topology.configs import architecture_of
+from rlcli.topology.configs import architecture_of, saved_width
 from rlcli.topology.drawing import weights_text
 from rlcli.topology.memory import RESERVED, MemoryPlan, Peak, as_json, plan_memory
 from rlcli.topology.placement import Topology, plan_topology
@@ -78,7 +78,8 @@ def make_plan(
     topology = plan_topology(resolved.recipe)
     sizes = {name: architecture_of(resolved, name) for name, role in resolved.recipe.models.items() if role.has_weights}
     memory = plan_memory(resolved.recipe, topology, sizes)
-    storage = plan_storage(resolved.recipe, parameters_of(resolved.recipe, sizes))
+    widths = {role: saved_width(resolved, role) for role in resolved.recipe.saved_roles}
+    storage = plan_storage(resolved.recipe, parameters_of(resolved.recipe, sizes), widths)
     missing = tuple(libraries_to_install(resolved))
     return Plan(resolved, topology, first, sizes, memory, storage, missing, device_bytes)
 

@@ -34,8 +34,9 @@ class Storage:
         return self.checkpoint * self.checkpoints_kept + self.models
 
 
-def plan_storage(recipe: Recipe, parameters: Mapping[str, int]) -> Storage:
-    """`parameters`: role → parameters of the whole model, where they are known. Everything is written in float32."""
+def plan_storage(recipe: Recipe, parameters: Mapping[str, int], widths: Mapping[str, int]) -> Storage:
+    """`parameters`: role → parameters of the whole model, where they are known; `widths`: bytes of each in the folder
+    that is saved at the end. Checkpoints are written in float32."""
     kept = recipe.checkpoint
     checkpoint: int | None = None
     if all(role in parameters for role in recipe.changing_roles):
@@ -43,7 +44,7 @@ def plan_storage(recipe: Recipe, parameters: Mapping[str, int]) -> Storage:
         checkpoint += sum(8 * parameters[role] for role in recipe.trained_roles)
     models = None
     if all(role in parameters for role in recipe.saved_roles):
-        models = sum(4 * parameters[role] for role in recipe.saved_roles)
+        models = sum(widths[role] * parameters[role] for role in recipe.saved_roles)
     count = kept.keep_last + kept.keep_best + 1 if kept.is_written else 0
     return Storage(checkpoint, count, models, recipe.log.dir, _free(recipe.log.dir))
 

@@ -215,6 +215,25 @@ def test_a_model_from_scratch_that_no_memory_holds(project):
     assert "GiB of memory" in fault.what
 
 
+def too_large(monkeypatch, memory: int, *overrides: str) -> bool:
+    monkeypatch.setattr("rlcli.launch.preflight.model_files.memory_of_this_machine", lambda: memory)
+    found = faults("cluster.device=cpu", *overrides)
+    return any(" of memory" in fault.what for fault in found)
+
+
+def test_weights_are_counted_as_the_ranks_of_this_machine_hold_them(project, monkeypatch):
+    """Those that divide a model hold it once together, those with a copy each hold it as often as there are of them."""
+    whole = 4 * (2 * 380 * 8 + 7 * 8 * 8 + 3 * 8)
+    two = ["launch=local", "cluster.devices_per_node=2", "train.prompts_per_step=2"]
+    copies = ["models.actor.backend={_replace_: true, type: deepspeed, args: {zero_stage: 1}}"]
+    assert not too_large(monkeypatch, whole)
+    assert too_large(monkeypatch, whole - 1)
+    assert not too_large(monkeypatch, whole, *two)
+    assert too_large(monkeypatch, whole - 1, *two)
+    assert too_large(monkeypatch, 2 * whole - 1, *two, *copies)
+    assert not too_large(monkeypatch, 2 * whole, *two, *copies)
+
+
 def test_the_hubs_cache_is_checked_too(project, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(project / "hub"))
     snapshot = project / "hub" / "models--owner--name" / "snapshots" / "1"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from rlcli.api.memory import Parts
@@ -66,6 +68,25 @@ def test_a_checkpoint_is_a_copy_where_devices_have_the_hosts_memory():
     never = ["checkpoint.every_seconds=null", "checkpoint.at_end=false", "checkpoint.on_stop=false"]
     assert copies("cluster.device=cpu", *never)[0] is None
     assert copies("cluster.device=cuda")[0] is None
+
+
+def test_the_models_take_what_their_dtype_takes():
+    def saved(*overrides):
+        return make_plan(load_recipe("ppo_math", list(overrides))).storage.models
+
+    assert saved() == 4 * (1098368 + 1098497) == 2 * saved("checkpoint.save_dtype=bfloat16")
+    assert saved("checkpoint.save_dtype=float32") == saved()
+
+
+def test_the_models_take_what_their_source_takes(tmp_path):
+    config = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+              "num_attention_heads": 1, "vocab_size": 400}  # fmt: skip
+    sizes = []
+    for more in ({}, {"dtype": "bfloat16"}, {"torch_dtype": "float16"}, {"dtype": ["?"]}):
+        (tmp_path / "config.json").write_text(json.dumps(config | more))
+        folder = ["models.actor.scratch=null", f"models.actor.path={tmp_path}"]
+        sizes.append(make_plan(load_recipe("sft_math", folder)).storage.models)
+    assert sizes == [4 * sizes[1] // 2, sizes[1], sizes[1], sizes[0]]
 
 
 def test_an_unknown_role_is_named_and_the_others_are_counted():

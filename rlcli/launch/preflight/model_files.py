@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from rlcli.api.model_folder import check_config, check_folder, check_sizes
 from rlcli.errors import ModelError, ResourceError, RlcliError
+from rlcli.launch.devices import list_gpus
 from rlcli.recipe.files import model_of_call
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
-    from rlcli.recipe.schema import Role
+    from rlcli.recipe.schema import Recipe, Role
     from rlcli.recipe.tree import Path as TreePath
 
 NOT_FOLDERS = ("builtin:", "recipe:")
@@ -110,19 +111,36 @@ def _at(resolved: Resolved, place: TreePath, error: ModelError) -> ModelError:
 
 
 def _too_large(resolved: Resolved) -> Iterator[ResourceError]:
-    """Models whose weights alone exceed this machine's memory: each process loads all of them, in float32."""
-    from rlcli.api.architecture import Architecture
-    from rlcli.topology.configs import architecture_of
+    """Models whose weights alone exceed this machine's memory, where that is the memory of its devices: as many shares
+    of them as it has ranks."""
+    from rlcli.topology.report import make_plan, parameters_of
 
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for role, section in resolved.recipe.models.items():
-        sizes = architecture_of(resolved, role) if section.scratch is not None or section.path is not None else ""
-        if isinstance(sizes, Architecture) and 4 * sizes.parameters(section.head) > memory:
-            needed, there = 4 * sizes.parameters(section.head) / 2**30, memory / 2**30
-            key = "path" if section.scratch is None else "scratch"
-            what = f"the weights of models.{role} take {needed:,.0f} GiB; this machine has {there:,.0f} GiB of memory"
+    if not _is_on_cpu(resolved.recipe):
+        return
+    memory = memory_of_this_machine()
+    plan = make_plan(resolved)
+    shares = {one.role: one.kept.weights for one in plan.memory.held}
+    for role, parameters in parameters_of(resolved.recipe, plan.sizes).items():
+        here = [rank for rank in plan.topology.placement(role).ranks if rank < resolved.recipe.cluster.devices_per_node]
+        needed = len(here) * shares.get(role, 4 * parameters)
+        if needed > memory:
+            section = resolved.recipe.models[role]
+            key = next(key for key in ("scratch", "path", "init") if getattr(section, key) is not None)
+            what = (
+                f"the weights of models.{role} take {needed / 2**30:,.0f} GiB; this machine has "
+                f"{memory / 2**30:,.0f} GiB of memory"
+            )
             where = str(resolved.origin(("models", role, key)))
             yield ResourceError(what, where=where, hint=f"rlcli plan {resolved.recipe.name} shows what it takes")
+
+
+def memory_of_this_machine() -> int:
+    """In bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _is_on_cpu(recipe: Recipe) -> bool:
+    return recipe.cluster.device == "cpu" or (recipe.cluster.device == "auto" and not list_gpus())
 
 
 def _undivided_heads(resolved: Resolved) -> Iterator[ModelError]:

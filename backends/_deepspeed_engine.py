@@ -104,21 +104,12 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         self._onload()
         return self._zero.weights(super().named_weights())
 
-    def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _held_parameters(self) -> dict[str, Any]:
         names = {name for name, _ in self.lm.named_parameters()}
-        for name, tensor in self.named_weights().items():
-            if name in names:
-                yield name, _whole(tensor)
+        return {name: held for name, held in self.named_weights().items() if name in names}
 
     def take_parameters(self, source: GivesParameters, eta: float) -> None:
-        self._onload()
-        if not self.is_sharded:
-            super().take_parameters(source, eta)
-        else:
-            mine = self.named_weights()
-            for name, theirs in source.whole_parameters():
-                part = mine[name]
-                part.held.lerp_(theirs.reshape(-1)[part.start : part.start + len(part.held)].to(part.held), eta)
+        super().take_parameters(source, eta)
         self._weights_changed()
 
     def _gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -151,7 +142,3 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
     def _weights_changed(self) -> None:
         with self._surroundings():
             self._zero.weights_changed()
-
-
-def _whole(tensor: torch.Tensor | FlatPart) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, FlatPart) else tensor

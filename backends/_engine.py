@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine_loop import ForwardLoop
+from rlcli.api.flat_parts import FlatPart
 from rlcli.api.model import (
     EngineState,
     GeneratedResponses,
@@ -29,7 +30,7 @@ from rlcli.errors import ModelError
 
 from ._generation import Decoder, Sampler
 from ._generation_copy import GenerationCopy
-from ._saving import describe, save_model
+from ._saving import Ranks, describe, save_model
 from ._tensor_parallel import parallelize
 from ._transformers import PackedModel, compute_dtype
 
@@ -165,20 +166,21 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     # -- weights ---------------------------------------------------------------------------------------------
 
     def take_parameters(self, source: GivesParameters, eta: float) -> None:
-        mine = dict(self.lm.named_parameters())
+        mine = self._held_parameters()
         with torch.no_grad():
             for name, theirs in source.whole_parameters():
                 if name not in mine or mine[name].shape != theirs.shape:
                     raise ModelError(f"role {self.role} has no parameter like {name} that it is to follow")
-                own, part = mine[name], theirs
-                if isinstance(own, DTensor):
-                    own, region = local_part(own)
-                    part = theirs[region]
+                own, part = own_part(mine[name], theirs)
                 own.lerp_(part.to(own), eta)
 
     def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in self.lm.named_parameters():
-            yield name, gathered(parameter.detach())
+        for name, parameter in self._held_parameters().items():
+            yield name, gathered(parameter)
+
+    def _held_parameters(self) -> dict[str, Any]:
+        """By name, live: whole, or what this rank has of each."""
+        return {name: parameter.detach() for name, parameter in self.lm.named_parameters()}
 
     def offload(self) -> None:
         self._move(torch.device("cpu"))
@@ -208,9 +210,9 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
 
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
         leads = self._mesh is None or not any(self._mesh.get_coordinate())
-        save_model(self._outline(), self.whole_parameters(), tokenizer, Path(save_dir), self.save_dtype, leads=leads)
-        for group in self._mesh.get_all_groups() if self._mesh is not None else ():
-            dist.barrier(group)  # after the last one, all ranks of the role have waited for the one that writes
+        groups = self._mesh.get_all_groups() if self._mesh is not None else ()
+        ranks = Ranks(leads, groups, self._device)
+        save_model(self._outline(), self.whole_parameters(), tokenizer, Path(save_dir), self.save_dtype, ranks)
 
 
 def dimension(mesh: Any, name: str) -> Any:
@@ -220,8 +222,20 @@ def dimension(mesh: Any, name: str) -> Any:
     return mesh[name]
 
 
+def own_part(held: Any, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The numbers of a parameter that this rank has, as a live tensor, and the same ones of `whole`."""
+    if isinstance(held, FlatPart):
+        return held.held, whole.reshape(-1)[held.start : held.start + len(held.held)]
+    if isinstance(held, DTensor):
+        own, region = local_part(held)
+        return own, whole[region]
+    return held, whole
+
+
 def gathered(tensor: Any) -> torch.Tensor:
-    """A DTensor made whole, on every rank; other tensors as they are. Offloaded parts meet on the devices."""
+    """A parameter made whole, on every rank. Offloaded parts of a DTensor meet on the devices."""
+    if isinstance(tensor, FlatPart):
+        return tensor.full_tensor()
     if not isinstance(tensor, DTensor):
         return tensor
     return tensor.to(tensor.device_mesh.device_type).full_tensor()

@@ -22,13 +22,14 @@ from rlcli.api.micro_batches import MicroBatch
 from rlcli.api.model import EngineState, GivesParameters, LossFn, Model, ModelSource, TrainEngine
 from rlcli.errors import ModelError
 
-from ._megatron_groups import role_groups
+from ._megatron_groups import no_scratch_left, role_groups
 from ._megatron_layout import Place, Share, StageLayout, mark_shared
 from ._megatron_model import StageModel, StageOutput, check_model, padded
 from ._megatron_optimizer import ShardedAdamW, data_parallel
 from ._megatron_state import StageState
 from ._process_group import process_group
-from ._saving import describe, save_model
+from ._put_away import PutAway
+from ._saving import Ranks, describe, save_model
 from ._transformers import compute_dtype
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class MegatronEngine(TrainEngine):
         self.optimizer = ShardedAdamW(self.wrapped, settings, groups)
         self.stage.config.finalize_model_grads_func = _reduce_gradients
         self._state = StageState(self.stage, self.layout, self.optimizer, groups)
+        self._away_weights, self._away_gradients, self._away_optimizer = PutAway(), PutAway(), PutAway()
 
     def _load(self, source: ModelSource) -> None:
         """Fill this rank's parameters, one at a time."""
@@ -140,6 +142,7 @@ class MegatronEngine(TrainEngine):
             return [one for found in self._run(micro_batches, made, forward_only=True) for one in found]
 
     def optimizer_zero_grad(self) -> None:
+        self._away_gradients.bring_back()
         self.optimizer.zero_grad()
 
     def forward_backward_batch(
@@ -161,6 +164,7 @@ class MegatronEngine(TrainEngine):
         """What `then` makes of each micro-batch on the last stage; elsewhere nothing."""
         if not micro_batches:
             return []
+        self._away_weights.bring_back()
 
         def step(batches: Iterator[MicroBatch], model: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
             micro_batch = next(batches)
@@ -176,7 +180,7 @@ class MegatronEngine(TrainEngine):
 
         pipelined = self.groups.pp.size() > 1
         run = get_forward_backward_func(self.groups.pp.size(), None)
-        with process_group():
+        with process_group(), no_scratch_left():
             return run(
                 forward_step_func=step,
                 data_iterator=iter(micro_batches),
@@ -202,13 +206,26 @@ class MegatronEngine(TrainEngine):
         return rate
 
     def optimizer_step(self) -> float:
+        self._away_optimizer.bring_back()
         with process_group():
             return self.optimizer.step()
 
     # -- weights ---------------------------------------------------------------------------------------------
 
+    def offload(self) -> None:
+        """Weights return with the next pass, the buffer of gradients and the optimizer's state with the next step."""
+        self._away_weights.put_away((*self.stage.parameters(), *self.stage.buffers()))
+        self._away_gradients.put_away((), [buffer.grad_data for buffer in self.wrapped.buffers])
+        self._away_optimizer.put_away(self.optimizer.kept_tensors())
+
+    def _onload(self) -> None:
+        """What is trained is in the optimizer where parameters are rounded."""
+        self._away_weights.bring_back()
+        self._away_optimizer.bring_back()
+
     def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Put together from the ranks that share a copy of the model."""
+        self._onload()
         owned = self._owned()
         for name, parameter in self.lm.named_parameters():
             whole = torch.zeros(parameter.shape, device=self._device)
@@ -231,6 +248,7 @@ class MegatronEngine(TrainEngine):
         return owned
 
     def take_parameters(self, source: GivesParameters, eta: float) -> None:
+        self._onload()
         held: dict[str, list[Any]] = {}
         for name, parameter in self.stage.named_parameters():
             share = self.layout.shares[name]
@@ -250,6 +268,7 @@ class MegatronEngine(TrainEngine):
     # -- saving ----------------------------------------------------------------------------------------------
 
     def state(self, room_for_optimizer: bool = False) -> EngineState:
+        self._onload()
         return self._state.give(room_for_optimizer)
 
     def state_was_filled(self, state: EngineState) -> None:
@@ -259,10 +278,9 @@ class MegatronEngine(TrainEngine):
         describe(self.lm, torch.float32, tokenizer, folder)
 
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
-        path, leads = Path(save_dir), self.groups.leads
-        save_model(self.lm, self.whole_parameters(), tokenizer, path, self._save_dtype, leads=leads)
-        if self.groups.all.size() > 1:
-            dist.barrier(self.groups.all)
+        groups = [self.groups.all] if self.groups.all.size() > 1 else []
+        ranks = Ranks(self.groups.leads, groups, self._device)
+        save_model(self.lm, self.whole_parameters(), tokenizer, Path(save_dir), self._save_dtype, ranks)
 
 
 def _config(model: Model, source: ModelSource) -> ModelConfig:

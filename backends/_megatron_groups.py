@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +76,15 @@ def role_groups(mesh: Any) -> RoleGroups:
         alone=_group([dist.get_rank()]),
         stage=tuple(map(tuple, cube[:, pp].T.tolist())),
     )
+
+
+@contextmanager
+def no_scratch_left() -> Iterator[None]:
+    """Megatron's attention would keep memory for scores, as much as the largest batch has needed."""
+    try:
+        yield
+    finally:
+        parallel_state.get_global_memory_buffer().buffer.clear()
 
 
 def _group(ranks: list[int]) -> dist.ProcessGroup:

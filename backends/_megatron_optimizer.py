@@ -89,6 +89,13 @@ class ShardedAdamW:
         if parameter.dtype is not torch.float32:
             self.scatter(parameter, _MASTER, weight)
 
+    def kept_tensors(self) -> Iterator[torch.Tensor]:
+        """All that an update needs on this rank besides weights and gradients."""
+        for parameter, share, _ in self._shares():
+            if parameter.dtype is not torch.float32:
+                yield share
+            yield from (tensor for tensor in self.optimizer.optimizer.state.get(share, {}).values() if tensor.dim())
+
     def make_room(self) -> None:
         """AdamW makes its tensors in its first step; these are the same, before it."""
         for _, share, _ in self._shares():

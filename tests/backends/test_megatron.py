@@ -244,3 +244,31 @@ def test_models_that_it_cannot_run_are_refused_with_the_reason(family, changes, 
 
     for said in run_on_ranks(math.prod(degrees.values()), work):
         assert message in said["said"]
+
+
+# -- in host memory --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_offloaded_it_leaves_the_device_and_returns_when_it_is_needed(dtype):
+    def work(rank):
+        with pretend_cuda() as device:
+            engine = make_engine(tied_model(), device, dtype=dtype)
+            step_of(engine, 0)
+            there = torch.cuda.memory_allocated()
+            engine.offload()
+            engine.offload()
+            left = torch.cuda.memory_allocated()
+            other = make_engine(tied_model(), device, dtype=dtype)
+            step_of(other, 0)
+            found = [step_of(engine, number) for number in (1, 2)]
+            wanted = [step_of(other, number) for number in (1, 2)]
+            engine.offload()
+            mine, theirs = whole_weights(engine), whole_weights(other)
+            return {"left": left / there, "steps": [found, wanted],
+                    "same": all(torch.equal(mine[name], theirs[name]) for name in theirs)}  # fmt: skip
+
+    (seen,) = run_on_ranks(1, work)
+    assert seen["left"] < 0.02
+    assert seen["steps"][0] == seen["steps"][1]
+    assert seen["same"]

@@ -74,7 +74,7 @@ NOT_HERE = {
     "rlcli/api/sample_json.py _tensor": "reads JSON, on the host; a run moves what it reads",
     "rlcli/api/flat_parts.py": "belongs to several ranks",
     "backends/_engine.py gathered_beyond": "belongs to several ranks",
-    "backends/_put_away.py _on_host": "is for storages, which the pretend device does not have",
+    "backends/_put_away.py _on_host": "belongs to engines of libraries",
     "backends/_process_group.py": "belongs to engines of libraries",
     "backends/_tensor_parallel.py": "belongs to several ranks",
     "backends/megatron.py": "Megatron's own tests run it on ranks of their own",

@@ -25,15 +25,26 @@ class Memory:
         known = self._in_use.get(place) if size else None
         if known is not None and known.size == size:
             return known
+        made = Allocation(self)
+        made.move(place, size)
+        return made
+
+    def take(self, size: int) -> None:
+        """Count bytes, of which there must be enough."""
         if self.allocated + size > self.total:
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {size} bytes. The device has {self.total} bytes, "
                 f"of which {self.total - self.allocated} are free."
             )
-        made = Allocation(self, size)
-        if size:
-            self._in_use[place] = made
-        return made
+        self.allocated += size
+        self.peak = max(self.peak, self.allocated)
+
+    def know(self, place: int, allocation: Allocation) -> None:
+        """From now on the storage at `place` is this one's."""
+        self._in_use[place] = allocation
+
+    def forget(self, place: int) -> None:
+        self._in_use.pop(place, None)
 
     def reset_peak(self) -> None:
         self.peak = self.allocated
@@ -42,12 +53,22 @@ class Memory:
 class Allocation:
     """Bytes in use until the last tensor that holds this is gone."""
 
-    def __init__(self, memory: Memory, size: int):
-        self.size = size
+    def __init__(self, memory: Memory):
+        self.size = 0
+        self._place = 0
         self._memory = memory
-        memory.allocated += size
         memory.allocations += 1
-        memory.peak = max(memory.peak, memory.allocated)
+
+    def move(self, place: int, size: int) -> None:
+        """The storage has another size, and is elsewhere."""
+        if self.size:
+            self._memory.forget(self._place)
+        self._memory.allocated -= self.size
+        self.size = 0
+        self._memory.take(size)
+        self.size, self._place = size, place
+        if size:
+            self._memory.know(place, self)
 
     def __del__(self) -> None:
         self._memory.allocated -= self.size

@@ -21,6 +21,7 @@ from rlcli.testing.pretend_cuda.memory import Allocation
 from rlcli.testing.pretend_cuda.placement import Device, place_result
 from rlcli.testing.pretend_cuda.randomness import check_generator, random_stream_of
 from rlcli.testing.pretend_cuda.state import active
+from rlcli.testing.pretend_cuda.storage import DeviceStorage
 
 LABEL = "xla"
 """What C++ takes the device for."""
@@ -84,6 +85,9 @@ class DeviceTensor(torch.Tensor):
     def new_tensor(self, data: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
         named: dict[str, Any] = {"dtype": self.dtype, "device": self.device} | kwargs
         return torch.tensor(data, **named)
+
+    def untyped_storage(self) -> DeviceStorage:  # type: ignore[override]
+        return DeviceStorage(self)
 
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(

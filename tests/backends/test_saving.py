@@ -1,0 +1,52 @@
+"""A model is saved by one rank of several: what goes wrong there, all of them hear at once."""
+
+import errno
+import time
+
+import torch
+
+from rlcli.errors import ModelError
+from rlcli.testing.backend import BackendContract
+from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
+
+
+class Checks(BackendContract):
+    name = "fsdp"
+
+
+def failure_of(save) -> tuple[str, str, int | None, float]:
+    began = time.monotonic()
+    try:
+        save()
+    except (ModelError, OSError) as error:
+        return type(error).__name__, str(error), getattr(error, "errno", None), time.monotonic() - began
+    return "none", "", None, time.monotonic() - began
+
+
+def test_all_ranks_hear_what_fails_on_the_one_that_writes(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+
+    def work(rank):
+        engine = Checks().engine("llama", mesh=mesh_of_ranks(dp=2))
+        no_folder = failure_of(lambda: engine.save_to_hf(None, str(tmp_path / "file" / "model")))
+        engine.save_dtype = torch.float16
+        with torch.no_grad():
+            for name, parameter in engine.lm.named_parameters():
+                if "layers.1.mlp" in name:
+                    parameter.mul_(1e8)
+        too_large = failure_of(lambda: engine.save_to_hf(None, str(tmp_path / "large")))
+        engine.save_dtype = torch.float32
+        fine = failure_of(lambda: engine.save_to_hf(None, str(tmp_path / "fine")))
+        return {"no folder": no_folder, "too large": too_large, "fine": fine, "there": (tmp_path / "fine").is_dir()}
+
+    ranks = run_on_ranks(2, work, timeout=60)
+    for seen in ranks:
+        kind, said, number, _ = seen["no folder"]
+        assert (kind, number) == ("NotADirectoryError", errno.ENOTDIR), said
+        kind, said, _, _ = seen["too large"]
+        assert kind == "ModelError"
+        assert "layers.1.mlp" in said
+        assert "too large for float16" in said
+        assert (seen["fine"][0], seen["there"]) == ("none", True)
+        assert max(seconds for *_, seconds in (seen["no folder"], seen["too large"])) < 10
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "fine"]

@@ -60,7 +60,7 @@ class InferenceMemory(MemoryModel):
     def inference(self, tokens: int) -> Parts:
         logits = 0
         if self.has_lm_head:
-            at_once = self.logits_at_once(tokens)
+            at_once = logits_at_once(tokens, self.sizes.vocabulary)
             earlier = 2 if tokens * self.sizes.vocabulary > at_once else 0  # of the last chunk
             logits = (8 + earlier) * at_once + self.head_cast()
         at_head = Parts(gathered=self.gathered_at_head(), activations=4 * self.sizes.hidden * tokens, logits=logits)
@@ -88,11 +88,6 @@ class InferenceMemory(MemoryModel):
     def head_cast(self) -> int:
         """The same of the head's matrix."""
         return 0 if self.width == 4 else 2 * self.sizes.vocabulary * self.sizes.hidden
-
-    def logits_at_once(self, tokens: int) -> int:
-        """Elements of the largest chunk."""
-        vocabulary = self.sizes.vocabulary
-        return min(tokens, max(1, CHUNK_ELEMENTS // vocabulary)) * vocabulary
 
     def passing_per_token(self) -> int:
         """Bytes per token that one block needs at once when nothing is saved."""
@@ -131,6 +126,11 @@ class InferenceMemory(MemoryModel):
         keys, queries = sizes.kv_heads * sizes.head_dim, sizes.heads * sizes.head_dim
         copies = 0 if self.width == 4 else (4 + 2 + 2) * keys
         return copies + (2 * self.width * queries if queries != keys else 0)
+
+
+def logits_at_once(tokens: int, vocabulary: int) -> int:
+    """Elements of the largest chunk of logits."""
+    return min(tokens, max(1, CHUNK_ELEMENTS // vocabulary)) * vocabulary
 
 
 def part_of(sizes: Architecture, ranks: int) -> Architecture:

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from ._deepspeed_memory import bucket_of
 from ._process_group import process_group
 
 if TYPE_CHECKING:
     from .deepspeed import DeepSpeed
-
-BUCKET = 2**26
-"""Numbers that are reduced or gathered at once, or the largest parameter: 256 MB of float32."""
 
 
 def import_deepspeed(device: torch.device) -> Any:
@@ -39,11 +37,13 @@ def import_deepspeed(device: torch.device) -> Any:
 def configuration(settings: DeepSpeed, shapes: Sequence[torch.Size], device: torch.device) -> dict[str, Any]:
     """For `deepspeed.initialize`, of a model whose parameters have these shapes."""
     sizes = [shape.numel() for shape in shapes]
-    bucket = 2 * -(-min(sum(sizes), max(BUCKET, *sizes)) // 2)
+    bucket = bucket_of(sum(sizes), max(sizes))
     zero: dict[str, Any] = {"stage": settings.zero_stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     if settings.zero_stage == 3:
         # A memory-efficient linear layer would take the place of torch's own, for all models of this process.
         zero |= {"stage3_prefetch_bucket_size": bucket, "memory_efficient_linear": False}
+        # The library would keep a billion gathered numbers from a forward pass to its backward pass.
+        zero |= {"stage3_max_reuse_distance": bucket, "stage3_max_live_parameters": 2 * bucket}
         # Vectors stay whole: to gather one takes longer than it saves.
         zero["stage3_param_persistence_threshold"] = max(
             (shape.numel() for shape in shapes if len(shape) < 2), default=0

@@ -22,7 +22,11 @@ class DeepSpeed(TransformersTraining, ModelBackend):
 
     REQUIRES: ClassVar[tuple[str, ...]] = ("deepspeed",)
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
+    MEMORY: ClassVar[str] = "_deepspeed_memory.DeepSpeedMemory"
     LIMITS: ClassVar[Limits] = {"zero_stage": {"ge": 0, "le": 3}}
+    ON_RESUME: ClassVar[dict[str, str]] = {
+        "zero_stage": "safe", "offload_optimizer": "safe", "offload_parameters": "safe",
+    }  # fmt: skip
 
     zero_stage: int = 2
     """What ranks divide: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too."""

@@ -13,25 +13,23 @@ from typing import ClassVar
 from rlcli.api.model import Model, ModelBackend, register_backend
 from rlcli.errors import ResourceError
 
-from ._settings import AdamWSettings
+from ._settings import TrainingSettings
 
 
 @register_backend("megatron")
 @dataclass(frozen=True, kw_only=True)
-class Megatron(AdamWSettings, ModelBackend):
+class Megatron(TrainingSettings, ModelBackend):
     """Trains a model of the llama, qwen2, qwen3 or mistral family, divided over ranks in every way but generation."""
 
     REQUIRES: ClassVar[tuple[str, ...]] = ("megatron-core",)
     GENERATES: ClassVar[bool] = False
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "pp")
+    MEMORY: ClassVar[str] = "_megatron_memory.MegatronMemory"
     DEVICES: ClassVar[tuple[str, ...]] = ("cuda",)
 
     dtype: str = "auto"
     """Of parameters and products: float32, or bfloat16 with float32 copies in the optimizer. auto: bfloat16 where the
     hardware has it."""
-
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
 
     packed_sequences: bool = False
     """Give Megatron packed sequences. Not offered yet: nobody has run it on a GPU."""
@@ -41,8 +39,6 @@ class Megatron(AdamWSettings, ModelBackend):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.dtype not in ("auto", "float32", "bfloat16"):
-            raise ValueError(f"dtype is {self.dtype!r}; it must be auto, float32 or bfloat16")
         for name in ("packed_sequences", "sequence_parallel"):
             if getattr(self, name):
                 raise ValueError(f"{name} is not offered yet; leave it out")

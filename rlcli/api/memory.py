@@ -35,6 +35,10 @@ class PlacedRole:
     """Of the backend, defaults included."""
     calls: Collection[str]
     """What the graph asks of the role: train_step, inference, generate."""
+    longest: int
+    """Tokens of the longest sequence."""
+    device: str
+    """Kind of its devices: cuda, or cpu, whose memory is that of the host; auto, which is taken for cuda."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +47,12 @@ class Kept:
 
     weights: int
     optimizer: int = 0
+    buffers: int = 0
+    """For gradients, mostly: allocated while the role is loaded, and never given back."""
 
     @property
     def total(self) -> int:
-        return self.weights + self.optimizer
+        return self.weights + self.optimizer + self.buffers
 
 
 @dataclass(frozen=True)
@@ -97,11 +103,12 @@ class MemoryModel(abc.ABC):
 
     @abc.abstractmethod
     def load(self) -> Parts:
-        """While its weights are loaded; of `kept()` only the weights are there then."""
+        """While its weights are loaded; of `kept()` weights and buffers are there then."""
 
     def snapshot(self) -> int:
         """What a checkpoint copies to host memory of this rank's part, until it is written."""
-        return self.kept().total
+        kept = self.kept()
+        return kept.weights + kept.optimizer
 
     def update(self, tokens: int, micro_batches: int) -> Parts:
         """Forward and backward of micro-batches, the largest of so many tokens, and the optimizer."""

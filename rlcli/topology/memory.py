@@ -90,15 +90,15 @@ class MemoryPlan:
 
 def plan_memory(recipe: Recipe, topology: Topology, sizes: Mapping[str, Architecture | str]) -> MemoryPlan:
     """Memory of a recipe laid out on its cluster; `sizes` has every role with weights, or why they are unknown."""
+    lengths = lengths_of(recipe)
     models: dict[str, MemoryModel] = {}
     unknown = {}
     for role, architecture in sizes.items():
         try:
-            models[role] = _memory_model(recipe, topology, role, architecture)
+            models[role] = _memory_model(recipe, topology, role, architecture, lengths)
         except UnknownMemory as reason:
             unknown[role] = str(reason)
     held = {role: _held(recipe, role, model) for role, model in models.items()}
-    lengths = lengths_of(recipe)
     peaks = _load_peaks(topology, models, held)
     for name, call in recipe.graph.items():
         if call.model in models and call.call != "evaluate":
@@ -111,7 +111,9 @@ def plan_memory(recipe: Recipe, topology: Topology, sizes: Mapping[str, Architec
     return MemoryPlan(tuple(held.values()), tuple(peaks), unknown, lengths)
 
 
-def _memory_model(recipe: Recipe, topology: Topology, role: str, sizes: Architecture | str) -> MemoryModel:
+def _memory_model(
+    recipe: Recipe, topology: Topology, role: str, sizes: Architecture | str, lengths: Lengths
+) -> MemoryModel:
     """That of the role's backend. Raises UnknownMemory."""
     if isinstance(sizes, str):
         raise UnknownMemory(sizes)
@@ -126,6 +128,8 @@ def _memory_model(recipe: Recipe, topology: Topology, role: str, sizes: Architec
         mesh=dataclasses.asdict(topology.placement(role).mesh),
         arguments=_arguments(backend),
         calls={call.call for call in recipe.graph.values() if call.model == role},
+        longest=lengths.sequence,
+        device=recipe.cluster.device,
     )
     made: MemoryModel = model(placed)
     return made
@@ -165,7 +169,7 @@ def _load_peaks(topology: Topology, models: Mapping[str, MemoryModel], held: Map
     for role, model in models.items():
         for rank in _first_ranks(topology, role):
             on_rank = [r for r in topology.roles_on(rank) if r in models]
-            there = sum(held[r].kept.weights for r in on_rank[: on_rank.index(role) + 1])
+            there = sum(held[r].kept.weights + held[r].kept.buffers for r in on_rank[: on_rank.index(role) + 1])
             peaks.append(Peak("load", role, "load", there, model.load(), model.WITHIN_PERCENT))
     return [max(peaks, key=lambda peak: peak.total)] if peaks else []
 

@@ -142,7 +142,7 @@ def _memory(plan: Plan) -> Iterator[str]:
     unit, name = (GIB, "GiB") if memory.highest >= GIB else (GIB >> 10, "MiB")
     yield f"memory of a device{without}, in {name}, once the optimizer has made a step"
     held = [[*_held(one, unit)] for one in memory.held]
-    yield from aligned(["held", "weights", "optimizer", "in all"], held, right=range(1, 4))
+    yield from aligned(["held", "weights", "optimizer", "buffers", "in all"], held, right=range(1, 5))
     yield ""
     verdicts = ["verdict"] if plan.device_bytes else []
     rows = [[*_peak(peak, unit), *([plan.verdict(peak)] if plan.device_bytes else [])] for peak in memory.peaks]
@@ -159,7 +159,7 @@ def _memory(plan: Plan) -> Iterator[str]:
 def _held(held: Held, unit: int) -> list[str]:
     name = f"{held.role} (offloaded)" if held.offloaded else held.role
     kept = held.kept
-    columns = (kept.weights, kept.optimizer, kept.total)
+    columns = (kept.weights, kept.optimizer, kept.buffers, kept.total)
     return [name, *(amount(part, unit) for part in columns)]
 
 

@@ -63,9 +63,7 @@ def build(asked: dict, mesh) -> Model:
         source=source,
         device_mesh=mesh,
     )
-    args = {"dtype": asked["dtype"]}
-    if asked["backend"] == "fsdp":
-        args["gradient_checkpointing"] = asked.get("checkpointing", False)
+    args = {"dtype": asked["dtype"], **asked.get("args", {})}
     backend = make_backend(ModelBackendAbstraction(asked["backend"], args))
     return backend.initialize(model, FinetuneSpec(total_train_steps=10, dataset_size=8, train_batch_size=1))
 

@@ -13,6 +13,7 @@ import torch
 
 from rlcli.api.memory import Generation, PlacedRole, UnknownMemory
 from rlcli.backends import _memory
+from rlcli.backends._deepspeed_memory import DeepSpeedMemory
 from rlcli.backends._fsdp_memory import FSDPMemory
 from rlcli.backends._memory import InferenceMemory, saved_by_layer
 from rlcli.backends._transformers import PackedModel, compute_dtype
@@ -20,13 +21,16 @@ from rlcli.ops.logprobs import CHUNK_ELEMENTS
 from rlcli.topology.architecture import read_architecture
 
 MIB = 1 << 20
-MODELS = {"fsdp": FSDPMemory, "inference": InferenceMemory}
+MODELS = {"fsdp": FSDPMemory, "inference": InferenceMemory, "deepspeed": DeepSpeedMemory}
 CALLS = {"update": "train_step", "inference": "inference", "generate": "generate"}
 
 
-def memory(backend: str, config: dict, head: str = "lm", dp: int = 1, calls=("train_step",), tp: int = 1, **arguments):
-    mesh = {"dp": dp, "tp": tp, "pp": 1, "cp": 1, "ep": 1}
-    return MODELS[backend](PlacedRole(read_architecture(config), head, mesh, arguments, calls))
+def memory(
+    backend: str, config: dict, head: str = "lm", calls=("train_step",), longest: int = 0, device: str = "cpu",
+    dp: int = 1, tp: int = 1, pp: int = 1, **arguments,
+):  # fmt: skip
+    mesh = {"dp": dp, "tp": tp, "pp": pp, "cp": 1, "ep": 1}
+    return MODELS[backend](PlacedRole(read_architecture(config), head, mesh, arguments, calls, longest, device))
 
 
 # -- activations, exactly --------------------------------------------------------------------------------
@@ -89,15 +93,16 @@ CONFIG = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 768, "
           "max_position_embeddings": 2048, "tie_word_embeddings": True}  # fmt: skip
 SHARDED = {**CONFIG, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
 UPDATE = {"phase": "update", "backend": "fsdp", "count": 4, "length": 256}
+CHECKPOINTING = {"args": {"gradient_checkpointing": True}}
 INFERENCE = {"phase": "inference", "backend": "inference", "count": 4, "length": 256}
 GENERATE = {"phase": "generate", "backend": "inference", "count": 8, "length": 160, "group": 4, "slots": 32, "new": 4}
 RUNS = {
     ("float32", "dp", 1): [UPDATE, {**UPDATE, "micro_batches": 2}, {**UPDATE, "head": "value"},
-                     {**UPDATE, "checkpointing": True}, INFERENCE, GENERATE],
+                     {**UPDATE, **CHECKPOINTING}, INFERENCE, GENERATE],
     ("bfloat16", "dp", 1): [UPDATE, INFERENCE, {**INFERENCE, "head": "value"}, GENERATE],
     ("auto", "dp", 2): [{**UPDATE, "length": 128}, {**UPDATE, "length": 128, "micro_batches": 2},
                         {**INFERENCE, "backend": "fsdp", "length": 128}, {**GENERATE, "backend": "fsdp", "length": 32}],
-    ("auto", "tp", 2): [{**UPDATE, "length": 128}, {**UPDATE, "length": 128, "checkpointing": True},
+    ("auto", "tp", 2): [{**UPDATE, "length": 128}, {**UPDATE, "length": 128, **CHECKPOINTING},
                         {**INFERENCE, "backend": "fsdp", "length": 128}, {**GENERATE, "backend": "fsdp", "length": 96}],
 }  # fmt: skip
 
@@ -135,7 +140,7 @@ def estimated(run: dict, dtype: str, dimension: str, ranks: int) -> tuple[int, i
     calls = {CALLS[run["phase"]], "inference"}
     model = memory(
         run["backend"], config_for(ranks), run.get("head", "lm"), calls=calls, dtype=dtype,
-        gradient_checkpointing=run.get("checkpointing", False), **{dimension: ranks},
+        **{dimension: ranks}, **run.get("args", {}),
     )  # fmt: skip
     micro_batches, kept = run.get("micro_batches", 1), model.kept()
     tokens = run["count"] * run["length"] // micro_batches
@@ -181,7 +186,7 @@ QWEN = {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "n
 
 
 def qwen(head: str = "lm", dp: int = 1, backend: str = "fsdp", **arguments):
-    return memory(backend, QWEN, head, dp, ("train_step", "inference", "generate"), **arguments)
+    return memory(backend, QWEN, head, ("train_step", "inference", "generate"), dp=dp, **arguments)
 
 
 def generating(slots: int, **changes) -> Generation:
@@ -238,7 +243,57 @@ def test_replicas_hold_more_and_deferred_reductions_keep_whole_gradients():
     assert more == pytest.approx(4 * 494032768 * 7 / 8, rel=0.001)
 
 
+# -- stages of ZeRO -----------------------------------------------------------------------------------------
+
+WHOLE = 4 * 494032768
+BUCKET = 4 * 151936 * 896
+"""Bytes of the largest parameter, which is more than the 256 MiB that a bucket has at least."""
+
+
+def zero(stage: int, device: str = "cuda", **arguments):
+    return qwen(backend="deepspeed", dp=4, device=device, zero_stage=stage, **arguments)
+
+
+def test_each_stage_of_zero_divides_more():
+    kept = [zero(stage).kept() for stage in range(4)]
+    assert [one.weights for one in kept] == [WHOLE, WHOLE, WHOLE, WHOLE // 4]
+    assert [one.optimizer for one in kept] == [2 * WHOLE, WHOLE // 2, WHOLE // 2, WHOLE // 2]
+    assert [one.buffers for one in kept] == [0, 0, 0, WHOLE // 4 + BUCKET]  # this rank's gradients, and a bucket
+    assert qwen(backend="deepspeed", dp=4, zero_stage=2).kept() == zero(2, "cpu").kept()
+    alone = memory("deepspeed", QWEN, calls=("inference",), zero_stage=1)
+    assert alone.kept().optimizer == 0
+
+
+def test_gradients_are_whole_until_they_are_divided():
+    at_end = [zero(stage).gradients(several=False)[2] for stage in range(4)]
+    assert at_end[0] == 2 * WHOLE  # laid end to end to be reduced
+    assert at_end[1] == WHOLE + BUCKET + WHOLE // 4
+    assert at_end[2] == WHOLE // 4 + 2 * BUCKET
+    before = [zero(stage).gradients(several=True)[0] for stage in range(4)]  # of earlier micro-batches
+    assert before == [WHOLE, WHOLE, WHOLE // 4, 0]
+    for stage in range(3):
+        assert zero(stage).update(8192, 2).total - zero(stage).update(8192, 1).total == before[stage]
+
+
+def test_stage_3_gathers_two_buckets_and_to_generate_a_whole_copy():
+    assert [zero(stage, dtype="float32").update(8192, 1).gathered for stage in (0, 3)] == [0, 2 * BUCKET]
+    assert zero(3).update(8192, 1).gathered == 2 * BUCKET + 2 * zero(3).sizes.cast  # autocast keeps what it made
+    assert zero(3, dtype="float32").generate(generating(1)).gathered == WHOLE
+    assert zero(2).generate(generating(1)) == qwen().generate(generating(1))
+    assert (
+        memory("deepspeed", QWEN, zero_stage=3, dtype="float32").update(8192, 1).gathered == 0
+    )  # one rank has everything
+
+
+def test_what_is_offloaded_leaves_a_device_that_has_memory_of_its_own():
+    assert zero(2, offload_optimizer=True).kept().optimizer == 0
+    assert zero(2, offload_optimizer=True).kept().buffers == BUCKET  # through which gradients go to the host
+    away = zero(3, offload_optimizer=True, offload_parameters=True).kept()
+    assert (away.weights, away.optimizer, away.buffers) == (0, 0, BUCKET)
+    here = zero(2, "cpu", offload_optimizer=True).kept()  # copies in the same memory
+    assert here.total > zero(2, "cpu").kept().total + 2 * (WHOLE // 4)
+
+
 def test_a_mesh_that_the_formulas_do_not_cover_is_not_estimated():
-    role = PlacedRole(read_architecture(QWEN), "lm", {"dp": 2, "tp": 1, "pp": 2, "cp": 1, "ep": 1}, {}, ())
     with pytest.raises(UnknownMemory, match="pp2"):
-        FSDPMemory(role)
+        qwen(dp=2, pp=2)

@@ -1,6 +1,6 @@
 """How much memory each rank of a sharded model takes while it is loaded, trained, used and saved.
 
-    python tests/bench/memory.py [--ranks 2 4] [--megabytes 512] [--json]
+    python tests/bench/memory.py [--ranks 2 4] [--megabytes 512] [--zero-stage 3] [--json]
 
 A random model is loaded, trained for two steps, used to generate, checkpointed and saved by fresh processes over gloo.
 This process reads `RssAnon` of each every 10 ms: the memory that it has allocated itself. Pages of files do not count
@@ -12,6 +12,9 @@ Above a baseline (libraries imported, groups made, no model), each phase may tak
 copies (`snapshot`), activations, the whole copy that generates, and beyond that the largest unsharded block and two
 buckets. A bucket is the largest parameter, or BUCKET if that is more; BUCKET is far smaller here than the 256 MiB of
 real models, or the bound would be larger than the model.
+
+With `--zero-stage` it is `deepspeed` that shards, and BUCKET is its bucket. Its stage 3 keeps one such bucket and its
+share of the gradients from load on, and holds another bucket of gathered parameters.
 """
 
 from __future__ import annotations
@@ -67,26 +70,42 @@ class Tokenizer:
         """Nothing to write."""
 
 
-def be_a_rank(rank: int, ranks: int, megabytes: int, folder: Path) -> None:
+def make_backend(zero_stage: int | None) -> Any:
+    """`fsdp`, or `deepspeed` in a stage, with buckets of the size that is allowed for."""
+    from rlcli import registry
+    from rlcli.api.config import ModelBackendAbstraction
+
+    if zero_stage is None:
+        return registry.make_backend(ModelBackendAbstraction("fsdp", {"dtype": "float32"}))
+    made = registry.make_backend(ModelBackendAbstraction("deepspeed", {"dtype": "float32", "zero_stage": zero_stage}))
+    import torch
+
+    from rlcli.backends import _deepspeed_memory, _zero
+
+    _zero.import_deepspeed(torch.device("cpu"))  # a library, not a part of the model
+    _deepspeed_memory.BUCKET = BUCKET // 4
+    return made
+
+
+def be_a_rank(rank: int, ranks: int, megabytes: int, folder: Path, zero_stage: int | None) -> None:
     """All phases, with the moments between which each took place on stdout."""
     import torch
     import torch.distributed as dist
     import transformers.models.llama.modeling_llama  # noqa: F401 - a library, not a part of the model
     from torch.distributed.device_mesh import init_device_mesh
 
-    from rlcli.api.config import FinetuneSpec, GenerationHyperparameters, MicroBatchSpec, ModelBackendAbstraction
+    from rlcli.api.config import FinetuneSpec, GenerationHyperparameters, MicroBatchSpec
     from rlcli.api.data import SequenceSample
     from rlcli.api.model import Model
     from rlcli.api.model_source import open_source
     from rlcli.checkpoint.state import copy_to_host, write_optimizer, write_weights
-    from rlcli.registry import make_backend
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=ranks)
     mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp",))
     asked = configuration(megabytes)
     tokenizer: Any = Tokenizer(asked["vocab_size"])
-    backend = make_backend(ModelBackendAbstraction("fsdp", {"dtype": "float32"}))
+    backend = make_backend(zero_stage)
     moments: dict[str, tuple[float, float]] = {}
     warm_up(torch, dist)
 
@@ -144,10 +163,11 @@ def warm_up(torch: Any, dist: Any) -> None:
 # -- looking at ranks ----------------------------------------------------------------------------------------------
 
 
-def measured(ranks: int, megabytes: int) -> list[dict[str, int]]:
+def measured(ranks: int, megabytes: int, zero_stage: int | None) -> list[dict[str, int]]:
     """Of each rank, the most bytes above the baseline in every phase."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--megabytes", str(megabytes), "--folder", folder, "--ranks", str(ranks)]
+        command += ["--zero-stage", str(zero_stage)] if zero_stage is not None else []
         processes = [
             subprocess.Popen([*command, "--rank", str(rank)], env=ENVIRONMENT, text=True, stdout=subprocess.PIPE)
             for rank in range(ranks)
@@ -245,13 +265,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--megabytes", type=int, default=512, help="of the model, in float32")
     parser.add_argument("--json", action="store_true", help="rank by rank, with what is allowed, in bytes")
+    parser.add_argument("--zero-stage", type=int, choices=range(4), help="of deepspeed, in place of fsdp")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.rank is not None:
-        be_a_rank(asked.rank, asked.ranks[0], asked.megabytes, asked.folder)
+        be_a_rank(asked.rank, asked.ranks[0], asked.megabytes, asked.folder, asked.zero_stage)
     for ranks in asked.ranks:
-        found = measured(ranks, asked.megabytes)
+        found = measured(ranks, asked.megabytes, asked.zero_stage)
         if asked.json:
             print(json.dumps({"ranks": ranks, "measured": found, "allowed": allowed(ranks, asked.megabytes)}))
         else:

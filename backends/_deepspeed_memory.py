@@ -1,0 +1,108 @@
+"""The memory of `deepspeed` under each stage of ZeRO. No torch here: `rlcli plan` imports this file, and the engine."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rlcli.api.memory import Kept, Parts, PlacedRole
+
+from ._training_memory import TrainingMemory
+
+BUCKET = 2**26
+"""Numbers that are reduced or gathered at once, or the largest parameter: 256 MB of float32."""
+
+REDUCED_AT_ONCE = 4 * 500_000_000
+"""Bytes of gradients that the library lays end to end without ZeRO."""
+
+
+def bucket_of(parameters: int, largest: int) -> int:
+    """Numbers of a bucket for a model of so many, so many of them in its largest parameter; an even number."""
+    return 2 * -(-min(parameters, max(BUCKET, largest)) // 2)
+
+
+class DeepSpeedMemory(TrainingMemory):
+    """Of parameters, gradients and optimizer state what a stage leaves to a rank, and the library's buffers. Where
+    devices have the host's memory, what is kept on the host counts as well."""
+
+    WITHIN_PERCENT: ClassVar[int] = 25
+    dimensions: ClassVar[tuple[str, ...]] = ("dp",)
+
+    def __init__(self, role: PlacedRole):
+        super().__init__(role)
+        self.stage = role.arguments.get("zero_stage", 2)
+        self.ranks = role.mesh["dp"]
+        self.keeps_casts = self.stage < 3
+        self.whole = 4 * self.parameters
+        self.share = self.whole // self.ranks
+        self.largest = 4 * max(
+            self.sizes.vocabulary * self.sizes.hidden,
+            self.sizes.hidden * max(self.sizes.mlp, self.sizes.heads * self.sizes.head_dim),
+            *(layer.experts for layer in self.sizes.layers),
+        )
+        """Bytes of the largest parameter."""
+        self.bucket = 4 * bucket_of(self.parameters, self.largest // 4)
+        self.offloads = bool(role.arguments.get("offload_optimizer"))
+        self.offloads_weights = bool(role.arguments.get("offload_parameters"))
+        self.on_host = 1 if role.device == "cpu" else 0
+        """What a byte on the host counts."""
+
+    # -- between calls ---------------------------------------------------------------------------------------
+
+    def kept(self) -> Kept:
+        weights = self.share if self.stage == 3 else self.whole
+        moments = 2 * (self.whole if self.stage == 0 else self.share) if self.trains else 0
+        buffers = 0
+        if self.stage == 3:
+            buffers = self.bucket + (self.on_host if self.offloads else 1) * self.share
+        if self.offloads:
+            moments *= self.on_host
+            buffers += self.on_host * self.share * (3 if self.stage < 3 else 2)
+            buffers += self.largest * (1 + self.on_host) if self.stage < 3 else 0
+        if self.offloads_weights:
+            weights *= self.on_host
+        return Kept(weights, moments, buffers)
+
+    def load(self) -> Parts:
+        """Parameters are laid end to end, which takes them twice."""
+        return Parts(gathered=self.share if self.stage == 3 else self.whole if self.stage else 0)
+
+    # -- update ----------------------------------------------------------------------------------------------
+
+    def update(self, tokens: int, micro_batches: int) -> Parts:
+        saved = tokens * self.saved_at_head()
+        earlier, during, at_end = self.gradients(micro_batches > 1)
+        gathered = self.gathered_in_block()
+        at_head = Parts(earlier, gathered + self.casts_at_head(), saved, 0, self.head_update(tokens))
+        in_blocks = Parts(
+            during + (self.head_matrix if self.has_lm_head and self.stage < 2 else 0),
+            gathered + self.casts(kept=True),
+            saved + tokens * self.backward_of_block(),
+        )
+        return max((at_head, in_blocks, Parts(at_end, gathered)), key=lambda parts: parts.total)
+
+    def gradients(self, several: bool) -> tuple[int, int, int]:
+        """Bytes of gradients, beyond what is kept, when the last backward pass begins, while blocks compute it, and at
+        most once it is done. Buckets are copied to be reduced."""
+        if self.stage == 0:
+            earlier = self.whole if several else 0
+            return earlier, earlier, self.whole + min(self.whole, REDUCED_AT_ONCE)
+        if self.stage == 1:
+            earlier = self.whole if several else 0
+            return earlier, earlier, self.whole + self.bucket + self.share
+        if self.stage == 2:
+            earlier = self.share if several else 0
+            during = earlier + self.bucket * (2 if self.bucket < self.whole else 1)
+            return earlier, during, max(earlier + self.share + 2 * self.bucket, 2 * self.share)
+        return 0, self.bucket + self.bucket // self.ranks, self.bucket + self.bucket // self.ranks
+
+    # -- forward passes --------------------------------------------------------------------------------------
+
+    def gathered_at_head(self) -> int:
+        return self.gathered_in_block()
+
+    def gathered_in_block(self) -> int:
+        """What stage 3 fetches ahead, and what it has not given back yet."""
+        return min(self.whole, 2 * self.bucket) if self.stage == 3 and self.ranks > 1 else 0
+
+    def gathered_to_generate(self) -> int:
+        return self.whole_copy_to_generate() if self.stage == 3 else super().gathered_to_generate()

@@ -1,0 +1,60 @@
+"""The memory of training transformers models under `_engine.TransformersEngine`: what is alike however it is divided.
+
+Parameters, gradients and AdamW's two states are float32. No torch here: `rlcli plan` imports this file.
+"""
+
+from __future__ import annotations
+
+from rlcli.api.memory import PlacedRole
+
+from ._memory import InferenceMemory, logits_at_once, saved_by_layer
+
+
+class TrainingMemory(InferenceMemory):
+    """What activations and the head take in the backward pass."""
+
+    def __init__(self, role: PlacedRole):
+        super().__init__(role)
+        self.checkpointing = bool(role.arguments.get("gradient_checkpointing"))
+        self.trains = "train_step" in role.calls
+
+    @property
+    def head_matrix(self) -> int:
+        """Bytes of its gradient."""
+        return 4 * self.sizes.vocabulary * self.sizes.hidden
+
+    def saved_at_head(self) -> int:
+        """Bytes per token that wait for the backward pass when it begins."""
+        sizes, hidden = self.sizes, self.sizes.hidden
+        last_norm = (8 if sizes.position_rows == 0 else 4) * hidden
+        tail = last_norm + 8 * hidden + 8 * sizes.head_dim
+        if self.checkpointing:
+            return 4 * hidden * len(sizes.layers) + tail
+        return sum(saved_by_layer(sizes, layer, self.width) for layer in sizes.layers) + tail
+
+    def backward_of_block(self) -> int:
+        """Bytes per token for gradients inside one block and, where it is computed again, for what that saves."""
+        sizes = self.sizes
+        again = max(saved_by_layer(sizes, layer, self.width) for layer in sizes.layers) if self.checkpointing else 0
+        return again + self.width * sizes.mlp * max(1, sizes.experts_per_token) + 8 * sizes.hidden
+
+    def casts_at_head(self) -> int:
+        return 0 if self.checkpointing else self.casts(kept=True)
+
+    def head_update(self, tokens: int) -> int:
+        """Chunks of logits and their gradients, and the gradient of the head's matrix."""
+        if not self.has_lm_head:
+            return 8 * tokens
+        matrix, elements = self.sizes.vocabulary * self.sizes.hidden, logits_at_once(tokens, self.sizes.vocabulary)
+        product = 4 * matrix if self.width == 4 else 6 * matrix
+        return max(20 * elements, (12 + self.width) * elements + product) + 4 * matrix + self.head_cast()
+
+    def whole_copy_to_generate(self) -> int:
+        """A copy of divided parameters for the duration of a call; linear layers of it in the precision of the
+        products."""
+        sizes = self.sizes
+        if sizes.position_rows or sizes.experts_per_token:  # gpt2's layers and experts are no `nn.Linear`
+            return 4 * self.parameters + super().casts(kept=True) + self.head_cast()
+        separate_head = 0 if sizes.tied or not self.has_lm_head else sizes.vocabulary * sizes.hidden
+        saved = (4 - self.width) * (sizes.cast + separate_head)
+        return 4 * self.parameters - saved + (0 if separate_head else self.head_cast())

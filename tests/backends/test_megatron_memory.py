@@ -1,0 +1,187 @@
+"""What the memory model of megatron says: by hand, and against what the pretend device counts of a stage's life."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rlcli.api.config import FinetuneSpec, MicroBatchSpec, ModelBackendAbstraction
+from rlcli.api.data import SequenceSample
+from rlcli.api.memory import PlacedRole, UnknownMemory
+from rlcli.api.model import Model
+from rlcli.api.model_source import open_source
+from rlcli.backends._megatron_memory import MegatronMemory
+from rlcli.checkpoint.families import family_of
+from rlcli.registry import make_backend
+from rlcli.testing.pretend_cuda import pretend_cuda
+from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
+from rlcli.testing.tiny_models import TinyTokenizer
+from rlcli.topology.architecture import read_architecture
+
+CONFIG = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 2000,
+          "max_position_embeddings": 2048, "tie_word_embeddings": False}  # fmt: skip
+ALL = ("train_step", "inference")
+
+
+def memory(config=CONFIG, head="lm", calls=ALL, longest=64, cp=1, dp=1, tp=1, pp=1, **arguments):
+    mesh = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": 1}
+    return MegatronMemory(PlacedRole(read_architecture(config), head, mesh, arguments, calls, longest, "cuda"))
+
+
+# -- by hand ---------------------------------------------------------------------------------------------------------
+
+QKV, PROJECTION, MLP, NORMS = 128 * (128 + 64 + 64), 128 * 128, 3 * 128 * 384, 2 * 128
+MATRIX, NORM = 2000 * 128, 128
+
+
+def block(tp: int) -> int:
+    """Parameters of one on a tensor-parallel rank."""
+    return (QKV + PROJECTION + MLP) // tp + NORMS
+
+
+def test_stages_hold_unequal_shares():
+    first, last = memory(tp=2, pp=2).stages
+    assert first.parameters == 2 * block(2) + MATRIX // 2
+    assert last.parameters == 2 * block(2) + NORM + MATRIX // 2
+    first, middle, _, last = memory(pp=4, head="value").stages
+    assert middle.parameters == block(1)
+    assert (first.parameters, last.parameters) == (block(1) + MATRIX, block(1) + NORM + 128 + 1)
+    tied = {**CONFIG, "tie_word_embeddings": True}
+    assert [stage.parameters for stage in memory(tied).stages] == [4 * block(1) + MATRIX + NORM]
+    first, last = memory(tied, pp=2).stages  # each has the matrix: as an embedding, and as a head
+    assert (first.parameters, last.parameters) == (2 * block(1) + MATRIX, 2 * block(1) + MATRIX + NORM)
+
+
+def test_what_stays_between_calls():
+    most = 2 * block(2) + NORM + MATRIX // 2
+    kept = memory(tp=2, pp=2, dp=4, dtype="float32").kept()
+    assert (kept.weights, kept.buffers, kept.optimizer) == (4 * most, 4 * most, 8 * most // 4)
+    kept = memory(tp=2, pp=2, dp=4).kept()  # bfloat16, and a float32 copy of it in the optimizer
+    assert (kept.weights, kept.buffers, kept.optimizer) == (2 * most, 4 * most, 12 * most // 4)
+    assert memory(calls=("inference",), dtype="float32").kept().optimizer == 0
+    assert memory(tp=2, pp=2, dp=4).snapshot() == 12 * most // 4
+
+
+def test_an_update_by_hand():
+    """256 tokens in rows of 64; a block saves 13 832 bytes of each in float32, Megatron's scratch is 1024."""
+    saved = 2 * (8 * 128 + 4) + 2 * 4 * 128 + 4 * 4 * 128 + 4 * 4 * 64 + 5 * 4 * 384
+    assert saved == 13832
+    logits = 20 * 256 * 2000 + 4 * MATRIX
+    found = memory(dtype="float32").update(256, 1)
+    assert found.activations == 256 * (4 * saved + 8 * 128 + 2 * 4 * 128 + 32 + 1024)
+    assert (found.logits, found.gradients, found.cache) == (logits, 0, 0)
+    assert memory(dtype="float32", gradient_checkpointing=True).update(256, 1).activations == 256 * (
+        4 * 4 * 128 + 8 * 128 + 2 * 4 * 128 + 32 + 1024
+    )
+
+
+def test_the_first_of_four_stages_keeps_as_many_micro_batches_as_there_are_stages_behind_it():
+    deep = memory({**CONFIG, "vocab_size": 8}, pp=4, dtype="float32")
+    one, four, many = (deep.update(256, count).activations for count in (1, 4, 9))
+    assert four - one == 3 * 256 * (13832 + 4 * 128)
+    assert many == four
+
+
+@pytest.mark.parametrize(
+    ("config", "mesh", "reason"),
+    [
+        ({"model_type": "gpt2"}, {}, "no model of type gpt2"),
+        ({**CONFIG, "num_hidden_layers": 3}, {"pp": 2}, "pp=2 does not divide the model's 3 layers"),
+        (CONFIG, {"cp": 2}, "a mesh with cp2"),
+    ],
+)
+def test_what_it_cannot_estimate(config, mesh, reason):
+    with pytest.raises(UnknownMemory, match=reason):
+        memory(config, **mesh)
+
+
+# -- as it is --------------------------------------------------------------------------------------------------------
+
+
+class Life:
+    """Of an engine on a device that counts its memory, in bytes."""
+
+    def __init__(self, rank, device, head="lm", count=4, length=64, micro_batches=1, **arguments):
+        self.cuda, self.device, self.head, self.count, self.length = torch.cuda, device, head, count, length
+        self.degrees = {name: arguments.pop(name) for name in ("dp", "tp", "pp") if name in arguments}
+        self.cuda.reset_peak_memory_stats()
+        before = self.cuda.memory_allocated()
+        self.engine = self.build(arguments)
+        self.loaded = self.cuda.max_memory_allocated() - before
+        self.train(1)
+        self.kept = self.cuda.memory_allocated() - before
+        self.update = self.highest(lambda: self.train(micro_batches))
+        self.inference = self.highest(self.infer)
+
+    def build(self, arguments):
+        source = open_source(CONFIG, head=self.head, tokenizer=None, seed=0)
+        mesh, family = mesh_of_ranks(**self.degrees), family_of("llama")
+        model = Model("actor", None, TinyTokenizer(), self.device, source=source, family=family, device_mesh=mesh)
+        spec = FinetuneSpec(total_train_steps=10, dataset_size=100, train_batch_size=10)
+        return make_backend(ModelBackendAbstraction("megatron", arguments)).initialize(model, spec).module
+
+    def batch(self):
+        tokens = torch.randint(3, CONFIG["vocab_size"], (self.count * self.length,)).to(self.device)
+        lengths = [self.length] * self.count
+        return SequenceSample.from_default(
+            ids=list(range(self.count)), seqlens=lengths, data={"packed_input_ids": tokens}
+        )
+
+    def score(self, output, _):
+        return output.values if self.head == "value" else output.logprobs
+
+    def train(self, count):
+        spec = MicroBatchSpec(n_mbs=count)
+        self.engine.train_batch(
+            self.batch(), lambda output, one: -self.score(output, one).sum(), lambda one: 1.0, mb_spec=spec
+        )
+
+    def infer(self):
+        rows = None if self.head == "value" else [[self.length - 1]] * self.count
+        self.engine.forward(self.batch(), MicroBatchSpec(), post_hook=self.score, output_seqlens=rows)
+
+    def highest(self, work):
+        before = self.cuda.memory_allocated()
+        self.cuda.reset_peak_memory_stats()
+        work()
+        return self.cuda.max_memory_allocated() - before
+
+
+LIVES = {
+    "1 rank": [
+        {"dtype": "float32"},
+        {"dtype": "bfloat16", "count": 2, "length": 128},
+        {"dtype": "float32", "gradient_checkpointing": True, "count": 1, "length": 256},
+    ],
+    "2 stages": [{"dtype": "float32", "pp": 2, "micro_batches": 2}, {"dtype": "float32", "pp": 2, "head": "value"}],
+}
+
+
+@pytest.mark.parametrize("ranks", LIVES)
+def test_it_says_what_the_device_counts(ranks):
+    pytest.importorskip("megatron.core")
+
+    def work(rank):
+        lives = []
+        for one in LIVES[ranks]:
+            with pretend_cuda() as device:
+                life = Life(rank, device, **one)
+                lives.append([life.loaded, life.kept, life.kept + life.update, life.kept + life.inference])
+        return {"lives": lives}
+
+    count = math.prod(LIVES[ranks][0].get(name, 1) for name in ("dp", "tp", "pp"))
+    by_rank = [seen["lives"] for seen in run_on_ranks(count, work)]
+    for number, one in enumerate(LIVES[ranks]):
+        found = [max(numbers) for numbers in zip(*(lives[number] for lives in by_rank), strict=True)]
+        asked = {"count": 4, "length": 64, "micro_batches": 1, **one}
+        tokens, cut = asked.pop("count") * asked["length"], asked.pop("micro_batches")
+        model = memory(longest=asked.pop("length"), **asked)
+        kept = model.kept()
+        there = kept.weights + kept.buffers + model.load().total
+        peaks = [kept.total + model.update(tokens // cut, cut).total, kept.total + model.inference(tokens).total]
+        said = [there, kept.total, *peaks]
+        assert said[:2] == pytest.approx(found[:2], rel=0.05), one
+        assert said[2:] == pytest.approx(found[2:], rel=0.12), one

@@ -89,7 +89,7 @@ graph:
   reward_inf: {output_key_remap: {rewards: strict}}
   lenient_inf:
     {model: reward, call: inference, interface: {type: math_reward, args: {last_number: true}},
-     output_key_remap: {rewards: lenient, solved: solved_leniently}}
+     outputs: [rewards], output_key_remap: {rewards: lenient}}
   sum_inf:
     model: reward
     call: inference

@@ -64,3 +64,12 @@ def test_ranks_of_one_replica_get_the_same_share(mesh, expected, owner):
     placement = RolePlacement("actor", (3, 5), mesh)
     assert share_by_rank(["a", "b", "c"], [1, 1, 1], placement) == expected
     assert owners(placement) == owner
+
+
+def test_with_an_end_the_last_step_is_smaller_and_no_row_comes_twice():
+    order = DataOrder(rows=10, rows_per_step=4, seed=1, shuffle=False, end=10)
+    assert [len(order.step(step)) for step in range(4)] == [4, 4, 2, 0]
+    assert [row for step in range(3) for _, row in order.step(step)] == list(range(10))
+    assert order.place(3) == 10
+    resumed = DataOrder(rows=10, rows_per_step=4, seed=1, shuffle=False, first_step=2, first_place=8, end=10)
+    assert resumed.step(2) == order.step(2)

@@ -61,6 +61,12 @@ def test_an_epoch_of_given_length_uses_part_of_a_pass(build):
     assert longer.digest() != mixture.digest()
 
 
+def test_the_digest_knows_the_words_of_every_dataset(build, tmp_path):
+    before = build({"a": 3, "b": 3}, {"a": 1, "b": 1}).digest()
+    assert build({"a": 3, "b": 3}, {"a": 1, "b": 1}).digest() == before
+    assert build({"a": 3, "b": 3}, {"a": 1, "b": 1}, kind="prompt_answer").digest() != before
+
+
 LENGTHS = st.dictionaries(st.sampled_from("abc"), st.integers(1, 7), min_size=1)
 
 

@@ -56,11 +56,9 @@ class Scores:
         left_out = {*low, *high}
         kept = [row for row in rows if row.id not in left_out and (row.id in means or self.unknown == "keep")]
         fate = "kept" if self.unknown == "keep" else "left out"
-        says = (
-            f"by their scores {len(low)} rows are too hard and {len(high)} too easy; {unknown} without one are {fate}"
-        )
+        says = f"left out by scores: {len(low)} too hard, {len(high)} too easy; without a score, {fate}: {unknown}"
         if not kept:
-            raise DataError(f"no rows are left: {says}", hint="widen min and max, or unknown: keep", code="F80")
+            raise DataError(f"no rows remain; {says}", hint="widen min and max, or unknown: keep", code="F80")
         return self._ordered(kept, means), says
 
     def _ordered(self, rows: list[Row[T]], means: dict[str, float]) -> list[Row[T]]:

@@ -59,7 +59,7 @@ def test_rows_are_chosen_and_ordered_by_their_mean_reward(build, name, scores, l
 
 def test_the_survey_says_what_was_left_out(build):
     dataset = build(min=0.1, max=0.9)
-    assert dataset.notes == ["by their scores 1 rows are too hard and 1 too easy; 2 without one are kept"]
+    assert dataset.notes == ["left out by scores: 1 too hard, 1 too easy; without a score, kept: 2"]
     assert len(dataset.survey().lengths) == 4
     assert build(min=0.1).digest() != build().digest() == build().digest()
 
@@ -72,7 +72,7 @@ def test_scores_of_other_rows_or_that_leave_none_are_refused(build, tmp_path):
     ) as caught:
         build(path=str(other))
     assert (caught.value.hint, caught.value.exit_code) == ("rows are called rows:1, …; scores are of x:1, …", 4)
-    with pytest.raises(DataError, match="no rows are left: by their scores 4 rows are too hard"):
+    with pytest.raises(DataError, match="no rows remain; left out by scores: 4 too hard"):
         build(min=2, unknown="drop")
     with pytest.raises(UsageError, match=r"min is 0\.9, above max, 0\.1"):
         build(min=0.9, max=0.1)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlcli.api.run_folder import RESOLVED_RECIPE
+from rlcli.api.weight_files import PARTS
 from rlcli.errors import UsageError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -49,9 +50,8 @@ def trained_model(named: str, role: str | None = None, step: int | None = None) 
     run = path if (path / RESOLVED_RECIPE).is_file() else None
     with tempfile.TemporaryDirectory(prefix="rlcli-model-") as home:
         folder = found.folder
-        if found.checkpoint is not None:
+        if any(folder.glob(PARTS)):
             plan = convert.plan_to_hf(folder, Path(home, "model"))
-            if plan.source_is_sharded:
-                convert.convert(plan, lambda _: None)
-                folder = plan.target
+            convert.convert(plan, lambda _: None)
+            folder = plan.target
         yield TrainedModel(str(folder), described, run)

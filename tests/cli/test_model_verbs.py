@@ -160,6 +160,15 @@ def test_generate_reads_standard_input(rlcli, monkeypatch):
     assert response["prompt"] == "Grüße,\nalle"
 
 
+def test_parts_that_several_ranks_have_written_are_put_together(rlcli, models, tmp_path):
+    from rlcli.checkpoint.convert import convert, plan_from_hf
+
+    convert(plan_from_hf(models / "chat", tmp_path / "parts", ranks=2), lambda written: None)
+    assert len(list((tmp_path / "parts").glob("shard-*.safetensors"))) == 2
+    arguments = ("--prompt", "Hello.", "--max-new-tokens", "6", "--json")
+    assert rlcli("generate", "parts", *arguments) == rlcli("generate", "chat", *arguments)
+
+
 @pytest.mark.parametrize("more", [(), ("--json",), ("-n", "2")])
 def test_what_a_model_writes_cannot_reach_the_terminal(rlcli, more):
     arguments = ("--prompt", "x", "--temperature", "1", "--max-new-tokens", "400", *more)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import logging
 import os
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from rlcli.errors import DataError
 from rlcli.files import open_regular
@@ -51,7 +54,7 @@ class Source:
         try:
             from datasets import load_dataset
 
-            with _quiet("huggingface_hub"):
+            with _quiet("huggingface_hub"), _offline_without_network():
                 found = load_dataset(name, self.config, split=self.split, streaming=self.streaming)
             yield from found
         except Exception as error:  # whatever the network, the Hub and its files make the library raise
@@ -102,6 +105,26 @@ def _arrow_batches(ipc: Any, opened: Any) -> Iterator[Any]:
     reader = ipc.open_file(opened)
     for number in range(reader.num_record_batches):
         yield reader.get_batch(number)
+
+
+@contextmanager
+def _offline_without_network() -> Iterator[None]:
+    """Where neither this machine nor a proxy knows the Hub's address, the library looks into its cache at once, and not
+    after five vain attempts."""
+    import datasets
+    from huggingface_hub import constants
+
+    try:
+        is_known = bool(getproxies()) or bool(socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443))
+    except OSError:
+        is_known = False
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    if not is_known:
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
 @contextmanager

@@ -136,13 +136,14 @@ def test_tables_are_read_without_torch(tmp_path):
 
 
 def test_the_hub_out_of_reach_is_one_error(monkeypatch, tmp_path):
-    monkeypatch.setattr(library.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "https://no-such-host.invalid")
+    monkeypatch.setattr("rlcli.datasets._sources.getproxies", dict)
     with pytest.raises(DataError, match="cannot read nobody/nothing from the Hub: ") as caught:
         build("hf:nobody/nothing")
     assert (caught.value.code, caught.value.exit_code) == ("F81", 4)
     assert "in reach" in caught.value.hint
+    assert not library.config.HF_HUB_OFFLINE
 
 
 @pytest.fixture

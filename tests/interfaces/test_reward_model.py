@@ -133,3 +133,16 @@ def test_uneven_shares_of_ranks_change_no_gradient(pairs):
     for stats, model in ranks.run(one_rank):
         assert stats == pytest.approx(expected, rel=1e-6)
         torch.testing.assert_close(model.module.gradient["value_head"], alone.module.gradient["value_head"])
+
+
+def test_an_evaluation_spans_all_ranks(pairs):
+    """all ranks report the numbers of all held-out pairs"""
+    expected = RewardModelInterface().evaluate(tiny_model(), [pairs])
+    ranks, shares = TinyRanks(2), [[[0], [1]], [[2], []]]
+
+    def one_rank(rank):
+        batches = [pairs.select_indices(share) for share in shares[rank]]
+        return RewardModelInterface().evaluate(tiny_model(ranks=ranks, rank=rank), batches)
+
+    for found in ranks.run(one_rank):
+        assert found == pytest.approx(expected, rel=1e-6)

@@ -173,7 +173,7 @@ def test_a_failing_server_is_asked_again(server):
 
     server.answer = answer
     begun = time.monotonic()
-    assert run(interface(server, tries=7), "x").data["rewards"].tolist() == [7.25]
+    assert run(interface(server, tries=7, pause_s=0.0), "x").data["rewards"].tolist() == [7.25]
     assert len(server.asked) == 7
     assert time.monotonic() - begun >= 0.2, "it waits as long as the server asks"
 

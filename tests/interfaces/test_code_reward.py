@@ -185,7 +185,8 @@ HOSTILE = {
     "ends within a test": "import os\ndef add(a, b): os._exit(0)",
     "ends by an exception": "def add(a, b): raise SystemExit(0)",
     "replaces builtins": "import builtins\nbuiltins.AssertionError = builtins.print = lambda *a: None\n"
-                         "abs = lambda x: 0\nall = lambda x: True\ndef add(a, b): return 0",
+                         "def add(a, b): return 0",
+    "names its own like builtins": "abs = lambda x: 0\nall = lambda x: True\ndef add(a, b): return 0",
     "replaces a library": "import sys\nclass math: isclose = staticmethod(lambda *a: True)\n"
                           "sys.modules['math'] = math\ndef add(a, b): return 0",
     "says that it passed": "import os, json\nfor fd in range(64):\n    try: os.write(fd, b'[true, true, true]\\n')\n"

@@ -1,5 +1,6 @@
 """A user's function as the reward: what it is given, and what becomes of a function that fails."""
 
+import itertools
 import logging
 import os
 import textwrap
@@ -241,10 +242,12 @@ def test_a_hang_is_an_error_and_no_score(reward):
     assert time.monotonic() - begun < 30
 
 
-def test_a_function_that_works_for_long_does_not_hang(reward):
+def test_a_function_that_works_for_long_does_not_hang(reward, monkeypatch):
     """`hang_s` is of a process that does nothing: a busy machine makes no error of a slow function."""
-    body = "import time\nwhile time.process_time() < 0.8: pass\nreturn 1"
-    assert run(reward(body, hang_s=0.2), batch().select_indices([1])).data["rewards"].tolist() == [1.0]
+    used = itertools.count()
+    monkeypatch.setattr("rlcli.interfaces._worker_pool._cpu_seconds", lambda _: next(used) / 100)
+    interface = reward("import time\ntime.sleep(1)\nreturn 1", hang_s=0.2)
+    assert run(interface, batch().select_indices([1])).data["rewards"].tolist() == [1.0]
 
 
 def test_a_function_that_ends_its_process(reward):

@@ -26,7 +26,7 @@ def data_of(sample):
 
 
 def two_steps(device, kind, module=None, **args):
-    if kind.startswith("ppo"):
+    if kind.startswith(("ppo", "grpo")):
         args = {"generation": {"responses_per_prompt": 2}, "minibatches": 2, **args}
     made, model = interface(kind, **args), role(device, module)
     return [call_interface(made, "train_step", model, rollout(device, seed=seed), CUT) for seed in range(2)], weights(

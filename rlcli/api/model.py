@@ -165,6 +165,8 @@ class ModelBackend(abc.ABC):
     """Argument → the one value of it with which steps do not depend on how long the run is."""
     RUNS_MODEL: ClassVar[bool] = True
     """It makes an engine; False if it leaves the role without weights."""
+    READS_SOURCE: ClassVar[bool] = True
+    """Its engines begin with the weights of the role's source; False: `Model.source` is None, they have their own."""
 
     def initialize(self, model: Model, spec: FinetuneSpec | None) -> Model:
         """Make the model's engine; the model knows how long the run is from here on."""

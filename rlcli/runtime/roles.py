@@ -88,15 +88,15 @@ def build_roles(
     for name in topology.roles_on(rank):
         role = recipe.models[name]
         seed = stable_seed(recipe.seed, name)
+        assert role.backend is not None
+        backend = registry.make_backend(ModelBackendAbstraction(role.backend.type, role.backend.args))
         tokenizer = role_tokenizer(recipe, name)
-        source = role_source(recipe, name, tokenizer) if role.has_weights else None
+        source = role_source(recipe, name, tokenizer) if role.has_weights and backend.READS_SOURCE else None
         model = Model(
             name=name, module=None, tokenizer=tokenizer, device=device, seed=seed, device_mesh=meshes.get(name),
             source=source, family=family_of(source.config.model_type) if source is not None else None,
             save_dtype=SAVE_DTYPES[recipe.checkpoint.save_dtype],
         )  # fmt: skip
-        assert role.backend is not None
-        backend = registry.make_backend(ModelBackendAbstraction(role.backend.type, role.backend.args))
         built[name] = backend.initialize(model, spec), backend
     return built
 

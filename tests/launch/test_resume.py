@@ -99,7 +99,7 @@ def test_the_best_checkpoint_stays(train):
 
 def test_a_dead_rank_costs_the_steps_since_the_last_checkpoint(train, resume, project, capsys):
     kill = "toy.kill_rank=1"
-    _, whole = train(*TWO_RANKS, "train.steps=3", name="whole")
+    _, whole = train("train.steps=3", name="whole")  # two ranks give the numbers of one process
     with pytest.raises(WorkerError):
         train(*TWO_RANKS, "train.steps=3", "checkpoint.every_steps=1", "checkpoint.asynchronous=false", kill)
     assert checkpoints(project / "run") == [1]
@@ -109,11 +109,11 @@ def test_a_dead_rank_costs_the_steps_since_the_last_checkpoint(train, resume, pr
 
 
 def test_dead_ranks_are_started_again_as_often_as_the_recipe_allows(train, capsys):
-    settings = (*TWO_RANKS, "train.steps=3", "checkpoint.every_steps=1", "checkpoint.asynchronous=false")
-    _, whole = train(*settings, name="whole")
+    settings = ("train.steps=3", "checkpoint.every_steps=1", "checkpoint.asynchronous=false")
+    _, whole = train(*settings, name="whole")  # two ranks give the numbers of one process
     # every start dies in its second step, so each gets one step further
     kill = "toy.kill_rank=1"
-    finished, folder = train(*settings, kill, "launch.max_restarts=2")
+    finished, folder = train(*settings, *TWO_RANKS, kill, "launch.max_restarts=2")
     assert finished.exit_code == 0
     assert numbers(folder) == numbers(whole)
     assert "starting the workers again, restart 2 of 2" in capsys.readouterr().err

@@ -178,6 +178,20 @@ def test_the_size_of_a_chunk_of_logits_is_the_one_in_use():
     assert _memory.CHUNK_ELEMENTS == CHUNK_ELEMENTS
 
 
+def test_stage_3_of_zero_against_what_two_processes_took(monkeypatch):
+    """`tests/bench/memory.py --ranks 2 --megabytes 256 --zero-stage 3`, on the fullest rank, in MiB."""
+    config = {"model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 5,
+              "num_attention_heads": 16, "vocab_size": 4096, "tie_word_embeddings": False}  # fmt: skip
+    calls = ("train_step", "inference", "generate")
+    monkeypatch.setattr("rlcli.backends._deepspeed_memory.BUCKET", 1 << 24)  # as there
+    model = memory("deepspeed", config, calls=calls, dp=2, dtype="float32", zero_stage=3)
+    kept = model.kept()
+    assert (kept.weights + kept.buffers + model.load().total) / MIB == pytest.approx(493, rel=0.1)
+    assert (kept.total + model.update(32, 1).total) / MIB == pytest.approx(1069, rel=0.1)
+    assert (kept.total + model.generate(Generation(2, 1, 16, 8, 2)).total) / MIB == pytest.approx(944, rel=0.1)
+    assert (kept.total + model.snapshot()) / MIB == pytest.approx(1094, rel=0.1)
+
+
 # -- ranks, phases ------------------------------------------------------------------------------------------
 
 
@@ -275,9 +289,9 @@ def test_gradients_are_whole_until_they_are_divided():
         assert zero(stage).update(8192, 2).total - zero(stage).update(8192, 1).total == before[stage]
 
 
-def test_stage_3_gathers_two_buckets_and_to_generate_a_whole_copy():
-    assert [zero(stage, dtype="float32").update(8192, 1).gathered for stage in (0, 3)] == [0, 2 * BUCKET]
-    assert zero(3).update(8192, 1).gathered == 2 * BUCKET + 2 * zero(3).sizes.cast  # autocast keeps what it made
+def test_stage_3_joins_two_buckets_and_to_generate_a_whole_copy():
+    assert [zero(stage, dtype="float32").update(8192, 1).gathered for stage in (0, 3)] == [0, 4 * BUCKET]
+    assert zero(3).update(8192, 1).gathered == 4 * BUCKET + 2 * zero(3).sizes.cast  # autocast keeps what it made
     assert zero(3, dtype="float32").generate(generating(1)).gathered == WHOLE
     assert zero(2).generate(generating(1)) == qwen().generate(generating(1))
     assert (

@@ -22,9 +22,9 @@ LONGEST = 3000
 
 
 def prepare(settings: dict[str, Any]) -> Work:
-    os.chdir(settings["folder"])
+    os.chdir(settings["folders"][0])
     try:
-        function = loaded(settings["path"], settings["function"])
+        function = loaded(settings["path"], settings["function"], settings["folders"])
         wanted = Arguments(function)
     except BaseException as problem:
         raise Broken(f"{type(problem).__name__}: {problem}", **told(problem)) from problem
@@ -57,11 +57,11 @@ class Arguments:
         return {name: value for name, value in row.items() if self.takes_all or name in self.names}
 
 
-def loaded(path: str | None, name: str) -> Callable[..., Any]:
-    """`score` of the file `path`, or `package.module:score`."""
+def loaded(path: str | None, name: str, folders: list[str]) -> Callable[..., Any]:
+    """`score` of the file `path`, or `package.module:score` in one of the folders."""
     module_name, _, function = name.rpartition(":")
     if path is None:
-        sys.path.insert(0, os.getcwd())
+        sys.path[:0] = folders
         module = importlib.import_module(module_name)
     else:
         sys.path.insert(0, str(Path(path).parent))

@@ -75,10 +75,11 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
         if (self.path is None) != (":" in self.function):
             hint = "with path, function is a name such as score; without it, package.module:score"
             raise ValueError(f"path is {self.path!r} and function is {self.function!r}; {hint}")
+        folders = [str(folder) for folder in _folders()]
         self.pool = WorkerPool(
             "_function_worker.py", workers=self.workers, cpu_s=self.cpu_s, quiet_s=self.hang_s,
             memory_bytes=int(self.memory_gib * 2**30),
-            settings={"path": self._file(), "function": self.function, "folder": str(_folders()[0])},
+            settings={"path": self._file(), "function": self.function, "folders": folders},
         )  # fmt: skip
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:

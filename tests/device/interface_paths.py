@@ -35,9 +35,8 @@ def two_steps(device, kind, module=None, **args):
 
 
 def trains_by(kind, **args):
-    return lambda device, folder: two_steps(
-        device, kind, tiny_model(head="value") if "critic" in kind else None, **args
-    )
+    head = "value" if kind in ("ppo_critic", "reward_model") else "lm"
+    return lambda device, folder: two_steps(device, kind, tiny_model(head=head), **args)
 
 
 def infers_by(kind, head="lm", **args):
@@ -48,9 +47,21 @@ def infers_by(kind, head="lm", **args):
     return path
 
 
-def sft_evaluates(device, folder):
-    parts = [rollout(device, seed=seed) for seed in range(2)]
-    return call_interface(interface("sft"), "evaluate", role(device), parts)
+def evaluates_by(kind, **args):
+    def path(device, folder):
+        parts = [rollout(device, seed=seed) for seed in range(2)]
+        return call_interface(interface(kind, **args), "evaluate", role(device), parts)
+
+    return path
+
+
+def reference_keeps_what_it_computes(device, folder):
+    """Computed, and then read."""
+    model, made = role(device, backend="inference"), []
+    for _ in range(2):
+        keeps = interface("reference", store=str(folder / "kept"))
+        made.append(data_of(call_interface(keeps, "inference", model, rollout(device), CUT)))
+    return made
 
 
 def actor_generates(device, folder):
@@ -95,7 +106,11 @@ def interfaces_pretend(device, folder):
 
 INTERFACES = {
     "sft": trains_by("sft"),
-    "sft, evaluation": sft_evaluates,
+    "sft, evaluation": evaluates_by("sft"),
+    "dpo": trains_by("dpo", nll_coef=0.5, nll_aggregation="token"),
+    "dpo, evaluation": evaluates_by("dpo", pair_aggregation="prompt"),
+    "reward model": trains_by("reward_model"),
+    "reward model, scores": infers_by("reward_model", head="value"),
     "actor": trains_by("ppo_actor"),
     "actor, dense rewards": trains_by("ppo_actor", use_dense_reward=True),
     "actor, no critic": trains_by("ppo_actor", disable_value=True, kl_ctl=0, entropy_coef=0.01),
@@ -120,6 +135,7 @@ INTERFACES = {
     "critic, other settings": trains_by("ppo_critic", value_norm_type="ma", value_loss="huber", bootstrap_no_eos=False),
     "log-probs": infers_by("ppo_actor"),
     "reference": infers_by("reference", temperature=0.7),
+    "reference, kept": reference_keeps_what_it_computes,
     "values": infers_by("ppo_critic", head="value"),
     "responses": actor_generates,
     "classifier": classifier_rewards,

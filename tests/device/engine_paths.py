@@ -85,8 +85,8 @@ def engine_scores(device, folder):
     )
 
 
-def engine_generates(device, folder, family="llama", **settings):
-    return responses(role(device, tiny_model(family), "inference").module, **settings)
+def engine_generates(device, folder, family="llama", dtype="float32", **settings):
+    return responses(role(device, tiny_model(family), "inference", dtype=dtype).module, **settings)
 
 
 def engine_is_offloaded(device, folder):
@@ -180,6 +180,7 @@ ENGINES = {
     "generation, greedy": functools.partial(engine_generates, greedy=True, max_concurrent_responses=2),
     "generation, truncated": functools.partial(engine_generates, top_p=0.8, top_k=20, min_new_tokens=3),
     "generation, windows": functools.partial(engine_generates, family="mistral", temperature=0.7),
+    "generation, 16 bits": functools.partial(engine_generates, dtype="bfloat16", greedy=True),
     "offload": engine_is_offloaded,
     "checkpoint": engine_continues_from_a_checkpoint,
     "loading": engine_loads_a_folder,

@@ -73,7 +73,6 @@ NOT_HERE = {
     "rlcli/checkpoint/conversion_check.py": "`rlcli convert` compares models on the host",
     "rlcli/api/sample_json.py _tensor": "reads JSON, on the host; a run moves what it reads",
     "rlcli/api/flat_parts.py": "belongs to several ranks",
-    "backends/_engine.py gathered_beyond": "belongs to several ranks",
     "backends/_put_away.py _on_host": "belongs to engines of libraries",
     "backends/_process_group.py": "belongs to engines of libraries",
     "backends/_tensor_parallel.py": "belongs to several ranks",

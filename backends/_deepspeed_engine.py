@@ -64,7 +64,8 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
 
     def close(self) -> None:
         """Remove the library's hooks from the model."""
-        self._zero.close()
+        with self._surroundings():
+            self._zero.close()
 
     # -- training --------------------------------------------------------------------------------------------
 

@@ -129,6 +129,14 @@ def test_the_library_takes_nothing_over():
     assert not dist.is_initialized()
 
 
+def test_an_engine_alone_can_be_closed():
+    for contract in (TestStage1(), TestStage3()):
+        engine = contract.engine(**SETTINGS)
+        train(engine, 0)
+        engine.close()
+        assert not dist.is_initialized()
+
+
 def test_settings_that_do_not_go_together():
     for args in ({"zero_stage": 0, "offload_optimizer": True}, {"zero_stage": 2, "offload_parameters": True}):
         with pytest.raises(UsageError):

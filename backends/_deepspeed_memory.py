@@ -1,7 +1,7 @@
 """The memory of `deepspeed` under each stage of ZeRO. No torch here: `rlcli plan` imports this file, and the engine.
 
-The formulas follow the library's source. Stages 0 and 3 on two ranks have been compared with the memory of processes
-(`tests/bench/memory.py --zero-stage`), stages 1 and 2 and offload have not.
+The formulas follow the library's source. Stages 0, 2 and 3 on two ranks have been compared with the memory of processes
+(`tests/bench/memory.py --zero-stage`), stage 1 and offload have not.
 """
 
 from __future__ import annotations

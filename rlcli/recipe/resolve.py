@@ -241,8 +241,21 @@ def _merged(
     tree = problems.written = _laid_over(path, layers, override_trees, problems)
     spelt = spell_out_types(interpolate(tree, problems, os.environ))
     assert isinstance(spelt, Mapping)
-    blocks = referenced_blocks(tree) - set(SECTIONS)
+    blocks = (referenced_blocks(tree) | _orphaned_blocks([*(one.tree for one in layers), *override_trees])) - set(
+        SECTIONS
+    )
     return replace(spelt, entries={key: entry for key, entry in spelt.entries.items() if key not in blocks}), blocks
+
+
+def _orphaned_blocks(layers: Sequence[Mapping]) -> set[str]:
+    """Blocks that each layer which has them also refers to: if nothing refers to one in the end, a later layer replaced
+    what did, and has nothing to say about the block."""
+    referred = [referenced_blocks(layer) for layer in layers]
+    return {
+        block
+        for block in set().union(*referred)
+        if all(block in own for layer, own in zip(layers, referred, strict=True) if block in layer.entries)
+    }
 
 
 def _laid_over(path: Path, layers: Sequence[Layer], override_trees: Sequence[Mapping], problems: Problems) -> Mapping:

@@ -67,3 +67,10 @@ def test_explain_names_the_calls_that_take_a_key():
 def test_the_schema_of_the_block_has_the_keys_of_all():
     keys = recipe_schema()["properties"]["ppo"]["properties"]
     assert {"kl_ctl", "eps_clip", "value_loss"} <= set(keys)
+
+
+def test_a_block_may_be_left_without_a_use_by_a_layer_that_replaces_what_used_it():
+    """base/eval has a block that its evaluation is given; a recipe with an evaluation of its own does not care."""
+    assert load_recipe("ppo_math", ["train.eval={_replace_: true}"]).recipe.train.eval.graph == {}
+    found = problems("train.eval={_replace_: true}", "evaluation.generation.greedy=false")
+    assert [code for code, _ in found] == ["R42"]

@@ -81,7 +81,6 @@ def test_a_layer_above_may_say_it_anew(folder: Path):
         ("models.actor.mesh", {"dp": None, "tp": 1}),
         ("graph.ref_inf.hooks", {"offload": False}),
         ("graph.ref_inf.interface.args", {}),
-        ("graph.actor_gen.interface.args.kl_ctl", None),
         ("ppo.kl_ctl", None),
         ("ppo", None),
         ("checkpoint.every_seconds", "null"),
@@ -197,7 +196,7 @@ def test_a_key_that_only_a_removed_call_makes(folder: Path):
     ((code, where, what, hint),) = problems("mine.yaml")
     assert code == "R71"
     assert where is not None
-    assert where.endswith("base/ppo.yaml:56:23")
+    assert where.endswith("base/ppo.yaml:43:23")
     assert what.startswith("actor_train and critic_train read values")
     assert hint == "critic_inf, which made it, is removed at mine.yaml:2:21: keep it, or change disable_value"
     listed = "graph: {critic_inf: null, reward_inf: {inputs: [packed_input_ids, prompt_mask, values]}}"

@@ -1,12 +1,16 @@
-"""What a run learns under every engine and in every layout: the losses of SFT, or the accuracy of PPO. One table.
+"""What runs learn: under every engine and in every layout, or by every algorithm. One table.
 
     python tests/bench/learning.py sft [--json]
     python tests/bench/learning.py ppo [--steps 10] [--model FOLDER] [--json]
+    python tests/bench/learning.py algorithms [--seeds 3] [--only grpo --only rloo] [--json]
 
-Each row is a run of `rlcli train`, with as many ranks as its layout has. SFT begins with random weights; the rows must
-have the losses of the first to within 1e-4, else the exit code is 1. PPO answers a held-out set before, during and
-after training; without `--model`, the result of the warm start `sft_math` (two to three minutes), all rows begin with
-that. megatron needs a GPU: its ranks get a pretend device that computes in host memory.
+Each row of `sft` and `ppo` is a run of `rlcli train`, with as many ranks as its layout has. SFT begins with random
+weights; the rows must have the losses of the first to within 1e-4, else the exit code is 1. PPO answers a held-out set
+before, during and after training; without `--model`, the result of the warm start `sft_math` (two to three minutes),
+all rows begin with that. megatron needs a GPU: its ranks get a pretend device that computes in host memory.
+
+Each row of `algorithms` is a shipped recipe, as it is, under several seeds: the accuracy on 256 held-out problems
+before and after. All seeds of all algorithms begin with one warm start.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -76,15 +80,31 @@ OF_SFT = (
 OF_PPO = (Layout("fsdp"), Layout("fsdp", {"dp": 2}), Layout("fsdp", {"tp": 2}))
 
 
-def run(recipe: str, layout: Layout, roles: tuple[str, ...], changes: tuple[str, ...], folder: Path) -> list[Any]:
-    """The lines of metrics.jsonl. Raises CalledProcessError if the run fails."""
+ALGORITHMS = {
+    "ppo": ("ppo_math",),
+    "grpo": ("grpo_math",),
+    "rloo": ("grpo_math", "--with", "rloo"),
+    "dpo": ("dpo_arithmetic",),
+    "best_of_n": ("best_of_n_math",),
+    "distill": ("distill_math",),
+}
+
+
+def train(arguments: Iterable[str], folder: Path, pretend_ranks: bool = False) -> list[Any]:
+    """The lines of metrics.jsonl. Results that recipes start from are made, and found again, in the folder around it.
+    Raises CalledProcessError if the run fails."""
     path = [str(HOME), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    if layout.backend == "megatron":
+    if pretend_ranks:
         path.insert(0, str(PRETEND_RANKS))
-    command = [sys.executable, "-m", "rlcli", "train", recipe, *QUIET, *changes, *layout.changes(roles)]
+    command = [sys.executable, "-m", "rlcli", "train", *arguments, "--run-dir", str(folder)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-    subprocess.run([*command, "--run-dir", str(folder)], env=environment, stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(command, env=environment, cwd=folder.parent, stdout=subprocess.DEVNULL, check=True)
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def run(recipe: str, layout: Layout, roles: tuple[str, ...], changes: tuple[str, ...], folder: Path) -> list[Any]:
+    """The lines of metrics.jsonl of a recipe in a layout."""
+    return train([recipe, *QUIET, *changes, *layout.changes(roles)], folder, layout.backend == "megatron")
 
 
 def of_sft(folder: Path) -> Iterator[tuple[dict[str, Any], bool]]:
@@ -101,7 +121,7 @@ def of_sft(folder: Path) -> Iterator[tuple[dict[str, Any], bool]]:
 
 def of_ppo(folder: Path, steps: int, model: str | None) -> Iterator[tuple[dict[str, Any], bool]]:
     changes = [f"train.steps={steps}", f"train.eval.every_steps={max(1, steps // 2)}"]
-    changes += [f"models.actor.path={model}"] if model else []
+    changes += [f"models.actor.path={Path(model).resolve()}"] if model else []
     for number, layout in enumerate(OF_PPO):
         lines = run("ppo_math", layout, ("actor", "critic"), tuple(changes), folder / str(number))
         shown = {f"step {line['step']}": line["eval/accuracy"] for line in lines if "eval/accuracy" in line}
@@ -109,17 +129,36 @@ def of_ppo(folder: Path, steps: int, model: str | None) -> Iterator[tuple[dict[s
         yield {"engine": layout.title, **shown, "s per step": times[len(times) // 2]}, True
 
 
+def of_algorithms(folder: Path, names: Sequence[str], seeds: int) -> Iterator[tuple[dict[str, Any], bool]]:
+    for name in names:
+        before, after = [], []
+        for seed in range(1, seeds + 1):
+            lines = train([*ALGORITHMS[name], *QUIET, f"seed={seed}"], folder / f"{name}{seed}")
+            accuracy = [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]
+            before.append(accuracy[0])
+            after.append(accuracy[-1])
+        shown = {f"seed {seed}": accuracy for seed, accuracy in enumerate(after, start=1)}
+        yield {"algorithm": name, "before": before[0], **shown, "mean": sum(after) / seeds}, True
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["sft", "ppo"])
+    parser.add_argument("what", choices=["sft", "ppo", "algorithms"])
     parser.add_argument("--steps", type=int, default=10, help="of PPO")
     parser.add_argument("--model", help="folder of the model that PPO begins with")
+    parser.add_argument("--seeds", type=int, default=3, help="of each algorithm")
+    parser.add_argument("--only", action="append", choices=list(ALGORITHMS), help="an algorithm; may be repeated")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     rows, good = [], True
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home)
-        for row, is_good in of_sft(folder) if given.what == "sft" else of_ppo(folder, given.steps, given.model):
+        tables = {
+            "sft": lambda: of_sft(folder),
+            "ppo": lambda: of_ppo(folder, given.steps, given.model),
+            "algorithms": lambda: of_algorithms(folder, given.only or list(ALGORITHMS), given.seeds),
+        }
+        for row, is_good in tables[given.what]():
             if not rows and not given.json:
                 print("".join(f"{name:>20}" if number else f"{name:32}" for number, name in enumerate(row)))
             rows.append(row)

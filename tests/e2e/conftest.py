@@ -20,6 +20,8 @@ TINY_PPO = (
     "generation.max_new_tokens=6",
     "train.prompts_per_step=8",
     "train.eval.every_steps=null",
+    "log.plot=false",
+    "log.tensorboard=false",
     "train.steps=2",
 )
 

@@ -7,18 +7,13 @@ the two differ on purpose.
 
 import copy
 import dataclasses
-import importlib.machinery
-import importlib.util
 import random
-import sys
-import types
 
 import pytest
 import torch
 
-from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import MicroBatchSpec, Model, call_interface
+from rlcli.api.model import call_interface
 from rlcli.interfaces._rollout import prepare
 from rlcli.interfaces.grpo import GRPOInterface
 from rlcli.interfaces.ppo_actor import PPOActorInterface
@@ -27,12 +22,12 @@ from rlcli.interfaces.reference import ReferenceInterface
 from rlcli.interfaces.sft import SFTInterface
 from rlcli.ops import advantages
 from rlcli.ops.reduce import identity
-from rlcli.registry import make_backend
-from rlcli.testing.held_source import HeldSource
-from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
+from rlcli.testing.tiny_models import END, VOCABULARY, tiny_model
 from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
 
-TOLERANCE = 1e-5
+from . import trl_parity
+from .trl_parity import check_equal, role
+
 LIMIT = 8
 """Longest response: one of so many tokens was cut off."""
 PROMPTS = (3, 1, 6)
@@ -109,13 +104,6 @@ def reference(sampler):
     return near(sampler, 3, 0.04)
 
 
-def role(module, backend="fsdp"):
-    model = Model("tested", None, TinyTokenizer(), torch.device("cpu"), source=HeldSource(module))
-    args = {"lr": 1e-3} if backend == "fsdp" else {}
-    made = make_backend(ModelBackendAbstraction(backend, {"dtype": "float32", **args}))
-    return made.initialize(model, FinetuneSpec(total_train_steps=4, dataset_size=8, train_batch_size=8))
-
-
 def with_logprobs(batch, **modules):
     """The batch with a key of log-probs for each model."""
     for key, module in modules.items():
@@ -126,44 +114,12 @@ def with_logprobs(batch, **modules):
 
 
 def ours(interface, module, batch):
-    """(stats, gradients by name) of a training step in three micro-batches."""
-    model, gradients = role(module), {}
-    step = model.module.optimizer_step
-
-    def watched():
-        gradients.update({name: p.grad.clone() for name, p in model.module.lm.named_parameters()})
-        return step()
-
-    model.module.optimizer_step = watched
-    return call_interface(interface, "train_step", model, batch, MicroBatchSpec(n_mbs=3)), gradients
-
-
-def check_equal(mine, other, factor=1.0):
-    """Ours is theirs times a factor that a convention explains."""
-    (stats, gradients), (loss, expected) = mine, other
-    assert stats["loss"] == pytest.approx(factor * loss, rel=TOLERANCE, abs=TOLERANCE)
-    for name, gradient in expected.items():
-        torch.testing.assert_close(gradients[name], factor * gradient, rtol=TOLERANCE, atol=TOLERANCE, msg=name)
-    assert max(float(gradient.abs().max()) for gradient in expected.values()) > 1000 * TOLERANCE
+    return trl_parity.ours(interface, module, batch, micro_batches=3)
 
 
 @pytest.fixture(scope="module")
 def trl():
-    """TRL, whose client of vLLM servers imports `requests`, which TRL does not depend on: no server is used here, so
-    empty modules do while it is loaded."""
-    trl = pytest.importorskip("trl")
-    wanted = {"requests.adapters": {"HTTPAdapter": object}, "requests": {"ConnectionError": OSError}}
-    wanted |= {"urllib3": {}, "urllib3.util": {}, "urllib3.util.retry": {"Retry": object}}
-    parts = [name for name in wanted if importlib.util.find_spec(name.partition(".")[0]) is None]
-    for name in parts:
-        module = types.ModuleType(name)
-        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
-        vars(module).update(wanted[name])
-        sys.modules[name] = module
-    importlib.import_module("trl.trainer.grpo_trainer")
-    for part in parts:
-        del sys.modules[part]
-    return trl
+    return pytest.importorskip("trl")
 
 
 @pytest.fixture

@@ -10,20 +10,19 @@ import random
 import pytest
 import torch
 
-from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import MicroBatchSpec, Model, call_interface
+from rlcli.api.model import call_interface
 from rlcli.interfaces.dpo import DPOInterface
 from rlcli.interfaces.reference import ReferenceInterface
 from rlcli.interfaces.reward_model import RewardModelInterface
-from rlcli.registry import make_backend
-from rlcli.testing.held_source import HeldSource
-from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
+from rlcli.testing.tiny_models import END, VOCABULARY, tiny_model
 from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
+
+from . import trl_parity
+from .trl_parity import TOLERANCE, check_equal, role
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of the libraries that TRL calls
 
-TOLERANCE = 1e-5
 LENGTHS = ((3, 4, 6), (1, 1, 1), (5, 12, 2), (2, 1, 9), (9, 7, 0), (4, 0, 5), (2, 6, 6))
 """(prompt, chosen, rejected) in tokens: ragged, of one token, and with nothing to train on."""
 
@@ -61,26 +60,8 @@ def as_batch(rows, **more):
     )
 
 
-def role(module, backend="fsdp"):
-    """A role on one rank of a real backend."""
-    model = Model("tested", None, TinyTokenizer(), torch.device("cpu"), source=HeldSource(module))
-    args = {"lr": 1e-3} if backend == "fsdp" else {}
-    made = make_backend(ModelBackendAbstraction(backend, {"dtype": "float32", **args}))
-    return made.initialize(model, FinetuneSpec(total_train_steps=4, dataset_size=8, train_batch_size=8))
-
-
 def ours(interface, module, batch):
-    """(loss, gradients by name) of a training step in two micro-batches."""
-    model, gradients = role(module), {}
-    step = model.module.optimizer_step
-
-    def watched():
-        gradients.update({name: p.grad.clone() for name, p in model.module.lm.named_parameters()})
-        return step()
-
-    model.module.optimizer_step = watched
-    stats = call_interface(interface, "train_step", model, batch, MicroBatchSpec(n_mbs=2))
-    return stats, gradients
+    return trl_parity.ours(interface, module, batch, micro_batches=2)
 
 
 def theirs(trainer, module, inputs):
@@ -94,15 +75,6 @@ def theirs(trainer, module, inputs):
 def reported_by(trainer):
     """The trainer's own metrics, of training or evaluation as its model is in the one mode or the other."""
     return {name: values[-1] for mode in trainer._metrics.values() for name, values in mode.items()}
-
-
-def check_equal(mine, other):
-    (stats, gradients), (loss, expected) = mine, other
-    assert stats["loss"] == pytest.approx(loss, rel=TOLERANCE, abs=TOLERANCE)
-    assert expected.keys() <= gradients.keys()
-    for name, gradient in expected.items():
-        torch.testing.assert_close(gradients[name], gradient, rtol=TOLERANCE, atol=TOLERANCE, msg=name)
-    assert max(float(gradient.abs().max()) for gradient in expected.values()) > 100 * TOLERANCE
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,7 @@ class Answerer:
 
     def answer(self, prompts: Sequence[Sequence[int]], settings: GenerationHyperparameters) -> list[list[Answer]]:
         """For each prompt its responses."""
-        group = settings.responses_per_prompt
+        group, settings = settings.responses_per_prompt, self._fitting(prompts, settings)
         made = self._engine.generate(_batch(prompts), self.tokenizer, settings, self._seeds(len(prompts), group))
         found = [
             Answer(self._text(tokens.tolist()), len(tokens), "stop" if ended else "length", float(logprobs.sum()))
@@ -92,6 +92,7 @@ class Answerer:
         self, prompt: Sequence[int], settings: GenerationHyperparameters, turn: int = 0
     ) -> Generator[str, None, None]:
         """One response in pieces of text, as they are sampled; `turn` makes it another one to the same prompt."""
+        settings = self._fitting([prompt], settings)
         shown, read, tokens = 0, 0, list[int]()
         for _, token in self._engine.stream(_batch([prompt]), self.tokenizer, settings, self._seeds(1, 1, turn)):
             tokens.append(token)
@@ -103,6 +104,14 @@ class Answerer:
         rest = self._text(tokens[shown:])[len(self._text(tokens[shown:read])) :]
         if rest:
             yield rest
+
+    def _fitting(
+        self, prompts: Sequence[Sequence[int]], settings: GenerationHyperparameters
+    ) -> GenerationHyperparameters:
+        """Responses end where the model's positions do. A prompt that leaves no room is refused by the engine."""
+        positions = getattr(self._engine.lm.config, "max_position_embeddings", None)
+        room = positions - max(map(len, prompts)) if positions else settings.max_new_tokens
+        return replace(settings, max_new_tokens=max(1, min(room, settings.max_new_tokens)))
 
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))

@@ -192,6 +192,8 @@ def _leave_groups_of_parent() -> None:
     registers: tuple[dict[Any, Any], ...] = (
         world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.tags_to_pg, world.pg_to_tag,
     )  # fmt: skip
+    for name in world.pg_names.values():  # a rank may have a group of the same ranks, and so of the same name
+        torch._C._distributed_c10d._unregister_process_group(name)
     for register in registers:
         _OF_PARENT.append(dict(register))
         register.clear()

@@ -3,23 +3,28 @@
 import contextlib
 import io
 import json
+from datetime import timedelta
 from pathlib import Path
 
 from rlcli.api.data import SequenceSample
 from rlcli.launch.resume import resume_run
 from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
+from rlcli.recipe.mesh import Mesh
 from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime.buffer import Transfer
-from rlcli.runtime.messages import Request
+from rlcli.runtime.data_lane import DataLane
+from rlcli.runtime.messages import MOVE, Request
 from rlcli.runtime.roles import pick_device
+from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
 from rlcli.runtime.worker import ModelWorker
 from rlcli.testing.backend.base import batch
 from rlcli.testing.pretend_cuda import pretend_cuda
 from rlcli.testing.pretend_cuda.paths import Function, functions_run
 from rlcli.testing.ranks import run_on_ranks
-from rlcli.topology import plan_topology
+from rlcli.topology import RolePlacement, plan_topology
 
+from .engine_paths import role, weights
 from .interface_paths import data_of
 
 HOME = Path(__file__).resolve().parents[2]
@@ -85,7 +90,8 @@ def worker_holds_its_samples_on_its_device(device, folder):
     worker, ask = worker_of(device)
     ask("open_datasets")
     ask("load_rows", dataset="train", rows=[("a", 0, 0), ("b", 1, 1)])
-    return [tensor.device.type == device.type for sample in worker._samples.values() for tensor in sample.data.values()]
+    samples = [worker.samples.sample(id_) for id_ in "ab"]
+    return [tensor.device.type == device.type for sample in samples for tensor in sample.data.values()]
 
 
 def samples_move(device, folder):
@@ -100,13 +106,13 @@ def worker_without_samples_takes_part(device, folder):
     """A rank whose share is empty gets a description, and runs the call for its collectives."""
     _, ask = worker_of(device)
     ask("open_datasets")
-    ask("build", steps=1)
+    ask("build", steps=1, rows=4)
     described = ask_rows(ask, "a", 0)
     described.metadata = {}
     return [
-        ask("run_call", call="actor_gen", ids=[], transfers=[], empty=described.as_json())["batch"]["ids"],
-        ask("run_call", call="actor_gen", ids=["a"], transfers=[])["batch"]["seqlens"],
-        ask("describe", texts=["a"], scores=[])["texts"],
+        ask("run_call", call="actor_gen", ids=[], empty=described.as_json())["batch"]["ids"],
+        ask("run_call", call="actor_gen", ids=["a"])["batch"]["seqlens"],
+        ask("describe", texts=["a"], scores=[], finishes=["a"], likelihoods=["a"]),
     ]
 
 
@@ -119,19 +125,43 @@ def worker_joins_own_and_received_rows(device, folder):
 
     def work(rank):
         with on(device), functions_run(HOME) as run:
-            _, ask = worker_of(device, rank)
+            worker, ask = worker_of(device)
+            lane = DataLane(rank, worker.samples, device, timedelta(seconds=60))
             ask("open_datasets")
             rows = [ask_rows(ask, "ab"[rank], rank)]
             moved = Transfer(1, 0, "packed_prompts", ("b",), described_elsewhere(device))
+            lane.handle(Request(1, MOVE, {"transfers": [moved.as_json()]}))
+            lengths = []
             if rank == 0:
-                ask("build", steps=1)
-            made = ask("run_call", call="actor_gen", ids=["a", "b"], transfers=[moved.as_json()])
-        lengths = made["batch"]["seqlens"]["packed_input_ids"] if rank == 0 else []
+                ask("build", steps=1, rows=4)
+                made = ask("run_call", call="actor_gen", ids=["a", "b"])
+                lengths = made["batch"]["seqlens"]["packed_input_ids"]
         return {"rows": len(rows), "lengths": lengths, "run": [[one.file, one.name] for one in run]}
 
     answers = run_on_ranks(2, work)
     RUN_ON_RANKS.update(Function(*one) for answer in answers for one in answer["run"])
     return answers[0]["lengths"]
+
+
+def weights_reach_another_rank(device, folder):
+    """One rank has a role, the other one that follows it."""
+
+    def work(rank):
+        with on(device), functions_run(HOME) as run:
+            model = role(device, backend="inference", seed=rank + 1)
+            channel = WeightChannel(RolePlacement("actor", (0,), Mesh()), RolePlacement("rollout", (1,), Mesh()))
+            transfer = WeightTransfer(channel, rank, device, model if rank == 0 else None, bucket=2000)
+            if rank == 0:
+                transfer.finish()
+            else:
+                model.module.take_parameters(transfer, 1.0)
+            held = {name: tensor.double().sum().item() for name, tensor in weights(model.module).items()}
+        return {"held": held, "run": [[one.file, one.name] for one in run]}
+
+    answers = run_on_ranks(2, work)
+    RUN_ON_RANKS.update(Function(*one) for answer in answers for one in answer["run"])
+    assert answers[0]["held"] == answers[1]["held"]
+    return answers[1]["held"]
 
 
 def described_elsewhere(device):
@@ -153,5 +183,8 @@ RUNTIME = {
     "samples": samples_move,
     "empty share": worker_without_samples_takes_part,
     "two ranks": worker_joins_own_and_received_rows,
+    "weights": weights_reach_another_rank,
     "choice": meets_in_a_process_group,
 }
+OF_RANKS = (worker_joins_own_and_received_rows, weights_reach_another_rank)
+"""Paths of several ranks, each of which makes a device of its own."""

@@ -17,7 +17,7 @@ from rlcli.testing.pretend_cuda.paths import Function, device_functions, functio
 
 from .engine_paths import ENGINES
 from .interface_paths import INTERFACES
-from .runtime_paths import HOME, RUN_ON_RANKS, RUNTIME, worker_joins_own_and_received_rows
+from .runtime_paths import HOME, OF_RANKS, RUN_ON_RANKS, RUNTIME
 
 if torch.version.cuda or torch.version.hip:
     pytest.skip("this torch has GPUs of its own", allow_module_level=True)
@@ -39,7 +39,7 @@ RUN: set[Function] = set()
 def on_cuda(name):
     """What a path returns on the pretend device; it runs once, whoever asks first."""
     with tempfile.TemporaryDirectory() as folder:
-        if PATHS[name] is worker_joins_own_and_received_rows:  # its ranks each have a device of their own
+        if PATHS[name] in OF_RANKS:  # they have a device of their own each
             return PATHS[name](CUDA, Path(folder))
         with pretend_cuda(), functions_run(HOME) as run:
             made = PATHS[name](CUDA, Path(folder))

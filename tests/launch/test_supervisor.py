@@ -188,13 +188,13 @@ def test_a_call_that_passes_its_deadline_is_ended_and_named(end, project):
 
 
 def test_a_breakpoint_suspends_the_deadline(train, project):
-    process = train(trouble("breakpoint"), "launch.step_deadline=2")
+    process = train(trouble("breakpoint"), "launch.step_deadline=4")
     deadline, said = time.monotonic() + 200, ""
     while "(Pdb)" not in said:
         assert time.monotonic() < deadline
         said += process.stdout.read(1)
     assert "pause()" in said
-    time.sleep(4)
+    time.sleep(6)
     assert process.poll() is None
     process.stdin.write("c\n")
     process.stdin.flush()

@@ -149,6 +149,7 @@ def test_stale_generation_trains_on_what_was_sampled_before(train, project):
     train("train.eval.dataset=null", name="fresh")
     stale, fresh = numbers(project / "stale"), numbers(project / "fresh")
     assert len(stale) == 3
+    assert [record.pop("actor/staleness") for record in stale] == [0, 1, 1]
     assert stale[0] == fresh[0]
     assert fresh[1]["reward/reward"] - stale[1]["reward/reward"] == pytest.approx(1)
 

@@ -254,27 +254,39 @@ class WrongScores(Sampler):
 
 
 class Endless(Sampler):
-    def _sampling(self, model, data):
+    def generate(self, model, data, mb_spec):
         self.generation = dataclasses.replace(self.generation, max_new_tokens=9)
-        return super()._sampling(model, data)
+        return super().generate(model, data, mb_spec)
 
 
 class NeverGreedy(Sampler):
-    def _sampling(self, model, data):
+    def generate(self, model, data, mb_spec):
         self.generation = dataclasses.replace(self.generation, greedy=False)
-        return super()._sampling(model, data)
+        return super().generate(model, data, mb_spec)
 
 
-class OneSeed(Sampler):
-    def _sampling(self, model, data):
-        settings, seeds = super()._sampling(model, data)
-        return settings, [seeds[0]] * len(seeds)
+class OtherSeeds(Sampler):
+    """Gives its engine other seeds than it should."""
+
+    def generate(self, model, data, mb_spec):
+        sample = model.module.generate
+
+        def generate(given, tokenizer, settings, seeds):
+            return sample(given, tokenizer, settings, self.seeds(model, list(seeds)))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(model.module, "generate", generate)
+            return super().generate(model, data, mb_spec)
 
 
-class ByPlaceInTheBatch(Sampler):
-    def _sampling(self, model, data):
-        settings, seeds = super()._sampling(model, data)
-        return settings, [stable_seed(model.seed, place, model.version.global_step) for place in range(len(seeds))]
+class OneSeed(OtherSeeds):
+    def seeds(self, model, seeds):
+        return [seeds[0]] * len(seeds)
+
+
+class ByPlaceInTheBatch(OtherSeeds):
+    def seeds(self, model, seeds):
+        return [stable_seed(model.seed, place, model.version.global_step) for place in range(len(seeds))]
 
 
 GENERATION = [

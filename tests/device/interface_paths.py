@@ -95,6 +95,32 @@ def rule_rewards(device, folder):
     return data_of(call_interface(interface("math_reward"), "inference", model, rollout(device), CUT))
 
 
+def distils(device, folder):
+    made, model = interface("distill"), role(device)
+    batch = rollout(device).select(["packed_input_ids", "prompt_mask", "packed_logprobs", "packed_ref_logprobs"])
+    return call_interface(made, "train_step", model, batch, CUT), weights(model.module)
+
+
+def distils_whole_distributions(device, folder):
+    made, batch = interface("distill", estimator="full"), rollout(device).select(["packed_input_ids", "prompt_mask"])
+    batch.update_(call_interface(made, "inference", role(device, backend="inference", seed=1), batch, CUT))
+    model = role(device)
+    return call_interface(made, "train_step", model, batch, CUT), weights(model.module)
+
+
+def rewards_are_summed(device, folder):
+    made, model = (
+        interface("weighted_sum", weights={"rewards": 1.0, "solved": 0.5}),
+        Model("reward", None, None, device),
+    )
+    return data_of(call_interface(made, "inference", model, rollout(device), CUT))
+
+
+def programs_are_judged(device, folder):
+    """As far as a device matters: what is made of the marks."""
+    return data_of(interface("code_reward").mock("inference", Model("reward", None, None, device), rollout(device)))
+
+
 def interfaces_pretend(device, folder):
     """Mocks, which answer for an engine that is not there."""
     given, made = rollout(device), []
@@ -140,5 +166,10 @@ INTERFACES = {
     "responses": actor_generates,
     "classifier": classifier_rewards,
     "rule": rule_rewards,
+    "best of n": trains_by("best_of_n"),
+    "distill": distils,
+    "distill, whole distributions": distils_whole_distributions,
+    "weighted sum": rewards_are_summed,
+    "programs": programs_are_judged,
     "mocks": interfaces_pretend,
 }

@@ -15,16 +15,17 @@ from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime.buffer import Transfer
 from rlcli.runtime.data_lane import DataLane
 from rlcli.runtime.messages import MOVE, Request
-from rlcli.runtime.roles import pick_device
+from rlcli.runtime.roles import lone_model, pick_device
 from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
 from rlcli.runtime.worker import ModelWorker
 from rlcli.testing.backend.base import batch
 from rlcli.testing.pretend_cuda import pretend_cuda
 from rlcli.testing.pretend_cuda.paths import Function, functions_run
 from rlcli.testing.ranks import run_on_ranks
+from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
 from rlcli.topology import RolePlacement, plan_topology
 
-from .engine_paths import role, weights
+from .engine_paths import responses, role, weights
 from .interface_paths import data_of
 
 HOME = Path(__file__).resolve().parents[2]
@@ -164,6 +165,11 @@ def weights_reach_another_rank(device, folder):
     return answers[1]["held"]
 
 
+def model_alone_answers(device, folder):
+    tiny_model().save_pretrained(folder)
+    return responses(lone_model(str(folder), TinyTokenizer(), device, 1, "float32").module)
+
+
 def described_elsewhere(device):
     """The row that rank 1 holds, as the master describes it to rank 0."""
     _, ask = worker_of(device)
@@ -183,6 +189,7 @@ RUNTIME = {
     "samples": samples_move,
     "empty share": worker_without_samples_takes_part,
     "two ranks": worker_joins_own_and_received_rows,
+    "a model alone": model_alone_answers,
     "weights": weights_reach_another_rank,
     "choice": meets_in_a_process_group,
 }

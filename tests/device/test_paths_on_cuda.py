@@ -86,6 +86,10 @@ NOT_HERE = {
     "backends/_zero_stages.py": "its library takes the CPU for good where it finds no GPU",
     "rlcli/ops/vocabulary.py": "belongs to several ranks",
     "rlcli/runtime/roles.py _device_mesh": "belongs to several ranks",
+    "backends/_deepspeed_memory.py": "speaks of a device, and uses none",
+    "rlcli/ops/evaluation.py pass_at_k": "counts answers, on the host",
+    "rlcli/runtime/harness.py": "needs lm-eval, an extra",
+    "rlcli/runtime/worker.py ModelWorker.copy_weights": "belongs to several ranks",
     "rlcli/runtime/worker_main.py _start": "begins a process that talks by NCCL",
 }
 """Functions, or files, that no path on one device can run, and why."""

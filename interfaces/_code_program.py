@@ -21,6 +21,7 @@ def handle(value):
 
 
 def answer(target, method, arguments, named):
+    # A name, or an expression of the row such as `Solution().add`: this process runs a stranger's program as it is.
     called = eval(target, vars(module)) if isinstance(target, str) else objects[target]
     if method is not None:
         called = getattr(called, method)

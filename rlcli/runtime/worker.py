@@ -279,7 +279,7 @@ class ModelWorker:
 
     def _stateful(self, mfc: MFCDef) -> ModelInterface | None:
         """The interface of training, for a call of the evaluation that is of the same role and type."""
-        if any(mfc.name == trained.name for trained in self._train_graph):
+        if mfc.name not in self._evaluating:
             return None
         kind = mfc.model_name, mfc.interface_impl.type_
         alike = (other for other in self._train_graph if (other.model_name, other.interface_impl.type_) == kind)

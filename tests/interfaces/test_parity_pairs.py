@@ -84,7 +84,7 @@ def trl():
 
 @pytest.fixture
 def common(tmp_path):
-    """What every trainer is told, and given to be made at all."""
+    """The arguments that any trainer needs."""
     return {
         "output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": "none", "max_length": None,
         "gradient_checkpointing": False,

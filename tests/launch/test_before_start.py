@@ -222,7 +222,7 @@ def too_large(monkeypatch, memory: int, *overrides: str) -> bool:
 
 
 def test_weights_are_counted_as_the_ranks_of_this_machine_hold_them(project, monkeypatch):
-    """Those that divide a model hold it once together, those with a copy each hold it as often as there are of them."""
+    """Ranks that divide a model hold it once in all; ranks with a copy each hold one copy per rank."""
     whole = 4 * (2 * 380 * 8 + 7 * 8 * 8 + 3 * 8)
     two = ["launch=local", "cluster.devices_per_node=2", "train.prompts_per_step=2"]
     copies = ["models.actor.backend={_replace_: true, type: deepspeed, args: {zero_stage: 1}}"]

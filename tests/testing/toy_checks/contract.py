@@ -1,4 +1,4 @@
-"""A contract for interfaces, whose checks a toy passes or not as it is told."""
+"""A contract for interfaces, whose checks a toy passes or fails on request."""
 
 import contextlib
 import time

@@ -1,5 +1,6 @@
 """Whole runs of the command, as a user types it, on a model that is small enough for a test."""
 
+import contextlib
 import functools
 import json
 import os
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from warm_command import ENVIRONMENT, WarmCommand
 
 TINY_PPO = (
     "models.actor.path=null",
@@ -47,23 +49,33 @@ class Run:
         return json.loads((self.folder / "status.json").read_text())
 
 
-def rlcli(*arguments, cwd=None, timeout=300, **environment):
-    """Run the command to its end."""
-    home = str(Path(__file__).resolve().parents[2])
-    variables = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": home, "COLUMNS": "80"}
-    return subprocess.run(
-        [sys.executable, "-m", "rlcli", *arguments],
-        cwd=cwd, env={**os.environ, **variables, **environment}, capture_output=True, text=True, timeout=timeout,
-    )  # fmt: skip
+@pytest.fixture(scope="session")
+def command():
+    """Run the command to its end as a user starts it."""
+
+    def run(*arguments, cwd=None, timeout=300):
+        return subprocess.run(
+            [sys.executable, "-m", "rlcli", *arguments],
+            cwd=cwd, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=timeout,
+        )  # fmt: skip
+
+    return run
 
 
 @pytest.fixture(scope="session")
-def train_into():
+def warm_command():
+    """The same in a fork of a process that has loaded everything: for runs whose start proves nothing."""
+    with contextlib.closing(WarmCommand()) as warm:
+        yield lambda *arguments, cwd=".", timeout=300: warm.run(list(arguments), Path(cwd).resolve(), timeout)
+
+
+@pytest.fixture(scope="session")
+def train_into(warm_command):
     """Train into `<home>/<name>`."""
 
     def run(home, recipe, *overrides, name="run"):
         folder = home / name
-        done = rlcli("train", str(recipe), *overrides, "--run-dir", str(folder), cwd=home)
+        done = warm_command("train", str(recipe), *overrides, "--run-dir", str(folder), cwd=home)
         return Run(done.returncode, done.stdout, done.stderr, folder)
 
     return run
@@ -78,8 +90,3 @@ def train(tmp_path, train_into):
 def tiny_ppo():
     """Overrides that make ppo_math small: no warm start, a toy model, two steps of eight prompts."""
     return TINY_PPO
-
-
-@pytest.fixture(scope="session")
-def command():
-    return rlcli

@@ -1,7 +1,7 @@
 """Kills runs at random moments and resumes them: `python kill_anywhere.py ALGORITHM KILLS SEED FOLDER`.
 
-Each run is a fork of this process, which has torch loaded already, so a run takes a second and not ten. Prints one JSON
-object: how many kills were made, at which steps, and how many ended runs differ from one that was never killed.
+Each run is a fork of this process (see `warm_command`). Prints one JSON object: how many kills were made, at which
+steps, and how many ended runs differ from one that was never killed.
 """
 
 import hashlib
@@ -12,6 +12,8 @@ import signal
 import sys
 import time
 from pathlib import Path
+
+from warm_command import finish, load_everything, start
 
 TINY_MODEL = (
     "{model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, "
@@ -40,29 +42,9 @@ ALGORITHMS = {
 """Name → a recipe and what makes it small. An algorithm joins all tests of resuming by an entry here."""
 
 
-def start(*arguments: str) -> int:
-    """A run in a process of its own; returns its pid."""
-    pid = os.fork()
-    if pid:
-        return pid
-    from rlcli.cli.main import main as command
-
-    os.setpgid(0, 0)
-    silent = os.open(os.devnull, os.O_WRONLY)
-    log = os.open("log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(silent, 1)
-    os.dup2(log, 2)
-    code = 1
-    try:
-        command([*arguments, "--quiet"])
-    except SystemExit as end:
-        code = int(end.code or 0)
-    finally:
-        os._exit(code)
-
-
-def finish(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def quietly(arguments: list[str]) -> int:
+    """Start a run whose messages are collected in log.txt; returns its pid."""
+    return start([*arguments, "--quiet"], os.devnull, "log.txt")
 
 
 def result(folder: Path) -> dict[str, str]:
@@ -85,7 +67,7 @@ def kill_and_resume(settings: tuple[str, ...], folder: Path, seconds: float, dra
     moments = []
     arguments = ["train", *settings, "--run-dir", str(folder)]
     for _ in range(draws.choice([1, 1, 2, 3])):
-        pid, moment = start(*arguments), draws.uniform(0, seconds)
+        pid, moment = quietly(arguments), draws.uniform(0, seconds)
         time.sleep(moment)
         os.kill(pid, signal.SIGKILL)
         finish(pid)
@@ -95,30 +77,19 @@ def kill_and_resume(settings: tuple[str, ...], folder: Path, seconds: float, dra
         else:  # killed before there was a run to go on with
             folder = folder.with_name(f"{folder.name}-again")
             arguments = ["train", *settings, "--run-dir", str(folder)]
-    code = finish(start(*arguments))
+    code = finish(quietly(arguments))
     if code:
         raise SystemExit(f"{folder}: resuming ended with exit code {code}: {Path('log.txt').read_text()[-2000:]}")
     return moments
 
 
-def _load_everything() -> None:
-    """Once, here, and not in every fork."""
-    import torch
-    import transformers.models.llama.modeling_llama  # noqa: F401
-
-    import rlcli.runtime.master
-    import rlcli.runtime.worker  # noqa: F401
-
-    torch.set_num_threads(1)
-
-
 def main(algorithm: str, kills: int, seed: int, home: Path) -> None:
-    _load_everything()
+    load_everything()
     settings = (*ALGORITHMS[algorithm], *QUICK)
     home.mkdir(parents=True, exist_ok=True)
     os.chdir(home)
     draws, began = random.Random(seed), time.monotonic()
-    if finish(start("train", *settings, "--run-dir", "reference")):
+    if finish(quietly(["train", *settings, "--run-dir", "reference"])):
         raise SystemExit(Path("log.txt").read_text())
     seconds = time.monotonic() - began
     expected, made, differing = result(Path("reference")), 0, []

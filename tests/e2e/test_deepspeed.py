@@ -37,8 +37,8 @@ def steps(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_faults_cost_nothing_and_fsdp_continues(tmp_path, command):
-    whole = command("train", *RUN, "--run-dir", "whole", cwd=tmp_path)
+def test_faults_cost_nothing_and_fsdp_continues(tmp_path, warm_command):
+    whole = warm_command("train", *RUN, "--run-dir", "whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     run, other = tmp_path / "run", tmp_path / "other"
     ended, said = killed_after_step_4(run)
@@ -46,14 +46,14 @@ def test_faults_cost_nothing_and_fsdp_continues(tmp_path, command):
     assert "[F28]" in said
     assert sorted(path.name for path in (run / "checkpoints").glob("step-*"))[0] == "step-000000000004"
     shutil.copytree(run, other)
-    resumed = command("resume", str(run), cwd=tmp_path)
+    resumed = warm_command("resume", str(run), cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert KILL_ANYWHERE["result"](run) == KILL_ANYWHERE["result"](tmp_path / "whole")
 
-    refused = command("resume", str(other), *ON_FSDP, cwd=tmp_path)
+    refused = warm_command("resume", str(other), *ON_FSDP, cwd=tmp_path)
     assert refused.returncode == 2
     assert "models.actor.backend.type" in refused.stderr
-    taken = command("resume", str(other), *ON_FSDP, "--accept-changes", cwd=tmp_path)
+    taken = warm_command("resume", str(other), *ON_FSDP, "--accept-changes", cwd=tmp_path)
     assert taken.returncode == 0, taken.stderr
     assert (other / "ledger.jsonl").read_text() == (tmp_path / "whole/ledger.jsonl").read_text()
     for found, wanted in zip(steps(other), steps(tmp_path / "whole"), strict=True):

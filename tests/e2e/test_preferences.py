@@ -35,12 +35,12 @@ train: {steps: 2, prompts_per_step: 8, eval: {every_steps: null}}
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory, command):
+def home(tmp_path_factory, warm_command):
     """A folder with the recipes, in which PPO has been run with all that it starts from."""
     folder = tmp_path_factory.mktemp("preferences")
     for name, text in (("warm", WARM), ("reward", REWARD), ("ppo", PPO), ("dpo", DPO)):
         (folder / f"{name}.yaml").write_text(text)
-    done = command("train", "ppo.yaml", "--json", cwd=folder)
+    done = warm_command("train", "ppo.yaml", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -68,11 +68,11 @@ def test_ppo_learns_from_the_scores_of_the_reward_model(home):
     assert steps[0]["eval/accuracy"] == steps[0]["eval/reward"]  # of a rule
 
 
-def test_dpo_starts_from_its_reference_which_it_needs_once(home, command):
+def test_dpo_starts_from_its_reference_which_it_needs_once(home, warm_command):
     store = "graph.ref_inf.interface={type: reference, args: {store: store}}"
     made = []
     for name, more in {"storing": (), "stored": ("models.ref.init=null", "models.ref.backend=null")}.items():
-        done = command("train", "dpo.yaml", store, *more, "--run-dir", name, "--json", cwd=home)
+        done = warm_command("train", "dpo.yaml", store, *more, "--run-dir", name, "--json", cwd=home)
         assert done.returncode == 0, done.stderr
         lines = [json.loads(line) for line in (home / name / "metrics.jsonl").read_text().splitlines()]
         made.append([line for line in lines if "actor/loss" in line])

@@ -32,9 +32,9 @@ def test_killed_anywhere_in_one_process(algorithm, tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_killed_on_two_ranks(algorithm, tmp_path, command):
+def test_killed_on_two_ranks(algorithm, tmp_path, warm_command):
     settings = (*ALGORITHMS[algorithm], *QUICK, "launch=local", "cluster.devices_per_node=2")
-    whole = command("train", *settings, "--run-dir", "whole", cwd=tmp_path)
+    whole = warm_command("train", *settings, "--run-dir", "whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     run = tmp_path / "run"
     dawdling = {"RLCLI_ENABLE_FAILPOINTS": "1", "RLCLI_FAILPOINTS": "checkpoint.committed:sleep200@1"}
@@ -45,14 +45,14 @@ def test_killed_on_two_ranks(algorithm, tmp_path, command):
     _wait_for(lambda: (run / "checkpoints/step-000000000002").exists(), process)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    resumed = command("resume", str(run), cwd=tmp_path)
+    resumed = warm_command("resume", str(run), cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert result(run) == result(tmp_path / "whole")
 
 
-def test_asked_to_stop_a_run_commits_and_goes_on(tmp_path, command):
+def test_asked_to_stop_a_run_commits_and_goes_on(tmp_path, warm_command):
     settings = [one for one in (*ALGORITHMS["sft"], *QUICK) if not one.startswith("checkpoint.")]
-    whole = command("train", *settings, "--run-dir", "whole", cwd=tmp_path)
+    whole = warm_command("train", *settings, "--run-dir", "whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     run = tmp_path / "run"
     process = subprocess.Popen(
@@ -65,7 +65,7 @@ def test_asked_to_stop_a_run_commits_and_goes_on(tmp_path, command):
     stopped_at = json.loads((run / "status.json").read_text())["step"]
     assert process.returncode == (75 if stopped_at < 7 else 0), told
     assert (run / f"checkpoints/step-{stopped_at:012d}/MANIFEST.json").exists()
-    resumed = command("resume", str(run), cwd=tmp_path)
+    resumed = warm_command("resume", str(run), cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert result(run) == result(tmp_path / "whole")
 

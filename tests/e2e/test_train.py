@@ -51,9 +51,9 @@ def test_the_saved_actor_answers_in_transformers_as_it_did_here(run):
     assert critic.config.num_labels == 1
 
 
-def test_eval_gives_the_numbers_of_the_runs_last_evaluation(run, command):
+def test_eval_gives_the_numbers_of_the_runs_last_evaluation(run, warm_command):
     same = "models.actor.backend={type: inference, args: {dtype: float32}}"
-    done = command("eval", str(run.folder), same, "--show", "4", "--json")
+    done = warm_command("eval", str(run.folder), same, "--show", "4", "--json")
     assert done.returncode == 0, done.stderr
     found, last = json.loads(done.stdout), run.records[-1]
     assert {name: one["mean"] for name, one in found["results"].items()} == {
@@ -73,7 +73,7 @@ def test_ranks_and_micro_batches_change_no_number(train, tiny_ppo):
     two = ("launch=local", "cluster.devices_per_node=2")
     variants: dict[str, tuple[str, ...]] = {
         "inline": (),
-        "one_rank": ("launch=local", "train.microbatches=4"),
+        "micro_batches": ("train.microbatches=4",),
         "two_ranks": (*two, "train.microbatches=2"),
         "critic_apart": (*two, "models.critic.devices=1"),
         "tensor_parallel": (*two, "models.actor.mesh.tp=2", "models.critic.mesh.tp=2"),
@@ -123,7 +123,7 @@ def test_generation_may_run_one_step_ahead_on_devices_of_its_own(train, tiny_ppo
     assert [entry["versions"] for entry in ledger] == [{"actor_gen": k - late} for k, late in enumerate(staleness)]
 
 
-def test_a_recipe_runs_what_it_starts_from_once(tmp_path, command):
+def test_a_recipe_runs_what_it_starts_from_once(tmp_path, warm_command):
     (tmp_path / "warm.yaml").write_text(
         "extends: sft_math\n"
         "models: {actor: {scratch: {hidden_size: 32, num_hidden_layers: 1, intermediate_size: 32}}}\n"
@@ -137,10 +137,10 @@ def test_a_recipe_runs_what_it_starts_from_once(tmp_path, command):
         "generation: {max_new_tokens: 4}\n"
         "train: {steps: 1, prompts_per_step: 4, eval: {every_steps: null}}\n"
     )
-    first = command("train", "after.yaml", "--json", cwd=tmp_path)
+    first = warm_command("train", "after.yaml", "--json", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert "runs first" in first.stderr
-    again = command("train", "after.yaml", "--json", cwd=tmp_path)
+    again = warm_command("train", "after.yaml", "--json", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "starting from" in again.stderr
     assert len(list((tmp_path / "runs" / "warm").iterdir())) == 1

@@ -57,7 +57,7 @@ def records(folder):
 
 
 @pytest.mark.parametrize("launch", [(), ("launch=local", "cluster.devices_per_node=2")], ids=["inline", "two ranks"])
-def test_the_custom_interface_of_areals_documentation(project, command, launch):
+def test_the_custom_interface_of_areals_documentation(project, warm_command, launch):
     (project / "interfaces" / "custom.py").write_text(EXAMPLE.read_text())
     (project / "datasets" / "masked_rows.py").write_text(MASKED_ROWS)
     (project / "recipes" / "custom.yaml").write_text(
@@ -69,7 +69,7 @@ def test_the_custom_interface_of_areals_documentation(project, command, launch):
         "          inputs: [packed_input_ids, mask]}\n"
         "train: {steps: 6, prompts_per_step: 8}\n"
     )
-    done = command("train", "custom", "--run-dir", "out", *launch, cwd=project)
+    done = warm_command("train", "custom", "--run-dir", "out", *launch, cwd=project)
     assert done.returncode == 0, done.stderr
     losses = [record["actor/loss"] for record in records(project / "out")]
     assert len(losses) == 6
@@ -77,7 +77,7 @@ def test_the_custom_interface_of_areals_documentation(project, command, launch):
     assert (project / "out" / "models" / "actor" / "model.safetensors").is_file()
 
 
-def test_a_sentiment_classifier_rewards_ppo_by_one_line(project, command):
+def test_a_sentiment_classifier_rewards_ppo_by_one_line(project, warm_command):
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -102,7 +102,7 @@ def test_a_sentiment_classifier_rewards_ppo_by_one_line(project, command):
         "graph:\n"
         "  reward_inf: {interface: {type: hf_reward, args: {path: sentiment}}}\n"
     )
-    done = command("train", "nice", "--run-dir", "out", cwd=project)
+    done = warm_command("train", "nice", "--run-dir", "out", cwd=project)
     assert done.returncode == 0, done.stderr
     [record] = records(project / "out")
     assert record["actor/reward"] != 0

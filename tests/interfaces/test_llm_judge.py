@@ -39,11 +39,10 @@ class Handler(BaseHTTPRequestHandler):
             server.answer(self, body, number)
         except (BrokenPipeError, ConnectionResetError):
             pass
-        finally:
-            with server.lock:
-                server.at_work -= 1
 
     def say(self, content, status=200, **headers):
+        with self.server.lock:  # before the reply: whoever reads it may ask again at once
+            self.server.at_work -= 1
         raw = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         for name, value in {"Content-Length": str(len(raw)), **headers}.items():
@@ -247,8 +246,10 @@ def test_a_dead_endpoint_ends_the_run_soon(server):
 
 
 def test_questions_at_a_time(server):
+    three = threading.Barrier(3)
+
     def answer(handler, body, number):
-        time.sleep(0.1)
+        three.wait(30)
         handler.verdict(body, 1)
 
     server.answer = answer

@@ -12,7 +12,7 @@ TOY = Path(__file__).parent / "toy"
 
 RECIPE = """\
 seed: 5
-toy: {nap: 0.0}
+toy: {seconds: 0.0}
 models:
   actor:
     scratch: {model_type: llama, hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1, num_attention_heads: 1}

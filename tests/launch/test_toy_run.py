@@ -203,7 +203,7 @@ def test_disjoint_placements_work_at_the_same_time(train):
 def set_toy(project, **args):
     """Arguments for the toy of the actor."""
     text = (project / "toy.yaml").read_text()
-    (project / "toy.yaml").write_text(text.replace("toy: {nap: 0.0}", f"toy: {json.dumps(args)}"))
+    (project / "toy.yaml").write_text(text.replace("toy: {seconds: 0.0}", f"toy: {json.dumps(args)}"))
 
 
 def test_a_killed_rank_ends_the_run_and_is_named(train, project):

@@ -1,0 +1,115 @@
+"""The command in forks of a process that has torch and the rest loaded: a short run takes a second and not ten.
+
+`WarmCommand` asks; `python warm_command.py` is forked, with a line of JSON on its stdin for each command, and two on
+its stdout: the pid, later the exit code. A fork does its work itself, without a supervisor above it.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+HOME = str(Path(__file__).resolve().parents[2])
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": HOME, "COLUMNS": "80"}
+
+
+def load_everything() -> None:
+    """Once, here, and not in every fork."""
+    import torch
+    import torch.distributed.fsdp
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    import rlcli.cli.train
+    import rlcli.launch.local
+    import rlcli.runtime.master
+    import rlcli.runtime.worker  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
+def start(arguments: list[str], out: str, err: str, folder: str = ".") -> int:
+    """`rlcli <arguments>` in a process of its own, which leads a group; returns its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        os.chdir(folder)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number, path in ((1, out), (2, err)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        from rlcli.cli.main import main as command
+
+        command(arguments)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def finish(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+class WarmCommand:
+    """Runs one command after the other. It is a process and is to be closed."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, **ENVIRONMENT},
+        )  # fmt: skip
+
+    def run(self, arguments: list[str], folder: Path, timeout: float) -> subprocess.CompletedProcess[str]:
+        """Raises TimeoutExpired after so many seconds; whatever the command has started is killed then."""
+        with tempfile.TemporaryDirectory() as home:
+            out, err = Path(home, "out"), Path(home, "err")
+            self._say({"arguments": arguments, "out": str(out), "err": str(err), "folder": str(folder)})
+            pid, late = self._hear()["pid"], threading.Event()
+            timer = threading.Timer(timeout, lambda: (late.set(), _kill_group(pid)))
+            timer.start()
+            code = self._hear()["code"]
+            timer.cancel()
+            if late.is_set():
+                raise subprocess.TimeoutExpired(arguments, timeout, out.read_bytes(), err.read_bytes())
+            return subprocess.CompletedProcess(arguments, code, out.read_text(), err.read_text())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+    def _say(self, request: dict[str, object]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+
+    def _hear(self) -> dict[str, int]:
+        assert self._process.stdout is not None
+        answer: dict[str, int] = json.loads(self._process.stdout.readline())
+        return answer
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def main() -> None:
+    load_everything()
+    for line in sys.stdin:
+        pid = start(**json.loads(line))
+        print(json.dumps({"pid": pid}), flush=True)
+        print(json.dumps({"code": finish(pid)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
 """A judge behind a real HTTP server, which answers, delays, fails and lies."""
 
+import contextlib
 import json
 import os
 import re
@@ -35,10 +36,8 @@ class Handler(BaseHTTPRequestHandler):
             server.at_work += 1
             server.most = max(server.most, server.at_work)
             number = len(server.asked)
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             server.answer(self, body, number)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
 
     def say(self, content, status=200, **headers):
         with self.server.lock:  # before the reply: whoever reads it may ask again at once

@@ -8,6 +8,7 @@ import torch
 
 from rlcli.api.config import GenerationHyperparameters, stable_seed
 from rlcli.api.data import SequenceSample
+from rlcli.api.key_meaning import ATTEMPT
 from rlcli.api.mocks import mock_responses
 from rlcli.api.model import GeneratedResponses, Model
 
@@ -26,9 +27,11 @@ def imitate_responses(model: Model, data: SequenceSample, settings: GenerationHy
 
 
 def _seeds(model: Model, data: SequenceSample, settings: GenerationHyperparameters) -> list[int]:
-    """One for each response: by its prompt, its number and the step."""
-    step, numbers = model.version.global_step, range(settings.responses_per_prompt)
-    return [stable_seed(model.seed, str(id_), number, step) for id_ in data.ids for number in numbers]
+    """One for each response: by its sample (whose id has the epoch), the attempt and its number in the group. Neither
+    step nor version of the weights counts, so a response does not depend on when it is sampled."""
+    attempts, numbers = data.metadata.get(ATTEMPT) or [0] * data.bs, range(settings.responses_per_prompt)
+    begun = zip(data.ids, attempts, strict=True)
+    return [stable_seed(model.seed, str(id_), attempt, number) for id_, attempt in begun for number in numbers]
 
 
 def _prompts(data: SequenceSample) -> Sequence[torch.Tensor]:

@@ -31,6 +31,9 @@ SAMPLED_LOGPROBS = "packed_logprobs"
 NOT_ENDED = "seq_no_eos_mask"
 """Which responses were cut off before they ended by themselves."""
 
+ATTEMPT = "attempt"
+"""Metadata of a sample: how often it was begun before this time. Every attempt has responses of its own."""
+
 
 def one(_length: int) -> int:
     return 1

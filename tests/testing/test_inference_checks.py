@@ -286,7 +286,21 @@ class OneSeed(OtherSeeds):
 
 class ByPlaceInTheBatch(OtherSeeds):
     def seeds(self, model, seeds):
-        return [stable_seed(model.seed, place, model.version.global_step) for place in range(len(seeds))]
+        return [stable_seed(model.seed, place) for place in range(len(seeds))]
+
+
+class ByStep(OtherSeeds):
+    def seeds(self, model, seeds):
+        return [stable_seed(seed, model.version.global_step) for seed in seeds]
+
+
+class FirstAttempt(Sampler):
+    """Forgets how often its samples were begun."""
+
+    def generate(self, model, data, mb_spec):
+        given = data.select(data.keys)
+        given.metadata.pop("attempt", None)
+        return super().generate(model, given, mb_spec)
 
 
 GENERATION = [
@@ -296,6 +310,8 @@ GENERATION = [
     (Endless, "test_responses_keep_their_limits", (6,), "tokens with max_new_tokens 6", "count the response alone"),
     (WrongScores, "test_sampled_logprobs_are_those_of_the_model", (0.7,), "at temperature 0.7", "of token t + 1"),
     (NeverGreedy, "test_greedy_takes_the_likeliest_token", (), "greedy answers", "as they are"),
+    (ByStep, "test_generation_is_deterministic", (), "at the next step", "when it is sampled"),
+    (FirstAttempt, "test_generation_is_deterministic", (), "another attempt gives the same responses", "attempt"),
     (OneSeed, "test_responses_of_a_group_differ", (), "all 2 responses to a prompt are alike", "in the seed"),
     (
         ByPlaceInTheBatch,

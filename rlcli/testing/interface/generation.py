@@ -11,6 +11,7 @@ import torch
 
 from rlcli.api.config import GenerationHyperparameters, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
+from rlcli.api.key_meaning import ATTEMPT
 from rlcli.api.model import FinetuneSpec, Model
 from rlcli.registry import make_backend
 from rlcli.testing.contract import Violation
@@ -202,17 +203,26 @@ class GenerationChecks(CallSubject):
                 raise Violation(what, "hand the settings on to model.module.generate as they are", sampling.where)
 
     def test_generation_is_deterministic(self, sampling: Sampling) -> None:
-        """the same seed gives the same responses, another others"""
+        """the same seed gives the same responses at any step, another others"""
         again = sampling.run(sampling.batch, interface=sampling.with_settings())
-        cause = "draw every response from a seed: stable_seed(model.seed, id, number, step)"
+        cause = "draw every response from a seed: stable_seed(model.seed, id, attempt, number)"
         check_same(sampling.result, again, "between two calls alike", cause, sampling.where, exact=True)
         later = sampling.model()
         later.version.global_step = 1
-        others = {"another seed of the role": sampling.model(seed=1), "the next step": later}
-        for name, model in others.items():
-            if gap(sampling.result, sampling.run(sampling.batch, model=model)) is None:
-                what = f"{name} gives the same responses"
-                raise Violation(what, "make seeds of model.seed, the id, the number and the step", sampling.where)
+        cause = "leave the step and the version out of seeds: a response must not depend on when it is sampled"
+        check_same(
+            sampling.result, sampling.run(sampling.batch, model=later), "at the next step", cause, sampling.where, True
+        )
+        retried = frozen_copy(sampling.batch)
+        retried.metadata[ATTEMPT] = [1] * retried.bs
+        others = {
+            "another seed of the role": sampling.run(sampling.batch, model=sampling.model(seed=1)),
+            "another attempt": sampling.run(retried),
+        }
+        for name, output in others.items():
+            if gap(sampling.result, output) is None:
+                cause = f'make seeds of model.seed, the id, metadata["{ATTEMPT}"] and the number'
+                raise Violation(f"{name} gives the same responses", cause, sampling.where)
 
     def test_responses_of_a_group_differ(self, sampling: Sampling) -> None:
         """the responses to one prompt differ"""

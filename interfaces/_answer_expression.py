@@ -49,9 +49,11 @@ _COMMANDS = (
     )
 )
 """What may occur in an expression. Sums, integrals and limits may not: their work cannot be told from their looks."""
-_OPERANDS_OF_LIMITED_SIZE = re.compile(
-    r"(?:(?P<number>[0-9.]+)|(?P<other>\S))\s*!(?P<again>\s*!)?|\\[dt]?binom\s*(?P<pair>.{0,60})"
-)
+_FACTORIAL = re.compile(r"(?:(?P<number>[0-9.]+)|(?P<other>\S))\s*!(?P<again>\s*!)?")
+_BINOMIAL = re.compile(r"\\[dt]?binom")
+_TERM = r"\s*(?:[0-9]+\s*[A-Za-z]?|[A-Za-z])\s*"
+_SUM = re.compile(rf"\{{{_TERM}(?:[+-]{_TERM})*\}}|[A-Za-z0-9]")
+"""What a binomial may be of: a sum such as {2n+1}, or one letter or digit."""
 _AS_LATEX = {
     "π": r"\pi ", "√": r"\sqrt", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "×": r"\times ",
     "·": r"\cdot ", "÷": r"\div ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ", "θ": r"\theta ",
@@ -178,7 +180,8 @@ def _is_small(latex: str, has_variables: bool) -> bool:
         and sum(name in _FUNCTIONS for name in commands) <= MAX_FUNCTIONS
         and unions <= (MAX_UNIONS_OF_VARIABLES if has_variables else MAX_UNIONS)
         and _has_small_powers(latex, max_exponent=MAX_EXPONENT if _FUNCTIONS.isdisjoint(commands) else MAX_DEGREE)
-        and all(_is_small_operand(found) for found in _OPERANDS_OF_LIMITED_SIZE.finditer(latex))
+        and all(_is_of_a_small_number(found) for found in _FACTORIAL.finditer(latex))
+        and all(_has_small_arguments(latex[found.end() :]) for found in _BINOMIAL.finditer(latex))
     )
 
 
@@ -221,11 +224,19 @@ def _end_of_group(text: str) -> int:
     return len(text)
 
 
-def _is_small_operand(found: re.Match[str]) -> bool:
-    if found["again"]:
+def _is_of_a_small_number(factorial: re.Match[str]) -> bool:
+    if factorial["again"]:
         return False
-    if found["pair"] is not None:
-        return all(int(number) <= MAX_ARGUMENT for number in re.findall(r"[0-9]+", found["pair"]))
-    if found["number"] is not None:
-        return found["number"].isdigit() and int(found["number"]) <= MAX_ARGUMENT
-    return found["other"].isalpha()  # n!, but no (…)! or 3!!
+    if factorial["number"] is not None:
+        return factorial["number"].isdigit() and int(factorial["number"]) <= MAX_ARGUMENT
+    return factorial["other"].isalpha()  # n!, but no (…)! or 3!!
+
+
+def _has_small_arguments(rest: str) -> bool:
+    """Of the binomial that this comes after: no powers or products of numbers, which may be of any size."""
+    for _ in range(2):
+        argument = _SUM.match(rest := rest.lstrip())
+        if argument is None or any(int(number) > MAX_ARGUMENT for number in re.findall(r"[0-9]+", argument[0])):
+            return False
+        rest = rest[argument.end() :]
+    return True

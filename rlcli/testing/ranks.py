@@ -159,7 +159,7 @@ def _be(rank: _Rank, work: Work, timeout: float) -> NoReturn:
     """The life of a child. It leaves by `os._exit`: what its parent wants done at the end is not its business."""
     code = 1
     gc.freeze()  # nothing of the parent's is finalised here: groups and sockets have threads that no fork has
-    _leave_groups_of_parent()
+    leave_groups_of_parent()
     try:
         with rank.stack.open("w") as stack, rank.errors.open("w") as errors:
             os.dup2(errors.fileno(), 2)
@@ -185,7 +185,7 @@ _OF_PARENT: list[dict[Any, Any]] = []
 """In a child, the process groups that its parent had: kept, so that nothing ends them."""
 
 
-def _leave_groups_of_parent() -> None:
+def leave_groups_of_parent() -> None:
     """`destroy_process_group` would end these as well, and join their threads. No fork has them, but threads of its own
     groups may have got their stacks, and with these their identifiers: it would wait for its own, in vain."""
     world = distributed_c10d._world

@@ -5,6 +5,7 @@ parameters, checkpoints that convert or that other backends continue, and what i
 """
 
 import functools
+import importlib
 import math
 
 import pytest
@@ -42,6 +43,13 @@ nothing."""
 LOSSES = {"lm": (answer_loss, answer_weight, plain_answer_loss), "value": (value_loss, value_weight, plain_value_loss)}
 STEPS = 2
 RATES = (1 / 3, 2 / 3, 1.0, 1 - 0.9 / 8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library():
+    """Loaded once, here, and not in every fork."""
+    with pretend_cuda():
+        importlib.import_module("rlcli.backends._megatron_engine")
 
 
 def tied_model(seed=0):

@@ -1,15 +1,15 @@
 """Supervised fine-tuning by megatron has the loss curve of fsdp: as a run on one rank, as one on two ranks that resumes
 in another layout, and step by step on four."""
 
+import importlib
 import io
 import json
-import os
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
 import torch
+from warm_command import load_everything, run_here
 
 from rlcli.api.config import FinetuneSpec, MicroBatchSpec, ModelBackendAbstraction, ModelInterfaceAbstraction
 from rlcli.api.model import Model, call_interface
@@ -25,6 +25,9 @@ from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
 
 pytest.importorskip("megatron.core")
+
+HERE = Path(__file__).parent
+PRETEND_RANKS = runpy.run_path(str(HERE / "pretend_ranks" / "sitecustomize.py"))
 
 TINY = (
     "{model_type: qwen3, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 4, "
@@ -49,6 +52,14 @@ def run(folder, backend, device):
     return losses(folder)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def libraries():
+    """Loaded once, here, and not in every fork."""
+    load_everything()
+    with pretend_cuda():
+        importlib.import_module("rlcli.backends._megatron_engine")
+
+
 @pytest.fixture(scope="module")
 def of_fsdp(tmp_path_factory):
     """The loss of each step of a run on the host."""
@@ -67,27 +78,18 @@ def test_a_recipe_with_megatron_has_the_loss_curve_of_fsdp(tmp_path, of_fsdp):
     assert found["losses"] == pytest.approx(of_fsdp, rel=1e-4)
 
 
-@pytest.mark.timeout(300)  # two runs of the command, on two ranks each
 def test_two_ranks_of_a_run_have_the_loss_curve_of_fsdp_in_one_layout_and_another(tmp_path, of_fsdp):
     """A pipeline of two stages for three steps; resumed, two tensor-parallel ranks."""
-    home = Path(__file__).resolve().parents[2]
-    environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).with_name("pretend_ranks")), str(home)]),
-    }  # fmt: skip
-
-    def rlcli(*arguments):
-        ended = subprocess.run(
-            [sys.executable, "-m", "rlcli", *arguments], env=environment, capture_output=True, text=True
-        )
-        assert ended.returncode == 0, ended.stderr
-
     changes = [one for one in SMALL if not one.startswith(("launch.", "train.steps"))]
     changes += ["models.actor.backend.type=megatron", "cluster.device=cuda"]
     two_ranks = ("launch=local", "cluster.devices_per_node=2", "models.actor.mesh={pp: 2}", "train.steps=3")
     folder = tmp_path / "run"
-    rlcli("train", "sft_math", *changes, *two_ranks, "--run-dir", str(folder))
-    rlcli("resume", str(folder), "models.actor.mesh={_replace_: true, tp: 2}", "train.steps=6")
+    for arguments in (
+        ("train", "sft_math", *changes, *two_ranks, "--run-dir", str(folder)),
+        ("resume", str(folder), "models.actor.mesh={_replace_: true, tp: 2}", "train.steps=6"),
+    ):
+        ended = run_here(*arguments, cwd=tmp_path, prepare=PRETEND_RANKS["pretend"])
+        assert ended.returncode == 0, ended.stderr
     assert losses(folder) == pytest.approx(of_fsdp, rel=1e-4)
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -45,6 +46,22 @@ ALGORITHMS = {
 def quietly(arguments: list[str]) -> int:
     """Start a run whose messages are collected in log.txt; returns its pid."""
     return start([*arguments, "--quiet"], os.devnull, "log.txt")
+
+
+def frozen(events: Path, process: subprocess.Popen) -> int:
+    """The pid of the process of a run that froze itself at a failpoint, once it has. `events`: what has been written
+    about failpoints; `process`: the command."""
+    while not (met := [json.loads(line) for line in _lines(events) if '"stop"' in line]):
+        assert process.poll() is None, "the run ended before its failpoint"
+        time.sleep(0.01)
+    pid: int = met[0]["pid"]
+    while "State:\tT" not in Path(f"/proc/{pid}/status").read_text():
+        time.sleep(0.01)
+    return pid
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
 
 
 def result(folder: Path) -> dict[str, str]:

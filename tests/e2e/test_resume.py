@@ -13,7 +13,7 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("kill_anywhere.py")
 KILL_ANYWHERE = runpy.run_path(str(SCRIPT))
-ALGORITHMS, QUICK, result = (KILL_ANYWHERE[name] for name in ("ALGORITHMS", "QUICK", "result"))
+ALGORITHMS, QUICK, frozen, result = (KILL_ANYWHERE[name] for name in ("ALGORITHMS", "QUICK", "frozen", "result"))
 HOME = str(Path(__file__).resolve().parents[2])
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": HOME}
 KILLS = "4"
@@ -37,42 +37,50 @@ def test_killed_on_two_ranks(algorithm, tmp_path, warm_command):
     whole = warm_command("train", *settings, "--run-dir", "whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     run = tmp_path / "run"
-    dawdling = {"RLCLI_ENABLE_FAILPOINTS": "1", "RLCLI_FAILPOINTS": "checkpoint.committed:sleep200@1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rlcli", "train", *settings, "--run-dir", str(run)],
-        cwd=tmp_path, env=ENVIRONMENT | dawdling, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    _wait_for(lambda: (run / "checkpoints/step-000000000002").exists(), process)
-    process.send_signal(signal.SIGKILL)
+    process, master = frozen_at_step_2(run, *settings)
+    process.kill()  # the master dies with its supervisor, and the ranks with it
     process.wait()
+    while not has_ended(master):
+        time.sleep(0.01)
     resumed = warm_command("resume", str(run), cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert result(run) == result(tmp_path / "whole")
 
 
 def test_asked_to_stop_a_run_commits_and_goes_on(tmp_path, warm_command):
-    settings = [one for one in (*ALGORITHMS["sft"], *QUICK) if not one.startswith("checkpoint.")]
+    settings = (*ALGORITHMS["sft"], *QUICK)
     whole = warm_command("train", *settings, "--run-dir", "whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     run = tmp_path / "run"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rlcli", "train", *settings, "--run-dir", str(run)],
-        cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    _wait_for(lambda: (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").read_text(), process)
-    process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=200)
+    process, child = frozen_at_step_2(run, *settings)
+    for pid in (process.pid, child):  # as a scheduler does it
+        os.kill(pid, signal.SIGTERM)
+    os.kill(child, signal.SIGCONT)
+    _, said = process.communicate(timeout=200)
     stopped_at = json.loads((run / "status.json").read_text())["step"]
-    assert process.returncode == (75 if stopped_at < 7 else 0), told
+    assert process.returncode == (75 if stopped_at < 7 else 0), said
     assert (run / f"checkpoints/step-{stopped_at:012d}/MANIFEST.json").exists()
     resumed = warm_command("resume", str(run), cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert result(run) == result(tmp_path / "whole")
 
 
-def _wait_for(happened, process, seconds=200):
-    end = time.monotonic() + seconds
-    while not happened():
-        assert process.poll() is None or happened(), "the run ended before it could be killed"
-        assert time.monotonic() < end
-        time.sleep(0.01)
+def frozen_at_step_2(folder, *settings):
+    """A run whose master (or only process) has frozen itself on committing its first checkpoint: the command and that
+    process's pid."""
+    events = folder.with_suffix(".events")
+    faults = {"RLCLI_ENABLE_FAILPOINTS": "1", "RLCLI_FAILPOINTS": "checkpoint.committed:stop@1",
+              "RLCLI_FAILPOINT_EVENTS": str(events)}  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlcli", "train", *settings, "--run-dir", str(folder)],
+        cwd=folder.parent, env=ENVIRONMENT | faults, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    return process, frozen(events, process)
+
+
+def has_ended(pid):
+    """Whether nothing of a process is left but, perhaps, its entry."""
+    try:
+        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 HOME = str(Path(__file__).resolve().parents[2])
@@ -21,6 +22,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH
 def load_everything() -> None:
     """Once, here, and not in every fork."""
     import torch
+    import torch._dynamo
     import torch.distributed.fsdp
     import transformers.models.llama.modeling_llama  # noqa: F401
 
@@ -32,27 +34,35 @@ def load_everything() -> None:
     torch.set_num_threads(1)
 
 
-def start(arguments: list[str], out: str, err: str, folder: str = ".") -> int:
-    """`rlcli <arguments>` in a process of its own, which leads a group; returns its pid."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
+def start(
+    arguments: list[str], out: str, err: str, folder: str = ".", prepare: Callable[[int], object] = lambda ranks: None
+) -> int:
+    """`rlcli <arguments>` in a process of its own, which leads a group; returns its pid. Its ranks are forks too, and
+    call `prepare` first (see `forked_ranks`)."""
+    from forked_ranks import fork, forked_ranks, redirect
+
+    from rlcli.cli.main import main as command
+
+    def work() -> None:
         os.setpgid(0, 0)
         os.chdir(folder)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for number, path in ((1, out), (2, err)):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-        from rlcli.cli.main import main as command
+        redirect(1, out)
+        redirect(2, err)
+        with forked_ranks(prepare):
+            command(arguments)
 
-        command(arguments)
-    except SystemExit as end:
-        code = int(end.code or 0)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    return fork(work)
+
+
+def run_here(
+    *arguments: str, cwd: Path, prepare: Callable[[int], object] = lambda ranks: None
+) -> subprocess.CompletedProcess[str]:
+    """A command to its end, in a fork of this process, for the sake of what is loaded here."""
+    with tempfile.TemporaryDirectory() as home:
+        out, err = Path(home, "out"), Path(home, "err")
+        code = finish(start([*arguments], str(out), str(err), str(cwd), prepare))
+        return subprocess.CompletedProcess(arguments, code, out.read_text(), err.read_text())
 
 
 def finish(pid: int) -> int:

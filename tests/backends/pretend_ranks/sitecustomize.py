@@ -6,7 +6,8 @@ Python imports a file of this name when it starts. Neither the ranks' code nor w
 import os
 
 
-def _pretend(ranks: int):
+def pretend(ranks: int):
+    """For the rest of this process, which is one of so many ranks."""
     import torch.distributed as dist
 
     from rlcli.testing.pretend_cuda import pretend_cuda
@@ -24,4 +25,4 @@ def _pretend(ranks: int):
 
 
 if "RLCLI_MEETING" in os.environ and "LOCAL_WORLD_SIZE" in os.environ:
-    DEVICES = _pretend(int(os.environ["LOCAL_WORLD_SIZE"]))
+    DEVICES = pretend(int(os.environ["LOCAL_WORLD_SIZE"]))

@@ -1,0 +1,119 @@
+"""Ranks that are forks of the master, as the master may be one of a process that has everything loaded.
+
+They do what they do under torchrun, for which a small process stands in: it ends all ranks once one has failed, and
+reports which. What the real one does, `tests/launch` shows.
+"""
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from rlcli.launch.local import LocalRanks, worker_environment
+from rlcli.processes import die_with_parent
+from rlcli.runtime import worker_main
+from rlcli.testing.ranks import leave_groups_of_parent
+
+Prepare = Callable[[int], object]
+"""Called by each of so many ranks before its work; what it returns lives as long as the rank."""
+
+
+@contextlib.contextmanager
+def forked_ranks(prepare: Prepare) -> Iterator[None]:
+    """Runs that this process is the master of have such ranks."""
+    with mock.patch.object(LocalRanks, "_start_torchrun", lambda self, ranks: _Torchrun(self, ranks, prepare)):
+        yield
+
+
+class _Torchrun:
+    """As much of a `subprocess.Popen` as `LocalRanks` uses."""
+
+    def __init__(self, owner: Any, ranks: int, prepare: Prepare):
+        self.returncode: int | None = None
+        meeting, run_dir = owner._meeting.path, owner._run_dir
+        variables = worker_environment(ranks, meeting) | {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+
+        def rank(number: int) -> None:
+            os.environ.update({"RANK": str(number), "LOCAL_RANK": str(number)})
+            torch.set_num_threads(1)
+            held = prepare(ranks)
+            worker_main.main(run_dir)
+            del held
+
+        def torchrun() -> None:
+            os.setsid()
+            die_with_parent()
+            os.environ.update(variables)
+            for stream in (1, 2):
+                redirect(stream, run_dir / "logs" / "torchrun.log")
+            _watch({fork(lambda number=number: rank(number)): number for number in range(ranks)})
+
+        self.pid = fork(torchrun)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("torchrun", timeout)
+            time.sleep(0.005)
+
+
+def _watch(ranks: dict[int, int]) -> None:
+    """Until all have ended (pid → number), or one has failed."""
+    while ranks:
+        pid, status = os.wait()
+        number, code = ranks.pop(pid), os.waitstatus_to_exitcode(status)
+        if code:
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+            print(f"Root Cause (first observed failure):\n  rank      : {number}\n  exitcode  : {code}", flush=True)
+            sys.exit(1)
+
+
+def fork(work: Callable[[], object]) -> int:
+    """The pid of a child that does it, and ends."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    gc.freeze()  # nothing of the parent's is finalised here
+    try:
+        leave_groups_of_parent()
+        work()
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def redirect(number: int, file: str | Path) -> None:
+    """Have what goes to stdout (1) or stderr (2), by Python or by others, appended to a file."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, number)
+    os.close(descriptor)
+    setattr(sys, {1: "stdout", 2: "stderr"}[number], os.fdopen(number, "w", buffering=1, closefd=False))

@@ -15,6 +15,7 @@ from rlcli.runtime.roles import MESH_ORDER
 from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import SETTINGS, train
+from rlcli.testing.pretend_cuda import pretend_cuda
 from rlcli.testing.ranks import RankError, run_on_ranks
 from rlcli.topology import RolePlacement
 
@@ -22,6 +23,7 @@ CPU = torch.device("cpu")
 LAYOUTS = {
     "actor": ("fsdp", {}, (0, 1), {"dp": 2}),
     "sharded": ("fsdp", {}, (2, 3), {"tp": 2}),
+    "staged": ("megatron", {}, (0, 3), {"pp": 2}),
     "divided": ("deepspeed", {"zero_stage": 3}, (1, 2), {"dp": 2}),
     "rollout": ("inference", {}, (3,), {"dp": 1}),
 }  # fmt: skip
@@ -43,6 +45,7 @@ def engine(role, rank):
     class Checks(BackendContract):
         name = backend
         args = settings
+        device = "cuda:0" if backend == "megatron" else "cpu"
 
     wanted = {} if backend == "inference" else SETTINGS
     return Checks().engine("llama", mesh=mesh, seed=len(role), dtype="float32", **wanted)
@@ -50,7 +53,8 @@ def engine(role, rank):
 
 def fingerprint(engine):
     """Bits of all weights, by name."""
-    return {name: tensor.view(torch.int32).sum(dtype=torch.int64).item() for name, tensor in engine.whole_parameters()}
+    whole = ((name, tensor.cpu()) for name, tensor in engine.whole_parameters())
+    return {name: tensor.view(torch.int32).sum(dtype=torch.int64).item() for name, tensor in whole}
 
 
 def copy(source, target, engines, rank, bucket=weight_flow.BUCKET, eta=1.0):
@@ -67,14 +71,19 @@ def copy(source, target, engines, rank, bucket=weight_flow.BUCKET, eta=1.0):
 
 
 def test_any_layout_to_any_layout():
-    """Sharded by rows, by tensor parallelism, into ranges, and whole; ranks that are apart, and one that is in both."""
+    """Sharded by rows, by tensor parallelism, by stages on a device, into ranges, and whole; ranks that are apart, and
+    some that are in both."""
 
     def work(rank):
+        with pretend_cuda():
+            return flow(rank)
+
+    def flow(rank):
         engines = {role: engine(role, rank) for role in LAYOUTS}
         if engines["actor"] is not None:
             train(engines["actor"], 0)
         before = {role: fingerprint(one) for role, one in engines.items() if one is not None}
-        chain = ["actor", "sharded", "divided", "rollout"]
+        chain = ["actor", "sharded", "staged", "divided", "rollout"]
         versions = [copy(*pair, engines, rank, bucket=2000) for pair in pairwise(chain)]
         after = {role: fingerprint(one) for role, one in engines.items() if one is not None}
         return {"before": before, "after": after, "versions": versions}
@@ -85,7 +94,9 @@ def test_any_layout_to_any_layout():
     for one in told:
         for role, weights in one["after"].items():
             assert weights == actor, role
-    assert [one["versions"] for one in told] == [[None] * 3, [None, 3, None], [3, 3, None], [3, None, 3]]
+    assert [one["versions"] for one in told] == [
+        [None, 3, None, None], [None, None, 3, None], [3, None, 3, None], [3, 3, None, 3],
+    ]  # fmt: skip
 
 
 def test_a_moving_average_between_ranks():

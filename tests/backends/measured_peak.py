@@ -1,24 +1,26 @@
 """Run as a script: the peaks of a process's memory in phases of an engine, as JSON. Not a test itself.
 
-`measured_peak.py '{"config": {...}, "dtype": "float32", "runs": [{"phase": "update", ...}]}' RANK RANKS FILE`:
-each rank prints its own peaks; ranks meet in the file.
+`measured_peak.py '[{"ranks": 2, "dimension": "dp", "config": {...}, "dtype": "float32", "runs": [{"phase": "update",
+...}]}]'` prints, for each layout, the peaks of its runs on the first of its ranks. These are forks of this process.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
 from pathlib import Path
 
 import torch
+import torch._dynamo
+import transformers.models.llama.modeling_llama  # noqa: F401
 
 from rlcli.api.config import FinetuneSpec, GenerationHyperparameters, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import MicroBatchSpec, Model
 from rlcli.api.model_source import open_source
 from rlcli.registry import make_backend
+from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 
 
 class Tokenizer:
@@ -105,19 +107,18 @@ def measure(asked: dict, mesh) -> dict[str, int]:
     return {"before": before, "peak": peak}
 
 
-def make_mesh(rank: int, ranks: int, file: str, dimension: str):
-    """All ranks in one dimension; None for a single rank."""
-    if ranks == 1:
-        return None
-    from torch.distributed.device_mesh import DeviceMesh
+def of_layout(asked: dict) -> list[dict[str, int]]:
+    """Rank 0 of so many, all in one dimension of a mesh; each phase with a model of its own."""
+    shared = {key: asked[key] for key in ("config", "dtype")}
 
-    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks)
-    return DeviceMesh("cpu", torch.arange(ranks), mesh_dim_names=(dimension,))
+    def work(rank):
+        mesh = mesh_of_ranks(**{asked["dimension"]: asked["ranks"]}) if asked["ranks"] > 1 else None
+        return {"peaks": [measure({**shared, **run}, mesh) for run in asked["runs"]]}
+
+    return run_on_ranks(asked["ranks"], work, timeout=200)[0]["peaks"]
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    everything = json.loads(sys.argv[1])
-    shared = {key: everything[key] for key in ("config", "dtype")}
-    mesh = make_mesh(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], everything["dimension"])
-    print(json.dumps([measure({**shared, **run}, mesh) for run in everything["runs"]]))
+    for backend in ("fsdp", "inference"):
+        make_backend(ModelBackendAbstraction(backend))
+    print(json.dumps([of_layout(asked) for asked in json.loads(sys.argv[1])]))

@@ -1,20 +1,22 @@
 """How much memory each rank of a sharded model takes while it is loaded, trained, used and saved.
 
-    python tests/bench/memory.py [--ranks 2 4] [--megabytes 512] [--zero-stage 3] [--json]
+    python tests/bench/memory.py [--ranks 2 4] [--megabytes 512] [--json]
+    python tests/bench/memory.py --zero-stage 3 [--offload optimizer parameters] [--ranks 2 4] [--megabytes 512]
 
-A random model is loaded, trained for two steps, used to generate, checkpointed and saved by fresh processes over gloo.
-This process reads `RssAnon` of each every 10 ms: the memory that it has allocated itself. Pages of files do not count
-(the kernel takes them back when it likes), nor do pages that processes share: fresh ones share no others. The C library
-is told to give memory back as soon as it is freed (`MALLOC_*`): what is measured is what is held, not what an allocator
-keeps for later.
+A random model is loaded, trained for two steps, used to generate, checkpointed and saved by processes over gloo: forks
+of this one, which has the libraries loaded. It reads `RssAnon` of each every 10 ms: memory that is not a file's (the
+kernel takes back pages of files when it likes). What a fork has of its parent is in the baseline. The C library
+returns memory as soon as it is freed (`MALLOC_*`): what is measured is what is held, not what an allocator keeps for
+later.
 
-Above a baseline (libraries imported, groups made, no model), each phase may take its share × 1.2, what the checkpoint
-copies (`snapshot`), activations, the whole copy that generates, and beyond that the largest unsharded block and two
-buckets. A bucket is the largest parameter, or BUCKET if that is more; BUCKET is far smaller here than the 256 MiB of
-real models, or the bound would be larger than the model.
+`planned` is what the backend's memory model says, which `rlcli plan` shows. Above a baseline (libraries imported,
+groups made, no model), each phase of a sharded model may take its share × 1.2, what the checkpoint copies (`snapshot`),
+activations, the whole copy that generates, and beyond that the largest unsharded block and two buckets. A bucket is the
+largest parameter, or an eighth of the model (and 16 MiB) if that is more: with the 256 MiB of real models the bound
+would be larger than the model.
 
-With `--zero-stage` it is `deepspeed` that shards, and BUCKET is its bucket. Its stage 3 keeps one such bucket and its
-share of the gradients from load on, and holds another bucket of gathered parameters.
+With `--zero-stage` it is `deepspeed` that shards, with such a bucket. Its stage 3 keeps one bucket and its share of the
+gradients from load on, and holds another bucket of gathered parameters; the other stages keep all weights on all ranks.
 """
 
 from __future__ import annotations
@@ -22,36 +24,68 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 MIB = 2**20
-BUCKET = 64 * MIB
 SLACK = 1.2
 EVERY = 0.01
 PHASES = ("load", "train", "generate", "checkpoint", "save")
 COUNT, LENGTH, NEW = 2, 16, 8
-"""Sequences per rank, and their tokens: few, so that activations are small beside weights."""
+"""Sequences per rank, and their tokens: few, so that activations are small next to weights."""
 
 ENVIRONMENT = {
-    **os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "MALLOC_MMAP_THRESHOLD_": "65536",
+    "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "MALLOC_MMAP_THRESHOLD_": "65536",
     "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "2", "CUDA_VISIBLE_DEVICES": "",
 }  # fmt: skip
 
 
-def configuration(megabytes: int) -> dict[str, Any]:
-    """A llama of about so many MiB in float32; no parameter has more than a thirtieth of them."""
-    hidden, vocabulary = 1024 if megabytes >= 256 else 512, 4096
-    block = 4 * hidden**2 + 3 * hidden * 2816
-    layers = max(2, round((megabytes * MIB / 4 - 2 * vocabulary * hidden) / block))
-    return {"model_type": "llama", "hidden_size": hidden, "intermediate_size": 2816, "num_hidden_layers": layers,
-            "num_attention_heads": 16, "vocab_size": vocabulary, "tie_word_embeddings": False, "pad_token_id": 0,
-            "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+@dataclass(frozen=True)
+class Asked:
+    """What is measured."""
+
+    ranks: int
+    megabytes: int
+    zero_stage: int | None
+    """Of deepspeed; None: fsdp."""
+    offload: tuple[str, ...]
+
+    @property
+    def backend(self) -> str:
+        return "fsdp" if self.zero_stage is None else "deepspeed"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of the backend."""
+        zero = {} if self.zero_stage is None else {"zero_stage": self.zero_stage}
+        return {"dtype": "float32", **zero, **{f"offload_{what}": True for what in self.offload}}
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank keeps its share alone, on the device."""
+        return self.zero_stage in (None, 3) and not self.offload
+
+    @property
+    def bucket(self) -> int:
+        """Bytes of the smallest."""
+        return max(16, self.megabytes // 8) * MIB
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """A llama of about so many MiB in float32."""
+        hidden, vocabulary = (1024, 4096) if self.megabytes >= 256 else (256, 1024)
+        mlp = 11 * hidden // 4
+        block = 4 * hidden**2 + 3 * hidden * mlp
+        layers = max(2, round((self.megabytes * MIB / 4 - 2 * vocabulary * hidden) / block))
+        return {"model_type": "llama", "hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers,
+                "num_attention_heads": 16, "vocab_size": vocabulary, "tie_word_embeddings": False, "pad_token_id": 0,
+                "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
 
 
 # -- a rank --------------------------------------------------------------------------------------------------------
@@ -70,43 +104,43 @@ class Tokenizer:
         """Nothing to write."""
 
 
-def make_backend(zero_stage: int | None) -> Any:
-    """`fsdp`, or `deepspeed` in a stage, with buckets of the size that is allowed for."""
-    from rlcli import registry
-    from rlcli.api.config import ModelBackendAbstraction
-
-    if zero_stage is None:
-        return registry.make_backend(ModelBackendAbstraction("fsdp", {"dtype": "float32"}))
-    made = registry.make_backend(ModelBackendAbstraction("deepspeed", {"dtype": "float32", "zero_stage": zero_stage}))
+def import_libraries(asked: Asked) -> None:
+    """Before there are ranks, which are forks."""
     import torch
+    import torch._dynamo
+    import transformers.models.llama.modeling_llama  # noqa: F401
 
-    from rlcli.backends import _deepspeed_memory, _zero
+    import rlcli.checkpoint.state  # noqa: F401
+    from rlcli.api.config import ModelBackendAbstraction
+    from rlcli.registry import make_backend
 
-    _zero.import_deepspeed(torch.device("cpu"))  # a library, not a part of the model
-    _deepspeed_memory.BUCKET = BUCKET // 4
-    return made
+    make_backend(ModelBackendAbstraction(asked.backend))
+    if asked.zero_stage is not None:
+        from rlcli.backends import _deepspeed_memory, _zero
+
+        _zero.import_deepspeed(torch.device("cpu"))
+        _deepspeed_memory.BUCKET = asked.bucket // 4
 
 
-def be_a_rank(rank: int, ranks: int, megabytes: int, folder: Path, zero_stage: int | None) -> None:
-    """All phases, with the moments between which each took place on stdout."""
+def live(rank: int, asked: Asked, folder: Path) -> dict[str, tuple[float, float, int]]:
+    """All phases of a rank: when each began and ended, and the bytes of the process then."""
     import torch
     import torch.distributed as dist
-    import transformers.models.llama.modeling_llama  # noqa: F401 - a library, not a part of the model
-    from torch.distributed.device_mesh import init_device_mesh
 
-    from rlcli.api.config import FinetuneSpec, GenerationHyperparameters, MicroBatchSpec
+    from rlcli.api.config import FinetuneSpec, GenerationHyperparameters, MicroBatchSpec, ModelBackendAbstraction
     from rlcli.api.data import SequenceSample
     from rlcli.api.model import Model
     from rlcli.api.model_source import open_source
     from rlcli.checkpoint.state import copy_to_host, write_optimizer, write_weights
+    from rlcli.registry import make_backend
+    from rlcli.testing.ranks import mesh_of_ranks
 
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=ranks)
-    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp",))
-    asked = configuration(megabytes)
-    tokenizer: Any = Tokenizer(asked["vocab_size"])
-    backend = make_backend(zero_stage)
-    moments: dict[str, tuple[float, float]] = {}
+    (folder / f"{rank}.pid").write_text(str(os.getpid()))
+    vocabulary = asked.configuration["vocab_size"]
+    tokenizer: Any = Tokenizer(vocabulary)
+    backend = make_backend(ModelBackendAbstraction(asked.backend, asked.arguments))
+    mesh = mesh_of_ranks(dp=asked.ranks)
+    seen: dict[str, tuple[float, float, int]] = {}
     warm_up(torch, dist)
 
     def phase(name: str, work: Callable[[], Any]) -> Any:
@@ -115,15 +149,15 @@ def be_a_rank(rank: int, ranks: int, megabytes: int, folder: Path, zero_stage: i
         began = time.monotonic()
         made = work()
         dist.barrier()
-        moments[name] = began, time.monotonic()
+        seen[name] = began, time.monotonic(), own_memory(os.getpid()) or 0
         return made
 
     def sequences(key: str) -> SequenceSample:
-        tokens = torch.randint(3, asked["vocab_size"], (COUNT * LENGTH,))
+        tokens = torch.randint(3, vocabulary, (COUNT * LENGTH,))
         return SequenceSample.from_default(ids=list(range(COUNT)), seqlens=[LENGTH] * COUNT, data={key: tokens})
 
     def load() -> Any:
-        source = open_source(asked, head="lm", tokenizer=None, seed=1)
+        source = open_source(asked.configuration, head="lm", tokenizer=None, seed=1)
         model = Model("actor", None, tokenizer, torch.device("cpu"), source=source, device_mesh=mesh)
         return backend.initialize(model, FinetuneSpec(total_train_steps=2, dataset_size=8, train_batch_size=4)).module
 
@@ -141,15 +175,13 @@ def be_a_rank(rank: int, ranks: int, megabytes: int, folder: Path, zero_stage: i
         write_weights(kept, folder / "models", rank)
         write_optimizer(kept, folder / "optim", rank)
 
-    phase("baseline", lambda: time.sleep(0.3))
+    phase("baseline", lambda: time.sleep(0.1))
     engine = phase("load", load)
     phase("train", train)
     phase("generate", generate)
     phase("checkpoint", checkpoint)
     phase("save", lambda: engine.save_to_hf(None, str(folder / "saved")))
-    print(json.dumps(moments))
-    sys.stdout.flush()
-    os._exit(0)  # what it takes to end is not measured
+    return seen
 
 
 def warm_up(torch: Any, dist: Any) -> None:
@@ -163,40 +195,31 @@ def warm_up(torch: Any, dist: Any) -> None:
 # -- looking at ranks ----------------------------------------------------------------------------------------------
 
 
-def measured(ranks: int, megabytes: int, zero_stage: int | None) -> list[dict[str, int]]:
+def measured(asked: Asked) -> list[dict[str, int]]:
     """Of each rank, the most bytes above the baseline in every phase."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--megabytes", str(megabytes), "--folder", folder, "--ranks", str(ranks)]
-        command += ["--zero-stage", str(zero_stage)] if zero_stage is not None else []
-        processes = [
-            subprocess.Popen([*command, "--rank", str(rank)], env=ENVIRONMENT, text=True, stdout=subprocess.PIPE)
-            for rank in range(ranks)
-        ]
-        try:
-            samples = sampled(processes)
-            told = [process.communicate(timeout=60)[0] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-    if any(process.returncode for process in processes):
-        raise SystemExit("a rank failed")
-    return [above_baseline(samples[rank], json.loads(told[rank].splitlines()[-1])) for rank in range(ranks)]
+    from rlcli.testing.ranks import run_on_ranks
+
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(1) as thread:
+        folder = Path(name)
+        running = thread.submit(run_on_ranks, asked.ranks, lambda rank: live(rank, asked, folder), 300)
+        samples = sampled(running, [folder / f"{rank}.pid" for rank in range(asked.ranks)])
+        return [above_baseline(*both) for both in zip(samples, running.result(), strict=True)]
 
 
-def sampled(processes: Sequence[subprocess.Popen[str]]) -> list[list[tuple[float, int]]]:
-    """(moment, bytes) of each process, until they have ended."""
-    found: list[list[tuple[float, int]]] = [[] for _ in processes]
-    while any(process.poll() is None for process in processes):
+def sampled(running: Future[Any], files: Sequence[Path]) -> list[list[tuple[float, int]]]:
+    """(moment, bytes) of each process, by the files that name them, until all is done."""
+    found: list[list[tuple[float, int]]] = [[] for _ in files]
+    while not running.done():
         began = time.monotonic()
-        for samples, process in zip(found, processes, strict=True):
-            if (held := own_memory(process.pid)) is not None:
+        for samples, file in zip(found, files, strict=True):
+            if file.exists() and (pid := file.read_text()) and (held := own_memory(int(pid))) is not None:
                 samples.append((time.monotonic(), held))
         time.sleep(max(0.0, EVERY - (time.monotonic() - began)))
     return found
 
 
 def own_memory(pid: int) -> int | None:
-    """Bytes that a process has allocated; None once it has ended."""
+    """Bytes of a process that are not a file's; None once it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -204,35 +227,34 @@ def own_memory(pid: int) -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon")), None)
 
 
-def above_baseline(samples: Sequence[tuple[float, int]], moments: dict[str, list[float]]) -> dict[str, int]:
-    def within(name: str) -> list[int]:
-        began, ended = moments[name]
-        return [held for moment, held in samples if began <= moment <= ended]
+def above_baseline(samples: Sequence[tuple[float, int]], seen: dict[str, list[Any]]) -> dict[str, int]:
+    def most(name: str) -> int:
+        began, ended, at_end = seen[name]
+        return max([at_end, *(held for moment, held in samples if began <= moment <= ended)])
 
-    baseline = max(within("baseline"))
-    return {name: max(within(name)) - baseline for name in PHASES}
+    return {name: most(name) - most("baseline") for name in PHASES}
 
 
 # -- what they may take --------------------------------------------------------------------------------------------
 
 
-def allowed(ranks: int, megabytes: int) -> dict[str, dict[str, int]]:
+def allowed(asked: Asked) -> dict[str, dict[str, int]]:
     """Phase → what a rank may take, in parts, in bytes."""
     import torch
     from transformers import AutoConfig
 
     from rlcli.api.model_skeleton import on_meta
 
-    asked = configuration(megabytes)
-    lm = on_meta(AutoConfig.for_model(**asked), "lm", torch.float32)
+    config = asked.configuration
+    lm = on_meta(AutoConfig.for_model(**config), "lm", torch.float32)
     sizes = {name: parameter.nbytes for name, parameter in lm.named_parameters()}
     blocks = [sum(parameter.nbytes for parameter in layer.parameters()) for layer in lm.model.layers]
     whole, block = sum(sizes.values()), max(*blocks, sum(sizes.values()) - sum(blocks))
-    share = whole // ranks
-    beyond = block + 2 * max(BUCKET, *sizes.values())
-    tokens, vocabulary, hidden = COUNT * LENGTH, asked["vocab_size"], asked["hidden_size"]
-    per_token = 4 * (vocabulary * 6 + asked["num_hidden_layers"] * (12 * hidden + 4 * asked["intermediate_size"]))
-    cache = COUNT * (LENGTH + NEW) * 2 * hidden * 4 * asked["num_hidden_layers"]
+    share = whole // asked.ranks
+    beyond = block + 2 * max(asked.bucket, *sizes.values())
+    tokens, vocabulary, hidden = COUNT * LENGTH, config["vocab_size"], config["hidden_size"]
+    per_token = 4 * (vocabulary * 6 + config["num_hidden_layers"] * (12 * hidden + 4 * config["intermediate_size"]))
+    cache = COUNT * (LENGTH + NEW) * 2 * hidden * 4 * config["num_hidden_layers"]
     parts = {
         "load": {"share": share},
         "train": {"share": 4 * share, "activations": tokens * per_token},
@@ -248,15 +270,45 @@ def limit(part: dict[str, int], beyond: int) -> int:
     return int(SLACK * part["share"]) + others + beyond
 
 
-def table(ranks: int, megabytes: int, found: Sequence[dict[str, int]]) -> list[str]:
-    """What was measured on the fullest rank, next to what it may be; MiB."""
-    columns = ("share", "snapshot", "activations", "copy", "bound", "allowed")
-    lines = [f"{ranks} ranks, a model of {megabytes} MiB: the fullest rank above its baseline, in MiB",
-             f"{'phase':12}{'measured':>10}" + "".join(f"{name:>13}" for name in columns)]  # fmt: skip
-    for name, part in allowed(ranks, megabytes).items():
+def planned(asked: Asked) -> dict[str, int]:
+    """Phase → bytes that the backend's memory model expects; it does not speak of saving."""
+    from rlcli.api.memory import Generation, PlacedRole
+    from rlcli.backends._deepspeed_memory import DeepSpeedMemory
+    from rlcli.backends._fsdp_memory import FSDPMemory
+    from rlcli.topology.architecture import read_architecture
+
+    kind: Any = FSDPMemory if asked.zero_stage is None else DeepSpeedMemory
+    sizes, mesh = read_architecture(asked.configuration), {"dp": asked.ranks, "tp": 1, "pp": 1, "cp": 1, "ep": 1}
+    calls = ("train_step", "inference", "generate")
+    model = kind(PlacedRole(sizes, "lm", mesh, asked.arguments, calls, LENGTH + NEW, "cpu"))
+    kept = model.kept()
+    return {
+        "load": kept.weights + kept.buffers + model.load().total,
+        "train": kept.total + model.update(COUNT * LENGTH, 1).total,
+        "generate": kept.total + model.generate(Generation(COUNT, 1, LENGTH, NEW, COUNT)).total,
+        "checkpoint": kept.total + model.snapshot(),
+    }
+
+
+def table(asked: Asked, found: Sequence[dict[str, int]]) -> list[str]:
+    """What was measured on the fullest rank, next to what was planned and what it may be; MiB."""
+    settings = [f"{name}={value}" for name, value in asked.arguments.items() if name != "dtype"]
+    columns = ("share", "snapshot", "activations", "copy", "bound", "allowed") if asked.is_sharded else ()
+    header = "".join(f"{name:>12}" for name in ("measured", "planned", "off by", *columns))
+    lines = [
+        f"{' '.join([asked.backend, *settings])}, {asked.ranks} ranks, a model of {asked.megabytes} MiB: "
+        "the fullest rank above its baseline, in MiB",
+        f"{'phase':12}{header}",
+    ]
+    expected = planned(asked)
+    for name, part in allowed(asked).items():
         most = max(one[name] for one in found)
-        amounts = "".join(f"{part.get(column, 0) // MIB:13}" for column in columns)
-        lines.append(f"{name:12}{most // MIB:10}{amounts}  {'ok' if most <= part['allowed'] else 'TOO MUCH'}")
+        plan, off = ("-", "-")
+        if name in expected:
+            plan, off = f"{expected[name] / MIB:.0f}", f"{expected[name] / most - 1:+.0%}"
+        limits = "".join(f"{part.get(column, 0) // MIB:12}" for column in columns)
+        verdict = "" if not columns else "  ok" if most <= part["allowed"] else "  TOO MUCH"
+        lines.append(f"{name:12}{most / MIB:12.0f}{plan:>12}{off:>12}{limits}{verdict}")
     return lines
 
 
@@ -266,17 +318,18 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=512, help="of the model, in float32")
     parser.add_argument("--json", action="store_true", help="rank by rank, with what is allowed, in bytes")
     parser.add_argument("--zero-stage", type=int, choices=range(4), help="of deepspeed, in place of fsdp")
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.rank is not None:
-        be_a_rank(asked.rank, asked.ranks[0], asked.megabytes, asked.folder, asked.zero_stage)
-    for ranks in asked.ranks:
-        found = measured(ranks, asked.megabytes, asked.zero_stage)
-        if asked.json:
-            print(json.dumps({"ranks": ranks, "measured": found, "allowed": allowed(ranks, asked.megabytes)}))
+    parser.add_argument("--offload", nargs="+", default=[], choices=["optimizer", "parameters"], help="by deepspeed")
+    given = parser.parse_args()
+    if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ENVIRONMENT)
+    for ranks in given.ranks:
+        asked = Asked(ranks, given.megabytes, given.zero_stage, tuple(given.offload))
+        import_libraries(asked)
+        found = measured(asked)
+        if given.json:
+            print(json.dumps({"ranks": ranks, "measured": found, "allowed": allowed(asked)}), flush=True)
         else:
-            print("\n".join(table(ranks, asked.megabytes, found)), flush=True)
+            print("\n".join(table(asked, found)), flush=True)
 
 
 if __name__ == "__main__":

@@ -204,11 +204,12 @@ class Calls:
         if not plan:
             self._inputs_are_there(call)
             return
-        movers = sorted({rank for transfer in plan for rank in (transfer.source, transfer.target)})
-        moves = {rank: [t.as_json() for t in plan if rank in (t.source, t.target)] for rank in movers}
-        self._requests.post(
-            MOVE, {rank: {"transfers": mine} for rank, mine in moves.items()}, lambda _: self._inputs_are_there(call)
-        )
+        moves: dict[int, dict[str, Any]] = {}
+        for transfer in plan:
+            described = transfer.as_json()
+            for rank in (transfer.source, transfer.target):
+                moves.setdefault(rank, {"transfers": []})["transfers"].append(described)
+        self._requests.post(MOVE, moves, lambda _: self._inputs_are_there(call))
 
     def _inputs_are_there(self, call: Held) -> None:
         call.has_inputs = True

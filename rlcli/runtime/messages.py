@@ -112,7 +112,7 @@ Tell = Callable[[str, dict[str, Any], Failure | None], None]
 
 def pack(message: Message, token: bytes) -> bytes:
     kind = type(message).__name__.lower()
-    packed: bytes = msgpack.packb({"token": token, "kind": kind, **asdict(message)}, use_bin_type=True)
+    packed: bytes = msgpack.packb({"token": token, "kind": kind, **vars(message)}, default=asdict, use_bin_type=True)
     return packed
 
 

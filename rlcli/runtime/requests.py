@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +14,15 @@ from rlcli.runtime.transport import LAST_REQUEST, Transport
 Answers = dict[int, Mapping[str, Any]]
 """Rank → what it answered."""
 
+Asked = tuple[int, bool]
+"""A rank, and whether its data lane is meant. Each does one thing after the other."""
 
-@dataclass
+
+@dataclass(eq=False)
 class Pending:
     """A request to some ranks: those that owe an answer, the answers so far, and what to do with them."""
 
+    number: int
     name: str
     is_for_lane: bool
     waiting: set[int]
@@ -41,8 +47,10 @@ class Requests:
         self._deadline = deadline
         self._number = 0
         self._pending: dict[int, Pending] = {}
-        self._answered: dict[tuple[int, bool], float] = {}
-        """(rank, is it its lane) → when that last answered."""
+        self._queues: defaultdict[Asked, deque[Pending]] = defaultdict(deque)
+        """What each works on, and after that."""
+        self._due: list[tuple[float, int, Asked]] = []
+        """A heap of (when, request, who): an answer that would be late then, unless it has come meanwhile."""
         self._reports: dict[str, Callable[[Report], None]] = {}
         transport.on_report = self._take
 
@@ -61,8 +69,13 @@ class Requests:
         requests = {rank: Request(self._number, op, args[rank]) for rank in sorted(args)}
         name = next((request.name for request in requests.values()), op)
         limit = self._deadline if deadline is None else deadline
-        self._pending[self._number] = Pending(name, is_for_lane(op), set(args), then, limit, self._transport.clock())
+        pending = Pending(self._number, name, is_for_lane(op), set(args), then, limit, self._transport.clock())
+        self._pending[self._number] = pending
         for rank, request in requests.items():
+            queue = self._queues[rank, pending.is_for_lane]
+            queue.append(pending)
+            if len(queue) == 1:
+                self._start_clock((rank, pending.is_for_lane), pending.posted)
             self._transport.send(rank, request)
 
     def listen(self, name: str, take: Callable[[Report], None]) -> None:
@@ -88,34 +101,38 @@ class Requests:
         if reply.failure is not None:
             raise reply.failure.as_error()
         pending = self._pending.get(reply.number)
-        if pending is None:  # it was cancelled
+        if pending is None or reply.rank not in pending.waiting:  # it was cancelled, or answered
             return
-        self._answered[reply.rank, pending.is_for_lane] = self._transport.clock()
+        who = reply.rank, pending.is_for_lane
+        self._queues[who].remove(pending)
+        self._start_clock(who, self._transport.clock())
         pending.answers[reply.rank] = reply.value
         pending.waiting.discard(reply.rank)
         if not pending.waiting:
             del self._pending[reply.number]
             pending.then(pending.answers)
 
+    def _start_clock(self, who: Asked, now: float) -> None:
+        """Of the oldest request that it has not answered, which it begins now."""
+        queue = self._queues[who]
+        if queue:
+            heapq.heappush(self._due, (now + queue[0].limit, queue[0].number, who))
+
     def _first_due(self) -> tuple[float, Pending, int] | None:
-        """(when, what, which rank) of the answer that is late first. A rank works on the oldest request that it has not
-        answered."""
-        current: dict[tuple[int, bool], Pending] = {}
-        for pending in self._pending.values():
-            for rank in pending.waiting:
-                current.setdefault((rank, pending.is_for_lane), pending)
-        due = [
-            (max(pending.posted, self._answered.get(who, pending.posted)) + pending.limit, who)
-            for who, pending in current.items()
-        ]
-        if not due:
-            return None
-        when, who = min(due)
-        return when, current[who], who[0]
+        """(when, what, which rank) of the answer that is late first."""
+        while self._due:
+            when, number, who = self._due[0]
+            queue = self._queues[who]
+            if queue and queue[0].number == number:
+                return when, queue[0], who[0]
+            heapq.heappop(self._due)
+        return None
 
     def cancel(self) -> None:
         """Stop waiting for answers; reports are still taken."""
         self._pending.clear()
+        self._queues.clear()
+        self._due.clear()
         self._transport.cancel()
 
     def _take(self, report: Report) -> None:

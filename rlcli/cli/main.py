@@ -28,7 +28,7 @@ from rlcli.cli.output import (
     print_text,
     silence,
 )
-from rlcli.cli.supervision import WHOLE_PROCESS
+from rlcli.cli.supervision import WATCHED, WHOLE_PROCESS, report_verdict, watch_fork
 from rlcli.errors import Errors, RecipeError, ResourceError, RlcliError, escape_control
 from rlcli.launch import lifeline
 
@@ -133,6 +133,7 @@ def main(arguments: list[str] | None = None) -> None:
         silence(sys.stdout)
         code = _report(error, given)
     lifeline.report(verdict=code)
+    report_verdict(code)
     sys.exit(code)
 
 
@@ -142,6 +143,10 @@ def _run(arguments: list[str], is_whole_process: bool) -> int:
             answer(typer.main.get_command(app), arguments[1:])
         return 0
     try:
+        if is_whole_process and _verb(arguments) in WATCHED and sys.gettrace() is None:
+            code = watch_fork()
+            if code is not None:
+                return code
         result = app(arguments, prog_name="rlcli", standalone_mode=False, obj={WHOLE_PROCESS: is_whole_process})
         return result if isinstance(result, int) else 0
     except (BrokenPipeError, OutputClosed, OutputFailed):

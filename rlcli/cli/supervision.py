@@ -1,16 +1,31 @@
-"""What `train` and `resume` share: whether this process does the work, or watches one that does."""
+"""Whether this process does the work, or watches one that does.
+
+`train` and `resume` have a supervisor. Other verbs that run components are done by a fork, so that a component which
+calls `os._exit(0)` is not taken for work that is done.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
 from typing import Annotated
 
 import typer
 
+from rlcli.errors import WorkerError
 from rlcli.launch import lifeline
+from rlcli.processes import STOP_SIGNALS, die_with_parent
 
 WHOLE_PROCESS = "whole process"
 """Set in a command's context if the process was started for this command alone."""
+
+WATCHED = ("check", "tokens", "test", "eval", "generate")
+"""Verbs that are done by a fork."""
+
+_verdict: tuple[int, int] | None = None
+"""In such a fork: the descriptor that its exit code is written to, and its process, for copies of it must not."""
 
 NoSupervisor = Annotated[
     bool, typer.Option("--no-supervisor", help="Train in this process: no deadlines, no report if it dies.")
@@ -36,3 +51,50 @@ def supervise(context: typer.Context, quiet: bool, as_json: bool) -> int:
     ]
     after = [*(["--quiet"] if quiet else []), *(["--json"] if as_json else [])]
     return supervisor.supervise(lambda run: [*before, "resume", *after, "--", run])
+
+
+def watch_fork() -> int | None:
+    """Continue in a fork of this process. Returns None there, and here, once it has ended, its exit code.
+
+    Raises WorkerError if it ended without `report_verdict`.
+    """
+    global _verdict
+    reading, writing = os.pipe()
+    awaited, parent = {signal.SIGINT, signal.SIGCHLD}, os.getpid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    if (fork := os.fork()) == 0:
+        os.close(reading)
+        die_with_parent()
+        if os.getppid() != parent:
+            os._exit(1)
+        _verdict = lifeline.moved_out_of_the_way(writing), os.getpid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return None
+    os.close(writing)
+    gone = 0
+    while not gone:
+        came = signal.sigwaitinfo(awaited)
+        gone, status = os.waitpid(fork, os.WNOHANG)
+        if not gone and came.si_signo == signal.SIGINT and came.si_code <= 0:  # the terminal interrupts both of us
+            os.kill(fork, signal.SIGINT)
+    return _exit_code(os.waitstatus_to_exitcode(status), reading)
+
+
+def _exit_code(code: int, verdict: int) -> int:
+    """That of a fork which ended with `code` and may have written a verdict into this pipe."""
+    os.set_blocking(verdict, False)
+    with contextlib.suppress(BlockingIOError):  # it is still open where a component has forked
+        if os.read(verdict, 100) == b"%d\n" % code:
+            return code
+    if -code in STOP_SIGNALS:
+        return 128 - code
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    hint = "a component may have called os._exit" if code >= 0 else "its last output may show in what"
+    raise WorkerError(f"the command {how}, before its work was done", hint=hint, code="F01")
+
+
+def report_verdict(code: int) -> None:
+    """In the fork: it has done its work, and is about to exit with this code."""
+    if _verdict is not None and os.getpid() == _verdict[1]:
+        with contextlib.suppress(OSError):
+            os.write(_verdict[0], b"%d\n" % code)

@@ -54,7 +54,7 @@ def attach() -> bool:
     die_with_parent()
     if os.getppid() != supervisor:
         os._exit(1)  # it was gone before we asked
-    line, stacks = (_moved_out_of_the_way(descriptor) for descriptor in (line, stacks))
+    line, stacks = (moved_out_of_the_way(descriptor) for descriptor in (line, stacks))
     _line, _process = line, os.getpid()
     faulthandler.enable(stacks)
     faulthandler.register(SHOW_STACKS, stacks, all_threads=True)
@@ -81,7 +81,7 @@ def waiting(what: str, limit: float) -> Iterator[None]:
         report(waiting=None)
 
 
-def _moved_out_of_the_way(descriptor: int) -> int:
+def moved_out_of_the_way(descriptor: int) -> int:
     """The same file under a high number, which a child process does not inherit."""
     try:
         moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)

@@ -1,13 +1,27 @@
 """When a command is done by a child of the process that was started."""
 
+import os
+import signal
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from rlcli.cli.supervision import WHOLE_PROCESS, is_to_supervise
 
+HOME = str(Path(__file__).parents[2])
+STARTED = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from rlcli.__main__ import main; main()"
+"""As a user starts it: a job may ignore SIGINT."""
 OWN = SimpleNamespace(obj={WHOLE_PROCESS: True})
+
+
+def start(*arguments, cwd):
+    return subprocess.Popen(
+        [sys.executable, "-c", STARTED, *arguments], cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": HOME},
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("context", "no_supervisor", "expected"), [
@@ -25,3 +39,39 @@ def test_a_debugger_follows_the_process_that_trains():
         assert not is_to_supervise(OWN, False)
     finally:
         sys.settrace(before)
+
+
+@pytest.fixture
+def leaving(tmp_path):
+    """Write the interface `leaves`, which does this when it is loaded; returns the project."""
+
+    def write(what):
+        (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
+        (tmp_path / "interfaces").mkdir()
+        (tmp_path / "interfaces/leaves.py").write_text(
+            f"import os, signal, time\n{what}\nfrom rlcli.api.model import ModelInterface, register_interface\n\n"
+            '@register_interface("leaves")\nclass Leaves(ModelInterface): pass\n'
+        )
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize(("what", "says"), [
+    ("os._exit(0)", "the command ended with exit code 0, before its work was done"),
+    ("os.kill(os.getpid(), signal.SIGKILL)", "the command was killed by SIGKILL, before its work was done"),
+])  # fmt: skip
+def test_a_component_that_leaves_is_not_taken_for_one_that_passed(leaving, what, says):
+    process = start("test", "interface", "leaves", cwd=leaving(what))
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 7, err
+    assert f"error[F01]: {says}" in err
+
+
+def test_an_interrupt_of_the_watching_process_alone_reaches_the_one_that_works(leaving):
+    project = leaving("print('here', flush=True)\nwhile True: time.sleep(0.05)")
+    process = start("test", "interface", "leaves", cwd=project)
+    assert process.stdout.readline() == "here\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 130, err

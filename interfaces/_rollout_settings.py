@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -98,16 +98,18 @@ class KLPenalty(Settings):
     adaptive_kl_horizon: float = 10000.0
     """Responses over which the adaptive controller reacts."""
 
+    controller: KLController = field(init=False, repr=False)
+    """Holds the weight in force."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_choice("kl_estimator", KLEstimator)
         if self.adaptive_kl_ctl and self.kl_ctl == 0:
             raise ValueError("adaptive_kl_ctl multiplies kl_ctl, which is 0 and would stay 0")
-
-    def kl_controller(self) -> KLController:
         if self.adaptive_kl_ctl:
-            return AdaptiveKLController(self.kl_ctl, self.adaptive_kl_target, self.adaptive_kl_horizon)
-        return FixedKLController(self.kl_ctl)
+            self.controller = AdaptiveKLController(self.kl_ctl, self.adaptive_kl_target, self.adaptive_kl_horizon)
+        else:
+            self.controller = FixedKLController(self.kl_ctl)
 
 
 @dataclass(kw_only=True)

@@ -44,7 +44,25 @@ def named(functions: Mapping[str, Callable[..., Any]], name: str, settings: Sett
 
 
 @dataclass(kw_only=True)
-class Sampling(Settings):
+class Generation(Settings):
+    """How responses are sampled."""
+
+    generation: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
+    """How responses are sampled. Where these are trained on, its temperature also divides the logits in training."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.generation, Mapping):
+            self.generation = GenerationHyperparameters(**self.generation)
+        super().__post_init__()
+
+    @property
+    def sampling(self) -> GenerationHyperparameters:
+        """`generation`, with all the responses that are sampled."""
+        return self.generation
+
+
+@dataclass(kw_only=True)
+class Sampling(Generation):
     """How responses are sampled, and which of them are trained on."""
 
     LIMITS: ClassVar[Limits] = {"generation_size": {"ge": 1}}
@@ -52,15 +70,10 @@ class Sampling(Settings):
         "generation_size": "best_of best_of_n",
     }
 
-    generation: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
-    """How responses are sampled. Its temperature also divides the logits in training."""
-
     generation_size: int | None = None
     """Best of k: sample this many per prompt, train on the `responses_per_prompt` of highest reward."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.generation, Mapping):
-            self.generation = GenerationHyperparameters(**self.generation)
         super().__post_init__()
         if self.generation_size is not None and self.generation_size <= self.generation.responses_per_prompt:
             raise ValueError(

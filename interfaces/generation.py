@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
-from rlcli.api.config import GenerationHyperparameters
-from rlcli.api.data import SequenceSample
-from rlcli.api.declared_keys import Declaration
-from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_interface
-from rlcli.interfaces._responses import imitate_responses, sample_responses
+from rlcli.api.model import register_interface
+from rlcli.interfaces._generating import Generating
 
 
 @dataclass(kw_only=True)
-class GenerationInterface(ModelInterface):
+class GenerationInterface(Generating):
     """Samples responses. A run whose graph trains nothing writes them to samples.jsonl, one line each."""
-
-    READS: ClassVar[Declaration] = {"generate": ("packed_prompts",)}
-    WRITES: ClassVar[Declaration] = {
-        "generate": ("packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask")
-    }
-
-    generation: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
-    """How responses are sampled."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.generation, Mapping):
-            self.generation = GenerationHyperparameters(**self.generation)
-
-    def generate(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`, `seq_no_eos_mask`."""
-        return sample_responses(model, data, self.generation)
-
-    def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
-        """Responses of words of their prompts."""
-        if interface_type != "generate":
-            return super().mock(interface_type, model, data)
-        return imitate_responses(model, data, self.generation)
 
 
 register_interface("generation", GenerationInterface)

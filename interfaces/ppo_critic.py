@@ -15,7 +15,6 @@ from rlcli.interfaces._optimizer_steps import optimizer_steps
 from rlcli.interfaces._ppo import PPOSettings
 from rlcli.interfaces._rollout import means, prepare, reduce_over, response_kl
 from rlcli.interfaces._settings import CriticLoss
-from rlcli.ops.kl import KLController
 from rlcli.ops.losses import ppo_critic_loss
 from rlcli.ops.normalization import RunningMeanStd
 from rlcli.ops.reduce import AllReduce, masked_moments
@@ -34,12 +33,10 @@ class PPOCriticInterface(CriticLoss, PPOSettings, ModelInterface):
 
     CUT: ClassVar[Cut] = "sequence"
 
-    controller: KLController = field(init=False, repr=False)
     normalizer: RunningMeanStd = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.controller = self.kl_controller()
         self.normalizer = RunningMeanStd(self.value_norm_type, self.value_norm_beta, self.value_norm_eps)
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:

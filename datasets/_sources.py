@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import logging
 import os
 import socket
 from collections.abc import Iterable, Iterator
@@ -14,7 +13,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from rlcli.errors import DataError
+from rlcli.api.quiet_logs import quiet
+from rlcli.errors import DataError, first_line
 from rlcli.files import open_regular
 
 from ._jsonl import HUB, BadRow, Parsed, checked_row, json_rows
@@ -54,12 +54,12 @@ class Source:
         try:
             from datasets import load_dataset
 
-            with _quiet("huggingface_hub"), _offline_without_network():
+            with quiet("huggingface_hub"), _offline_without_network():
                 found = load_dataset(name, self.config, split=self.split, streaming=self.streaming)
             yield from found
         except Exception as error:  # whatever the network, the Hub and its files make the library raise
             hint = "the Hub must be in reach, or the dataset in the cache; split and config are named as there"
-            raise DataError(f"cannot read {name} from the Hub: {_reason(error)}", hint=hint, code="F81") from error
+            raise DataError(f"cannot read {name} from the Hub: {first_line(error)}", hint=hint, code="F81") from error
 
     def _of_folder(self, folder: Path) -> Iterator[Any]:
         try:
@@ -75,7 +75,7 @@ class Source:
             else:
                 yield from load_dataset(str(folder), self.config, split=self.split)
         except Exception as error:  # whatever broken files make the library raise
-            raise DataError(f"cannot read {folder}: {_reason(error)}", code="F82") from error
+            raise DataError(f"cannot read {folder}: {first_line(error)}", code="F82") from error
 
 
 def _table_rows(file: Path) -> Iterator[Any]:
@@ -92,7 +92,7 @@ def _table_rows(file: Path) -> Iterator[Any]:
             for batch in batches:
                 yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"cannot read {file}: {_reason(error)}", code="F82") from error
+        raise DataError(f"cannot read {file}: {first_line(error)}", code="F82") from error
 
 
 def _arrow_batches(ipc: Any, opened: Any) -> Iterator[Any]:
@@ -127,18 +127,6 @@ def _offline_without_network() -> Iterator[None]:
         datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Without the warnings of a library that tries again and again: its error tells them."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 def _numbered(rows: Iterable[Any]) -> Iterator[Parsed]:
     for number, row in enumerate(rows, start=1):
         yield number, number, checked_row(row)
@@ -170,7 +158,3 @@ def _named(names: list[str], cells: list[str]) -> dict[str, Any] | BadRow:
     if len(cells) != len(names):
         return BadRow(f"{len(cells)} cells under {len(names)} columns")
     return dict(zip(names, cells, strict=True))
-
-
-def _reason(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

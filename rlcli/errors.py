@@ -61,6 +61,11 @@ def escape_control(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, on one line."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
 _PLAIN = str.maketrans({
     "·": "-", "→": "->", "←": "<-", "↔": "<->", "…": "...", "×": "x", "─": "-", "━": "-", "│": "|", "└": "`", "├": "|",
     "–": "-", "—": "-", "≤": "<=", "≥": ">=", "±": "+-", "▐": "[", "▌": "]", "⏎": "/", "η": "eta", "²": "^2",

@@ -18,11 +18,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcli.api.config import stable_seed
-from rlcli.api.model_folder import first_line
 from rlcli.api.model_skeleton import check_vocabulary, on_meta, skeleton, without_dropout
 from rlcli.api.model_source import Head, ModelSource, Region, bounds, row_blocks
 from rlcli.api.value_model import value_parameters
-from rlcli.errors import ModelError
+from rlcli.errors import ModelError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlcli.api.model_sizes import LAYERS, wrong_sizes
 from rlcli.api.weight_files import MAX_JSON, SAVE_AGAIN, check_weights
-from rlcli.errors import ModelError
+from rlcli.errors import ModelError, first_line
 from rlcli.files import read_regular
 
 FORBIDDEN_KEYS = ("auto_map", "custom_code", "custom_pipelines", "trust_remote_code")
@@ -158,8 +158,3 @@ def _read_json(file: Path) -> Any:
         return json.loads(read_regular(file, MAX_JSON))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not readable JSON: {first_line(error)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """What an error of another library says, on one line."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from rlcli.api.model_folder import first_line, model_folder
+from rlcli.api.model_folder import model_folder
 from rlcli.api.model_skeleton import check_vocabulary, on_meta, skeleton, without_dropout
 from rlcli.api.model_source import Head, ModelSource, Region, bounds, row_blocks
 from rlcli.api.value_model import value_parameters
 from rlcli.api.weight_files import Head as FileHead
 from rlcli.api.weight_files import read_head, weight_files
-from rlcli.errors import ModelError
+from rlcli.errors import ModelError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

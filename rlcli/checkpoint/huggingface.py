@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from rlcli.api.chat_template import check_template
-from rlcli.api.model_folder import first_line, model_folder
-from rlcli.errors import ModelError
+from rlcli.api.model_folder import model_folder
+from rlcli.errors import ModelError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcli.api.model_folder import first_line
-from rlcli.errors import ResourceError, UsageError
+from rlcli.errors import ResourceError, UsageError, first_line
 
 INSTALL = "pip install 'rlcli[lm-eval]'"
 

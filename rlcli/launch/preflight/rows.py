@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,8 @@ from rlcli import registry
 from rlcli.api.config import DatasetAbstraction
 from rlcli.api.data import DatasetUtility, Preview, Survey
 from rlcli.api.preview import preview_of
-from rlcli.errors import DataError, ModelError, RlcliError
+from rlcli.api.quiet_logs import quiet
+from rlcli.errors import DataError, ModelError, RlcliError, first_line
 from rlcli.recipe.components import with_sources
 from rlcli.recipe.role_sources import prompt_role, tokenizer_role, tokenizer_source
 
@@ -91,7 +90,7 @@ def open_dataset(
     tokenizer = (tokenizers or Tokenizers(resolved)).open(light=is_light(resolved.recipe, name))
     util = DatasetUtility(resolved.recipe.seed, 0, 1, tokenizer.tokenizer, resolved.recipe.described_datasets)
     try:
-        with _quiet("rlcli.datasets"):
+        with quiet("rlcli.datasets"):  # the report has what it would warn of
             args = {**component.args, **(other or {})}
             dataset = registry.make_dataset(DatasetAbstraction(component.type, args), util)
     except RlcliError:
@@ -164,8 +163,7 @@ def open_tokenizer(source: str, *, light: bool = True, only_light: bool = False)
     except ModelError:
         raise
     except Exception as error:  # the tokenizers library raises Exception itself
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ModelError(f"no tokenizer can be read from {source}: {reason}") from error
+        raise ModelError(f"no tokenizer can be read from {source}: {first_line(error)}") from error
 
 
 def _builtin_tokenizer(source: str, light: bool) -> OpenTokenizer:
@@ -175,15 +173,3 @@ def _builtin_tokenizer(source: str, light: bool) -> OpenTokenizer:
     if light and hasattr(maker, "tokenizer_parts"):
         return OpenTokenizer(LightTokenizer(*maker.tokenizer_parts()), source)
     return OpenTokenizer(maker.make_tokenizer(), source, "it is made by transformers")
-
-
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """What a logger would warn of is said in the report."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

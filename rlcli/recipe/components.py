@@ -312,8 +312,14 @@ def argument_of(kind: str, component: str, args: ReadMapping[str, Any], name: st
     """What a component is told by an argument: given, or its default; None if it knows no such argument."""
     if name in args:
         return args[name]
+    argument = argument_named(kind, component, name)
+    return argument.default if argument is not None else None
+
+
+def argument_named(kind: str, component: str, name: str) -> registry.Argument | None:
+    """An argument of a component; None if it has none of that name, or cannot be read."""
     try:
         arguments = signature_of(kind, component).arguments
     except UsageError:
         return None
-    return next((argument.default for argument in arguments if argument.name == name), None)
+    return next((argument for argument in arguments if argument.name == name), None)

@@ -102,7 +102,7 @@ def _with_defaults(arguments: tuple[Argument, ...], given: dict[str, Any]) -> di
         if argument.name in given:
             inside = argument.fields and isinstance(value, dict)
             result[argument.name] = _with_defaults(argument.fields, value or {}) if inside else value
-        elif argument.fields and (argument.default_text or "").endswith("()"):
+        elif argument.presets is not None:
             result[argument.name] = _with_defaults(argument.fields, {})
         elif not argument.required:
             computed = argument.default is COMPUTED

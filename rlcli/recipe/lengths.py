@@ -10,18 +10,20 @@ from typing import Any
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.interface import cut_of
 from rlcli.files import known_object
-from rlcli.recipe.components import argument_of, declared, with_sources
+from rlcli.recipe.components import argument_named, argument_of, declared, with_sources
 from rlcli.recipe.schema import Call, Component, Recipe
 
 MAX_CONFIG_BYTES = 1 << 20
 
 
 def generation_of(recipe: Recipe, call: Call) -> Mapping[str, Any]:
-    """How a call samples: what its interface is told, over the defaults."""
+    """How a call samples: what its interface is told, over its defaults; as the recipe does where the interface has no
+    such argument."""
+    argument = argument_named("interfaces", call.interface.type, "generation")
     told = call.interface.args.get("generation")
-    if told is None:
+    if argument is None or (told is None and argument.presets is None):
         return recipe.generation.model_dump()
-    return {**dataclasses.asdict(GenerationHyperparameters()), **told}
+    return {**dataclasses.asdict(GenerationHyperparameters()), **(argument.presets or {}), **(told or {})}
 
 
 def responses_of(recipe: Recipe, call: Call) -> tuple[int, tuple[str, ...]]:

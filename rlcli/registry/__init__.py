@@ -5,9 +5,10 @@ source text; a component's file is imported when a run needs the class, and neve
 """
 
 from rlcli.api.component import KINDS, register_backend, register_dataset, register_interface
+from rlcli.registry.class_fields import COMPUTED, Argument
 from rlcli.registry.listing import module_of, names, path_of
 from rlcli.registry.loading import load, load_declared, make_backend, make_dataset, make_interface
-from rlcli.registry.signature import COMPUTED, Argument, Signature, signature
+from rlcli.registry.signature import Signature, signature
 
 __all__ = [
     "COMPUTED",

@@ -27,7 +27,8 @@ from pydantic_core import PydanticCustomError
 
 from rlcli.api.limits import Limits
 from rlcli.errors import ProjectError, UsageError
-from rlcli.registry.signature import COMPUTED, Argument, arguments_of, nested_dataclass, signature
+from rlcli.registry.class_fields import COMPUTED, Argument, arguments_of, nested_dataclass
+from rlcli.registry.signature import signature
 from rlcli.registry.source import Definition, Module, dotted, find
 
 _PLAIN: dict[str, Any] = {
@@ -137,21 +138,26 @@ def _type_of_argument(argument: Argument) -> Any:
     assert argument.type_node is not None
     assert argument.module is not None
     try:
-        return _type(argument.module, argument.type_node)
+        kind = _type(argument.module, argument.type_node, argument.fields)
     except (ValueError, TypeError, SyntaxError, RecursionError) as error:
         what = f"the type of {argument.name} cannot be read: {argument.annotation}"
         raise ProjectError(what, where=f"{argument.path}:{argument.line}") from error
+    presets = argument.presets
+    if not presets:
+        return kind
+    return Annotated[kind, BeforeValidator(lambda given: {**presets, **given} if isinstance(given, dict) else given)]
 
 
-def _type(module: Module, node: ast.expr) -> Any:
-    """The type that an annotation stands for, as pydantic is to check it."""
+def _type(module: Module, node: ast.expr, fields: Sequence[Argument] = ()) -> Any:
+    """The type that an annotation stands for, as pydantic is to check it. `fields`: those of the dataclass that it is,
+    with the defaults that they have here."""
     match node:
         case ast.Constant(value=None):
             return None
         case ast.Constant(value=str(text)):
-            return _type(module, ast.parse(text, mode="eval").body)
+            return _type(module, ast.parse(text, mode="eval").body, fields)
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _union([_type(module, left), _type(module, right)])
+            return _union([_type(module, left, fields), _type(module, right, fields)])
         case ast.Subscript(value=head, slice=inner):
             items = inner.elts if isinstance(inner, ast.Tuple) else [inner]
             return _generic(module, node, dotted(module, head) or "", items)
@@ -162,7 +168,7 @@ def _type(module: Module, node: ast.expr) -> Any:
         return _CONTAINERS[name]
     nested = nested_dataclass(module, node)
     if nested is not None:
-        return _nested(nested)
+        return _nested(nested, fields)
     alias = find(name) or _local_alias(module, node)
     if alias is not None and not isinstance(alias.node, ast.ClassDef):
         return _type(alias.module, alias.node)
@@ -189,13 +195,13 @@ def _union(types: list[Any]) -> Any:
     return functools.reduce(lambda one, other: Union[one, other], types)  # noqa: UP007 - not all are classes
 
 
-def _nested(definition: Definition) -> type[Arguments]:
+def _nested(definition: Definition, fields: Sequence[Argument]) -> type[Arguments]:
     """The model of a nested dataclass."""
 
     class Nested(Arguments):
         home: ClassVar[tuple[str, str] | None] = (definition.module.name, definition.name)
 
-    return _model(definition.name, arguments_of(definition), Nested)
+    return _model(definition.name, fields or arguments_of(definition), Nested)
 
 
 def _local_alias(module: Module, node: ast.expr) -> Definition | None:

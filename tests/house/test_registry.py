@@ -153,6 +153,7 @@ def test_nested_settings_become_the_real_dataclass(write):
             util: object
             inner: Inner | None = None
             generation: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
+            warm: GenerationHyperparameters = field(default_factory=lambda: GenerationHyperparameters(temperature=2.0))
 
         register_dataset("zz_nested", Nested)
         """,
@@ -168,11 +169,12 @@ def test_nested_settings_become_the_real_dataclass(write):
             label: str = "default"
         """,
     )
-    args = {"inner": {"sizes": [2, 3]}, "generation": {"top_k": 5}}
+    args = {"inner": {"sizes": [2, 3]}, "generation": {"top_k": 5}, "warm": {"top_k": 6}}
     made = registry.make_dataset(DatasetAbstraction("zz_nested", args), util="the util")
     assert made.util == "the util"
     assert (made.inner.sizes, made.inner.label) == ((2, 3), "default")
     assert type(made.inner).__module__ == "rlcli.datasets._zz_inner"
-    assert (made.generation.top_k, made.generation.top_p) == (5, 1.0)
+    assert (made.generation.top_k, made.generation.temperature) == (5, 1.0)
+    assert (made.warm.top_k, made.warm.temperature) == (6, 2.0)
     with pytest.raises(UsageError, match="util"):
         registry.make_dataset(DatasetAbstraction("zz_nested", {"util": "from the recipe"}), util="the util")

@@ -57,6 +57,7 @@ class Everything(Base, ModelInterface):
     pair: tuple[int, str] = (1, "a")
     anything: Any = None
     nested: Nested = field(default_factory=Nested)
+    preset: Nested = field(default_factory=lambda: Nested(depth=3))
     generation: "settings.GenerationHyperparameters | None" = None
     hook: a_library_that_nobody_has.Hook = a_library_that_nobody_has.default
     copy: bool = True
@@ -129,6 +130,18 @@ def test_fields_come_with_types_defaults_docs_and_lines(everything, tmp_path):
     assert by_name["path"].line == line
 
 
+def test_a_default_that_sets_fields_of_a_dataclass_sets_them_too_where_the_recipe_gives_others(everything):
+    """what a recipe leaves out has the default of the argument, not of the dataclass"""
+    by_name = {argument.name: argument for argument in everything.arguments}
+    assert by_name["nested"].fields[0].required
+    shown = by_name["preset"].fields[0]
+    assert (shown.required, shown.default, shown.default_text) == (False, 3, "3")
+    assert by_name["preset"].default_text == "Nested(depth=3)"
+    model = everything.model()
+    assert model.model_validate({"path": "x", "preset": {}}).arg_preset.arg_depth == 3
+    assert model.model_validate({"path": "x", "preset": {"depth": 5}}).arg_preset.arg_depth == 5
+
+
 def test_the_class_is_described(everything):
     assert everything.class_name == "Everything"
     assert everything.doc == "Takes every kind of argument there is."
@@ -152,6 +165,7 @@ GOOD = [
     {"pair": [2, "b"]},
     {"anything": {"a": [1, None]}},
     {"nested": {"depth": 2}},
+    {"preset": {}},
     {"generation": {"greedy": True}},
     {"generation": None},
     {"copy": False},

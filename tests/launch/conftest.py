@@ -2,9 +2,15 @@
 
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
+
+from rlcli.launch.resume import resume_run
+from rlcli.launch.run import run_recipe
+from rlcli.observe.display import PlainDisplay
+from rlcli.recipe.resolve import load_recipe
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it, and so would every process started here
 
@@ -72,3 +78,25 @@ def project(tmp_path, components, monkeypatch):
     monkeypatch.setenv("RLCLI_PROJECT", str(components))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return tmp_path
+
+
+@pytest.fixture
+def train(project):
+    """Train the toy recipe into a folder of the working directory."""
+
+    def run(*overrides, name="run"):
+        with PlainDisplay(sys.stderr) as display:
+            return run_recipe(load_recipe("toy.yaml", overrides), project / name, display), project / name
+
+    return run
+
+
+@pytest.fixture
+def resume(project):
+    """Resume such a run."""
+
+    def run(*overrides, name="run", accept=False):
+        with PlainDisplay(sys.stderr) as display:
+            return resume_run(project / name, overrides, display, accept_changes=accept)
+
+    return run

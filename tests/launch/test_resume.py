@@ -1,20 +1,19 @@
-"""Going on with a run: the same numbers as without the interruption, and a clear word where that cannot be."""
+"""A resumed run: the same numbers as without the interruption, and a clear word where that cannot be."""
 
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from rlcli.cli.main import main
-from rlcli.errors import DataError, ModelError, ResourceError, UsageError, WorkerError
+from rlcli.errors import DataError, ResourceError, UsageError, WorkerError
 from rlcli.launch.resume import resume_run
-from rlcli.launch.run import find_result, run_recipe
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.run_directory import RunDirectory
-from rlcli.recipe.resolve import load_recipe
+
+from .run_files import checkpoints, files, ledger, numbers
 
 pytestmark = pytest.mark.timeout(420)  # some are several runs on several ranks
 
@@ -22,50 +21,9 @@ TWO_RANKS = ("launch=local", "cluster.devices_per_node=2")
 LONG = ("train.steps=5", "checkpoint.every_steps=2")
 
 
-@pytest.fixture
-def train(project):
-    def run(*overrides, name="run"):
-        with PlainDisplay(sys.stderr) as display:
-            return run_recipe(load_recipe("toy.yaml", overrides), project / name, display), project / name
-
-    return run
-
-
-@pytest.fixture
-def resume(project):
-    def run(*overrides, name="run", accept=False):
-        with PlainDisplay(sys.stderr) as display:
-            return resume_run(project / name, overrides, display, accept_changes=accept)
-
-    return run
-
-
-def numbers(folder):
-    """The records of a run, without what a clock says; `calls` counts the steps of a process, not of a run."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clocks = ("time/", "tokens_per_second")
-    return [
-        {key: value for key, value in record.items() if not key.startswith(clocks) and not key.endswith("/calls")}
-        for record in records
-    ]
-
-
 def spared(argument):
     """Changes with which no rank of a run is killed or fails any more: its recipe has its arguments in both calls."""
     return [f"graph.{call}.interface.args.{argument}=-1" for call in ("gen", "train_actor")]
-
-
-def checkpoints(folder):
-    return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*"))
-
-
-def files(folder):
-    """All that a run's folder holds, but for its lock."""
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
-
-
-def ledger(folder):
-    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
 
 
 def test_a_prolonged_run_is_the_long_run(train, resume):
@@ -132,17 +90,6 @@ def test_on_another_number_of_ranks(train, resume, project, capsys):
     assert "saved on 1 ranks, going on with 2" in capsys.readouterr().err
 
 
-def test_a_damaged_checkpoint_is_passed_over(train, resume, project, capsys):
-    _, whole = train(*LONG, name="whole")
-    train("train.steps=4", "checkpoint.every_steps=2")
-    damaged = project / "run/checkpoints/step-000000000004/state.json"
-    damaged.write_bytes(damaged.read_bytes()[:-2])
-    resumed = resume("train.steps=5")
-    assert resumed.step == 2
-    assert "[F17]" in capsys.readouterr().err
-    assert numbers(project / "run") == numbers(whole)
-
-
 def test_a_run_that_died_before_its_first_checkpoint_begins_anew(train, resume, project, capsys):
     fail = "toy.fail_rank"
     _, whole = train("train.steps=2", name="whole")
@@ -158,100 +105,6 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_anew(train, resume, 
     assert "ledger.jsonl: 1 line of step 1 dropped" in said
     assert numbers(project / "run") == numbers(whole)
     assert json.loads((project / "run/status.json").read_text())["run_id"] == run_id
-
-
-def lose_folder(run):
-    shutil.rmtree(run / "checkpoints")
-
-
-def lose_content(run):
-    for checkpoint in (run / "checkpoints").glob("step-*"):
-        shutil.rmtree(checkpoint)
-
-
-def lose_all_but_the_record(run):
-    lose_folder(run)
-    for name in ("status.json", "ledger.jsonl", "metrics.jsonl"):
-        (run / name).unlink()
-
-
-def lose_the_record_too(run):
-    lose_content(run)
-    (run / "committed.json").unlink()
-
-
-def lose_folder_and_record(run):
-    lose_folder(run)
-    (run / "committed.json").unlink()
-
-
-def garble_the_record(run):
-    lose_folder(run)
-    (run / "committed.json").write_text("{")
-
-
-@pytest.mark.parametrize("lose", [
-    lose_folder, lose_content, lose_all_but_the_record, lose_the_record_too, lose_folder_and_record, garble_the_record,
-])  # fmt: skip
-def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(train, resume, project, lose):
-    train("train.steps=2")
-    lose(project / "run")
-    before = files(project / "run")
-    with pytest.raises(ModelError) as caught:
-        resume("train.steps=3")
-    assert (caught.value.code, caught.value.exit_code) == ("F21", 5)
-    assert "rlcli train" in caught.value.hint
-    assert files(project / "run") == before
-
-
-def test_started_over_as_the_hint_says_it_is_the_same_run(train, resume, project):
-    train("train.steps=2")
-    lose_folder(project / "run")
-    with pytest.raises(ModelError) as caught:
-        resume()
-    recipe = caught.value.hint.rpartition(" ")[2]
-    with PlainDisplay(sys.stderr) as display:
-        run_recipe(load_recipe(recipe), project / "again", display)
-    assert numbers(project / "again") == numbers(project / "run")
-
-
-def test_where_the_last_checkpoint_is_gone_the_one_before_is_taken_and_it_is_said(train, resume, project, capsys):
-    _, whole = train(*LONG, name="whole")
-    train("train.steps=4", "checkpoint.every_steps=2")
-    shutil.rmtree(project / "run/checkpoints/step-000000000004")
-    capsys.readouterr()
-    assert resume("train.steps=5").step == 2
-    said = capsys.readouterr().err
-    assert "the last checkpoint, of step 4, is missing" in said
-    assert "metrics.jsonl: 2 lines of steps 3 to 4 dropped" in said
-    assert numbers(project / "run") == numbers(whole)
-
-
-@pytest.mark.parametrize("status", [None, "", '{"state": "running", "st', "[]", '{"run_id": 3, "state": "done"}'])
-def test_without_its_status_a_run_is_resumed(train, resume, project, caplog, status):
-    _, whole = train("train.steps=3", name="whole")
-    train("train.steps=2")
-    file = project / "run/status.json"
-    run_id = json.loads(file.read_text())["run_id"]
-    file.unlink() if status is None else file.write_text(status)
-    assert resume().was_over
-    assert ("is missing" if status is None else "cannot be read") in caplog.text
-    assert resume("train.steps=3").finished.exit_code == 0
-    assert numbers(project / "run") == numbers(whole)
-    assert json.loads(file.read_text())["run_id"] == run_id
-
-
-def test_without_its_status_a_result_is_found(project, caplog):
-    resolved = load_recipe("toy.yaml", ["train.steps=1"])
-    with PlainDisplay(sys.stderr) as display:
-        folder = run_recipe(resolved, None, display).outcome.run_dir
-    found = find_result(resolved, "runs", "actor")
-    assert found == folder / "models/actor"
-    (folder / "status.json").unlink()
-    assert find_result(resolved, "runs", "actor") == found
-    assert "done, step 1 is committed" in caplog.text
-    (folder / "committed.json").unlink()  # nothing says that its models are complete
-    assert find_result(resolved, "runs", "actor") is None
 
 
 def test_a_run_that_is_done_stays_as_it_is(train, resume, project):
@@ -319,24 +172,6 @@ def test_killed_once_its_recipe_is_written_down_a_run_can_be_resumed(train, resu
     assert resume().finished.steps_done == 1
 
 
-def test_a_folder_without_the_recipe_is_thrown_away_only_if_nothing_was_trained(train, resume, project):
-    RunDirectory.create(project / "run", "toy").close()
-    with pytest.raises(ResourceError, match="holds no run yet"):
-        resume()
-    shutil.rmtree(project / "run")
-    train("train.steps=1")
-    (project / "run/recipe.resolved.yaml").unlink()
-    with pytest.raises(ResourceError, match="the run goes by it") as caught:
-        resume()
-    assert "put it back" in caught.value.hint
-
-
-def test_a_digest_that_is_gone_is_made_again(train, resume, project):
-    train("train.steps=1")
-    (project / "run/recipe.digest").unlink()
-    assert resume("train.steps=2").finished.steps_done == 2
-
-
 def test_a_run_of_epochs_that_is_done_stays_as_it_is(train, resume, project):
     train("train.steps=null", "train.epochs=1")
     before = (project / "run/metrics.jsonl").read_bytes()
@@ -384,13 +219,6 @@ def test_other_training_data_are_refused_and_the_run_stays_as_it_was(train, resu
         resume("train.steps=4", "datasets.train.args.rows=21", accept=True)
     assert caught.value.code == "F65"
     assert files(folder) == before
-
-
-def test_a_folder_that_holds_no_run_is_refused(resume, project):
-    (project / "empty").mkdir()
-    with pytest.raises(ResourceError) as caught:
-        resume(name="empty")
-    assert caught.value.code == "F72"
 
 
 def test_on_a_machine_without_a_library_the_run_stays_as_it_was(train, resume, project, monkeypatch):

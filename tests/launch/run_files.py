@@ -1,0 +1,26 @@
+"""What a run has left in its folder."""
+
+import json
+
+
+def numbers(folder):
+    """The records of a run, without what a clock says; `calls` counts the steps of a process, not of a run."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    clocks = ("time/", "tokens_per_second")
+    return [
+        {key: value for key, value in record.items() if not key.startswith(clocks) and not key.endswith("/calls")}
+        for record in records
+    ]
+
+
+def checkpoints(folder):
+    return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*"))
+
+
+def files(folder):
+    """All that a run's folder holds, but for its lock."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+def ledger(folder):
+    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]

@@ -1,0 +1,149 @@
+"""Runs of which files are lost or damaged: resumed with what is left, or refused, and never begun anew in silence."""
+
+import json
+import shutil
+import sys
+
+import pytest
+
+from rlcli.errors import ModelError, ResourceError
+from rlcli.launch.run import find_result, run_recipe
+from rlcli.observe.display import PlainDisplay
+from rlcli.observe.run_directory import RunDirectory
+from rlcli.recipe.resolve import load_recipe
+
+from .run_files import files, numbers
+
+pytestmark = pytest.mark.timeout(420)  # some are several runs
+
+LONG = ("train.steps=5", "checkpoint.every_steps=2")
+
+
+def test_a_damaged_checkpoint_is_passed_over(train, resume, project, capsys):
+    _, whole = train(*LONG, name="whole")
+    train("train.steps=4", "checkpoint.every_steps=2")
+    damaged = project / "run/checkpoints/step-000000000004/state.json"
+    damaged.write_bytes(damaged.read_bytes()[:-2])
+    resumed = resume("train.steps=5")
+    assert resumed.step == 2
+    assert "[F17]" in capsys.readouterr().err
+    assert numbers(project / "run") == numbers(whole)
+
+
+def lose_folder(run):
+    shutil.rmtree(run / "checkpoints")
+
+
+def lose_content(run):
+    for checkpoint in (run / "checkpoints").glob("step-*"):
+        shutil.rmtree(checkpoint)
+
+
+def lose_all_but_the_record(run):
+    lose_folder(run)
+    for name in ("status.json", "ledger.jsonl", "metrics.jsonl"):
+        (run / name).unlink()
+
+
+def lose_the_record_too(run):
+    lose_content(run)
+    (run / "committed.json").unlink()
+
+
+def lose_folder_and_record(run):
+    lose_folder(run)
+    (run / "committed.json").unlink()
+
+
+def garble_the_record(run):
+    lose_folder(run)
+    (run / "committed.json").write_text("{")
+
+
+@pytest.mark.parametrize("lose", [
+    lose_folder, lose_content, lose_all_but_the_record, lose_the_record_too, lose_folder_and_record, garble_the_record,
+])  # fmt: skip
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(train, resume, project, lose):
+    train("train.steps=2")
+    lose(project / "run")
+    before = files(project / "run")
+    with pytest.raises(ModelError) as caught:
+        resume("train.steps=3")
+    assert (caught.value.code, caught.value.exit_code) == ("F21", 5)
+    assert "rlcli train" in caught.value.hint
+    assert files(project / "run") == before
+
+
+def test_started_over_as_the_hint_says_it_is_the_same_run(train, resume, project):
+    train("train.steps=2")
+    lose_folder(project / "run")
+    with pytest.raises(ModelError) as caught:
+        resume()
+    recipe = caught.value.hint.rpartition(" ")[2]
+    with PlainDisplay(sys.stderr) as display:
+        run_recipe(load_recipe(recipe), project / "again", display)
+    assert numbers(project / "again") == numbers(project / "run")
+
+
+def test_where_the_last_checkpoint_is_gone_the_one_before_is_taken_and_it_is_said(train, resume, project, capsys):
+    _, whole = train(*LONG, name="whole")
+    train("train.steps=4", "checkpoint.every_steps=2")
+    shutil.rmtree(project / "run/checkpoints/step-000000000004")
+    capsys.readouterr()
+    assert resume("train.steps=5").step == 2
+    said = capsys.readouterr().err
+    assert "the last checkpoint, of step 4, is missing" in said
+    assert "metrics.jsonl: 2 lines of steps 3 to 4 dropped" in said
+    assert numbers(project / "run") == numbers(whole)
+
+
+@pytest.mark.parametrize("status", [None, "", '{"state": "running", "st', "[]", '{"run_id": 3, "state": "done"}'])
+def test_without_its_status_a_run_is_resumed(train, resume, project, caplog, status):
+    _, whole = train("train.steps=3", name="whole")
+    train("train.steps=2")
+    file = project / "run/status.json"
+    run_id = json.loads(file.read_text())["run_id"]
+    file.unlink() if status is None else file.write_text(status)
+    assert resume().was_over
+    assert ("is missing" if status is None else "cannot be read") in caplog.text
+    assert resume("train.steps=3").finished.exit_code == 0
+    assert numbers(project / "run") == numbers(whole)
+    assert json.loads(file.read_text())["run_id"] == run_id
+
+
+def test_without_its_status_a_result_is_found(project, caplog):
+    resolved = load_recipe("toy.yaml", ["train.steps=1"])
+    with PlainDisplay(sys.stderr) as display:
+        folder = run_recipe(resolved, None, display).outcome.run_dir
+    found = find_result(resolved, "runs", "actor")
+    assert found == folder / "models/actor"
+    (folder / "status.json").unlink()
+    assert find_result(resolved, "runs", "actor") == found
+    assert "done, step 1 is committed" in caplog.text
+    (folder / "committed.json").unlink()  # nothing says that its models are complete
+    assert find_result(resolved, "runs", "actor") is None
+
+
+def test_a_folder_without_the_recipe_is_thrown_away_only_if_nothing_was_trained(train, resume, project):
+    RunDirectory.create(project / "run", "toy").close()
+    with pytest.raises(ResourceError, match="holds no run yet"):
+        resume()
+    shutil.rmtree(project / "run")
+    train("train.steps=1")
+    (project / "run/recipe.resolved.yaml").unlink()
+    with pytest.raises(ResourceError, match="the run goes by it") as caught:
+        resume()
+    assert "put it back" in caught.value.hint
+
+
+def test_a_digest_that_is_gone_is_made_again(train, resume, project):
+    train("train.steps=1")
+    (project / "run/recipe.digest").unlink()
+    assert resume("train.steps=2").finished.steps_done == 2
+
+
+def test_a_folder_that_holds_no_run_is_refused(resume, project):
+    (project / "empty").mkdir()
+    with pytest.raises(ResourceError) as caught:
+        resume(name="empty")
+    assert caught.value.code == "F72"

@@ -1,0 +1,90 @@
+"""Rewards with one mistake each: the check for it says what it saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from inspect import signature
+
+import pytest
+
+from rlcli.api.model import ModelInterface
+from rlcli.testing.contract import Violation
+from rlcli.testing.interface.reward import RewardChecks
+
+ANSWERS = ("7", "12", "3/4")
+
+
+@dataclass
+class Compares(ModelInterface):
+    calls: int = field(init=False, default=0)
+
+    def score_texts(self, responses, answers):
+        return [self.score(response, answer) for response, answer in zip(responses, answers, strict=True)]
+
+    def score(self, response, answer):
+        return float(response == answer)
+
+
+class BelievesAll(Compares):
+    def score(self, response, answer):
+        return float(bool(response))
+
+
+class Contains(Compares):
+    def score(self, response, answer):
+        return float(answer in response)
+
+
+class Breaks(Compares):
+    def score(self, response, answer):
+        return 1.0 / len(response) if response != answer else 2.0
+
+
+class Remembers(Compares):
+    def score(self, response, answer):
+        self.calls += 1
+        return super().score(response, answer) + self.calls / 1000
+
+
+class Forgets(Compares):
+    def score_texts(self, responses, answers):
+        return super().score_texts(sorted(set(responses)), answers[: len(set(responses))])
+
+
+def same(answer):
+    return answer
+
+
+def test_a_good_reward_passes():
+    checks, scorer, notes = RewardChecks(), Compares(), {}
+    checks.test_right_answers_earn_more_than_wrong_ones(scorer, ANSWERS, same, notes.__setitem__)
+    assert notes["note"] == "3/3 and 9 wrong ones"
+    checks.test_nonsense_earns_nothing_and_breaks_nothing(scorer, ANSWERS, same, notes.__setitem__)
+    checks.test_a_text_is_worth_the_same_anywhere(scorer, ANSWERS, same)
+    checks.test_rewards_are_the_same_elsewhere(scorer, Compares, ANSWERS, same)
+
+
+@pytest.mark.parametrize(
+    ("cls", "check", "error", "found"),
+    [
+        (BelievesAll, "test_right_answers_earn_more_than_wrong_ones", Violation, "3 of 3 wrong answers earn as much"),
+        (Contains, "test_right_answers_earn_more_than_wrong_ones", Violation, "'17' for '7'"),
+        (BelievesAll, "test_nonsense_earns_nothing_and_breaks_nothing", Violation, "earns 1, as much as '7'"),
+        (Breaks, "test_nonsense_earns_nothing_and_breaks_nothing", ZeroDivisionError, "division by zero"),
+        (Remembers, "test_a_text_is_worth_the_same_anywhere", Violation, "'7' for '7' earns 1.0"),
+        (Forgets, "test_a_text_is_worth_the_same_anywhere", Violation, "4 rewards for 9 responses"),
+    ],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+def test_a_mistake_of_a_reward_is_found(cls, check, error, found):
+    method = getattr(RewardChecks(), check)
+    notes = [{}.__setitem__] if "record_property" in signature(method).parameters else []
+    with pytest.raises(error, match=found):
+        method(cls(), ANSWERS, same, *notes)
+
+
+def test_a_reward_with_state_is_found_in_a_thread():
+    scorer = Remembers()
+    scorer.score("", "")
+    with pytest.raises(Violation, match="in a thread"):
+        RewardChecks().test_rewards_are_the_same_elsewhere(scorer, Remembers, ANSWERS, same)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from datetime import date
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from rlcli.api.chat_template import conversation_text
+from rlcli.api.chat_template import DAY, conversation_text
 from rlcli.errors import DataError, ModelError
 
 from ._jsonl import Row
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger("rlcli.datasets")
-
-DAY = date(2024, 7, 26)
-"""What chat templates that write today's date into each prompt are told: the same rows are the same data on any day."""
 
 T = TypeVar("T")
 Tokens = list[int]

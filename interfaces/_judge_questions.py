@@ -45,6 +45,11 @@ class Question:
         return self.key[:_MARK]
 
     @property
+    def before_score(self) -> str:
+        """What the last line of a reply has before the score."""
+        return f"SCORE {self.mark}:"
+
+    @property
     def messages(self) -> list[dict[str, str]]:
         rules = RULES.format(mark=self.mark, lowest=self.lowest, highest=self.highest)
         return [{"role": "system", "content": rules}, {"role": "user", "content": self.text}]
@@ -52,7 +57,7 @@ class Question:
     def score(self, reply: str) -> float:
         """What the last line of a reply says. Raises ValueError if that is no score."""
         last = reply.rstrip().rpartition("\n")[2].strip()
-        found = re.fullmatch(rf"SCORE {self.mark}: ([-+]?[0-9]{{1,9}}(?:\.[0-9]{{1,9}})?)", last)
+        found = re.fullmatch(rf"{self.before_score} ([-+]?[0-9]{{1,9}}(?:\.[0-9]{{1,9}})?)", last)
         if found is None:
             raise ValueError(f"its reply does not end with a score: {last[-100:]!r}")
         if not self.allows(float(found[1])):

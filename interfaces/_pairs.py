@@ -8,7 +8,7 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.errors import DataError
-from rlcli.interfaces._settings import Settings
+from rlcli.interfaces._checked import Settings
 from rlcli.ops.preference_losses import PAIR_AGGREGATIONS, PairAggregationName
 
 

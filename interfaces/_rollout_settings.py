@@ -9,7 +9,8 @@ import torch
 
 from rlcli.api.limits import Limits
 from rlcli.api.synonyms import Synonyms
-from rlcli.interfaces._settings import OldPolicy, Sampling, Settings
+from rlcli.interfaces._checked import Settings
+from rlcli.interfaces._settings import OldPolicy, Sampling
 from rlcli.ops.advantages import BaselineName, CreditName, ScaleName, Trajectories, generalized, relative
 from rlcli.ops.kl import AdaptiveKLController, FixedKLController, KLController, KLEstimator, KLGradient
 from rlcli.ops.normalization import group_normalize, masked_normalize

@@ -10,11 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.interface import ModelInterface
 from rlcli.api.limits import Limits
 from rlcli.errors import RlcliError, escape_control
+from rlcli.interfaces._checked import Settings
+from rlcli.interfaces._text import prompt_texts, response_texts
 
 if TYPE_CHECKING:
     import torch
+
+    from rlcli.api.model import Model
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +39,7 @@ class Score:
 
 
 @dataclass(kw_only=True)
-class ScoreErrors:
+class ScoreErrors(Settings):
     """What follows from scores that could not be computed."""
 
     LIMITS: ClassVar[Limits] = {"max_error_fraction": {"ge": 0, "le": 1}}
@@ -87,6 +92,34 @@ class ScoreErrors:
         log.warning("%s: %s\nTheir reward is %g.", error.where or "reward", escape_control(what), self.error_reward)
 
 
+@dataclass(kw_only=True)
+class RightOrWrong(Settings, ModelInterface):
+    """The rewards where a response is right or not."""
+
+    correct_reward: float = 1.0
+    """Reward of a right response."""
+
+    wrong_reward: float = 0.0
+    """Reward of any other."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.correct_reward > self.wrong_reward:
+            raise ValueError(f"correct_reward ({self.correct_reward}) must be above wrong_reward ({self.wrong_reward})")
+
+    def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
+        """Marks a random half of the responses as right, whatever they say."""
+        from rlcli.api.mocks import uniform
+
+        if interface_type != "inference":
+            return super().mock(interface_type, model, data)
+        return self._marked(data, (uniform(model, data, ones(data), "solved") < 0.5).tolist())
+
+    def _marked(self, data: SequenceSample, right: Sequence[bool]) -> SequenceSample:
+        """What `inference` would return if it had found these responses right."""
+        raise NotImplementedError
+
+
 def places_of(data: SequenceSample) -> list[str]:
     """How to find each response: `sample q1, response 2 of 4`."""
     return [
@@ -106,6 +139,15 @@ def rows_of(data: SequenceSample) -> list[dict[str, Any]]:
     ]
 
 
+def described_responses(tokenizer: Any, data: SequenceSample) -> list[dict[str, Any]]:
+    """For each response its row, with the texts `prompt` and `response`."""
+    texts = zip(prompt_texts(tokenizer, data), response_texts(tokenizer, data), strict=True)
+    return [
+        row | {"prompt": prompt, "response": response}
+        for row, (prompt, response) in zip(rows_of(data), texts, strict=True)
+    ]
+
+
 def shares(data: SequenceSample, flags: Sequence[bool]) -> list[float]:
     """For each sample the share of its responses that are flagged."""
     left = iter(flags)
@@ -117,7 +159,11 @@ def one_each(
     data: SequenceSample, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, list[Any]]
 ) -> SequenceSample:
     """A batch that has one number for each response under each key."""
-    ones = [[1] * len(group) for group in data.seqlens["packed_input_ids"]]
     return SequenceSample.from_default(
-        ids=data.ids, seqlens=dict.fromkeys(tensors, ones), data=tensors, metadata=metadata
+        ids=data.ids, seqlens=dict.fromkeys(tensors, ones(data)), data=tensors, metadata=metadata
     )
+
+
+def ones(data: SequenceSample) -> list[list[int]]:
+    """The lengths of what has one number for each response."""
+    return [[1] * len(group) for group in data.seqlens["packed_input_ids"]]

@@ -10,29 +10,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from rlcli.api.config import GenerationHyperparameters
-from rlcli.api.limits import Limits, check_limits
+from rlcli.api.limits import Limits
 from rlcli.api.synonyms import Synonyms
+from rlcli.interfaces._checked import Settings
 from rlcli.ops.policy_losses import BehaviourWeightMode, LossAggregationName, PolicyLossName
 
 TokenNormalizeScope = Literal["global", "dp"]
 ValueLoss = Literal["mse", "huber"]
 ValueNormType = Literal["exp", "ma"]
-
-
-@dataclass(kw_only=True)
-class Settings:
-    """What every part begins with: its numbers are checked when it is made."""
-
-    def __post_init__(self) -> None:
-        check_limits(self)
-
-    def _check_choice(self, name: str, allowed: Any) -> None:
-        if getattr(self, name) not in get_args(allowed):
-            choices = ", ".join(get_args(allowed))
-            raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {choices}")
 
 
 def named(functions: Mapping[str, Callable[..., Any]], name: str, settings: Settings) -> Callable[..., Any]:

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
-from rlcli.api.interface import ModelInterface, register_interface
-from rlcli.api.limits import Limits, check_limits
+from rlcli.api.interface import register_interface
+from rlcli.api.limits import Limits
 from rlcli.errors import ResourceError, WorkerError
 from rlcli.interfaces._code_tasks import Part, Task, passed, program_of, tasks_of
-from rlcli.interfaces._scores import Score, ScoreErrors, one_each, places_of, rows_of
+from rlcli.interfaces._scores import RightOrWrong, Score, ScoreErrors, one_each, places_of, rows_of
 from rlcli.interfaces._text import response_texts
 from rlcli.interfaces._worker_pool import BrokenWorker, Outcome, WorkerPool
 
 if TYPE_CHECKING:
     from rlcli.api.model import Model
+
+ScoreBy = Literal["all", "share"]
+Isolation = Literal["namespaces", "limits"]
 
 _MIB = 1 << 20
 _SPARE_S = 60.0
@@ -27,7 +30,7 @@ _SPARE_S = 60.0
 
 
 @dataclass(kw_only=True)
-class CodeRewardInterface(ScoreErrors, ModelInterface):
+class CodeRewardInterface(ScoreErrors, RightOrWrong):
     """Runs the Python program of each response against the tests of its row.
 
     `tests` of the row is a list that may hold
@@ -56,16 +59,11 @@ class CodeRewardInterface(ScoreErrors, ModelInterface):
     program: Part = "last_block"
     """Which part of a response is the program: a block between ``` and ```, or all of it."""
 
-    score: Literal["all", "share"] = "all"
-    """all: `correct_reward` if all tests pass, else `wrong_reward`; share: in between, by the share of passed tests."""
+    score: ScoreBy = "all"
+    """all: a program is right if it passes all tests. share: one that passes some has a reward in between, by their
+    share."""
 
-    correct_reward: float = 1.0
-    """Reward of a program that passes all tests."""
-
-    wrong_reward: float = 0.0
-    """Reward of one that passes none, and of a response without a program."""
-
-    isolation: Literal["namespaces", "limits"] = "namespaces"
+    isolation: Isolation = "namespaces"
     """limits: programs run with the limits below and nothing else. They can then read your files, use the network and
     end your processes."""
 
@@ -93,9 +91,10 @@ class CodeRewardInterface(ScoreErrors, ModelInterface):
     pool: WorkerPool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_limits(self)
-        if not self.correct_reward > self.wrong_reward:
-            raise ValueError(f"correct_reward ({self.correct_reward}) must be above wrong_reward ({self.wrong_reward})")
+        super().__post_init__()
+        self._check_choice("program", Part)
+        self._check_choice("score", ScoreBy)
+        self._check_choice("isolation", Isolation)
         limits = {
             "cpu_s": self.cpu_s, "wall_s": self.wall_s, "memory_bytes": self.memory_mib * _MIB,
             "file_bytes": self.file_mib * _MIB, "output_bytes": self.output_mib * _MIB, "processes": self.processes,
@@ -113,22 +112,14 @@ class CodeRewardInterface(ScoreErrors, ModelInterface):
         Raises DataError for rows without tests, ResourceError where programs cannot be isolated, WorkerError if too
         many could not be run.
         """
-
         tasks = [
             tasks_of(row, self.tests_key, place) for row, place in zip(rows_of(data), places_of(data), strict=True)
         ]
-        programs = [program_of(text, self.program) for text in response_texts(model.tokenizer, data)]
+        programs = [program_of(text, self.program) for text in response_texts(model.data_tokenizer, data)]
         return self._judged(data, self._scores(programs, tasks))
 
-    def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
-        """Marks a random half of the programs as right, whatever they do."""
-        from rlcli.api.mocks import uniform
-
-        if interface_type != "inference":
-            return super().mock(interface_type, model, data)
-        drawn = uniform(model, data, [[1] * len(group) for group in data.seqlens["packed_input_ids"]], "solved")
-        marks = (drawn < 0.5).tolist()
-        return self._judged(data, [Score(self.correct_reward if right else self.wrong_reward) for right in marks])
+    def _marked(self, data: SequenceSample, right: Sequence[bool]) -> SequenceSample:
+        return self._judged(data, [Score(self.correct_reward if one else self.wrong_reward) for one in right])
 
     def _judged(self, data: SequenceSample, scores: Sequence[Score | None]) -> SequenceSample:
         import torch

@@ -12,10 +12,9 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.interface import ModelInterface, register_interface
-from rlcli.api.limits import Limits, check_limits
+from rlcli.api.limits import Limits
 from rlcli.errors import DataError, ProjectError, RlcliError, WorkerError
-from rlcli.interfaces._scores import Score, ScoreErrors, rows_of
-from rlcli.interfaces._text import prompt_texts, response_texts
+from rlcli.interfaces._scores import Score, ScoreErrors, described_responses
 from rlcli.interfaces._worker_pool import BrokenWorker, End, Outcome, WorkerPool
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
     pool: WorkerPool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_limits(self)
+        super().__post_init__()
         if (self.path is None) != (":" in self.function):
             hint = "with path, function is a name such as score; without it, package.module:score"
             raise ValueError(f"path is {self.path!r} and function is {self.function!r}; {hint}")
@@ -88,10 +87,7 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
 
         Raises ProjectError or WorkerError if too many could not be scored, DataError where rows lack a field.
         """
-        texts = zip(prompt_texts(model.tokenizer, data), response_texts(model.tokenizer, data), strict=True)
-        rows = [row | {"prompt": prompt, "response": response}
-                for row, (prompt, response) in zip(rows_of(data), texts, strict=True)]  # fmt: skip
-        return self.rewarded(data, self._scores(rows))
+        return self.rewarded(data, self._scores(described_responses(model.data_tokenizer, data)))
 
     def _scores(self, rows: Sequence[dict[str, Any]]) -> list[Score | None]:
         tasks, most = [{"row": row} for row in rows], self.most_errors(len(rows))

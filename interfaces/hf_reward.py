@@ -11,21 +11,27 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
-from rlcli.api.limits import Limits, check_limits
+from rlcli.api.limits import Limits
 from rlcli.api.mocks import uniform
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_interface
 from rlcli.api.model_folder import model_folder
 from rlcli.errors import DataError, ModelError
+from rlcli.interfaces._checked import Settings
+from rlcli.interfaces._scores import one_each, ones, shares
 from rlcli.interfaces._text import full_texts, response_texts
 
 log = logging.getLogger(__name__)
+
+Output = Literal["logit", "prob", "logprob"]
+Text = Literal["full", "response"]
+Overlong = Literal["truncate_left", "truncate_right", "error"]
 
 _LOADING = threading.Lock()
 """transformers changes its own classes while it loads: two threads at once may leave them changed for good."""
 
 
 @dataclass(kw_only=True)
-class HFRewardInterface(ModelInterface):
+class HFRewardInterface(Settings, ModelInterface):
     """Scores each sequence's text by one output of a classifier. Its role holds no weights: backend `null`,
     and the actor's tokenizer, which turns tokens back into text.
     """
@@ -40,10 +46,10 @@ class HFRewardInterface(ModelInterface):
     label: int | str = -1
     """Which output: its number (-1 is the last) or its name in the classifier's config."""
 
-    output: Literal["logit", "prob", "logprob"] = "logit"
+    output: Output = "logit"
     """The raw output, its softmax probability (sigmoid if there is only one output), or the log of that."""
 
-    text: Literal["full", "response"] = "full"
+    text: Text = "full"
     """Score prompt and response together, or the response alone (needs `prompt_mask`)."""
 
     batch_size: int = 32
@@ -52,7 +58,7 @@ class HFRewardInterface(ModelInterface):
     max_length: int = 512
     """Most tokens of the classifier that a text may have; fewer where the classifier itself takes fewer."""
 
-    overlong: Literal["truncate_left", "truncate_right", "error"] = "truncate_left"
+    overlong: Overlong = "truncate_left"
     """What becomes of longer texts: they lose their beginning (a response ends with its answer), or their end,
     and are counted as `truncated`; or the run ends."""
 
@@ -62,13 +68,10 @@ class HFRewardInterface(ModelInterface):
     has_warned: bool = field(init=False, default=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.output not in ("logit", "prob", "logprob"):
-            raise ValueError(f"output is {self.output!r}; it must be logit, prob or logprob")
-        if self.text not in ("full", "response"):
-            raise ValueError(f"text is {self.text!r}; it must be full or response")
-        if self.overlong not in ("truncate_left", "truncate_right", "error"):
-            raise ValueError(f"overlong is {self.overlong!r}; it must be truncate_left, truncate_right or error")
-        check_limits(self)
+        super().__post_init__()
+        self._check_choice("output", Output)
+        self._check_choice("text", Text)
+        self._check_choice("overlong", Overlong)
 
     @torch.no_grad()
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
@@ -76,7 +79,7 @@ class HFRewardInterface(ModelInterface):
         that were truncated."""
         if self.classifier is None:
             self._load(model.device)
-        texts = (full_texts if self.text == "full" else response_texts)(model.tokenizer, data)
+        texts = (full_texts if self.text == "full" else response_texts)(model.data_tokenizer, data)
         truncated = self._truncated(texts, data)
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # little padding per batch
         rewards = torch.zeros(len(texts))
@@ -89,8 +92,7 @@ class HFRewardInterface(ModelInterface):
         """Random rewards, as an uncertain classifier would give them."""
         if interface_type != "inference":
             return super().mock(interface_type, model, data)
-        ones = [[1] * len(lengths) for lengths in data.seqlens["packed_input_ids"]]
-        prob = uniform(model, data, ones, "rewards").clamp(0.01, 0.99)
+        prob = uniform(model, data, ones(data), "rewards").clamp(0.01, 0.99)
         rewards = {"logit": prob.logit(), "prob": prob, "logprob": prob.log()}[self.output]
         return _rewarded(data, rewards, [False] * len(rewards))
 
@@ -164,12 +166,7 @@ class HFRewardInterface(ModelInterface):
 
 def _rewarded(data: SequenceSample, rewards: torch.Tensor, truncated: list[bool]) -> SequenceSample:
     """One reward for each text, and for each sample the share of its texts that were truncated."""
-    ones = [[1] * len(lengths) for lengths in data.seqlens["packed_input_ids"]]
-    flags = iter(truncated)
-    shares = [sum(next(flags) for _ in group) / max(1, len(group)) for group in ones]
-    return SequenceSample.from_default(
-        ids=data.ids, seqlens={"rewards": ones}, data={"rewards": rewards}, metadata={"truncated": shares}
-    )
+    return one_each(data, {"rewards": rewards}, {"truncated": shares(data, truncated)})
 
 
 register_interface("hf_reward", HFRewardInterface)

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
-from rlcli.api.declared_keys import Declaration
-from rlcli.api.interface import ModelInterface, register_interface
-from rlcli.api.limits import Limits, check_limits
+from rlcli.api.interface import register_interface
+from rlcli.api.limits import Limits
 from rlcli.errors import ResourceError, WorkerError
 from rlcli.files import known_object, make_folder, replace_file
 from rlcli.interfaces._chat_endpoint import ChatEndpoint, EndpointError, Patience
-from rlcli.interfaces._judge_questions import TEMPLATE, Question, question_of
-from rlcli.interfaces._scores import Score, ScoreErrors, rows_of
-from rlcli.interfaces._text import prompt_texts, response_texts
+from rlcli.interfaces._judge_questions import Question
+from rlcli.interfaces._judging import Judging
+from rlcli.interfaces._scores import Score
 
 if TYPE_CHECKING:
     from rlcli.api.model import Model
@@ -31,7 +30,7 @@ _LONGEST_KEPT = 4000
 
 
 @dataclass(kw_only=True)
-class LLMJudgeInterface(ScoreErrors, ModelInterface):
+class LLMJudgeInterface(Judging):
     """Asks a model behind an endpoint that speaks OpenAI's chat protocol (vLLM, SGLang, a service) for a score of each
     response.
 
@@ -39,11 +38,9 @@ class LLMJudgeInterface(ScoreErrors, ModelInterface):
     contains a verdict does not decide. Any other reply, and a server that fails, is tried again, and then is an error.
     """
 
-    READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
-    WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
     LIMITS: ClassVar[Limits] = {
         "concurrency": {"ge": 1, "le": 256}, "tries": {"ge": 1}, "try_s": {"gt": 0}, "deadline_s": {"gt": 0},
-        "pause_s": {"ge": 0}, "max_tokens": {"ge": 1}, "temperature": {"ge": 0},
+        "pause_s": {"ge": 0}, "max_tokens": {"ge": 1},
     }  # fmt: skip
 
     url: str
@@ -54,19 +51,6 @@ class LLMJudgeInterface(ScoreErrors, ModelInterface):
 
     api_key_env: str | None = None
     """The environment variable that holds the key; recipes and files never hold it."""
-
-    template: str = TEMPLATE
-    """What is asked; `{prompt}`, `{response}` and `{field}`, for any field of the row, stand for texts to judge or to
-    judge by. How the score is to be given is added to it."""
-
-    lowest: float = 0.0
-    """The worst score."""
-
-    highest: float = 10.0
-    """The best score. The reward is the score as it is given."""
-
-    temperature: float = 0.0
-    """Of the judge's sampling."""
 
     max_tokens: int = 1024
     """Of the judge's reply."""
@@ -93,11 +77,7 @@ class LLMJudgeInterface(ScoreErrors, ModelInterface):
     endpoint: ChatEndpoint = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_limits(self)
-        if not self.lowest < self.highest:
-            raise ValueError(f"lowest ({self.lowest}) must be below highest ({self.highest})")
-        if "{response}" not in self.template:
-            raise ValueError("template must contain {response}")
+        super().__post_init__()
         key = os.environ.get(self.api_key_env) if self.api_key_env else None
         if self.api_key_env and not key:
             hint = f"export {self.api_key_env}=…"
@@ -110,13 +90,8 @@ class LLMJudgeInterface(ScoreErrors, ModelInterface):
 
         Raises WorkerError if these are too many, DataError where the template names a field that rows lack.
         """
-        texts = zip(prompt_texts(model.tokenizer, data), response_texts(model.tokenizer, data), strict=True)
-        rows = [row | {"prompt": prompt, "response": response}
-                for row, (prompt, response) in zip(rows_of(data), texts, strict=True)]  # fmt: skip
         settings = {name: getattr(self, name) for name in ("url", "model", "temperature", "max_tokens")}
-        return self.rewarded(
-            data, self._scores([question_of(row, self.template, settings, self.lowest, self.highest) for row in rows])
-        )
+        return self.rewarded(data, self._scores(self.questions(model.data_tokenizer, data, settings)))
 
     def _scores(self, questions: Sequence[Question]) -> list[Score | None]:
         """Questions that are the same are asked once. None for those that are left once there are too many errors."""

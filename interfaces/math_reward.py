@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
-from rlcli.api.interface import ModelInterface, register_interface
-from rlcli.api.limits import Limits, check_limits
+from rlcli.api.interface import register_interface
+from rlcli.api.limits import Limits
 from rlcli.errors import DataError, escape_control
 from rlcli.interfaces._answers import Comparison, Gold, Verdict, answer_key, final_answer, gold_of, judge
 from rlcli.interfaces._math_pool import MathPool
+from rlcli.interfaces._scores import RightOrWrong, one_each, places_of, shares
 from rlcli.interfaces._text import response_texts
 
 if TYPE_CHECKING:
-    import torch
-
     from rlcli.api.model import Model
 
 log = logging.getLogger(__name__)
+
+OnError = Literal["stop", "wrong"]
 
 COUNTED = {
     Verdict.UNPARSED: "reward_unparsed",
@@ -35,7 +36,7 @@ COUNTED = {
 
 
 @dataclass(kw_only=True)
-class MathRewardInterface(ModelInterface):
+class MathRewardInterface(RightOrWrong):
     """Compares the final answer of each response with the row's `answer`: numbers exactly, words as text, and other
     expressions with math-verify, in processes of their own.
 
@@ -46,12 +47,6 @@ class MathRewardInterface(ModelInterface):
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards", "solved", "answer_classes")}
     LIMITS: ClassVar[Limits] = {"max_error_fraction": {"ge": 0, "le": 1}, "workers": {"ge": 1}, "timeout_s": {"gt": 0}}
-
-    correct_reward: float = 1.0
-    """Reward of a response with the right final answer."""
-
-    wrong_reward: float = 0.0
-    """Reward of any other response."""
 
     last_number: bool = False
     """Without `####`, `\\boxed{}`, `<answer>` or "answer is", and unless the whole response is one value, take the last
@@ -66,7 +61,7 @@ class MathRewardInterface(ModelInterface):
     workers: int = 2
     """Processes for symbolic comparison, per rank."""
 
-    on_error: Literal["stop", "wrong"] = "stop"
+    on_error: OnError = "stop"
     """What follows from rows whose own answer cannot be read. "stop": the run ends when more than
     `max_error_fraction` of a call's samples are such rows. "wrong": all responses to them are wrong."""
 
@@ -76,9 +71,8 @@ class MathRewardInterface(ModelInterface):
     pool: MathPool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.on_error not in ("stop", "wrong"):
-            raise ValueError(f"on_error is {self.on_error!r}; it must be stop or wrong")
-        check_limits(self)
+        super().__post_init__()
+        self._check_choice("on_error", OnError)
         self.pool = MathPool(self.workers, self.timeout_s)
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
@@ -87,26 +81,13 @@ class MathRewardInterface(ModelInterface):
 
         Raises DataError for rows without an answer, or with too many that cannot be read.
         """
-        import torch
-
         owners = [sample for sample, lengths in enumerate(data.seqlens["packed_input_ids"]) for _ in lengths]
         golds = _golds(data)
-        answers = [final_answer(text, self.last_number) for text in response_texts(model.tokenizer, data)]
+        answers = [final_answer(text, self.last_number) for text in response_texts(model.data_tokenizer, data)]
         verdicts = self._judge(answers, [golds[sample] for sample in owners])
-        self._report([f"sample {data.ids[sample]}" for sample in owners], answers, verdicts)
+        _report(places_of(data), answers, verdicts)
         self._refuse_rows(data, golds, owners, verdicts)
-        solved = torch.tensor([verdict is Verdict.RIGHT for verdict in verdicts], dtype=torch.bool)
-        return self._rewarded(data, solved, _votes(answers, verdicts), _shares(data, owners, verdicts))
-
-    def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
-        """Marks a random half of the responses as right, whatever they say."""
-        from rlcli.api.mocks import uniform
-
-        if interface_type != "inference":
-            return super().mock(interface_type, model, data)
-        ones = [[1] * len(lengths) for lengths in data.seqlens["packed_input_ids"]]
-        solved = uniform(model, data, ones, "solved") < 0.5
-        return self._rewarded(data, solved, [bool(right) or None for right in solved], _shares(data, [], []))
+        return self._rewarded(data, answers, verdicts)
 
     def score_texts(self, responses: Sequence[str], answers: Sequence[Any]) -> list[float | None]:
         """The rewards that `inference` would give these responses; None where the row's own answer cannot be read."""
@@ -115,26 +96,25 @@ class MathRewardInterface(ModelInterface):
         reward = {Verdict.RIGHT: self.correct_reward, Verdict.NO_GOLD: None}
         return [reward.get(verdict, self.wrong_reward) for verdict in verdicts]
 
+    def _marked(self, data: SequenceSample, right: Sequence[bool]) -> SequenceSample:
+        return self._rewarded(data, [None] * len(right), [Verdict.RIGHT if one else Verdict.WRONG for one in right])
+
     def _rewarded(
-        self, data: SequenceSample, solved: torch.Tensor, votes: Sequence[Hashable], shares: dict[str, list[float]]
+        self, data: SequenceSample, answers: Sequence[str | None], verdicts: Sequence[Verdict]
     ) -> SequenceSample:
         """One reward for each response; what is counted for each sample."""
         import torch
 
         from rlcli.ops.evaluation import answer_classes
 
-        ones = [[1] * len(lengths) for lengths in data.seqlens["packed_input_ids"]]
+        solved = torch.tensor([verdict is Verdict.RIGHT for verdict in verdicts], dtype=torch.bool)
         rewards = torch.where(solved, self.correct_reward, self.wrong_reward).to(torch.float32)
-        vote = iter(votes)
-        return SequenceSample.from_default(
-            ids=data.ids,
-            seqlens=dict.fromkeys(self.WRITES["inference"], ones),
-            data={
-                "rewards": rewards,
-                "solved": solved,
-                "answer_classes": answer_classes([[next(vote) for _ in group] for group in ones]),
-            },
-            metadata=shares,
+        vote = iter(_votes(answers, verdicts))
+        classes = answer_classes([[next(vote) for _ in group] for group in data.seqlens["packed_input_ids"]])
+        return one_each(
+            data,
+            {"rewards": rewards, "solved": solved, "answer_classes": classes},
+            {name: shares(data, [one is verdict for one in verdicts]) for verdict, name in COUNTED.items()},
         )
 
     def _judge(self, answers: list[str | None], golds: list[Gold]) -> list[Verdict]:
@@ -151,17 +131,6 @@ class MathRewardInterface(ModelInterface):
                 for place in places:
                     verdicts[place] = verdict
         return verdicts
-
-    def _report(self, names: list[str], answers: list[str | None], verdicts: list[Verdict]) -> None:
-        """Warn of comparisons that failed; answers that are none are too common for that, and only counted."""
-        for what, verdict in (("took too long", Verdict.TIMEOUT), ("ended its process", Verdict.CRASHED)):
-            places = [place for place, found in enumerate(verdicts) if found is verdict]
-            if places:
-                answer = escape_control(str(answers[places[0]]))
-                log.warning(
-                    "%d of %d responses count as wrong because comparing their answers %s; first, %s: %s",
-                    len(places), len(verdicts), what, names[places[0]], answer,
-                )  # fmt: skip
 
     def _refuse_rows(self, data: SequenceSample, golds: list[Gold], owners: list[int], verdicts: list[Verdict]) -> None:
         rows = list(
@@ -197,14 +166,15 @@ def _votes(answers: Sequence[str | None], verdicts: Sequence[Verdict]) -> list[H
     ]
 
 
-def _shares(data: SequenceSample, owners: list[int], verdicts: list[Verdict]) -> dict[str, list[float]]:
-    """For each sample the share of its responses that have each counted verdict."""
-    groups = [max(len(lengths), 1) for lengths in data.seqlens["packed_input_ids"]]
-    shares = {name: [0.0] * data.bs for name in COUNTED.values()}
-    for sample, verdict in zip(owners, verdicts, strict=True):
-        if verdict in COUNTED:
-            shares[COUNTED[verdict]][sample] += 1 / groups[sample]
-    return shares
+def _report(places: Sequence[str], answers: Sequence[str | None], verdicts: Sequence[Verdict]) -> None:
+    """Warn of comparisons that failed; answers that are none are too common for that, and only counted."""
+    for what, verdict in (("took too long", Verdict.TIMEOUT), ("ended its process", Verdict.CRASHED)):
+        failed = [number for number, found in enumerate(verdicts) if found is verdict]
+        if failed:
+            log.warning(
+                "%d of %d responses count as wrong because comparing their answers %s; first, %s: %s",
+                len(failed), len(verdicts), what, places[failed[0]], escape_control(str(answers[failed[0]])),
+            )  # fmt: skip
 
 
 register_interface("math_reward", MathRewardInterface)

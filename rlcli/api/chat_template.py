@@ -37,6 +37,10 @@ MAX_TEMPLATE = 1 << 20
 """Characters of a template."""
 
 
+DAY = date(2024, 7, 26)
+"""What chat templates that write today's date into each prompt are told: the same rows are the same data on any day."""
+
+
 class TemplateError(ValueError):
     """What a template raises, or which limit it exceeds."""
 

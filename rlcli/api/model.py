@@ -96,6 +96,12 @@ class Model:
     """Of the model that `save_to_hf` writes; None: that of the source."""
     device_mesh: Any = None
     """The role's torch `DeviceMesh` (dimensions dp, tp, … by name), or None on a single rank."""
+    data_tokenizer: PreTrainedTokenizerBase | None = None
+    """Of the sequences in a batch: that of the role which the prompts are read for. This role may have another one."""
+
+    def __post_init__(self) -> None:
+        if self.data_tokenizer is None:
+            self.data_tokenizer = self.tokenizer
 
     def inc_version(self) -> None:
         """Count one training step."""

@@ -17,7 +17,7 @@ from rlcli.checkpoint.huggingface import load_tokenizer
 from rlcli.errors import ResourceError
 from rlcli.recipe.dataset_sizes import check_dataset_sizes
 from rlcli.recipe.mesh import Mesh
-from rlcli.recipe.role_sources import tokenizer_source, weights_origin
+from rlcli.recipe.role_sources import prompt_role, tokenizer_source, weights_origin
 from rlcli.recipe.schema import Recipe
 from rlcli.topology import RolePlacement, Topology
 
@@ -91,11 +91,13 @@ def build_roles(
         assert role.backend is not None
         backend = registry.make_backend(ModelBackendAbstraction(role.backend.type, role.backend.args))
         tokenizer = role_tokenizer(recipe, name)
+        reads_alike = tokenizer_source(recipe, name) == tokenizer_source(recipe, prompt_role(recipe))
         source = role_source(recipe, name, tokenizer) if role.has_weights and backend.READS_SOURCE else None
         model = Model(
             name=name, module=None, tokenizer=tokenizer, device=device, seed=seed, device_mesh=meshes.get(name),
             source=source, family=family_of(source.config.model_type) if source is not None else None,
             save_dtype=SAVE_DTYPES[recipe.checkpoint.save_dtype],
+            data_tokenizer=tokenizer if reads_alike else role_tokenizer(recipe, prompt_role(recipe)),
         )  # fmt: skip
         built[name] = backend.initialize(model, spec), backend
     return built

@@ -10,10 +10,12 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import MEANINGS, full
+from rlcli.checkpoint.light_tokenizer import Encoded
 
 VOCABULARY = 11
 """Tokens of the tiny engine: 0 pads, 1 ends, 2 + d is the digit d."""
 END = 1
+DIGITS = "012345678"
 
 TOKENIZER_FILE = "tokenizer_config.json"
 """What a saved tokenizer leaves in its folder, whichever it is."""
@@ -30,12 +32,16 @@ class DigitTokenizer:
 
     eos_token_id = END
     pad_token_id = 0
+    chat_template = None
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> Encoded:
+        return Encoded(self.encode(text))
 
     def __len__(self) -> int:
         return VOCABULARY
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return [2 + int(digit) for digit in text if digit.isdigit()]
+        return [2 + int(digit) for digit in text if digit in DIGITS]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         return "".join(str(int(i) - 2) for i in ids if i >= 2 or not skip_special_tokens)

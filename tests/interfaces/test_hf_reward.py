@@ -185,7 +185,7 @@ def test_a_long_text_may_be_an_error(tmp_path, role, data):
         reward.inference(role, data, MicroBatchSpec())
     assert raised.value.code == "F30"
     assert "max_length" in raised.value.hint
-    with pytest.raises(ValueError, match="truncate_left, truncate_right or error"):
+    with pytest.raises(ValueError, match="one of truncate_left, truncate_right, error"):
         HFRewardInterface(path="x", overlong="drop")
 
 
@@ -207,7 +207,7 @@ def test_what_cannot_be_loaded_is_said(tmp_path, role, data):
     assert "positive" in caught.value.hint
     with pytest.raises(ModelError, match="none with number 3"):
         HFRewardInterface(path=path, label=3).inference(role, data, MicroBatchSpec())
-    with pytest.raises(ValueError, match="logit, prob or logprob"):
+    with pytest.raises(ValueError, match="one of logit, prob, logprob"):
         HFRewardInterface(path=path, output="score")
 
 

@@ -250,8 +250,8 @@ def test_what_responses_do_is_wrong_and_counted_and_never_ends_the_run(tmp_path,
         "reward_errors": [0.0, 0.0],
     }
     assert (
-        "1 of 6 responses count as wrong because comparing their answers took too long; first, sample q1: y"
-        in caplog.text
+        "1 of 6 responses count as wrong because comparing their answers took too long; first, sample q1, "
+        "response 1 of 4: y" in caplog.text
     )
     assert "2 of 6 responses count as wrong because comparing their answers ended its process" in caplog.text
 

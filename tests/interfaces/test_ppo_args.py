@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from rlcli.interfaces import _rollout_settings, _settings
+from rlcli.interfaces._checked import Settings
 from rlcli.interfaces._policy_loss import PolicySettings
 from rlcli.interfaces._ppo import PPOSettings
 from rlcli.interfaces._rollout_settings import (
@@ -14,7 +15,7 @@ from rlcli.interfaces._rollout_settings import (
     RelativeAdvantages,
     RewardShaping,
 )
-from rlcli.interfaces._settings import CriticLoss, OldPolicy, OptimizerSteps, PolicyLoss, Settings
+from rlcli.interfaces._settings import CriticLoss, OldPolicy, OptimizerSteps, PolicyLoss
 from rlcli.interfaces.grpo import GRPOInterface
 from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.interfaces.ppo_critic import PPOCriticInterface

@@ -1,4 +1,4 @@
-"""How many planted bugs `rlcli test` finds: `python tests/mutants/kill_rate.py [--kind K] [--only N] [--json]`.
+"""How many planted bugs `rlcli test` finds: `python tests/mutants/kill_rate.py [--kind K] [--of NAME] [--json]`.
 
 Each mutant is a small change of a good component, listed in a YAML file beside this one. It is made in a copy of the
 repository, of whose tests only those of single components come along, as `rlcli test` runs them along; `--bare` leaves
@@ -30,7 +30,8 @@ import yaml
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 COPIED = ("rlcli", "interfaces", "backends", "datasets", "recipes", "pyproject.toml")
-OWN_TESTS = tuple(f"tests/{kind}" for kind in ("interfaces", "backends", "datasets", "families", "recipes"))
+KINDS = ("interfaces", "backends", "datasets", "families", "recipes")
+OWN_TESTS = tuple(f"tests/{kind}" for kind in KINDS)
 LOADED_ONCE = ("torch", "torch.distributed", "transformers", "transformers.models.llama.modeling_llama",
                "transformers.models.auto.modeling_auto", "safetensors.torch", "tokenizers", "pytest", "pydantic",
                "rich.console", "rich.text", "typer", "yaml", "jinja2", "numpy")  # fmt: skip
@@ -45,7 +46,7 @@ class Mutant:
     """One planted bug."""
 
     kind: str
-    """interfaces, backends, datasets, families or recipes: which suite is to find it."""
+    """One of KINDS: which suite is to find it."""
     bug: str
     test: str
     """What follows `rlcli test`."""
@@ -269,7 +270,8 @@ def _rates(outcomes: Sequence[Outcome]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kind", help="interfaces, backends, datasets, families or recipes")
+    parser.add_argument("--kind", choices=KINDS)
+    parser.add_argument("--of", action="append", metavar="NAME", help="of these components only, such as grpo")
     parser.add_argument("--only", type=int, action="append", metavar="N", help="the Nth of those, from 1; repeatable")
     parser.add_argument("--each", type=int, metavar="N", help="N of every kind, spread over its list")
     parser.add_argument("--first", action="store_true", help="end a suite with the first check that fails")
@@ -278,7 +280,7 @@ def main() -> int:
     parser.add_argument("--bare", action="store_true", help="without the tests of single components")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    chosen = mutants(options.kind)
+    chosen = [one for one in mutants(options.kind) if not options.of or one.test.split()[1] in options.of]
     if options.only:
         chosen = [chosen[number - 1] for number in options.only]
     if options.each:

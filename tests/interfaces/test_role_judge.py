@@ -1,0 +1,131 @@
+"""A judge that is a role of the graph: what it is asked, in which tokens, and what counts as its score."""
+
+import pytest
+import torch
+
+from rlcli.api.chat_template import DAY, conversation_text
+from rlcli.api.config import GenerationHyperparameters, stable_seed
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import MicroBatchSpec
+from rlcli.errors import DataError, WorkerError
+from rlcli.interfaces._judge_questions import question_of
+from rlcli.interfaces.role_judge import RoleJudgeInterface, _score
+from rlcli.testing.batches import DigitTokenizer
+from rlcli.testing.interface import InterfaceContract
+from rlcli.testing.interface.texts import text_batch
+from rlcli.testing.tiny_engine import tiny_model
+from rlcli.testing.tokenizer import byte_tokenizer
+
+SPEC = MicroBatchSpec()
+OF_DIGITS = {"highest": 1e9, "max_error_fraction": 1.0, "error_reward": -1.0}
+"""A model that writes nothing but digits gives scores by these."""
+
+
+class TestContract(InterfaceContract):
+    name = "role_judge"
+    args = {**OF_DIGITS, "thought_tokens": 3, "temperature": 1.0}
+
+
+class TestContractOfOneThatDoesNotThink(InterfaceContract):
+    name = "role_judge"
+    args = {**OF_DIGITS, "thought_tokens": 0}
+
+
+def texts(*responses, **metadata):
+    data = text_batch(byte_tokenizer(), [("1 + 2?", list(responses))], ["3"])
+    data.metadata |= metadata
+    return data
+
+
+def role(tokenizer, seed=0):
+    """A judge with a tokenizer of its own; what it judges is written in bytes."""
+    model = tiny_model(tokenizer, vocab=len(tokenizer))
+    model.data_tokenizer, model.seed = byte_tokenizer(), seed
+    return model
+
+
+def question(response, settings, template):
+    row = {"prompt": "1 + 2?", "response": response, "answer": "3"}
+    return question_of(row, template, {}, settings.lowest, settings.highest)
+
+
+def continued(model, prompt, question, most, temperature):
+    """By the engine itself, alone."""
+    data = SequenceSample.from_default(ids=[0], seqlens=[len(prompt)], data={"packed_prompts": torch.tensor(prompt)})
+    how = {"greedy": True} if not temperature else {"temperature": temperature}
+    settings = GenerationHyperparameters(max_new_tokens=most, **how)
+    made = model.module.generate(data, model.tokenizer, settings, [stable_seed(model.seed, question.key, most)])
+    tokens = made.tokens[0].tolist()
+    return tokens[:-1] if made.ended[0] else tokens
+
+
+@pytest.mark.parametrize(("thought", "temperature"), [(0, 0.0), (5, 0.0), (5, 0.7)])
+def test_it_thinks_and_then_its_line_is_begun_for_it(thought, temperature):
+    judge = RoleJudgeInterface(**OF_DIGITS, thought_tokens=thought, temperature=temperature)
+    said, model = [str(number) for number in range(12)], role(DigitTokenizer(), seed=3)
+    rewards = judge.inference(model, texts(*said), SPEC).data["rewards"].tolist()
+    wanted = []
+    for response in said:
+        asked = question(response, judge, judge.template)
+        opening = model.tokenizer("\n\n".join(one["content"] for one in asked.messages)).input_ids
+        if thought:
+            opening = opening + continued(model, opening, asked, thought, temperature)
+        opening = opening + model.tokenizer(asked.mark).input_ids
+        number = model.tokenizer.decode(continued(model, opening, asked, 12, temperature))
+        wanted.append(float(number) if 0 < len(number) < 10 else -1.0)
+    assert rewards == wanted
+    assert len({reward for reward in rewards if reward >= 0}) > 1, "scores, and several of them"
+
+
+def test_its_chat_template_is_used_and_every_question_is_asked_once():
+    tokenizer, judge = byte_tokenizer(chat=True), RoleJudgeInterface(**OF_DIGITS, thought_tokens=2)
+    model, asked = role(tokenizer), []
+    generate = model.module.generate
+    model.module.generate = lambda data, *how: asked.append(data) or generate(data, *how)
+    judge.inference(model, texts("3", "4", "3"), SPEC)
+    thinking, scoring = asked
+    assert thinking.bs == scoring.bs == 2
+    first = question("3", judge, judge.template)
+    message = {"role": "user", "content": "\n\n".join(one["content"] for one in first.messages)}
+    text = conversation_text(tokenizer, [message], add_generation_prompt=True, day=DAY)
+    prompt = thinking.data["packed_prompts"][: thinking.flat_seqlens("packed_prompts")[0]]
+    assert tokenizer.decode(prompt.tolist()) == text
+    begun = scoring.data["packed_prompts"][: scoring.flat_seqlens("packed_prompts")[0]]
+    assert tokenizer.decode(begun.tolist()).startswith(text)
+    assert tokenizer.decode(begun.tolist()).endswith(f"\nSCORE {first.mark}:")
+
+
+@pytest.mark.parametrize(
+    ("said", "score"),
+    [
+        (" 7", 7.0), ("7", 7.0), (" 7.5 \n", 7.5), ("10\nbecause", 10.0), (" 0", 0.0), ("\n 3", 3.0),
+        ("11", None), ("-1", None), ("8/10", None), ("seven", None), ("", None), ("\n", None), ("nan", None),
+        ("7 of 10", None), ("1e1", None), ("7\r8", None),
+    ],
+)  # fmt: skip
+def test_what_is_a_score(said, score):
+    """a number in its range on the line that was begun, and nothing else; no other reply is a zero"""
+    found = _score(question("x", RoleJudgeInterface(), "{response}"), said)
+    assert (found.error is None, found.value) == (score is not None, score or 0.0)
+
+
+def test_too_many_replies_without_a_score_end_the_run():
+    with pytest.raises(WorkerError, match=r"3 of 3 scores could not be computed; .*no score from the judge"):
+        RoleJudgeInterface(thought_tokens=0).inference(role(byte_tokenizer()), texts("a", "b", "c"), SPEC)
+
+
+def test_fields_of_the_row():
+    judge = RoleJudgeInterface(**OF_DIGITS, thought_tokens=0, template="{hint} {response}")
+    judge.inference(role(DigitTokenizer()), texts("1", hint=["five"]), SPEC)
+    with pytest.raises(DataError, match="the template names hint, which the rows do not have"):
+        judge.inference(role(DigitTokenizer()), texts("1"), SPEC)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [({"template": "?"}, r"\{response\}"), ({"lowest": 10.0}, "must be below"), ({"thought_tokens": -1}, "at least 0"),
+     ({"temperature": -1.0}, "at least 0")],
+)  # fmt: skip
+def test_arguments_that_do_not_fit(args, message):
+    with pytest.raises(ValueError, match=message):
+        RoleJudgeInterface(**args)

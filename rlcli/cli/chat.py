@@ -6,17 +6,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING
 
-from rlcli.cli.model_arguments import (
-    MaxNewTokens,
-    ModelName,
-    RoleName,
-    Seed,
-    StepNumber,
-    System,
-    Temperature,
-    TopP,
-    sampling,
-)
+from rlcli.cli import model_arguments as options
 
 if TYPE_CHECKING:
     from rlcli.api.config import GenerationHyperparameters
@@ -27,29 +17,23 @@ ASK = "you> "
 
 
 def chat(
-    model: ModelName,
-    system: System = None,
-    max_new_tokens: MaxNewTokens = 1024,
-    temperature: Temperature = 0.7,
-    top_p: TopP = 0.95,
-    seed: Seed = 1,
-    role: RoleName = None,
-    step: StepNumber = None,
+    model: options.ModelName,
+    system: options.System = None,
+    max_new_tokens: options.MaxNewTokens = 1024,
+    temperature: options.Temperature = 0.7,
+    top_p: options.TopP = 0.95,
+    seed: options.Seed = 1,
+    role: options.RoleName = None,
+    step: options.StepNumber = None,
 ) -> None:
     """Talk to a model with its own chat template. Ctrl-C stops an answer, /reset starts over, Ctrl-D leaves.
 
     Example: rlcli chat runs/ppo_gsm8k/20261121-120000
     """
     from rlcli.cli.output import print_talk
-    from rlcli.launch.answering import Answerer
-    from rlcli.launch.trained_model import trained_model
-    from rlcli.observe.status_line import status_line
 
-    settings = sampling(max_new_tokens, temperature, top_p)
-    with trained_model(model, role, step) as found:
-        with status_line() as say:
-            say("loading the model")
-            answerer = Answerer(found.source, seed=seed)
+    settings = options.sampling(max_new_tokens, temperature, top_p)
+    with options.answering(model, role, step, seed) as (found, answerer):
         answerer.tokens_of([{"role": "user", "content": "?"}])  # a model without a template is refused here
         print_talk(f"{found.described}. {HELP}")
         _talk(answerer, settings, system)

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlcli.cli.model_arguments import (
-    MaxNewTokens,
-    ModelName,
-    RoleName,
-    Seed,
-    StepNumber,
-    System,
-    Temperature,
-    TopP,
-    sampling,
-)
+from rlcli.cli import model_arguments as options
 
 if TYPE_CHECKING:
     from rlcli.launch.answering import Answer, Answerer
@@ -30,39 +19,33 @@ MOST = 64 << 20
 
 
 def generate(
-    model: ModelName,
+    model: options.ModelName,
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", metavar="TEXT", help="A prompt; may be repeated.")
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", metavar="FILE", help="A prompt on each line; - is standard input.")
     ] = None,
-    system: System = None,
+    system: options.System = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     samples: Annotated[int, typer.Option("-n", "--samples", min=1, metavar="N", help="Responses to each prompt.")] = 1,
-    max_new_tokens: MaxNewTokens = 256,
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
-    seed: Seed = 1,
-    role: RoleName = None,
-    step: StepNumber = None,
+    max_new_tokens: options.MaxNewTokens = 256,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    seed: options.Seed = 1,
+    role: options.RoleName = None,
+    step: options.StepNumber = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Let a model answer prompts; without --prompt and --file, all of standard input is one.
 
     Example: rlcli generate runs/ppo_math/20261121-120000 --prompt "What is 17+5-9?"
     """
-    from rlcli.launch.answering import Answerer
-    from rlcli.launch.trained_model import trained_model
     from rlcli.observe.status_line import status_line
 
     prompts = _prompts(prompt, file)
-    settings = sampling(max_new_tokens, temperature, top_p, samples)
-    with ExitStack() as stack:
-        found = stack.enter_context(trained_model(model, role, step))
-        with status_line() as say:
-            say("loading the model")
-            answerer = Answerer(found.source, seed=seed)
+    settings = options.sampling(max_new_tokens, temperature, top_p, samples)
+    with options.answering(model, role, step, seed) as (_, answerer):
         tokens = [_tokens(answerer, text, system, raw) for text in prompts]
         if len(tokens) == 1 and samples == 1 and not as_json:
             _print_stream(answerer.stream(tokens[0], settings))

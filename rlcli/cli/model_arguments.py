@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
     from rlcli.api.config import GenerationHyperparameters
+    from rlcli.launch.answering import Answerer
+    from rlcli.launch.trained_model import TrainedModel
 
 ModelName = Annotated[
     str, typer.Argument(metavar="MODEL_OR_RUN", help="A model's folder or Hub id, or a run or checkpoint of ours.")
@@ -37,3 +41,17 @@ def sampling(max_new_tokens: int, temperature: float, top_p: float, samples: int
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+@contextmanager
+def answering(model: str, role: str | None, step: int | None, seed: int) -> Iterator[tuple[TrainedModel, Answerer]]:
+    """The model that is named, and what answers with it. Raises UsageError, ModelError, ResourceError."""
+    from rlcli.launch.answering import Answerer
+    from rlcli.launch.trained_model import trained_model
+    from rlcli.observe.status_line import status_line
+
+    with trained_model(model, role, step) as found:
+        with status_line() as say:
+            say("loading the model")
+            answerer = Answerer(found.source, seed=seed)
+        yield found, answerer

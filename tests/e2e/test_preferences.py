@@ -1,4 +1,4 @@
-"""From pairs to a policy: a reward model, and PPO that is given it as its reward; DPO on the same pairs."""
+"""From preferences to a policy: by a reward model and PPO, by DPO on the same pairs, by a judge in the graph."""
 
 import json
 
@@ -33,12 +33,27 @@ generation: {max_new_tokens: 4}
 train: {steps: 2, prompts_per_step: 8, eval: {every_steps: null}}
 """
 
+JUDGED = """\
+extends: [grpo_math, profiles/judge]
+models:
+  actor: {path: "recipe:warm.yaml#actor"}
+  judge:
+    scratch: {model_type: llama, hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2,
+              max_position_embeddings: 1024}
+    tokenizer: builtin:arithmetic
+datasets: {train: {args: {problems: 16}}, held_out: {args: {problems: 4}}}
+generation: {max_new_tokens: 4, responses_per_prompt: 2}
+graph:  # what a model of random weights says is seldom a score
+  reward_inf: {interface: {args: {thought_tokens: 8, max_error_fraction: 1.0, error_reward: -1.0}}}
+train: {steps: 1, prompts_per_step: 4, eval: {every_steps: null}}
+"""
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory, warm_command):
     """A folder with the recipes, in which PPO has been run with all that it starts from."""
     folder = tmp_path_factory.mktemp("preferences")
-    for name, text in (("warm", WARM), ("reward", REWARD), ("ppo", PPO), ("dpo", DPO)):
+    for name, text in (("warm", WARM), ("reward", REWARD), ("ppo", PPO), ("dpo", DPO), ("judged", JUDGED)):
         (folder / f"{name}.yaml").write_text(text)
     done = warm_command("train", "ppo.yaml", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -83,3 +98,13 @@ def test_dpo_starts_from_its_reference_which_it_needs_once(home, warm_command):
     assert second["actor/margin"] != 0
     assert [step["actor/loss"] for step in made[0]] == [step["actor/loss"] for step in made[1]]
     assert len(list((home / "store").iterdir())) == 2  # a part for each step
+
+
+def test_a_role_of_the_graph_judges_the_responses(home, command):
+    done = command("train", "judged.yaml", "--run-dir", "judged", "--json", cwd=home)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (home / "judged/metrics.jsonl").read_text().splitlines()]
+    (step,) = [line for line in lines if "actor/loss" in line]
+    assert 0 < step["reward_inf/reward_errors"] <= 1
+    assert -1 <= step["actor/reward"] < 0
+    assert "no score from the judge" in done.stderr

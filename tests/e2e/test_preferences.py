@@ -105,6 +105,6 @@ def test_a_role_of_the_graph_judges_the_responses(home, command):
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (home / "judged/metrics.jsonl").read_text().splitlines()]
     (step,) = [line for line in lines if "actor/loss" in line]
-    assert 0 < step["reward_inf/reward_errors"] <= 1
+    assert 0 < step["judge/reward_errors"] <= 1
     assert -1 <= step["actor/reward"] < 0
     assert "no score from the judge" in done.stderr

@@ -6,7 +6,7 @@ from rlcli.api.config import ModelInterfaceAbstraction
 from rlcli.api.model import Model, call_interface
 from rlcli.registry import make_interface
 from rlcli.testing.backend.base import prompts
-from rlcli.testing.batches import KEYS, make_batch
+from rlcli.testing.batches import KEYS, DigitTokenizer, make_batch
 from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
 
 from .engine_paths import CUT, role, weights
@@ -121,6 +121,14 @@ def programs_are_judged(device, folder):
     return data_of(interface("code_reward").mock("inference", Model("reward", None, None, device), rollout(device)))
 
 
+def a_role_judges(device, folder):
+    """Digits of the question are what it is asked; what it writes are digits."""
+    of_digits = {"highest": 1e9, "max_error_fraction": 1.0, "template": "{response}"}
+    model = role(device, backend="inference", tokenizer=DigitTokenizer())
+    made = interface("role_judge", thought_tokens=3, **of_digits)
+    return data_of(call_interface(made, "inference", model, rollout(device), CUT))
+
+
 def interfaces_pretend(device, folder):
     """Mocks, which answer for an engine that is not there."""
     given, made = rollout(device), []
@@ -171,5 +179,6 @@ INTERFACES = {
     "distill, whole distributions": distils_whole_distributions,
     "weighted sum": rewards_are_summed,
     "programs": programs_are_judged,
+    "judge": a_role_judges,
     "mocks": interfaces_pretend,
 }

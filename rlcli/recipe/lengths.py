@@ -17,13 +17,13 @@ MAX_CONFIG_BYTES = 1 << 20
 
 
 def generation_of(recipe: Recipe, call: Call) -> Mapping[str, Any]:
-    """How a call samples: what its interface is told, over its defaults; as the recipe does where the interface has no
-    such argument."""
-    argument = argument_named("interfaces", call.interface.type, "generation")
+    """How a call samples: what its interface is told, over its defaults."""
     told = call.interface.args.get("generation")
-    if argument is None or (told is None and argument.presets is None):
+    if told is None:
         return recipe.generation.model_dump()
-    return {**dataclasses.asdict(GenerationHyperparameters()), **(argument.presets or {}), **(told or {})}
+    argument = argument_named("interfaces", call.interface.type, "generation")
+    presets = argument.presets if argument is not None else None
+    return {**dataclasses.asdict(GenerationHyperparameters()), **(presets or {}), **told}
 
 
 def responses_of(recipe: Recipe, call: Call) -> tuple[int, tuple[str, ...]]:

@@ -9,23 +9,20 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
-from rlcli.api.limits import Limits
 from rlcli.api.micro_batches import Cut, one_per_sequence
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_interface
 from rlcli.errors import DataError
-from rlcli.interfaces._checked import Settings
 from rlcli.interfaces._logprob_store import LogprobStore
 from rlcli.interfaces._logprobs import as_logprobs, recompute_logprobs
 
 
 @dataclass(kw_only=True)
-class ReferenceInterface(Settings, ModelInterface):
+class ReferenceInterface(ModelInterface):
     """Gives the log-probs of responses under a reference policy."""
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask if given")}
     WRITES: ClassVar[Declaration] = {"inference": ("packed_ref_logprobs",)}
 
-    LIMITS: ClassVar[Limits] = {"temperature": {"gt": 0}}
     CUT: ClassVar[Cut] = "sequence"
 
     temperature: float = 1.0
@@ -38,6 +35,10 @@ class ReferenceInterface(Settings, ModelInterface):
     twice."""
 
     opened: LogprobStore | None = field(init=False, default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"temperature is {self.temperature}; it must be above 0")
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
         """`packed_input_ids` → `packed_ref_logprobs`."""

@@ -96,5 +96,5 @@ def test_a_damaged_part_is_named(batch, tmp_path):
 
 def test_a_temperature_that_makes_no_sense_is_refused():
     """a temperature of 0 is refused"""
-    with pytest.raises(UsageError, match=r"temperature: .* greater than 0"):
+    with pytest.raises(UsageError, match="temperature is 0"):
         make(temperature=0.0)

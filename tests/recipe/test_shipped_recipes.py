@@ -20,7 +20,11 @@ PROFILES = sorted(path.stem for path in (RECIPES / "profiles").glob("*.yaml"))
 EVERY_FILE = sorted(path.relative_to(RECIPES).as_posix() for path in RECIPES.rglob("*.yaml"))
 ALGORITHMS = dict.fromkeys(("dapo", "dr_grpo", "gspo", "rloo"), "grpo")
 """Profiles that are settings of one algorithm, for the recipes whose names begin with it."""
-OF_SOME = {**ALGORITHMS, "async": "ppo"}
+OF_SOME = {**ALGORITHMS, "async": "ppo", "judge": "grpo"}
+JUDGE = (
+    "models.judge={scratch: {model_type: llama, hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1, "
+    "num_attention_heads: 1}, tokenizer: builtin:arithmetic}"
+)
 SETUPS = [
     (recipe, profile)
     for recipe in WHOLE
@@ -41,7 +45,8 @@ def needed(tmp_path, monkeypatch) -> dict[str, tuple[str, ...]]:
 
 @pytest.mark.parametrize(("recipe", "profile"), SETUPS)
 def test_every_recipe_loads_and_plans_alone_and_with_every_profile(recipe, profile, needed):
-    resolved = load_recipe(recipe, needed[recipe], [profile] if profile else [])
+    of_profile = (JUDGE,) if profile == "judge" else ()
+    resolved = load_recipe(recipe, (*needed[recipe], *of_profile), [profile] if profile else [])
     plan = make_plan(resolved)
     assert plan.topology.world_size == (8 if profile == "gpu8" else 1)
     assert set(plan.topology.roles_on(0)) == set(resolved.recipe.models)

@@ -21,7 +21,7 @@ NAMES = ("qa", "my-own_rather-long-name-of-some-thing-2")
 
 def run(*command, cwd):
     env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(cwd), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=100)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=500)
 
 
 @pytest.fixture
@@ -41,6 +41,7 @@ def full(project):
     return project
 
 
+@pytest.mark.timeout(600)  # pytest in a process of its own, on a machine that may be busy
 def test_the_tests_of_all_scaffolds_pass(full):
     """Whole contracts under one name; under the other, whether a name like that works."""
     chosen = ("-k", "qa or registers or not TestContract")

@@ -14,6 +14,7 @@ import numpy as np
 
 from rlcli.api.config import stable_seed
 from rlcli.api.data import DatasetUtility, Preview, SequenceSample, register_dataset
+from rlcli.api.key_meaning import SOURCE
 from rlcli.api.limits import Limits, check_limits
 from rlcli.api.preview import preview_of
 from rlcli.registry import make_dataset
@@ -25,7 +26,10 @@ LOOKED_AT = 2048
 @register_dataset("mixture")
 @dataclass(kw_only=True)
 class Mixture:
-    """Rows of other datasets of the recipe, each with its share; no row comes again before all of its dataset have."""
+    """Rows of other datasets of the recipe, each with its share; no row comes again before all of its dataset have.
+
+    A run reports how many samples of each it has trained on so far, as `used/<dataset>`.
+    """
 
     KEYS_OF: ClassVar[str] = "weights"
     LIMITS: ClassVar[Limits] = {"rows": {"ge": 1}}
@@ -85,13 +89,13 @@ class Mixture:
         name, row, before = self._plan[index]
         sample = self._sources[name][row]
         sample.ids = [_id(name, sample.ids[0], before)]
-        sample.metadata = {key: sample.metadata.get(key, [None]) for key in self._metadata} | {"source": [name]}
+        sample.metadata = {key: sample.metadata.get(key, [None]) for key in self._metadata} | {SOURCE: [name]}
         return sample
 
     def preview(self, index: int) -> Preview:
         name, row, before = self._plan[index]
         said = _preview(self._sources[name], row)
-        metadata = {key: said.metadata.get(key) for key in self._metadata} | {"source": name}
+        metadata = {key: said.metadata.get(key) for key in self._metadata} | {SOURCE: name}
         place = said.where or said.id  # the same for each use of a row
         return replace(said, id=_id(name, said.id, before), where=place, metadata=metadata)
 

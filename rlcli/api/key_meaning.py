@@ -24,6 +24,8 @@ REWARDS = "rewards"
 SOLVED = "solved"
 """Whether a response is right."""
 ANSWER_CLASSES = "answer_classes"
+SOURCE = "source"
+"""Metadata of a sample: which of the datasets that its own is made of it comes from."""
 """Which final answer a response gives: responses to one prompt with equal answers have equal numbers, from 0 in the
 order in which the answers first appear; -1 for a response without an answer. Majority votes are counted by it."""
 SAMPLED_LOGPROBS = "packed_logprobs"

@@ -105,6 +105,10 @@ class Buffer:
             described.update_(SequenceSample.gather([self._held[id_][key].description for id_ in ids]))
         return described
 
+    def metadata(self, ids: Sequence[str], name: str) -> list[Any]:
+        """Of those of these samples that have it."""
+        return [self._metadata[id_][name] for id_ in ids if name in self._metadata.get(id_, ())]
+
     def metadata_names(self, ids: Sequence[str]) -> list[str]:
         """Names of metadata that all of these samples have."""
         names = [set(self._metadata.get(id_, ())) for id_ in ids]

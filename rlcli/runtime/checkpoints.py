@@ -52,6 +52,8 @@ class RunState:
     """Call → the state of its interface."""
     nonfinite: list[tuple[int, list[str]]] = field(default_factory=list)
     """Steps in a row whose update was skipped, and their samples."""
+    used: Mapping[str, int] = field(default_factory=dict)
+    """Dataset that the training dataset is made of → samples of it that were trained on."""
     format: int = FORMAT
 
     @classmethod

@@ -8,16 +8,17 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlcli.api.dataflow import ModelInterfaceType
-from rlcli.api.key_meaning import SEQUENCES
+from rlcli.api.key_meaning import SEQUENCES, SOURCE
 from rlcli.errors import NumericError, ResourceError, Stopped
 from rlcli.observe.display import Display
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.samples import SampleRecord
+from rlcli.recipe.components import sources_of
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.calls import Calls, Running, named_reports, staleness
@@ -69,6 +70,9 @@ class MasterWorker:
         """Step → its calls that are done."""
         self._nonfinite: list[tuple[int, list[str]]] = []
         """(step, samples) of the steps in a row whose update was not finite."""
+        self._sources = sources_of(recipe.datasets[recipe.train.dataset])
+        self._used: Counter[str] = Counter()
+        """Of each of these datasets, the samples that were trained on."""
         self._step_began = 0.0
         self._last_record: dict[str, float] = {}
         self._can_checkpoint = True
@@ -152,6 +156,7 @@ class MasterWorker:
         self.steps_done = self._opened = state.step
         self.checkpoints.starts_from(state.step)
         self._nonfinite = [(step, list(samples)) for step, samples in state.nonfinite]
+        self._used = Counter(state.used)
 
     def _train(self) -> None:
         """Keep every worker busy until all steps are done, or those that were begun when the run was to stop."""
@@ -226,6 +231,7 @@ class MasterWorker:
             samples=order.place(self.steps_done),
             datasets=self._digests,
             nonfinite=self._nonfinite,
+            used=dict(self._used),
         )
         began = time.perf_counter()
         self.checkpoints.take(state, self._last_record, self.outputs.sync)
@@ -243,6 +249,7 @@ class MasterWorker:
             record |= staleness(reports)
         record |= {f"time/{name}": took for one in reports for name, took in one.times().items()}
         record |= {"time/step": seconds, "tokens_per_second": tokens / seconds}
+        record |= self._count_sources(ids)
         if self._checkpoint_seconds is not None:
             record["time/checkpoint"], self._checkpoint_seconds = self._checkpoint_seconds, None
         if any(mfc.interface_type is GENERATE for mfc in train_graph(self.recipe)):
@@ -260,6 +267,13 @@ class MasterWorker:
         self.directory.write_status("running", self.steps_done, self.steps)
         self._watch_for_nonfinite(record, ids)
         self._step_began = time.perf_counter()
+
+    def _count_sources(self, ids: Sequence[str]) -> dict[str, float]:
+        """How much of each dataset that the training dataset is made of has been trained on."""
+        if not self._sources:
+            return {}
+        self._used.update(self.calls.buffer.metadata(ids, SOURCE))
+        return {f"used/{name}": float(self._used[name]) for name in self._sources}
 
     def _is_evaluation_due(self) -> bool:
         ev = self.recipe.train.eval

@@ -44,6 +44,18 @@ def test_no_sample_is_trained_on_twice_in_an_epoch(train):
     assert {sample.partition("r")[0] for sample in taken} == {"e0", "e1"}
 
 
+def test_what_was_used_of_each_part_of_a_mixture_is_counted_over_a_resumption(train, resume, project):
+    mixed = [f"datasets.{part}={{type: toy_rows, args: {{rows: {rows}}}}}" for part, rows in (("few", 4), ("many", 9))]
+    mixed += ["datasets.train={type: mixture, args: {weights: {few: 1, many: 3}}}", "train.eval.at_end=false"]
+    _, whole = train("train.steps=4", *mixed, name="whole")
+    used = [(line["used/few"], line["used/many"]) for line in numbers(whole) if "used/few" in line]
+    assert [few + many for few, many in used] == [8, 16, 24, 32]
+    assert (used[1], used[3]) == ((4, 12), (8, 24)), "an epoch has 16 rows"
+    train("train.steps=3", *mixed)
+    resume("train.steps=4")
+    assert numbers(project / "run") == numbers(whole)
+
+
 def test_old_checkpoints_are_cleared_away(train):
     _, folder = train("train.steps=5", "checkpoint.every_steps=1", "checkpoint.keep_last=2")
     assert checkpoints(folder) == [4, 5]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.interface import ModelInterface
+from rlcli.api.key_meaning import ATTEMPT, PLACE
 from rlcli.api.limits import Limits
 from rlcli.errors import RlcliError, escape_control
 from rlcli.interfaces._checked import Settings
@@ -131,7 +132,7 @@ def places_of(data: SequenceSample) -> list[str]:
 
 def rows_of(data: SequenceSample) -> list[dict[str, Any]]:
     """For each response what the dataset says of its row, under the names that it uses."""
-    names = [name for name in data.metadata if name != "batch_index"]
+    names = [name for name in data.metadata if name not in (ATTEMPT, PLACE)]
     return [
         {name: data.metadata[name][sample] for name in names}
         for sample, group in enumerate(data.seqlens["packed_input_ids"])

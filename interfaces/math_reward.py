@@ -12,6 +12,7 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.interface import register_interface
+from rlcli.api.key_meaning import DROPPED
 from rlcli.api.limits import Limits
 from rlcli.errors import DataError, escape_control
 from rlcli.interfaces._answers import Comparison, Gold, Verdict, answer_key, final_answer, gold_of, judge
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OnError = Literal["stop", "wrong"]
+OnError = Literal["stop", "wrong", "drop"]
 
 COUNTED = {
     Verdict.UNPARSED: "reward_unparsed",
@@ -46,6 +47,7 @@ class MathRewardInterface(RightOrWrong):
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards", "solved", "answer_classes")}
+    DROPS: ClassVar[Declaration] = {"inference": ("unreadable_answer if on_error=drop",)}
     LIMITS: ClassVar[Limits] = {"max_error_fraction": {"ge": 0, "le": 1}, "workers": {"ge": 1}, "timeout_s": {"gt": 0}}
 
     last_number: bool = False
@@ -63,7 +65,8 @@ class MathRewardInterface(RightOrWrong):
 
     on_error: OnError = "stop"
     """What follows from rows whose own answer cannot be read. "stop": the run ends when more than
-    `max_error_fraction` of a call's samples are such rows. "wrong": all responses to them are wrong."""
+    `max_error_fraction` of a call's samples are such rows. "wrong": all responses to them are wrong. "drop": others are
+    drawn in their place; an evaluation counts them as wrong."""
 
     max_error_fraction: float = 0.01
     """Share of a call's samples (rounded up to whole ones) whose own answer may be unreadable."""
@@ -86,8 +89,12 @@ class MathRewardInterface(RightOrWrong):
         answers = [final_answer(text, self.last_number) for text in response_texts(model.data_tokenizer, data)]
         verdicts = self._judge(answers, [golds[sample] for sample in owners])
         _report(places_of(data), answers, verdicts)
-        self._refuse_rows(data, golds, owners, verdicts)
-        return self._rewarded(data, answers, verdicts)
+        unreadable = {sample for sample, found in zip(owners, verdicts, strict=True) if found is Verdict.NO_GOLD}
+        self._refuse_rows(data, golds, sorted(unreadable))
+        made = self._rewarded(data, answers, verdicts)
+        if self.on_error == "drop":
+            made.metadata[DROPPED] = ["unreadable_answer" if place in unreadable else None for place in range(data.bs)]
+        return made
 
     def score_texts(self, responses: Sequence[str], answers: Sequence[Any]) -> list[float | None]:
         """The rewards that `inference` would give these responses; None where the row's own answer cannot be read."""
@@ -132,10 +139,8 @@ class MathRewardInterface(RightOrWrong):
                     verdicts[place] = verdict
         return verdicts
 
-    def _refuse_rows(self, data: SequenceSample, golds: list[Gold], owners: list[int], verdicts: list[Verdict]) -> None:
-        rows = list(
-            dict.fromkeys(sample for sample, found in zip(owners, verdicts, strict=True) if found is Verdict.NO_GOLD)
-        )
+    def _refuse_rows(self, data: SequenceSample, golds: list[Gold], rows: list[int]) -> None:
+        """`rows`: the places of those whose own answer cannot be read."""
         if not rows:
             return
         says = (
@@ -143,9 +148,12 @@ class MathRewardInterface(RightOrWrong):
             f"{escape_control(golds[rows[0]].text[:80])!r}"
         )
         if self.on_error == "stop" and len(rows) > math.ceil(self.max_error_fraction * data.bs):
-            hint = "correct these rows; with on_error: wrong, all responses to them count as wrong"
+            hint = (
+                "correct these rows; with on_error: wrong their responses count as wrong, with drop they are replaced"
+            )
             raise DataError(says, hint=hint, code="F51")
-        log.warning("%s; responses to them count as wrong", says)
+        what = "these samples are dropped" if self.on_error == "drop" else "responses to them count as wrong"
+        log.warning("%s; %s", says, what)
 
 
 def _golds(data: SequenceSample) -> list[Gold]:

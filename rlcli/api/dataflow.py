@@ -59,6 +59,8 @@ class MFCDef:
     mb_spec: MicroBatchSpec = field(default_factory=MicroBatchSpec)
     post_hooks: tuple[Hook, ...] = ()
     """What happens to weights once the call is done, in this order."""
+    drops: tuple[str, ...] = ()
+    """The reasons for which it may drop samples."""
 
     @property
     def is_train(self) -> bool:

@@ -47,6 +47,7 @@ class ModelInterface:
         READS: ClassVar[Declaration] = {"train_step": ("packed_input_ids", "prompt_mask", "solved if given")}
         WRITES: ClassVar[Declaration] = {"inference": ("values",)}
         NEEDS_GROUP: ClassVar[int] = 2      # it compares the responses to one prompt, and needs two at least
+        DROPS: ClassVar[Declaration] = {"inference": ("too_long", "unsolved if only_solved")}   # why it drops samples
         CUT: ClassVar[str] = "sequence"     # its loss does not: a group may be spread over micro-batches
         CUT: ClassVar[Mapping[str, str]] = {"inference": "sequence"}    # so it is with this method, and no other
 
@@ -58,6 +59,11 @@ class ModelInterface:
 
     WRITES: ClassVar[Declaration] = {}
     """Method → the keys that it returns."""
+
+    DROPS: ClassVar[Declaration] = {}
+    """Method → the reasons for which it drops samples, by `metadata={"dropped": [None, "too_long", …]}` with an entry
+    for each. It still returns all samples; a dropped one reaches no later call and is not trained on, and another is
+    drawn in its place. An evaluation drops nothing. Whether a sample is dropped depends on this sample alone."""
 
     CUT: ClassVar[CutName | Mapping[str, CutName]] = "sample"
     """What its calls of the engine keep in one micro-batch (their `cut`): a sample with its group, or a sequence alone;
@@ -116,6 +122,11 @@ class ModelInterface:
     def writes(self, call: str) -> DeclaredKeys | None:
         """The keys that a method returns with these arguments; None if the class does not say."""
         return self._declared("WRITES", call)
+
+    def drops(self, call: str) -> tuple[str, ...]:
+        """The reasons for which a method may drop samples with these arguments."""
+        declared = self._declared("DROPS", call)
+        return declared.needed if declared is not None else ()
 
     def _declared(self, constant: str, call: str) -> DeclaredKeys | None:
         entries = inherited([vars(cls).get(constant, {}) for cls in reversed(type(self).__mro__)]).get(call)

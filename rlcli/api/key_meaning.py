@@ -35,6 +35,10 @@ NOT_ENDED = "seq_no_eos_mask"
 
 ATTEMPT = "attempt"
 """Metadata of a sample: how often it was begun before this time. Every attempt has responses of its own."""
+PLACE = "batch_index"
+"""Metadata of a sample that is trained on: its place in the step's batch."""
+DROPPED = "dropped"
+"""Metadata of a call's output: for each sample the reason why it is not trained on, or None."""
 
 
 def one(_length: int) -> int:

@@ -190,7 +190,7 @@ def _say(before: Recipe, now: Recipe, found: Sequence[Change], start: Start | No
         display.note(f"resuming after step {start.state.step}{moved}")
         roles = ", ".join(f"{role} weights" + (" and optimizer" if role in now.trained_roles else "")
                           for role in now.changing_roles)  # fmt: skip
-        place = start.state.samples
+        place = start.state.drawn
         display.note(f"  restored  {roles}, interfaces' state, place {place} in the training data")
     for change in found:
         display.note(f"  changed   {change.key}: {_shown(change.before)} → {_shown(change.now)}")

@@ -306,7 +306,7 @@ Started {started} (run {run_id}). To repeat it, in `{folder}`:
 | `metrics.jsonl` | one JSON object per step |
 | `samples.jsonl` | prompts, responses, rewards |
 | `curve.png` | the learning curve |
-| `ledger.jsonl` | the rows of the dataset that each step took, `e<epoch>r<row>`, and by which weights' versions |
+| `ledger.jsonl` | each row that was drawn, `e<epoch>r<row>`: trained on (by which weights' versions) or dropped (why) |
 | `checkpoints/` | what `rlcli resume` continues from |
 | `committed.json` | the last committed step, and whether the run is done |
 | `models/<role>/` | the trained models, as `transformers.from_pretrained` reads them |

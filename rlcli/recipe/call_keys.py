@@ -10,15 +10,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, cast
 
-from rlcli.api.declared_keys import DeclaredKeys, declared_keys
+from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import RETURN_NUMBERS
-from rlcli.recipe.components import argument_of, dataset_keys, declared
+from rlcli.recipe.components import dataset_keys, declared, declared_of_call
 from rlcli.recipe.doubts import Doubts
 from rlcli.recipe.graph import producers, waits_for
 from rlcli.recipe.schema import Call, Recipe
 from rlcli.recipe.tree import Entry, Listing, Node, Path, Scalar, at, default_mark, plain, with_value
 from rlcli.recipe.tree import Mapping as Tree
-from rlcli.registry import COMPUTED
 
 Field = Literal["inputs", "outputs"]
 DECLARED_IN: Mapping[Field, Literal["READS", "WRITES"]] = {"inputs": "READS", "outputs": "WRITES"}
@@ -28,21 +27,7 @@ def keys_of(field: Field, call: Call) -> DeclaredKeys | None:
     """What the class of a call's interface declares, under the arguments of the call; None if it does not say."""
     if field == "outputs" and call.call in RETURN_NUMBERS:
         return DeclaredKeys((), ())
-    declaration = declared("interfaces", call.interface.type, DECLARED_IN[field])
-    entries = declaration.get(call.call) if isinstance(declaration, dict) else None
-    if not isinstance(entries, tuple | list) or not all(isinstance(entry, str) for entry in entries):
-        return None
-
-    def argument(name: str) -> Any:
-        value = argument_of("interfaces", call.interface.type, call.interface.args, name)
-        if value is COMPUTED:
-            raise LookupError(name)
-        return value
-
-    try:
-        return declared_keys(entries, argument)
-    except ValueError:
-        return None  # `rlcli test interface` says so
+    return declared_of_call(DECLARED_IN[field], call)
 
 
 def made_by(call: Node | None) -> list[str]:

@@ -55,6 +55,7 @@ RULES: dict[str, Kind] = {
     "train.epochs": Kind.SAFE,
     "train.microbatches": Kind.SAFE,
     "train.max_tokens_per_microbatch": Kind.SAFE,
+    "train.max_redraws": Kind.SAFE,
     "train.max_nonfinite_streak": Kind.SAFE,
     "train.eval": Kind.SAFE,
     "train.dataset": Kind.FORBIDDEN,

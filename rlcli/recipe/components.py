@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from rlcli import registry
 from rlcli.api import default_backends
-from rlcli.api.declared_keys import declared_keys
+from rlcli.api.declared_keys import DeclaredKeys, declared_keys
 from rlcli.errors import ProjectError, UnknownComponent, UsageError
 from rlcli.recipe.doubts import Doubts
 from rlcli.recipe.problems import Problems
@@ -264,6 +264,25 @@ def declared(kind: str, component: str, constant: str) -> Any:
         return signature_of(kind, component).constants.get(constant)
     except UsageError:
         return None  # reported already
+
+
+def declared_of_call(constant: str, call: Call) -> DeclaredKeys | None:
+    """What READS, WRITES or DROPS of a call's interface says of its method, under its arguments; None: nothing."""
+    declaration = declared("interfaces", call.interface.type, constant)
+    entries = declaration.get(call.call) if isinstance(declaration, dict) else None
+    if not isinstance(entries, tuple | list) or not all(isinstance(entry, str) for entry in entries):
+        return None
+
+    def argument(name: str) -> Any:
+        value = argument_of("interfaces", call.interface.type, call.interface.args, name)
+        if value is registry.COMPUTED:
+            raise LookupError(name)
+        return value
+
+    try:
+        return declared_keys(entries, argument)
+    except ValueError:
+        return None  # `rlcli test interface` says so
 
 
 def dataset_keys(datasets: ReadMapping[str, Component], name: str | None) -> tuple[str, ...] | None:

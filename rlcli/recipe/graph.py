@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
 from rlcli.api.dataflow import Hook, MFCDef, ModelInterfaceType, OffloadHook, ParamReallocHook
+from rlcli.recipe.components import declared_of_call
 from rlcli.recipe.schema import Call, Hooks, Recipe
 
 
@@ -38,6 +39,7 @@ def _mfc(name: str, call: Call, recipe: Recipe) -> MFCDef:
             max_tokens_per_mb=call.max_tokens_per_microbatch or recipe.train.max_tokens_per_microbatch,
         ),
         post_hooks=_hooks(call.hooks),
+        drops=reasons_to_drop(call),
     )
 
 
@@ -62,6 +64,12 @@ def made_keys(call: Call) -> list[str]:
     return [call.output_key_remap.get(key, key) for key in call.outputs]
 
 
+def reasons_to_drop(call: Call) -> tuple[str, ...]:
+    """For which it may drop samples, as its interface declares."""
+    declared = declared_of_call("DROPS", call)
+    return declared.needed + declared.if_given if declared is not None else ()
+
+
 def producers(calls: Mapping[str, Call]) -> dict[str, list[str]]:
     """Key of the batch → the calls that produce it."""
     made: dict[str, list[str]] = {}
@@ -77,9 +85,21 @@ def waits_for(calls: Mapping[str, Call]) -> dict[str, set[str]]:
     return {name: {maker for key in call.inputs for maker in made.get(key, ())} for name, call in calls.items()}
 
 
+def _runs_after(calls: Mapping[str, Call]) -> dict[str, set[str]]:
+    """Call → the calls that run before it: those whose outputs it reads, and, where calls drop samples, before training
+    all that choose its batch."""
+    after = waits_for(calls)
+    if not any(reasons_to_drop(call) for call in calls.values()):
+        return after
+    late = {name for name, call in calls.items() if call.call == "train_step" or call.hooks.copy_to is not None}
+    while more := {name for name, before in after.items() if before & late} - late:
+        late |= more
+    return {name: before | (set(calls) - late if name in late else set()) for name, before in after.items()}
+
+
 def stages(calls: Mapping[str, Call]) -> list[list[str]]:
     """Calls that may run at the same time, stage by stage. The graph must have no cycle."""
-    sorter = graphlib.TopologicalSorter(waits_for(calls))
+    sorter = graphlib.TopologicalSorter(_runs_after(calls))
     sorter.prepare()
     result: list[list[str]] = []
     while sorter.is_active():

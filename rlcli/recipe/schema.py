@@ -155,6 +155,11 @@ class Train(Section):
     """Which of `datasets` to train on."""
     shuffle: bool = True
     """Draw the rows in another order each epoch, fixed by the seed."""
+    prompts_per_draw: Positive | None = None
+    """Where calls drop prompts: how many are drawn at a time until the step has its prompts; those beyond them are the
+    first of the next step. null: as many as the step lacks."""
+    max_redraws: NotNegative = 10
+    """Where calls drop prompts: how often a step draws again to replace them; beyond that the run ends."""
     max_staleness: NotNegative = 0
     """Versions that generation may lag behind training; 0 is synchronous."""
     microbatches: Positive = 1

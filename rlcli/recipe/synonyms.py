@@ -53,6 +53,8 @@ _WORDS: Mapping[str, str] = {
         "total_episodes"
     ),
     "train.shuffle": "shuffle_dataset dataloader_shuffle",
+    "train.max_redraws": "max_num_gen_batches max_num_redraws",
+    "train.prompts_per_draw": "gen_prompt_bsz",
     "train.max_staleness": "offpolicyness max_head_offpolicyness max_trajectory_age_steps staleness",
     "train.eval": "eval_strategy evaluation_strategy evaluator validation",
     "train.eval.dataset": "valid_dataset eval_dataset test_datasets val_set_size val_size validation_dataset",

@@ -47,22 +47,20 @@ class Transfer:
 
 
 class Buffer:
-    """The samples of the open steps."""
+    """The samples that are in use."""
 
     def __init__(self) -> None:
         self._held: dict[str, dict[str, Held]] = {}
         self._metadata: dict[str, dict[str, Any]] = {}
-        self._steps: dict[int, list[str]] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def open_step(self, step: int, ids: Sequence[str]) -> None:
-        """Expect these samples, in this order. An id may belong to one open step only."""
+    def expect(self, ids: Sequence[str]) -> None:
+        """Make room for samples. Raises ValueError for one that is in use."""
         twice = [id_ for id_ in ids if id_ in self._held]
         if twice or len(set(ids)) != len(ids):
             raise ValueError(f"samples that are already in use: {twice[:5]}")
-        self._steps[step] = list(ids)
         self._held |= {id_: {} for id_ in ids}
 
     def add(self, rank: int, batch: SequenceSample) -> None:
@@ -74,16 +72,10 @@ class Buffer:
             for key in sample.keys:
                 self._held[id_].setdefault(key, Held(sample.select([key]))).ranks.add(rank)
 
-    def ids(self, step: int) -> list[str]:
-        return self._steps[step]
-
-    def close_step(self, step: int) -> list[str]:
-        """Forget the samples of a step; returns their ids."""
-        ids = self._steps.pop(step)
+    def forget(self, ids: Sequence[str]) -> None:
         for id_ in ids:
             self._held.pop(id_)
             self._metadata.pop(id_, None)
-        return ids
 
     def holders(self, id_: str, keys: Sequence[str]) -> set[int]:
         """The ranks that hold all of these keys of a sample."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, TypeVar
 
 from rlcli.api.data import SequenceSample
@@ -39,13 +39,20 @@ class Running:
     """A call that all its ranks have answered."""
 
     task: Task
-    batch: int
-    """The step, or whatever the buffer calls its samples."""
     mfc: MFCDef
     placement: RolePlacement
     answers: Mapping[int, Mapping[str, Any]]
     copy_seconds: float | None = None
     """That its weights took to other ranks."""
+
+    def and_then(self, later: Running) -> Running:
+        """The same call on other samples of the step, added up."""
+        answers = {rank: _added(answer, later.answers[rank]) for rank, answer in self.answers.items()}
+        return replace(later, answers=answers)
+
+    def dropped(self) -> dict[str, str]:
+        """Sample → why the call drops it."""
+        return {id_: why for rank in owners(self.placement) for id_, why in self.answers[rank]["dropped"].items()}
 
     def stats(self) -> dict[str, float]:
         """What the interface reports; it has reduced that over the ranks itself."""
@@ -76,6 +83,17 @@ class Running:
         """Seconds of the slowest rank, by name; of the copy of its weights too."""
         times = {self.mfc.name: max(self.answers[rank]["seconds"] for rank in self.placement.ranks)}
         return times if self.copy_seconds is None else times | {f"{self.mfc.name}.copy_to": self.copy_seconds}
+
+
+def _added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """What a rank answers of two draws of a step."""
+    sums: dict[str, dict[str, Moments]] = {}
+    for what in ("counts", "scores"):
+        sums[what] = {name: Moments(*moments) for name, moments in one[what].items()}
+        for name, moments in other[what].items():
+            sums[what][name] = sums[what].get(name, Moments()) + Moments(*moments)
+    sums_as_sent = {what: {name: astuple(m) for name, m in of.items()} for what, of in sums.items()}
+    return {**other, **sums_as_sent, "seconds": one["seconds"] + other["seconds"]}
 
 
 @dataclass(eq=False)
@@ -128,40 +146,37 @@ class Calls:
         """Sample → what its dataset calls it."""
 
     def load(
-        self,
-        batch: int,
-        graph: Sequence[MFCDef],
-        dataset: str,
-        rows: Sequence[tuple[str, int]],
-        then: Callable[[int], None],
+        self, graph: Sequence[MFCDef], dataset: str, rows: Sequence[tuple[str, int, int]], then: Callable[[], None]
     ) -> None:
-        """Have the workers of the graph's first call take the rows that they will work on; `then(batch)` at the end."""
+        """Have the workers of the graph's first call take the rows that they will work on: (id, row, attempt)."""
         placement = self._topology.placement(graph[0].model_name)
-        self.buffer.open_step(batch, [id_ for id_, _ in rows])
-        named = [(id_, row, place) for place, (id_, row) in enumerate(rows)]
-        shares = {rank: share for rank, share in share_by_rank(named, [1] * len(named), placement).items() if share}
+        self.buffer.expect([id_ for id_, _, _ in rows])
+        shares = {rank: share for rank, share in share_by_rank(rows, [1] * len(rows), placement).items() if share}
 
         def loaded(answers: Answers) -> None:
             for rank, answer in answers.items():
                 self.buffer.add(rank, SequenceSample.from_json(answer["batch"]))
                 self._names |= answer["names"]
-            then(batch)
+            then()
 
         self._requests.post("load_rows", {r: {"dataset": dataset, "rows": s} for r, s in shares.items()}, loaded)
 
-    def dispatch(self, task: Task, batch: int, then: Callable[[Running], None]) -> None:
-        """Send a call to the workers of its role, and what they lack to them and to those who have it."""
+    def dispatch(self, task: Task, ids: Sequence[str], then: Callable[[Running], None]) -> None:
+        """Send a call on some samples, at least one, to the workers of its role, and what they lack to them and to
+        those who have it. The samples of a training step are a batch, in its order."""
         mfc = self._mfcs[task.call]
         placement = self._topology.placement(mfc.model_name)
-        ids = self.buffer.ids(batch)
         shares = share_by_rank(ids, [self.buffer.load(id_, SEQUENCES) for id_ in ids], placement)
         plan = self.buffer.transfers(shares, mfc.input_keys)
         self.buffer.count_transfers(plan)
+        places = {id_: place for place, id_ in enumerate(ids)}
         args: dict[int, dict[str, Any]] = {}
         for rank in placement.ranks:
             args[rank] = {"call": task.call, "ids": shares[rank], "step": task.step}
+            if mfc.is_train:
+                args[rank]["places"] = [places[id_] for id_ in shares[rank]]
             if not shares[rank]:
-                args[rank]["empty"] = self._empty(batch, mfc)
+                args[rank]["empty"] = self._empty(ids, mfc)
         if mfc.interface_type is ModelInterfaceType.EVALUATE:
             for rank, parts in self._evaluation_batches(mfc, shares).items():
                 args[rank]["parts"] = parts
@@ -170,7 +185,7 @@ class Calls:
             for rank in placement.ranks:
                 if answers[rank]["batch"] is not None:
                     self.buffer.add(rank, SequenceSample.from_json(answers[rank]["batch"]))
-            running = Running(task, batch, mfc, placement, answers)
+            running = Running(task, mfc, placement, answers)
             self._copy_to_others(running, then)
 
         def run() -> None:
@@ -244,16 +259,18 @@ class Calls:
         else:
             then([])
 
-    def forget(self, batch: int) -> None:
-        """Drop the samples of a batch, here and on the workers."""
-        ids = self.buffer.close_step(batch)
+    def forget(self, ids: Sequence[str]) -> None:
+        """Let go of samples, here and on the workers."""
+        if not ids:
+            return
+        self.buffer.forget(ids)
         for id_ in ids:
             self._names.pop(id_, None)
         everyone = range(self._topology.world_size)
-        self._requests.post("clear", {rank: {"ids": ids} for rank in everyone}, lambda _: None)
+        self._requests.post("clear", {rank: {"ids": list(ids)} for rank in everyone}, lambda _: None)
 
-    def _empty(self, batch: int, mfc: MFCDef) -> dict[str, Any]:
-        one = self.buffer.ids(batch)[:1]
+    def _empty(self, ids: Sequence[str], mfc: MFCDef) -> dict[str, Any]:
+        one = ids[:1]
         like = self.buffer.description(one, mfc.input_keys).select_indices([])
         like.metadata = {name: [] for name in self.buffer.metadata_names(one)}
         return like.as_json()

@@ -27,13 +27,13 @@ from rlcli.observe.display import Display
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.schema import Checkpoint, Recipe
 from rlcli.runtime.commits import MASTER, WRITTEN, Commits, RunIdentity
-from rlcli.runtime.data_order import DataOrder
+from rlcli.runtime.data_order import StepSizes
 from rlcli.runtime.messages import Report
 from rlcli.runtime.requests import Answers, Requests
 from rlcli.topology import Topology
 
 STATE = "state.json"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ class RunState:
     step: int
     """Steps that are done."""
     samples: int
-    """Rows of the training dataset that they took."""
+    """That they have trained on."""
+    drawn: int
+    """Rows of the training dataset that were drawn, dropped ones included: the place in its order."""
     datasets: Mapping[str, str]
     """Digest of each dataset."""
     versions: Mapping[str, Any] = field(default_factory=dict)
@@ -54,12 +56,16 @@ class RunState:
     """Steps in a row whose update was skipped, and their samples."""
     used: Mapping[str, int] = field(default_factory=dict)
     """Dataset that the training dataset is made of → samples of it that were trained on."""
+    returned: list[tuple[int, int, int]] = field(default_factory=list)
+    """(epoch, row, attempt) of the samples that were drawn and given back: they are the next ones."""
     format: int = FORMAT
 
     @classmethod
     def read(cls, folder: Path) -> RunState:
         """Of a verified checkpoint. Raises ModelError F85 if a newer rlcli wrote it."""
         fields = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        if fields.get("format") == 1:  # of a run that could drop no samples
+            fields |= {"format": FORMAT, "drawn": fields["samples"]}
         if fields.get("format") != FORMAT:
             raise ModelError(
                 f"its state has format {fields.get('format')!r}; this rlcli reads {FORMAT}",
@@ -105,9 +111,9 @@ class Start:
 class Schedule:
     """When a checkpoint is due; nothing of it is restored, so the recipe of the day decides."""
 
-    def __init__(self, settings: Checkpoint, order: DataOrder):
+    def __init__(self, settings: Checkpoint, sizes: StepSizes):
         self._settings = settings
-        self._order = order
+        self._sizes = sizes
         self._last = time.monotonic()
 
     def is_due(self, step: int) -> bool:
@@ -117,12 +123,12 @@ class Schedule:
 
     def next_after(self, step: int) -> int | None:
         """The first step beyond `step` at whose end one is surely due: no later step may begin before."""
-        every, order = self._settings.every_steps, self._order
+        every, sizes = self._settings.every_steps, self._sizes
         planned = [] if every is None else [step - step % every + every]
         if self._settings.every_epochs is not None:
-            span = self._settings.every_epochs * order.rows
-            end = (order.place(step) // span + 1) * span
-            planned.append(order.first_step + -(-(end - order.first_place) // order.rows_per_step))
+            span = self._settings.every_epochs * sizes.rows
+            end = (sizes.place(step) // span + 1) * span
+            planned.append(sizes.first_step + -(-(end - sizes.first_place) // sizes.per_step))
         return min(planned, default=None)
 
     def note(self) -> None:
@@ -132,8 +138,8 @@ class Schedule:
     def _ends_epochs(self, step: int) -> bool:
         if self._settings.every_epochs is None:
             return False
-        span = self._settings.every_epochs * self._order.rows
-        return self._order.place(step) // span > self._order.place(step - 1) // span
+        span = self._settings.every_epochs * self._sizes.rows
+        return self._sizes.place(step) // span > self._sizes.place(step - 1) // span
 
     def _time_is_up(self) -> bool:
         seconds = self._settings.every_seconds

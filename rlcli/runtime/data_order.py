@@ -1,4 +1,4 @@
-"""Which rows make up which step: a pure function of seed, epoch and the number of rows."""
+"""In which order rows are drawn, and how many a step takes: pure functions of seed, epoch and the number of rows."""
 
 from __future__ import annotations
 
@@ -30,33 +30,40 @@ def row_of(id_: str) -> tuple[bool, int]:
 
 @dataclass(frozen=True)
 class DataOrder:
-    """The order of a dataset over its epochs. A step that reaches the end of an epoch goes on into the next."""
+    """The order of a dataset over its epochs."""
 
     rows: int
-    rows_per_step: int
     seed: int
     shuffle: bool = True
+
+    def at(self, place: int) -> tuple[int, int]:
+        """(epoch, row) of a place, counted from the beginning of the first epoch."""
+        epoch, within = divmod(place, self.rows)
+        seed = stable_seed(self.seed, "order", epoch) if self.shuffle else None
+        return epoch, _permutation(self.rows, seed)[within]
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """How many samples each step takes. A step that reaches the end of an epoch continues in the next."""
+
+    rows: int
+    """Of an epoch."""
+    per_step: int
     first_step: int = 0
     """The step that the counting begins with: above 0 in a run that is resumed."""
     first_place: int = 0
-    """Samples that were trained on before that step."""
+    """Samples that steps before that one took."""
     end: int | None = None
     """Samples after which there are no more, so that the last step may be smaller."""
 
-    def step(self, step: int) -> list[tuple[int, int]]:
-        """(epoch, row) of every sample of a step (from 0), in the order of the step's batch."""
-        return [
-            (place // self.rows, self._epoch(place // self.rows)[place % self.rows])
-            for place in range(self.place(step), self.place(step + 1))
-        ]
-
     def place(self, step: int) -> int:
-        """How many samples come before a step."""
-        place = self.first_place + (step - self.first_step) * self.rows_per_step
+        """How many samples the steps before `step` take."""
+        place = self.first_place + (step - self.first_step) * self.per_step
         return place if self.end is None else min(place, self.end)
 
-    def _epoch(self, epoch: int) -> tuple[int, ...]:
-        return _permutation(self.rows, stable_seed(self.seed, "order", epoch) if self.shuffle else None)
+    def size(self, step: int) -> int:
+        return self.place(step + 1) - self.place(step)
 
 
 @lru_cache(maxsize=4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,6 @@ from rlcli.runtime.requests import Requests
 from rlcli.runtime.scheduler import Scheduler
 from rlcli.runtime.transport import Transport
 from rlcli.topology import Topology
-
-BATCH = -1
-"""The buffer's name for the samples of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +39,23 @@ class Evaluated:
 
 
 def evaluate(recipe: Recipe, calls: Calls, requests: Requests, rows: int, shown: int) -> Evaluated:
-    """Run the evaluation graph over all `rows` of its dataset, and read the responses to the first `shown` of them."""
+    """Run the evaluation graph over all `rows` of its dataset, and read the responses to the first `shown` of them.
+
+    No sample is dropped, whatever its calls say: its numbers are those of the whole dataset.
+    """
     dataset, graph = recipe.train.eval.dataset, eval_graph(recipe)
     assert dataset is not None
     began = time.perf_counter()
-    loaded, finished = set[int](), deque[Running]()
-    calls.load(BATCH, graph, dataset, [(evaluation_id(row), row) for row in range(rows)], loaded.add)
-    while not loaded:
+    ids, is_loaded, finished = [evaluation_id(row) for row in range(rows)], list[bool](), deque[Running]()
+    calls.load(graph, dataset, [(id_, row, 0) for row, id_ in enumerate(ids)], lambda: is_loaded.append(True))
+    while not is_loaded:
         requests.wait()
     reports: list[Running] = []
     scheduler = Scheduler(graph, 1)
     while not scheduler.finished:
         for task in scheduler.ready():
             scheduler.start(task)
-            calls.dispatch(task, BATCH, finished.append)
+            calls.dispatch(task, ids, finished.append)
         while not finished:
             requests.wait()
         reports.append(finished.popleft())
@@ -64,8 +64,8 @@ def evaluate(recipe: Recipe, calls: Calls, requests: Requests, rows: int, shown:
     stats = named_reports(reports, Running.stats, lambda _: "")
     texts: list[dict[str, Any]] = []
     if any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in graph):
-        texts = _texts(calls, requests, shown)
-    calls.forget(BATCH)
+        texts = _texts(calls, requests, ids[:shown])
+    calls.forget(ids)
     return Evaluated(scores, stats, texts, time.perf_counter() - began)
 
 
@@ -87,9 +87,9 @@ def evaluate_alone(
     return found
 
 
-def _texts(calls: Calls, requests: Requests, shown: int) -> list[dict[str, Any]]:
+def _texts(calls: Calls, requests: Requests, ids: Sequence[str]) -> list[dict[str, Any]]:
     described: list[list[dict[str, Any]]] = []
-    calls.describe(calls.buffer.ids(BATCH)[:shown], described.append)
+    calls.describe(ids, described.append)
     while not described:
         requests.wait()
     return described[0]

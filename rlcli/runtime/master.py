@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlcli.api.dataflow import ModelInterfaceType
+from rlcli.api.dataflow import MFCDef, ModelInterfaceType
 from rlcli.api.key_meaning import SEQUENCES, SOURCE
 from rlcli.errors import NumericError, ResourceError, Stopped
 from rlcli.observe.display import Display
@@ -24,12 +24,13 @@ from rlcli.recipe.schema import Recipe
 from rlcli.runtime.calls import Calls, Running, named_reports, staleness
 from rlcli.runtime.checkpoints import Checkpoints, RunState, Schedule, Start
 from rlcli.runtime.commits import RunIdentity
-from rlcli.runtime.data_order import DataOrder, training_id
+from rlcli.runtime.data_order import DataOrder, StepSizes
 from rlcli.runtime.evaluation import evaluate
 from rlcli.runtime.outputs import Outputs
 from rlcli.runtime.requests import Requests
 from rlcli.runtime.roles import training_steps
-from rlcli.runtime.scheduler import Scheduler
+from rlcli.runtime.sample_flow import Draw, SampleFlow, SampleQueue
+from rlcli.runtime.scheduler import Scheduler, Task
 from rlcli.runtime.transport import Transport
 from rlcli.topology import Topology
 
@@ -44,6 +45,8 @@ class MasterWorker:
     """Drives the workers behind a transport through one run: `start`, `run`, `shut_down`."""
 
     outputs: Outputs
+    flow: SampleFlow
+    scheduler: Scheduler
 
     def __init__(self, recipe: Recipe, topology: Topology, transport: Transport, directory: RunDirectory,
                  display: Display, identity: RunIdentity, start: Start | None = None,
@@ -65,9 +68,11 @@ class MasterWorker:
         self._digests: dict[str, str] = {}
         self._opened = 0
         self._loaded: set[int] = set()
-        self._finished: deque[Running] = deque()
-        self._reports: dict[int, list[Running]] = {}
-        """Step → its calls that are done."""
+        """Steps whose last draw is on the workers."""
+        self._finished: deque[tuple[Task, Running | None]] = deque()
+        """Calls that are done; None of one that had no samples."""
+        self._reports: dict[int, dict[str, Running]] = {}
+        """Step → its calls that are done, by name."""
         self._nonfinite: list[tuple[int, list[str]]] = []
         """(step, samples) of the steps in a row whose update was not finite."""
         self._sources = sources_of(recipe.datasets[recipe.train.dataset])
@@ -160,36 +165,34 @@ class MasterWorker:
 
     def _train(self) -> None:
         """Keep every worker busy until all steps are done, or those that were begun when the run was to stop."""
-        train, graph = self.recipe.train, train_graph(self.recipe)
-        overlap = len(self.topology.groups) > 1
-        scheduler = Scheduler(graph, self.steps, train.max_staleness, self.steps_done, overlap=overlap)
-        order = self._data_order()
-        schedule = Schedule(self.recipe.checkpoint, order)
+        graph, sizes = train_graph(self.recipe), self._step_sizes()
+        self.flow = self._sample_flow(graph)
+        self.scheduler = Scheduler(
+            graph, self.steps, self.recipe.train.max_staleness, self.steps_done,
+            overlap=len(self.topology.groups) > 1, drops=self.flow.drops,
+        )  # fmt: skip
+        schedule = Schedule(self.recipe.checkpoint, sizes)
         self._step_began = time.perf_counter()
-        while not scheduler.finished:
+        while not self.scheduler.finished:
             if self._opened == self.steps_done and self._is_checkpoint_due(schedule):
-                self._take_checkpoint(order, schedule)
+                self._take_checkpoint(sizes, schedule)
             if not self._is_checkpoint_due(schedule):
-                self._open_steps(scheduler, order, schedule)
+                self._open_steps(sizes, schedule)
             if self._opened == self.steps_done:
                 break
-            for task in scheduler.ready():
+            for task in self.scheduler.ready():
                 if task.step in self._loaded:
-                    scheduler.start(task)
-                    self.calls.dispatch(task, task.step, self._finished.append)
+                    self._start_call(task)
             if not self._finished:
                 self.requests.wait()
                 continue
-            finished = self._finished.popleft()
-            self._reports.setdefault(finished.batch, []).append(finished)
-            if scheduler.finish(finished.task):
-                self._finish_step(finished.task.step)
+            self._take_in(*self._finished.popleft())
             self.checkpoints.settle()
         wanted = self.recipe.checkpoint.at_end if self.steps_done == self.steps else self.recipe.checkpoint.on_stop
         wanted = self._can_checkpoint and (wanted or self._is_checkpoint_due(schedule))
         self.checkpoints.settle(wait=True)
         if wanted and self.checkpoints.committed != self.steps_done:
-            self._take_checkpoint(order, schedule)
+            self._take_checkpoint(sizes, schedule)
             self.checkpoints.settle(wait=True)
         if wanted and self.checkpoints.committed != self.steps_done:
             what = f"step {self.steps_done}, the last one, is not committed; the warning above says why"
@@ -197,26 +200,72 @@ class MasterWorker:
                 what, where=str(self.checkpoints.folder), hint="make room, then rlcli resume", code="F28"
             )
 
-    def _data_order(self) -> DataOrder:
+    def _step_sizes(self) -> StepSizes:
         """From the step that the run begins with."""
         train, rows = self.recipe.train, self.rows[self.recipe.train.dataset]
         first_place = self._start.state.samples if self._start is not None else 0
         end = rows * (train.epochs or 1) if self.recipe.takes_each_row_once else None
-        return DataOrder(
-            rows, train.prompts_per_step, self.recipe.seed, train.shuffle, self.steps_done, first_place, end
-        )
+        return StepSizes(rows, train.prompts_per_step, self.steps_done, first_place, end)
 
-    def _open_steps(self, scheduler: Scheduler, order: DataOrder, schedule: Schedule) -> None:
-        """Have rows loaded for the steps that may begin. None before an evaluation or a checkpoint that comes first."""
+    def _sample_flow(self, graph: Sequence[MFCDef]) -> SampleFlow:
+        train = self.recipe.train
+        order = DataOrder(self.rows[train.dataset], self.recipe.seed, train.shuffle)
+        queue = SampleQueue(order)
+        if self._start is not None:
+            state = self._start.state
+            queue = SampleQueue(order, state.drawn, [Draw(*one) for one in state.returned])
+        return SampleFlow(
+            queue, graph, replaces=bool(self.recipe.trained_roles), per_draw=train.prompts_per_draw,
+            most_redraws=train.max_redraws,
+        )  # fmt: skip
+
+    def _open_steps(self, sizes: StepSizes, schedule: Schedule) -> None:
+        """Draw samples for the steps that may begin. None before an evaluation or a checkpoint that comes first."""
         ev = self.recipe.train.eval
         every = ev.every_steps if ev.dataset is not None else None
         evaluation = self.steps if every is None else (self.steps_done // every + 1) * every
         pause = min(evaluation, schedule.next_after(self.steps_done) or self.steps)
-        for step in scheduler.open_steps:
-            if self._opened <= step < pause and not self.should_stop():
-                rows = [(training_id(epoch, row), row) for epoch, row in order.step(step)]
-                self.calls.load(step, train_graph(self.recipe), self.recipe.train.dataset, rows, self._loaded.add)
+        for step in self.scheduler.open_steps:
+            if self._opened <= step < pause and self.flow.may_open(step) and not self.should_stop():
+                self._load(step, self.flow.open(step, sizes.size(step)))
                 self._opened = step + 1
+
+    def _load(self, step: int, draws: Sequence[Draw]) -> None:
+        self._loaded.discard(step)
+        rows = [(draw.id, draw.row, draw.attempt) for draw in draws]
+        self.calls.load(train_graph(self.recipe), self.recipe.train.dataset, rows, lambda: self._loaded.add(step))
+
+    def _start_call(self, task: Task) -> None:
+        self.scheduler.start(task)
+        ids = self.flow.samples(task.step, task.call)
+        if ids:
+            self.calls.dispatch(task, ids, lambda running: self._finished.append((task, running)))
+        else:
+            self._finished.append((task, None))
+
+    def _take_in(self, task: Task, running: Running | None) -> None:
+        """A call is done."""
+        step = task.step
+        if running is not None:
+            reports = self._reports.setdefault(step, {})
+            earlier = reports.get(task.call)
+            reports[task.call] = running if earlier is None else earlier.and_then(running)
+            self.flow.drop(step, task.call, running.dropped())
+        self.scheduler.finish(task)
+        if self.scheduler.chooses(step):
+            self._choose_batch(step)
+        while self.scheduler.is_over(self.steps_done):
+            self._finish_step(self.steps_done)
+
+    def _choose_batch(self, step: int) -> None:
+        """Draw again where samples were dropped, or train on what there is."""
+        draws = self.flow.complete(step)
+        if draws:
+            self.scheduler.repeat(step)
+            self._load(step, draws)
+        else:
+            self.calls.forget(self.flow.surplus(step))
+            self.scheduler.close(step)
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
@@ -224,11 +273,14 @@ class MasterWorker:
         taken = self._taken if self._taken is not None else self.checkpoints.committed or 0
         return self._can_checkpoint and taken != self.steps_done and schedule.is_due(self.steps_done)
 
-    def _take_checkpoint(self, order: DataOrder, schedule: Schedule) -> None:
+    def _take_checkpoint(self, sizes: StepSizes, schedule: Schedule) -> None:
         """Nothing is under way: what the workers hold is what the finished steps made."""
+        queue = self.flow.queue
         state = RunState(
             step=self.steps_done,
-            samples=order.place(self.steps_done),
+            samples=sizes.place(self.steps_done),
+            drawn=queue.place,
+            returned=[(draw.epoch, draw.row, draw.attempt) for draw in queue.returned],
             datasets=self._digests,
             nonfinite=self._nonfinite,
             used=dict(self._used),
@@ -241,28 +293,31 @@ class MasterWorker:
 
     def _finish_step(self, step: int) -> None:
         seconds = time.perf_counter() - self._step_began
-        ids = self.calls.buffer.ids(step)
+        samples, reports = self.flow.close(step), list(self._reports.pop(step).values())
+        ids = samples.batch or []
         tokens = sum(self.calls.buffer.sequence_lengths(ids, SEQUENCES))
-        reports = self._reports.pop(step)
         record = named_reports(reports, Running.reports, lambda mfc: mfc.model_name)
         if self.recipe.train.max_staleness:
             record |= staleness(reports)
         record |= {f"time/{name}": took for one in reports for name, took in one.times().items()}
         record |= {"time/step": seconds, "tokens_per_second": tokens / seconds}
         record |= self._count_sources(ids)
+        if self.flow.drops:
+            record |= samples.counts(reason for mfc in train_graph(self.recipe) for reason in mfc.drops)
         if self._checkpoint_seconds is not None:
             record["time/checkpoint"], self._checkpoint_seconds = self._checkpoint_seconds, None
         if any(mfc.interface_type is GENERATE for mfc in train_graph(self.recipe)):
             shown = ids[: self.recipe.log.samples_per_step]
             self.calls.describe(shown, lambda texts: self._write_samples(step + 1, "train", texts))
-        self.calls.forget(step)
+        self.calls.forget(ids)
         self._loaded.discard(step)
         self.steps_done = step + 1
         record |= self._evaluate(self.steps_done) if self._is_evaluation_due() else {}
         self._last_record = record
         self.outputs.metrics.write(self.steps_done, record)
         versions = {one.mfc.name: one.version for one in reports if one.mfc.interface_type is GENERATE}
-        self.outputs.ledger.write({"step": self.steps_done, "samples": ids, "versions": versions})
+        for line in samples.ledger("trained" if self.recipe.trained_roles else "done", versions):
+            self.outputs.ledger.write({"step": self.steps_done, **line})
         self.display.step({"step": self.steps_done, **record})
         self.directory.write_status("running", self.steps_done, self.steps)
         self._watch_for_nonfinite(record, ids)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.key_meaning import LOGPROBS, MEANINGS, SEQUENCES, TOKENS, Meaning
+from rlcli.api.key_meaning import DROPPED, LOGPROBS, MEANINGS, SEQUENCES, TOKENS, Meaning
 from rlcli.api.sample_json import CARRIED
 from rlcli.runtime.measures import Moments
 from rlcli.runtime.origin import Origin
@@ -83,6 +83,19 @@ def read_counts(metadata: Mapping[str, Sequence[Any]], origin: Origin) -> dict[s
         if values and all(type(value) in (int, float) for value in values)
     }
     return {name: Moments.of(numbers) for name, numbers in counted.items()}
+
+
+def read_drops(made: SequenceSample, reasons: Sequence[str], origin: Origin) -> dict[str, str]:
+    """Sample → why the call drops it. `reasons`: those that its interface declares."""
+    dropped: dict[str, str] = {}
+    for id_, reason in zip(made.ids, made.metadata.get(DROPPED) or [None] * made.bs, strict=True):
+        if reason is None:
+            continue
+        if reason not in reasons:
+            declared = f"declares {', '.join(reasons)}" if reasons else "declares no reason"
+            raise origin.malformed(f"dropped sample {origin.describe(id_)} for {reason!r:.60}; its DROPS {declared}")
+        dropped[str(id_)] = str(reason)
+    return dropped
 
 
 def check_key(

@@ -27,7 +27,7 @@ class Outputs:
     metrics: MetricsWriter
     samples: SampleWriter
     ledger: JsonLines
-    """The samples of each step, `e<epoch>r<row>`: which were trained on, and when."""
+    """A line for each sample that was drawn, `e<epoch>r<row>`: trained on, and when, or dropped, and why."""
 
     @property
     def lines(self) -> tuple[JsonLines, ...]:

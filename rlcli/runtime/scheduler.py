@@ -27,10 +27,19 @@ class Scheduler:
     `max_staleness` η, generation at step k needs the weights trained at step k − 1 − η, or copied from a role that was.
     A role's weights change in the order of steps. At most η + 1 steps are open at a time, one more with `overlap`: then
     a step may begin on devices that are done with the step before, as far as versions allow.
+
+    With `drops`, calls may drop samples: what trains, or changes weights in another way, and whatever waits for it,
+    works on the whole batch and waits until the step is `closed`. The other calls may have to be repeated before.
     """
 
     def __init__(
-        self, mfcs: Sequence[MFCDef], steps: int, max_staleness: int = 0, first_step: int = 0, overlap: bool = False
+        self,
+        mfcs: Sequence[MFCDef],
+        steps: int,
+        max_staleness: int = 0,
+        first_step: int = 0,
+        overlap: bool = False,
+        drops: bool = False,
     ):
         self._graph = build_graph(mfcs, max_staleness=max_staleness)
         order = list(networkx.lexicographical_topological_sort(self._graph, key=[m.name for m in mfcs].index))
@@ -43,6 +52,12 @@ class Scheduler:
         self._started: set[Task] = set()
         self._done: dict[int, set[str]] = {}
         self._oldest = first_step
+        writers = {mfc.name for mfc in mfcs if mfc.written_roles}
+        late = writers.union(*(networkx.descendants(self._graph, name) for name in writers))
+        self._early = set(self._places) - late if drops else set[str]()
+        """The calls that choose a batch."""
+        self._closed: set[int] = set()
+        """Open steps whose batch is complete."""
 
     @property
     def open_steps(self) -> range:
@@ -65,24 +80,48 @@ class Scheduler:
     def start(self, task: Task) -> None:
         self._started.add(task)
 
-    def finish(self, task: Task) -> bool:
-        """Count a call as done; returns whether that finished its whole step."""
+    def finish(self, task: Task) -> None:
+        """Count a call as done."""
         done = self._done.setdefault(task.step, set())
         done.add(task.call)
         for role in self._mfcs[task.call].written_roles:
             if done.issuperset(self._writers[role]):
                 self._versions[role] = task.step + 1
-        if len(done) < len(self._places):
-            return False
-        while len(self._done.get(self._oldest, ())) == len(self._places):
+        self._advance()
+
+    def chooses(self, step: int) -> bool:
+        """Whether all calls that choose the batch of a step are done, and it is not closed yet."""
+        is_open = bool(self._early) and step >= self._oldest and step not in self._closed
+        return is_open and self._early <= self._done.get(step, set())
+
+    def repeat(self, step: int) -> None:
+        """The calls that choose the batch run once more: on other samples."""
+        self._done[step] -= self._early
+        self._started = {task for task in self._started if task.step != step or task.call not in self._early}
+
+    def close(self, step: int) -> None:
+        """The batch of a step is complete."""
+        self._closed.add(step)
+        self._advance()
+
+    def is_over(self, step: int) -> bool:
+        return step < self._oldest
+
+    def _advance(self) -> None:
+        while self._is_done(self._oldest):
             del self._done[self._oldest]
+            self._closed.discard(self._oldest)
             self._started = {started for started in self._started if started.step != self._oldest}
             self._oldest += 1
-        return True
+
+    def _is_done(self, step: int) -> bool:
+        return len(self._done.get(step, ())) == len(self._places) and (not self._early or step in self._closed)
 
     def _may_start(self, task: Task) -> bool:
         done = self._done.get(task.step, set())
         if not all(producer in done for producer in self._graph.predecessors(task.call)):
+            return False
+        if self._early and task.call not in self._early and task.step not in self._closed:
             return False
         if not all(self._may_write(task, role) for role in self._mfcs[task.call].written_roles):
             return False

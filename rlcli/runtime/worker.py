@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from rlcli import registry
 from rlcli.api.config import FinetuneSpec, ModelInterfaceAbstraction, ModelVersion, stable_seed
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
-from rlcli.api.key_meaning import NOT_ENDED, PROMPT_MASK, REWARDS, SAMPLED_LOGPROBS, SEQUENCES
+from rlcli.api.key_meaning import ATTEMPT, PLACE
 from rlcli.api.model import Model, ModelBackend, ModelInterface, call_interface
 from rlcli.checkpoint.disk import failures_told
 from rlcli.errors import UsageError
@@ -29,7 +29,8 @@ from rlcli.runtime.heap import keep_freed_memory
 from rlcli.runtime.measures import Moments, measures, shown_scores
 from rlcli.runtime.messages import Request, Tell
 from rlcli.runtime.origin import Origin, RowOrigin, origin_of_call
-from rlcli.runtime.output_checks import checked_output, checked_row, read_counts, read_stats
+from rlcli.runtime.output_checks import checked_output, checked_row, read_counts, read_drops, read_stats
+from rlcli.runtime.readable_samples import describe_samples
 from rlcli.runtime.roles import Meshes, build_roles, role_tokenizer
 from rlcli.runtime.sample_store import SampleStore
 from rlcli.runtime.saving import (
@@ -42,6 +43,20 @@ from rlcli.runtime.saving import (
 )
 from rlcli.runtime.weight_flow import WeightTransfer, make_channels, remote_copy
 from rlcli.topology import Topology
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is known of a call's outputs once they are stored."""
+
+    batch: SequenceSample | None = None
+    """Their description."""
+    scores: Mapping[str, Moments] = field(default_factory=dict)
+    """Of what can be averaged over the samples, that which people want to see."""
+    counts: Mapping[str, Moments] = field(default_factory=dict)
+    """And that which the call counted: errors and the like."""
+    dropped: Mapping[str, str] = field(default_factory=dict)
+    """Sample → why it is not trained on."""
 
 
 class ModelWorker:
@@ -132,14 +147,14 @@ class ModelWorker:
     # -- data ------------------------------------------------------------------------------------------------
 
     def load_rows(self, dataset: str, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """Take rows, given as (id, row, place in the step's batch); returns their description and the dataset's ids."""
+        """Take rows, given as (id, row, attempt); returns their description and the dataset's ids."""
         batch, names = [], {}
-        for id_, row, place in rows:
+        for id_, row, attempt in rows:
             read = checked_row(self.datasets[dataset][row], RowOrigin(dataset, row))
             sample = read.to(self.device)  # shares none of the dataset's lists
             names[id_] = str(sample.ids[0])
             sample.ids = [id_]
-            sample.metadata = {**sample.metadata, "batch_index": [place]}
+            sample.metadata = {**sample.metadata, ATTEMPT: [attempt]}
             self.samples.add(sample)
             batch.append(sample.meta())
         return {"batch": SequenceSample.gather(batch).as_json(), "names": names}
@@ -156,24 +171,26 @@ class ModelWorker:
         ids: Sequence[str],
         empty: dict[str, Any] | None = None,
         parts: Sequence[Sequence[int]] | None = None,
+        places: Sequence[int] | None = None,
         step: int = 0,
     ) -> dict[str, Any]:
         """Run a call on this rank's samples, and keep what it makes.
 
         `step` seeds what a component may draw from global random streams. A rank of the role without samples gets
         their description in `empty`, for it takes part in the collectives. `parts` are the batches of an evaluation, as
-        many on every rank.
+        many on every rank; `places` those of the samples in the batch of a training step.
         """
         mfc = self.calls[call]
         began = time.perf_counter()
         self._seed_global_streams(call, step)
         data = self.samples.gather(ids, mfc.input_keys) if empty is None else _without_samples(empty, self.device)
         data.remap_keys_({old: new for old, new in mfc.input_key_remap.items() if old in data.keys})
+        if places is not None:
+            data.metadata[PLACE] = list(places)
         model, interface = self.models[mfc.model_name], self._interface(mfc)
         version = model.version.global_step
-        batch, stats = None, dict[str, float]()
+        kept, stats = Kept(), dict[str, float]()
         origin = self._origin(mfc)
-        scores, counts = dict[str, Moments](), dict[str, Moments]()
         if mfc.interface_type is ModelInterfaceType.TRAIN_STEP:
             stats = read_stats(call_interface(interface, "train_step", model, data, mfc.mb_spec), origin)
         elif mfc.interface_type is ModelInterfaceType.EVALUATE:
@@ -181,24 +198,22 @@ class ModelWorker:
             stats = read_stats(call_interface(interface, "evaluate", model, batches), origin)
         else:
             made = call_interface(interface, mfc.interface_type.value, model, data, mfc.mb_spec)
-            batch, scores, counts = self._keep(mfc, data, made, origin)
+            kept = self._keep(mfc, data, made, origin)
         self._run_hooks(mfc)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return {
-            "batch": batch.as_json() if batch is not None else None,
+            "batch": kept.batch.as_json() if kept.batch is not None else None,
             "stats": stats,
-            "scores": _as_message(scores),
-            "counts": _as_message(counts),
+            "scores": _as_message(kept.scores),
+            "counts": _as_message(kept.counts),
+            "dropped": kept.dropped,
             "version": version,
             "seconds": time.perf_counter() - began,
         }
 
-    def _keep(
-        self, mfc: MFCDef, data: SequenceSample, made: Any, origin: Origin
-    ) -> tuple[SequenceSample, dict[str, Moments], dict[str, Moments]]:
-        """Store the outputs sample by sample; returns their description, and of what can be averaged over the samples
-        that which people want to see, and that which the call counted (errors and the like)."""
+    def _keep(self, mfc: MFCDef, data: SequenceSample, made: Any, origin: Origin) -> Kept:
+        """Store the outputs sample by sample."""
         promised = {key: mfc.output_key_remap.get(key, key) for key in mfc.output_keys}
         made = checked_output(made, data, promised, origin, self.device)
         missing = [key for key in promised if key not in made.keys]
@@ -209,12 +224,12 @@ class ModelWorker:
                 code="R71",
             )
         own = {name: values for name, values in made.metadata.items() if name not in data.metadata}
-        counted = read_counts(own, origin)
+        counted, dropped = read_counts(own, origin), read_drops(made, mfc.drops, origin)
         made.metadata = {}
         made.remap_keys_(promised)
         self.samples.add(made)
         scores = measures(made) if mfc.name in self._evaluating else shown_scores(made)
-        return made.meta(), {name: Moments.of(numbers) for name, numbers in scores.items()}, counted
+        return Kept(made.meta(), {name: Moments.of(numbers) for name, numbers in scores.items()}, counted, dropped)
 
     def _origin(self, mfc: MFCDef) -> Origin:
         role = mfc.model_name
@@ -288,44 +303,10 @@ class ModelWorker:
 
     # -- looking ---------------------------------------------------------------------------------------------
 
-    def describe(
-        self, texts: Sequence[str], scores: Sequence[str], finishes: Sequence[str], likelihoods: Sequence[str]
-    ) -> dict[str, Any]:
-        """Prompts and responses of some samples as text, the rewards of some, how those of some ended and how likely
-        they were: for people to read."""
-        return {
-            "texts": {id_: self._texts(id_) for id_ in texts},
-            "scores": {id_: _tensors(self.samples.sample(id_))[REWARDS].double().tolist() for id_ in scores},
-            "finishes": {id_: self._finishes(id_) for id_ in finishes},
-            "likelihoods": {id_: self._likelihoods(id_) for id_ in likelihoods},
-        }
-
-    def _finishes(self, id_: str) -> list[str]:
-        return ["length" if cut else "stop" for cut in _tensors(self.samples.sample(id_))[NOT_ENDED].tolist()]
-
-    def _likelihoods(self, id_: str) -> list[float]:
-        """The log-prob of each response of a sample: the sum over its tokens."""
-        sample = self.samples.sample(id_)
-        tensors = _tensors(sample)
-        per_action = tensors[SAMPLED_LOGPROBS].double().split(sample.flat_seqlens(SAMPLED_LOGPROBS))
-        masks = tensors[PROMPT_MASK].split(sample.flat_seqlens(SEQUENCES))
-        return [float(logprobs[~mask[1:]].sum()) for logprobs, mask in zip(per_action, masks, strict=True)]
-
-    def _texts(self, id_: str) -> dict[str, Any]:
-        """With the tokenizer that prompts were read with; another role may have one of its own."""
-        sample, decode = self.samples.sample(id_), self._tokenizer.decode
-        tensors, lengths = _tensors(sample), sample.flat_seqlens(SEQUENCES)
-        prompts, responses = [], []
-        packed = (tensors[key].cpu().split(lengths) for key in (SEQUENCES, PROMPT_MASK))
-        for tokens, mask in zip(*packed, strict=True):
-            prompts.append(decode(tokens[mask], skip_special_tokens=True))
-            responses.append(decode(tokens[~mask], skip_special_tokens=True))
-        answer = sample.metadata.get("answer", [None])[0]
-        return {
-            "prompts": prompts,
-            "responses": responses,
-            "answer": None if answer is None else str(answer),
-        }
+    def describe(self, **wanted: Sequence[str]) -> dict[str, Any]:
+        """What some samples hold, for people to read. Decoded with the tokenizer that prompts were read with; another
+        role may have one of its own."""
+        return describe_samples(self.samples, self._tokenizer, **wanted)
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
@@ -375,10 +356,6 @@ class ModelWorker:
         self.models.clear()
         self._interfaces.clear()
         return {}
-
-
-def _tensors(sample: SequenceSample) -> Mapping[str, torch.Tensor]:
-    return {key: tensor for key, tensor in (sample.data or {}).items() if tensor is not None}
 
 
 def _without_samples(described: dict[str, Any], device: torch.device) -> SequenceSample:

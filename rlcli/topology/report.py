@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import ResourceError, UsageError
 from rlcli.recipe.call_keys import graphs_of
-from rlcli.recipe.graph import made_keys, stages
+from rlcli.recipe.graph import made_keys, reasons_to_drop, stages
 from rlcli.recipe.libraries import libraries_to_install
 from rlcli.recipe.mesh import DevicesError
 from rlcli.recipe.tree import dotted
@@ -149,6 +149,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         ],
         "groups": [{"ranks": list(group.ranks), "roles": list(group.roles)} for group in topology.groups],
         "stages": stages(recipe.graph),
+        "drops": {name: list(reasons) for name, call in recipe.graph.items() if (reasons := reasons_to_drop(call))},
         "keys": _keys(plan.resolved),
         "batch": batch,
         "memory": as_json(plan.memory, plan.device_bytes, plan.reserved)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlcli.recipe.call_keys import graphs_of
-from rlcli.recipe.graph import made_keys, producers, stages
+from rlcli.recipe.graph import made_keys, producers, reasons_to_drop, stages
 from rlcli.recipe.readable import by_label
 from rlcli.topology.drawing import draw, ranks_text, weights_text
 from rlcli.topology.memory import GIB, Peak
@@ -101,6 +101,8 @@ def _calls(resolved: Resolved, calls: Mapping[str, Call], path: Path) -> Iterato
         yield from _keys("reads", call.inputs, resolved, (*path, name, "inputs"))
         made = [key if key in read else f"({key})" for key in made_keys(call)]
         yield from _keys("makes", made, resolved, (*path, name, "outputs"))
+        if reasons := reasons_to_drop(call):
+            yield f"{'':5}drops  samples: {', '.join(reasons)}"
 
 
 def _read(calls: Mapping[str, Call]) -> set[str]:

@@ -108,12 +108,14 @@ def distils_whole_distributions(device, folder):
     return call_interface(made, "train_step", model, batch, CUT), weights(model.module)
 
 
-def rewards_are_summed(device, folder):
-    made, model = (
-        interface("weighted_sum", weights={"rewards": 1.0, "solved": 0.5}),
-        Model("reward", None, None, device),
-    )
-    return data_of(call_interface(made, "inference", model, rollout(device), CUT))
+def reads_scores(kind, **args):
+    """An interface that needs no model, on what rewards wrote."""
+
+    def path(device, folder):
+        model = Model("reward", None, None, device)
+        return data_of(call_interface(interface(kind, **args), "inference", model, rollout(device), CUT))
+
+    return path
 
 
 def programs_are_judged(device, folder):
@@ -177,7 +179,8 @@ INTERFACES = {
     "best of n": trains_by("best_of_n"),
     "distill": distils,
     "distill, whole distributions": distils_whole_distributions,
-    "weighted sum": rewards_are_summed,
+    "weighted sum": reads_scores("weighted_sum", weights={"rewards": 1.0, "solved": 0.5}),
+    "group filter": reads_scores("group_filter", by="solved"),
     "programs": programs_are_judged,
     "judge": a_role_judges,
     "mocks": interfaces_pretend,

@@ -1,7 +1,8 @@
 """Kills runs at random moments and resumes them: `python kill_anywhere.py ALGORITHM KILLS SEED FOLDER`.
 
-Each run is a fork of this process (see `warm_command`). Prints one JSON object: how many kills were made, at which
-steps, and how many ended runs differ from one that was never killed.
+Each run is a fork of this process (see `warm_command`). Prints one JSON object: how many kills were made, after how
+many of them there was a checkpoint, and which ended runs differ from one that was never killed. Ends with an error
+where a row that was drawn is not accounted for.
 """
 
 import hashlib
@@ -14,7 +15,10 @@ import sys
 import time
 from pathlib import Path
 
+import yaml
 from warm_command import finish, load_everything, start
+
+from rlcli.runtime.data_order import DataOrder, training_id
 
 TINY_MODEL = (
     "{model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, "
@@ -33,6 +37,14 @@ ALGORITHMS = {
     "sft": (
         "sft_math", f"models.actor.scratch={{_replace_: true, {TINY_MODEL[1:]}", "datasets.train.args.problems=10",
         "train.prompts_per_step=4",
+    ),
+    "dapo": (
+        "grpo_math", "--with", "dapo", "models.actor.path=null", f"models.actor.scratch={TINY_MODEL}",
+        "models.actor.tokenizer=builtin:arithmetic", "datasets.train.args.problems=10",
+        "datasets.held_out.args.problems=2", "train.prompts_per_step=4", "train.prompts_per_draw=3",
+        "train.eval.every_steps=3", "generation.responses_per_prompt=2", "generation.max_new_tokens=2",
+        f"generation.stop_token_ids={list(range(2, 512, 3))}", "grpo.overlong_buffer=null",
+        "graph.reward_inf.interface={_replace_: true, type: weighted_sum, args: {weights: {seq_no_eos_mask: -1.0}}}",
     ),
     "generation": (
         "base/scored", f"models.actor.scratch={TINY_MODEL}", "models.actor.tokenizer=builtin:arithmetic",
@@ -79,9 +91,32 @@ def result(folder: Path) -> dict[str, str]:
     return digests
 
 
-def kill_and_resume(settings: tuple[str, ...], folder: Path, seconds: float, draws: random.Random) -> list[float]:
-    """One run, killed at a random moment, perhaps again after it was resumed, then let go; returns the moments."""
-    moments = []
+def has_accounted(folder: Path) -> bool:
+    """Whether a run has a checkpoint. By it, each (epoch, row) that was drawn must be in exactly one place: trained on,
+    dropped, or waiting to be drawn again."""
+    committed = sorted(path for path in (folder / "checkpoints").glob("step-*") if (path / "MANIFEST.json").exists())
+    if not committed:
+        return False
+    state = json.loads((committed[-1] / "state.json").read_text())
+    lines = (folder / "ledger.jsonl").read_text().splitlines()
+    done = [json.loads(line) for line in lines if line.endswith("}")]
+    places = [entry["sample"] for entry in done if entry["step"] <= state["step"]]
+    places += [training_id(epoch, row) for epoch, row, _ in state["returned"]]
+    recipe = yaml.safe_load((folder / "recipe.resolved.yaml").read_text())
+    rows = recipe["datasets"][recipe["train"]["dataset"]]["args"]["problems"]
+    order = DataOrder(rows, recipe["seed"], recipe["train"]["shuffle"])
+    drawn = [training_id(*order.at(place)) for place in range(state["drawn"])]
+    if sorted(places) != sorted(drawn):
+        raise SystemExit(f"{committed[-1]}: drawn {sorted(drawn)}, accounted for {sorted(places)}")
+    return True
+
+
+def kill_and_resume(
+    settings: tuple[str, ...], folder: Path, seconds: float, draws: random.Random
+) -> tuple[list[float], int]:
+    """One run, killed at a random moment, perhaps again after it was resumed, then let go; returns the moments, and
+    after how many of them there was a checkpoint."""
+    moments, accounted = [], 0
     arguments = ["train", *settings, "--run-dir", str(folder)]
     for _ in range(draws.choice([1, 1, 2, 3])):
         pid, moment = quietly(arguments), draws.uniform(0, seconds)
@@ -89,6 +124,7 @@ def kill_and_resume(settings: tuple[str, ...], folder: Path, seconds: float, dra
         os.kill(pid, signal.SIGKILL)
         finish(pid)
         moments.append(moment)
+        accounted += has_accounted(folder)
         if (folder / "recipe.resolved.yaml").exists():
             arguments = ["resume", str(folder)]
         else:  # killed before there was a run to go on with
@@ -97,7 +133,7 @@ def kill_and_resume(settings: tuple[str, ...], folder: Path, seconds: float, dra
     code = finish(quietly(arguments))
     if code:
         raise SystemExit(f"{folder}: resuming ended with exit code {code}: {Path('log.txt').read_text()[-2000:]}")
-    return moments
+    return moments, accounted
 
 
 def main(algorithm: str, kills: int, seed: int, home: Path) -> None:
@@ -109,15 +145,17 @@ def main(algorithm: str, kills: int, seed: int, home: Path) -> None:
     if finish(quietly(["train", *settings, "--run-dir", "reference"])):
         raise SystemExit(Path("log.txt").read_text())
     seconds = time.monotonic() - began
-    expected, made, differing = result(Path("reference")), 0, []
+    expected, made, accounted, differing = result(Path("reference")), 0, 0, []
     while made < kills:
         folder = Path(f"run{made}")
-        made += len(kill_and_resume(settings, folder, seconds, draws))
+        moments, found = kill_and_resume(settings, folder, seconds, draws)
+        made, accounted = made + len(moments), accounted + found
         ended = next(path for path in sorted(Path().glob(f"{folder}*"), reverse=True))
         wrong = [name for name, digest in result(ended).items() if expected.get(name) != digest]
         if wrong:
             differing.append({"run": str(ended), "differs": wrong})
-    print(json.dumps({"kills": made, "seconds_of_a_run": round(seconds, 2), "differing": differing}))
+    told = {"kills": made, "with_a_checkpoint": accounted, "seconds_of_a_run": round(seconds, 2)}
+    print(json.dumps({**told, "differing": differing}))
 
 
 if __name__ == "__main__":

@@ -120,7 +120,8 @@ def test_generation_may_run_one_step_ahead_on_devices_of_its_own(train, tiny_ppo
     assert staleness[0] == 0
     assert set(staleness) == {0, 1}
     ledger = [json.loads(line) for line in (run.folder / "ledger.jsonl").read_text().splitlines()]
-    assert [entry["versions"] for entry in ledger] == [{"actor_gen": k - late} for k, late in enumerate(staleness)]
+    by_step = {entry["step"]: entry["versions"] for entry in ledger}
+    assert by_step == {k + 1: {"actor_gen": k - late} for k, late in enumerate(staleness)}
 
 
 def test_a_recipe_runs_what_it_starts_from_once(tmp_path, warm_command):

@@ -269,7 +269,11 @@ def test_rows_that_cannot_be_read_are_the_users(caplog):
         assert not out.data["solved"].any()
         assert out.metadata["reward_errors"] == [1, 1, 1, 0]
         assert out.metadata["reward_unparsed"] == [0, 0, 0, 1]
+        assert "dropped" not in out.metadata
     assert "3 of 4 samples cannot be read" in caplog.text
+    out = MathRewardInterface(workers=1, timeout_s=60, on_error="drop").inference(role(), data, SPEC)
+    assert out.metadata["dropped"] == ["unreadable_answer"] * 3 + [None]
+    assert "these samples are dropped" in caplog.text
     assert MathRewardInterface().score_texts(["#### 5"], [""]) == [None]
 
 

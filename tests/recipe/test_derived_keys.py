@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rlcli.api.dataflow import MFCDef, build_graph
 from rlcli.errors import RecipeError
-from rlcli.recipe import call_keys
+from rlcli.recipe import call_keys, components
 from rlcli.recipe.explanation import explain
 from rlcli.recipe.graph import eval_graph, stages, train_graph, waits_for
 from rlcli.recipe.resolve import load_recipe
@@ -195,7 +195,7 @@ def test_what_is_given_never_closes_a_circle(declared: Any, order: list[str], br
         return {"inference": tuple(declared[name][constant == "READS"])}
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(call_keys, "declared", constants)
+        patched.setattr(components, "declared", constants)
         written = {name: Call.model_validate({"model": "m", "call": "inference", "interface": {"type": name}})
                    for name in order}  # fmt: skip
         calls = call_keys.with_declared_keys(written, brought)

@@ -239,6 +239,7 @@ KEYS = st.lists(st.sampled_from("abcde"), max_size=3, unique=True)
 
 
 @given(st.lists(st.tuples(KEYS, KEYS), min_size=1, max_size=5))
+@settings(deadline=None)  # the first example imports networkx
 def test_the_loader_and_build_graph_agree(edges):
     calls = {
         f"n{i}": Call.model_validate(

@@ -18,7 +18,7 @@ def described(ids, key="x", rows=2, dtype=torch.int64, metadata=None):
 def buffer():
     """Samples a, b on rank 0 and c, d on rank 1, each with key x."""
     buffer = Buffer()
-    buffer.open_step(0, list("abcd"))
+    buffer.expect(list("abcd"))
     buffer.add(0, described("ab", metadata={"answer": ["1", "2"]}))
     buffer.add(1, described("cd", metadata={"answer": ["3", "4"]}))
     return buffer
@@ -83,19 +83,19 @@ def test_transfers_survive_the_wire(buffer):
     assert again.description.seqlens == {"x": [[2]]}
 
 
-def test_a_closed_step_is_forgotten(buffer):
-    assert buffer.close_step(0) == list("abcd")
-    assert len(buffer) == 0
-    buffer.open_step(1, ["a"])
+def test_what_is_forgotten_may_come_again(buffer):
+    buffer.forget(list("abc"))
+    assert len(buffer) == 1
+    buffer.expect(["a"])
     assert buffer.holders("a", ["x"]) == set()
     assert buffer.metadata_names(["a"]) == []
 
 
-def test_an_id_belongs_to_one_open_step(buffer):
+def test_a_sample_is_in_use_once(buffer):
     with pytest.raises(ValueError, match="already in use"):
-        buffer.open_step(1, ["d"])
+        buffer.expect(["d"])
     with pytest.raises(ValueError, match="already in use"):
-        buffer.open_step(2, ["e", "e"])
+        buffer.expect(["e", "e"])
 
 
 def test_holders_of_several_keys_hold_them_all(buffer):

@@ -11,8 +11,8 @@ from rlcli.topology import RolePlacement
 def running(name, role, sums, stats=None):
     mfc = MFCDef(name=name, model_name=role, interface_type=ModelInterfaceType.INFERENCE,
                  interface_impl=ModelInterfaceAbstraction("x"))  # fmt: skip
-    answers = {0: {"scores": sums, "counts": {}, "stats": stats or {}, "seconds": 1.0}}
-    return Running(Task(0, 0, name), 0, mfc, RolePlacement(role, (0,), Mesh()), answers)
+    answers = {0: {"scores": sums, "counts": {}, "stats": stats or {}, "seconds": 1.0, "dropped": {}}}
+    return Running(Task(0, 0, name), mfc, RolePlacement(role, (0,), Mesh()), answers)
 
 
 REWARDS = [
@@ -36,3 +36,11 @@ def test_one_call_reports_under_its_section():
     assert by_role(REWARDS[:1]) == {"reward/reward": 0.75}
     assert named_reports(REWARDS[:1], Running.reports, lambda _: "") == {"reward": 0.75}
     assert set(named_reports(REWARDS, Running.reports, lambda _: "")) == {"math_inf/reward", "short_inf/reward"}
+
+
+def test_a_call_on_several_draws_of_a_step_reports_once():
+    first = running("math_inf", "reward", {"reward": (3.0, 9.0, 3)})
+    second = running("math_inf", "reward", {"reward": (1.0, 1.0, 1), "accuracy": (1.0, 1.0, 1)})
+    both = first.and_then(second)
+    assert by_role([both]) == {"reward/reward": 1.0, "reward/accuracy": 1.0}
+    assert both.times() == {"math_inf": 2.0}

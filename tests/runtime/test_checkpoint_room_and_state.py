@@ -1,12 +1,13 @@
 """The master's side of a checkpoint: the room that it needs, and a state that can be written down."""
 
+import json
 import shutil
 from types import SimpleNamespace
 
 import pytest
 
 from rlcli.checkpoint.commit import folder_name
-from rlcli.errors import NumericError, ResourceError
+from rlcli.errors import ModelError, NumericError, ResourceError
 from rlcli.recipe.schema import Checkpoint
 from rlcli.runtime.checkpoints import Checkpoints, RunState
 
@@ -51,5 +52,19 @@ def test_room_is_needed_for_what_is_not_there_yet(make, tmp_path, monkeypatch):
 def test_a_state_that_is_not_finite_is_no_bug_of_ours(make):
     checkpoints = make(Checkpoint(), {"versions": {}, "interfaces": {"train": {"kl_ctl": float("nan")}}})
     with pytest.raises(NumericError, match="the state of step 3 holds a number that is not finite") as caught:
-        checkpoints.take(RunState(step=3, samples=24, datasets={}), {}, lambda: None)
+        checkpoints.take(RunState(step=3, samples=24, drawn=24, datasets={}), {}, lambda: None)
     assert (caught.value.code, caught.value.exit_code) == ("F35", 9)
+
+
+def test_a_state_from_before_samples_could_be_dropped_is_read(tmp_path):
+    fields = {"step": 3, "samples": 24, "datasets": {}, "versions": {"actor": {"global_step": 3}}, "interfaces": {}}
+    (tmp_path / "state.json").write_text(json.dumps({**fields, "nonfinite": [], "format": 1}))
+    state = RunState.read(tmp_path)
+    assert (state.step, state.samples, state.drawn, state.returned) == (3, 24, 24, [])
+
+
+def test_a_state_of_a_newer_kind_is_refused(tmp_path):
+    (tmp_path / "state.json").write_text(json.dumps({"step": 3, "format": 3}))
+    with pytest.raises(ModelError, match="its state has format 3; this rlcli reads 2") as caught:
+        RunState.read(tmp_path)
+    assert caught.value.code == "F85"

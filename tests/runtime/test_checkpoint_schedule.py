@@ -8,11 +8,11 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.recipe.schema import Checkpoint
 from rlcli.runtime.checkpoints import Schedule
-from rlcli.runtime.data_order import DataOrder, digest_rows
+from rlcli.runtime.data_order import StepSizes, digest_rows
 
 
 def due_steps(steps, rows=10, rows_per_step=4, **settings):
-    schedule = Schedule(Checkpoint(**{"every_seconds": None, **settings}), DataOrder(rows, rows_per_step, seed=0))
+    schedule = Schedule(Checkpoint(**{"every_seconds": None, **settings}), StepSizes(rows, rows_per_step))
     return [step for step in range(1, steps + 1) if schedule.is_due(step)]
 
 
@@ -33,7 +33,7 @@ def test_by_steps_and_epochs_together():
 def test_by_seconds_since_the_last_one(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    schedule = Schedule(Checkpoint(every_seconds=60.0), DataOrder(10, 4, seed=0))
+    schedule = Schedule(Checkpoint(every_seconds=60.0), StepSizes(10, 4))
     now[0] += 59
     assert not schedule.is_due(1)
     now[0] += 1
@@ -43,32 +43,30 @@ def test_by_seconds_since_the_last_one(monkeypatch):
 
 
 @pytest.mark.parametrize("settings", [{"every_steps": 3}, {"every_epochs": 1}, {"every_steps": 4, "every_epochs": 2}])
-@pytest.mark.parametrize("order", [DataOrder(10, 4, seed=0), DataOrder(3, 7, 0), DataOrder(10, 6, 0, True, 3, 12)])
-def test_no_step_begins_before_a_planned_one(settings, order):
-    schedule = Schedule(Checkpoint(every_seconds=None, **settings), order)
-    planned = [step for step in range(order.first_step + 1, 80) if schedule.is_due(step)]
-    for step in range(order.first_step, 40):
+@pytest.mark.parametrize("sizes", [StepSizes(10, 4), StepSizes(3, 7), StepSizes(10, 6, 3, 12)])
+def test_no_step_begins_before_a_planned_one(settings, sizes):
+    schedule = Schedule(Checkpoint(every_seconds=None, **settings), sizes)
+    planned = [step for step in range(sizes.first_step + 1, 80) if schedule.is_due(step)]
+    for step in range(sizes.first_step, 40):
         assert schedule.next_after(step) == next(due for due in planned if due > step)
 
 
 @pytest.mark.parametrize("far", [10**12, 10**300])
 def test_a_checkpoint_that_is_far_away_is_found_at_once(far):
-    order = DataOrder(10, 4, seed=0)
-    assert Schedule(Checkpoint(every_steps=far), order).next_after(7) == far
-    assert Schedule(Checkpoint(every_epochs=far), order).next_after(7) == far * 10 // 4
-    assert Schedule(Checkpoint(every_steps=far, every_epochs=1), order).next_after(7) == 8
+    sizes = StepSizes(10, 4)
+    assert Schedule(Checkpoint(every_steps=far), sizes).next_after(7) == far
+    assert Schedule(Checkpoint(every_epochs=far), sizes).next_after(7) == far * 10 // 4
+    assert Schedule(Checkpoint(every_steps=far, every_epochs=1), sizes).next_after(7) == 8
 
 
 def test_nothing_is_planned_by_seconds_alone():
-    assert Schedule(Checkpoint(), DataOrder(10, 4, seed=0)).next_after(5) is None
+    assert Schedule(Checkpoint(), StepSizes(10, 4)).next_after(5) is None
 
 
-def test_an_order_that_goes_on_at_a_place_takes_the_rows_that_are_left():
-    whole = DataOrder(rows=10, rows_per_step=4, seed=3)
-    wider = DataOrder(rows=10, rows_per_step=6, seed=3, first_step=3, first_place=whole.place(3))
-    assert wider.place(3) == 12
-    assert wider.step(3) == [*whole.step(3), *whole.step(4)][:6]
-    assert wider.step(4) == [*whole.step(4), *whole.step(5)][2:8]
+def test_steps_of_another_size_begin_at_the_place_that_was_reached():
+    whole = StepSizes(rows=10, per_step=4)
+    wider = StepSizes(rows=10, per_step=6, first_step=3, first_place=whole.place(3))
+    assert [wider.place(step) for step in (3, 4, 5)] == [12, 18, 24]
 
 
 def test_a_dataset_is_told_from_another_by_its_rows():

@@ -7,15 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.recipe.mesh import Mesh
-from rlcli.runtime.data_order import DataOrder
+from rlcli.runtime.data_order import DataOrder, StepSizes
 from rlcli.runtime.partition import owners, share_by_rank, shares
 from rlcli.topology import RolePlacement
 
 
+def step(order, sizes, number):
+    """(epoch, row) of each sample of a step."""
+    return [order.at(place) for place in range(sizes.place(number), sizes.place(number + 1))]
+
+
 @given(rows=st.integers(1, 40), per_step=st.integers(1, 40), seed=st.integers(0, 9))
 def test_every_row_comes_once_per_epoch_and_every_step_is_full(rows, per_step, seed):
-    order = DataOrder(rows, per_step, seed)
-    steps = [order.step(k) for k in range(2 * -(-rows // per_step))]
+    order, sizes = DataOrder(rows, seed), StepSizes(rows, per_step)
+    steps = [step(order, sizes, k) for k in range(2 * -(-rows // per_step))]
     assert all(len(step) == per_step for step in steps)
     seen = Counter(pair for step in steps for pair in step)
     assert max(seen.values()) == 1
@@ -24,17 +29,19 @@ def test_every_row_comes_once_per_epoch_and_every_step_is_full(rows, per_step, s
 
 
 def test_the_order_is_a_function_of_seed_and_epoch_alone():
-    assert DataOrder(50, 7, seed=3).step(9) == DataOrder(50, 7, seed=3).step(9)
-    assert DataOrder(50, 7, seed=3).step(0) != DataOrder(50, 7, seed=4).step(0)
-    first = [row for k in range(10) for _, row in DataOrder(50, 5, seed=3).step(k)]
-    second = [row for k in range(10, 20) for _, row in DataOrder(50, 5, seed=3).step(k)]
+    def rows(seed, places):
+        return [DataOrder(50, seed).at(place)[1] for place in places]
+
+    assert rows(3, range(70)) == rows(3, range(70))
+    assert rows(3, range(7)) != rows(4, range(7))
+    first, second = rows(3, range(50)), rows(3, range(50, 100))
     assert sorted(first) == sorted(second) == list(range(50))
     assert first != second
 
 
 def test_the_order_stays_the_same_from_version_to_version():
-    assert DataOrder(8, 8, seed=1).step(0) == [(0, row) for row in (0, 3, 4, 5, 7, 1, 6, 2)]
-    assert DataOrder(4, 3, seed=1, shuffle=False).step(1) == [(0, 3), (1, 0), (1, 1)]
+    assert step(DataOrder(8, seed=1), StepSizes(8, 8), 0) == [(0, row) for row in (0, 3, 4, 5, 7, 1, 6, 2)]
+    assert step(DataOrder(4, seed=1, shuffle=False), StepSizes(4, 3), 1) == [(0, 3), (1, 0), (1, 1)]
 
 
 @given(loads=st.lists(st.integers(1, 1000)), parts=st.integers(1, 9))
@@ -67,9 +74,9 @@ def test_ranks_of_one_replica_get_the_same_share(mesh, expected, owner):
 
 
 def test_with_an_end_the_last_step_is_smaller_and_no_row_comes_twice():
-    order = DataOrder(rows=10, rows_per_step=4, seed=1, shuffle=False, end=10)
-    assert [len(order.step(step)) for step in range(4)] == [4, 4, 2, 0]
-    assert [row for step in range(3) for _, row in order.step(step)] == list(range(10))
-    assert order.place(3) == 10
-    resumed = DataOrder(rows=10, rows_per_step=4, seed=1, shuffle=False, first_step=2, first_place=8, end=10)
-    assert resumed.step(2) == order.step(2)
+    order, sizes = DataOrder(rows=10, seed=1, shuffle=False), StepSizes(rows=10, per_step=4, end=10)
+    assert [sizes.size(number) for number in range(4)] == [4, 4, 2, 0]
+    assert [row for number in range(3) for _, row in step(order, sizes, number)] == list(range(10))
+    assert sizes.place(3) == 10
+    resumed = StepSizes(rows=10, per_step=4, first_step=2, first_place=8, end=10)
+    assert step(order, resumed, 2) == step(order, sizes, 2)

@@ -120,14 +120,15 @@ def test_two_training_calls_of_one_role_make_one_version():
     assert order == [(step, call) for step in range(2) for call in ("gen", "one", "two")]
 
 
-def test_finish_says_when_a_step_is_over():
+def test_a_step_is_over_when_all_its_calls_are_done():
     scheduler = Scheduler(PPO[:2], steps=1)
-    (gen,) = scheduler.ready()
-    scheduler.start(gen)
-    assert scheduler.finish(gen) is False
-    (reward,) = scheduler.ready()
-    scheduler.start(reward)
-    assert scheduler.finish(reward) is True
+    for call in ("gen", "rew"):
+        assert not scheduler.is_over(0)
+        (task,) = scheduler.ready()
+        assert task.call == call
+        scheduler.start(task)
+        scheduler.finish(task)
+    assert scheduler.is_over(0)
     assert scheduler.finished
 
 
@@ -165,3 +166,49 @@ def test_weights_are_not_replaced_under_a_call_that_wants_those_from_before():
 
 def test_a_resumed_run_counts_the_versions_of_followers_from_its_checkpoint():
     assert names(Scheduler(FOLLOWED, steps=5, first_step=3).ready()) == [(3, "gen")]
+
+
+def serve(scheduler):
+    """Run what is ready until nothing is; returns the calls in order."""
+    done = []
+    while ready := scheduler.ready():
+        scheduler.start(ready[0])
+        scheduler.finish(ready[0])
+        done.append((ready[0].step, ready[0].call))
+    return done
+
+
+def test_where_calls_drop_samples_training_waits_for_the_batch():
+    scheduler = Scheduler(PPO, steps=2, drops=True)
+    assert serve(scheduler) == [(0, "gen"), (0, "rew"), (0, "val")]
+    assert scheduler.chooses(0)
+    scheduler.repeat(0)
+    assert not scheduler.chooses(0)
+    assert serve(scheduler) == [(0, "gen"), (0, "rew"), (0, "val")]
+    scheduler.close(0)
+    assert not scheduler.chooses(0)
+    assert serve(scheduler) == [(0, "a_train"), (0, "c_train"), (1, "gen"), (1, "rew"), (1, "val")]
+    assert scheduler.is_over(0)
+    assert scheduler.chooses(1)
+
+
+def test_what_waits_for_changed_weights_works_on_the_batch_too():
+    graph = [
+        mfc("gen", "actor", "generate", ["prompts"], ["ids"]),
+        replace(mfc("look", "critic", "inference", ["ids"], ["seen"]), post_hooks=(ParamReallocHook(target="ref"),)),
+        mfc("after", "reward", "inference", ["seen"], ["unread"]),
+    ]
+    scheduler = Scheduler(graph, steps=1, drops=True)
+    assert serve(scheduler) == [(0, "gen")]
+    assert scheduler.chooses(0)
+    scheduler.close(0)
+    assert serve(scheduler) == [(0, "look"), (0, "after")]
+    assert scheduler.finished
+
+
+def test_without_training_a_step_that_drops_is_over_once_it_is_closed():
+    scheduler = Scheduler(PPO[:2], steps=1, drops=True)
+    assert serve(scheduler) == [(0, "gen"), (0, "rew")]
+    assert not scheduler.is_over(0)
+    scheduler.close(0)
+    assert scheduler.is_over(0)

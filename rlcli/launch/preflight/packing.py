@@ -115,10 +115,11 @@ def _steps(recipe: Recipe, opened: OpenDataset, looked_at: Sequence[Preview]) ->
     """For each row of the first steps the tokens of its sequences."""
     train = recipe.train
     length_of = _lengths(opened, looked_at)
-    order = DataOrder(len(opened), train.prompts_per_step, recipe.seed, train.shuffle)
+    order, size = DataOrder(len(opened), recipe.seed, train.shuffle), train.prompts_per_step
     total = train.steps or -(-len(opened) * (train.epochs or 1) // train.prompts_per_step)
     count = max(1, min(MOST_STEPS, total, MOST_ROWS // train.prompts_per_step))
-    return [[length_of(row) for _, row in order.step(step)] for step in range(count)]
+    rows = [order.at(place)[1] for place in range(count * size)]
+    return [[length_of(row) for row in rows[step * size : (step + 1) * size]] for step in range(count)]
 
 
 def _lengths(opened: OpenDataset, looked_at: Sequence[Preview]) -> Callable[[int], list[int]]:

@@ -29,7 +29,7 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
                 "implement at least one: a graph has nothing to call",
                 place_of(type(interface)),
             )
-        for declaration in ("READS", "WRITES"):
+        for declaration in ("READS", "WRITES", "DROPS"):
             for call in getattr(type(interface), declaration, {}):
                 if call not in CALLS:
                     raise Violation(

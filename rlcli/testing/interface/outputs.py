@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import DeclaredKeys
+from rlcli.api.key_meaning import DROPPED
 from rlcli.testing.contract import Violation
 
 TOLERANCE = 1e-5
@@ -42,10 +44,20 @@ def sequences(sample: SequenceSample, key: str) -> list[torch.Tensor]:
     return list(tensor_of(sample, key).split(sample.flat_seqlens(key)))
 
 
+def drops(output: SequenceSample) -> dict[Hashable, Any]:
+    """Id of a sample → why a call drops it, or None."""
+    return dict(zip(output.ids, output.metadata.get(DROPPED) or [None] * output.bs, strict=True))
+
+
 def gap(one: SequenceSample, other: SequenceSample, exact: bool = False) -> str | None:
-    """The number by which two outputs differ most, for the ids of `other`; None if they are the same."""
+    """What two outputs drop differently, or the number by which they differ most, for the ids of `other`; None if they
+    are the same."""
     if set(one.keys) != set(other.keys):
         return f"the keys are {', '.join(sorted(one.keys))} once, {', '.join(sorted(other.keys))} the other time"
+    reasons = drops(one)
+    for id_, reason in drops(other).items():
+        if reason != reasons[id_]:
+            return f"sample {id_} is dropped: {reasons[id_] or 'no'} once, {reason or 'no'} the other time"
     found: list[tuple[float, str]] = []
     for key in one.keys:
         mine, theirs = rows(one, key), rows(other, key)
@@ -95,6 +107,14 @@ def check_declared(returned: Collection[str], keys: DeclaredKeys, where: str) ->
     if unknown:
         raise Violation(f"it returns {', '.join(unknown)}, which WRITES does not name",
                         "name the key in WRITES: recipes are held to it", where)  # fmt: skip
+
+
+def check_drops(output: SequenceSample, reasons: Sequence[str], where: str) -> None:
+    """Raise Violation where a sample is dropped for a reason that DROPS does not name."""
+    unknown = sorted({str(reason) for reason in drops(output).values() if reason is not None} - set(reasons))
+    if unknown:
+        cause = "name the reason in DROPS: a run that meets it ends"
+        raise Violation(f"it drops samples for {', '.join(unknown)}, which DROPS does not name", cause, where)
 
 
 def check_numbers(output: SequenceSample, where: str) -> None:

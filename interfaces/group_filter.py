@@ -1,0 +1,58 @@
+"""Dynamic sampling: prompts whose responses are all equally good are dropped before training, and others drawn instead.
+
+From DAPO (Yu et al. 2025, arXiv:2503.14476, section 3.2): a group without variance has no advantages, so it only makes
+the batch smaller and the gradient noisier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import Declaration
+from rlcli.api.interface import ModelInterface, register_interface
+from rlcli.api.key_meaning import DROPPED
+from rlcli.api.limits import Limits
+
+if TYPE_CHECKING:
+    from rlcli.api.model import Model
+
+By = Literal["rewards", "solved"]
+
+
+@dataclass(kw_only=True)
+class GroupFilterInterface(ModelInterface):
+    """Drops prompts whose responses all have the same reward. A prompt with a single response stays.
+
+    `train.max_redraws` limits how often a step draws again; the metrics have `samples/dropped` and `samples/redrawn`.
+    """
+
+    READS: ClassVar[Declaration] = {"inference": ("rewards if by=rewards", "solved if by=solved")}
+    WRITES: ClassVar[Declaration] = {"inference": ()}
+    DROPS: ClassVar[Declaration] = {"inference": ("equal_rewards",)}
+    LIMITS: ClassVar[Limits] = {"min_spread": {"ge": 0}}
+
+    by: By = "rewards"
+    """What is compared. "solved": prompts whose responses are all right, or all wrong, are dropped, whatever else the
+    reward is made of."""
+
+    min_spread: float = 0.0
+    """Rewards of a prompt count as equal if the highest is above the lowest by no more than this."""
+
+    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
+        """`rewards` or `solved` [N] → for each sample, as metadata, whether it is dropped. No keys."""
+        scores = data.data[self.by].double().cpu().split([len(group) for group in data.seqlens[self.by]])
+        alike = [len(group) > 1 and float(group.max() - group.min()) <= self.min_spread for group in scores]
+        dropped = ["equal_rewards" if same else None for same in alike]
+        return SequenceSample(ids=list(data.ids), seqlens={}, data={}, metadata={DROPPED: dropped})
+
+    def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
+        """The choice itself: it takes no model."""
+        if interface_type != "inference":
+            return super().mock(interface_type, model, data)
+        return self.inference(model, data, MicroBatchSpec())
+
+
+register_interface("group_filter", GroupFilterInterface)

@@ -1,0 +1,220 @@
+"""Which samples a step trains on: drawn in the order of the data, dropped by calls, replaced by the next ones. Pure.
+
+Nothing here depends on when an answer arrives: the samples of a step, and their places in its batch, follow from the
+order of the data and from which samples were dropped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import networkx
+
+from rlcli.api.dataflow import MFCDef, build_graph
+from rlcli.errors import DataError, UsageError
+from rlcli.runtime.data_order import DataOrder, training_id
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A row of an epoch whose turn it is."""
+
+    epoch: int
+    row: int
+    attempt: int = 0
+    """How often it was begun before."""
+
+    @property
+    def id(self) -> str:
+        """Of the sample that becomes of it."""
+        return training_id(self.epoch, self.row)
+
+
+class SampleQueue:
+    """What is drawn next: the samples that were given back, then the data in their order."""
+
+    def __init__(self, order: DataOrder, place: int = 0, returned: Iterable[Draw] = ()):
+        self.place = place
+        """In the order of the data, of the first row that was never drawn."""
+        self._order = order
+        self._returned = deque(returned)
+
+    @property
+    def returned(self) -> tuple[Draw, ...]:
+        """Samples that come before the rows that were never drawn."""
+        return tuple(self._returned)
+
+    def take(self, count: int) -> list[Draw]:
+        old = [self._returned.popleft() for _ in range(min(count, len(self._returned)))]
+        new = [Draw(*self._order.at(self.place + number)) for number in range(count - len(old))]
+        self.place += len(new)
+        return old + new
+
+    def give_back(self, draws: Sequence[Draw]) -> None:
+        """To the front, in their order: they are begun once more."""
+        self._returned.extendleft(replace(draw, attempt=draw.attempt + 1) for draw in reversed(draws))
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Why a sample is not trained on."""
+
+    call: str
+    reason: str
+
+
+@dataclass
+class Step:
+    """The samples of one step, from the first draw to the batch."""
+
+    size: int
+    """Samples that the batch takes."""
+    draws: list[list[Draw]] = field(default_factory=list)
+    """In the order of the data; the calls before training work on one draw after the other."""
+    drops: dict[str, Drop] = field(default_factory=dict)
+    """Sample → why it was dropped."""
+    batch: list[str] | None = None
+    """The samples that are trained on, once it is complete."""
+
+    @property
+    def drawn(self) -> list[Draw]:
+        return [one for draw in self.draws for one in draw]
+
+    @property
+    def kept(self) -> list[Draw]:
+        """Those that no call has dropped."""
+        return [one for one in self.drawn if one.id not in self.drops]
+
+    def counts(self, reasons: Iterable[str]) -> dict[str, float]:
+        """For the metrics: samples that were drawn, dropped (for each of `reasons`), drawn in their place, and given
+        back."""
+        dropped = Counter(drop.reason for drop in self.drops.values())
+        counts = {"drawn": len(self.drawn), "dropped": len(self.drops), "redrawn": len(self.drawn) - len(self.draws[0])}
+        counts |= {"returned": len(self.kept) - len(self.batch or ())}
+        counts |= {f"dropped/{reason}": dropped[reason] for reason in reasons}
+        return {f"samples/{name}": float(count) for name, count in counts.items()}
+
+    def ledger(self, state: str, versions: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+        """One line for each sample that is done: in `state`, by which versions of the weights, or dropped, and why."""
+        batch = set(self.batch or ())
+        for id_ in (draw.id for draw in self.drawn):
+            if id_ in batch:
+                yield {"sample": id_, "state": state, "versions": dict(versions)}
+            elif id_ in self.drops:
+                yield {"sample": id_, "state": "dropped", **asdict(self.drops[id_])}
+
+    def dropped_by(self, ranks: Mapping[str, int]) -> list[str]:
+        """`filter 3 (equal_rewards)`: for each call and reason how many samples they cost."""
+        counts = Counter(self.drops.values())
+        return [f"{d.call} {n} ({d.reason})" for d, n in sorted(counts.items(), key=lambda pair: ranks[pair[0].call])]
+
+
+class SampleFlow:
+    """The samples of the open steps of a run.
+
+    Without calls that may drop samples, a step is one draw. With them, steps are drawn one after the other: a step
+    whose batch lacks samples draws again, and what it does not need goes back to the queue before the next is drawn.
+    """
+
+    def __init__(
+        self,
+        queue: SampleQueue,
+        graph: Sequence[MFCDef],
+        *,
+        replaces: bool,
+        per_draw: int | None = None,
+        most_redraws: int = 0,
+    ):
+        """`replaces`: dropped samples are replaced, so that every batch is full. `per_draw`: samples that are drawn at
+        a time; None: those that the batch lacks. `most_redraws`: draws of a step after its first one."""
+        self.queue = queue
+        self.drops = any(mfc.drops for mfc in graph)
+        """Whether calls may drop samples."""
+        self._replaces = replaces
+        self._per_draw = per_draw if self.drops and replaces else None
+        self._most_redraws = most_redraws
+        self._ranks = {mfc.name: rank for rank, mfc in enumerate(graph)}
+        linked = build_graph(graph)
+        self._before = {mfc.name: networkx.ancestors(linked, mfc.name) for mfc in graph}
+        self._steps: dict[int, Step] = {}
+
+    def may_open(self, step: int) -> bool:
+        """Whether it is known which samples come before those of a step."""
+        return not self.drops or all(other.batch is not None for other in self._steps.values())
+
+    def open(self, step: int, size: int) -> list[Draw]:
+        """The first draw of a step whose batch takes `size` samples."""
+        self._steps[step] = Step(size)
+        drawn = self._draw(step)
+        if not self.drops:
+            self._steps[step].batch = [draw.id for draw in drawn]
+        return drawn
+
+    def samples(self, step: int, call: str) -> list[str]:
+        """Those that a call works on: the batch, once it is complete; before that, of the last draw those which the
+        calls that it waits for have kept."""
+        state, before = self._steps[step], self._before[call]
+        if state.batch is not None:
+            return state.batch
+        dropped = {id_ for id_, drop in state.drops.items() if drop.call in before}
+        return [draw.id for draw in state.draws[-1] if draw.id not in dropped]
+
+    def drop(self, step: int, call: str, reasons: Mapping[str, str]) -> None:
+        """Count samples as dropped by a call. Of several calls that drop a sample, the first in the graph counts.
+
+        Raises UsageError R71 where training has begun.
+        """
+        state = self._steps[step]
+        if reasons and state.batch is not None and self.drops:
+            what = f"{call} drops samples of a batch that is complete"
+            raise UsageError(what, hint="drop samples in a call that comes before training", code="R71")
+        for id_, reason in reasons.items():
+            earlier = state.drops.get(id_)
+            if earlier is None or self._ranks[call] < self._ranks[earlier.call]:
+                state.drops[id_] = Drop(call, reason)
+
+    def complete(self, step: int) -> list[Draw]:
+        """The calls before training are done with the last draw: draw again, or, with nothing to draw, the batch is
+        complete.
+
+        Raises DataError F80 where it would take more draws than a step may make.
+        """
+        state = self._steps[step]
+        kept = state.kept
+        if self._replaces and len(kept) < state.size:
+            if len(state.draws) > self._most_redraws:
+                raise self._too_few(step, state)
+            return self._draw(step)
+        state.batch = [draw.id for draw in kept[: state.size]]
+        self.queue.give_back(kept[state.size :])
+        return []
+
+    def surplus(self, step: int) -> list[str]:
+        """The samples that were drawn for a step and are not trained on by it."""
+        state = self._steps[step]
+        return [draw.id for draw in state.drawn if draw.id not in set(state.batch or ())]
+
+    def close(self, step: int) -> Step:
+        """The step is done."""
+        return self._steps.pop(step)
+
+    def _draw(self, step: int) -> list[Draw]:
+        state = self._steps[step]
+        drawn = self.queue.take(self._per_draw or state.size - len(state.kept))
+        state.draws.append(drawn)
+        return drawn
+
+    def _too_few(self, step: int, state: Step) -> DataError:
+        left, drawn, times = len(state.kept), len(state.drawn), len(state.draws)
+        draws = f"{times} draw{'s' if times > 1 else ''}"
+        few = f"{left} of the {state.size} samples of a batch are" if left else "the batch is empty: no sample is"
+        return DataError(
+            f"step {step + 1}: {few} left of {drawn} in {draws}; dropped: {', '.join(state.dropped_by(self._ranks))}",
+            where=", ".join(dict.fromkeys(f"graph.{drop.call}" for drop in state.drops.values())),
+            hint="raise train.max_redraws or train.prompts_per_draw, or see why so many are dropped: with rewards that "
+            "are all equal, the prompts are too easy or too hard for the model",
+            code="F80",
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -109,8 +108,9 @@ def describe(lm: Any, dtype: torch.dtype, tokenizer: Any, folder: str) -> None:
 @contextmanager
 def _written_aside(folder: Path) -> Iterator[Path]:
     """A folder next to the target, which takes its place at the end: it is either whole or not there."""
-    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    partial = folder.with_name(f".{folder.name}.partial")
     try:
+        shutil.rmtree(partial, ignore_errors=True)  # a process may have been killed while it saved
         partial.mkdir(parents=True)
         yield partial
         if folder.exists():

@@ -5,6 +5,7 @@ import time
 
 import torch
 
+from rlcli.backends._saving import _written_aside
 from rlcli.errors import ModelError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
@@ -50,3 +51,12 @@ def test_all_ranks_hear_what_fails_on_the_one_that_writes(tmp_path):
         assert (seen["fine"][0], seen["there"]) == ("none", True)
         assert max(seconds for *_, seconds in (seen["no folder"], seen["too large"])) < 10
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "fine"]
+
+
+def test_what_a_killed_process_left_behind_is_cleared_away(tmp_path):
+    killed = _written_aside(tmp_path / "actor")
+    (killed.__enter__() / "model.safetensors").write_text("half")
+    with _written_aside(tmp_path / "actor") as folder:
+        assert list(folder.iterdir()) == []
+        (folder / "config.json").write_text("{}")
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["actor", "actor/config.json"]

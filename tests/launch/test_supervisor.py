@@ -180,21 +180,22 @@ def test_the_exit_code_is_that_of_the_status_where_the_question_where_it_is_wake
 
 
 def test_a_call_that_passes_its_deadline_is_ended_and_named(end, project):
-    code, err, status = end(trouble("hang"), "launch.step_deadline=3")
+    code, err, status = end(trouble("hang"), "launch.step_deadline=8")
     assert code == 8, err
-    assert at('"hang"') + ": no answer within 3 s: waiting for score on rank 0" in err
+    assert at('"hang"') + ": no answer within 8 s: waiting for score on rank 0" in err
     assert (status["state"], status["exit_code"]) == ("failed", 8)
     assert "toy_trouble.py" in (project / "run/logs/stacks.log").read_text()
 
 
 def test_a_breakpoint_suspends_the_deadline(train, project):
-    process = train(trouble("breakpoint"), "launch.step_deadline=4")
-    deadline, said = time.monotonic() + 200, ""
+    process = train(trouble("breakpoint"), "launch.step_deadline=8")
+    said = ""
     while "(Pdb)" not in said:
-        assert time.monotonic() < deadline
-        said += process.stdout.read(1)
+        character = process.stdout.read(1)
+        assert character, process.communicate()[1]
+        said += character
     assert "pause()" in said
-    time.sleep(6)
+    time.sleep(10)
     assert process.poll() is None
     process.stdin.write("c\n")
     process.stdin.flush()

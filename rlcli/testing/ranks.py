@@ -70,7 +70,7 @@ class RankTimeout(TimeoutError):
         self.stacks = stacks
 
 
-def run_on_ranks(size: int, work: Work, timeout: float = 60) -> list[dict[str, Any]]:
+def run_on_ranks(size: int, work: Work, timeout: float = 100) -> list[dict[str, Any]]:
     """What `work(rank)` returns on each of `size` ranks of a gloo process group, by rank.
 
     The results must be JSON; floats come back exactly. The children compute with one thread, on the CPU.

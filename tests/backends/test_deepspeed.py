@@ -1,6 +1,7 @@
 """deepspeed: the contract under ZeRO 1 and 3, what ranks do under 0 and 2, and with state in host memory; checkpoints
 that fsdp continues."""
 
+import gc
 import logging
 import signal
 
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from rlcli.backends._zero import import_deepspeed
 from rlcli.errors import UsageError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import SETTINGS, train, weights_apart
@@ -16,6 +18,19 @@ from rlcli.testing.backend.ranks import RanksChecks
 from rlcli.testing.backend.state import restore, save
 from rlcli.testing.backend.training import TrainingChecks
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
+
+pytestmark = pytest.mark.timeout(900)  # ranks that wait for each other are found by the contract itself
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library():
+    """Loaded, and out of the garbage collector's sight: with every engine of stage 3 the library has it look through
+    all objects of the process."""
+    import_deepspeed(torch.device("cpu"))
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class TestStage1(BackendContract):

@@ -32,6 +32,8 @@ from rlcli.testing.pretend_cuda import pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
 
+pytestmark = pytest.mark.timeout(900)  # ranks that wait for each other are found by the contract itself
+
 
 class TestContract(BackendContract):
     name = "fsdp"

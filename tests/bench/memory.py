@@ -171,6 +171,8 @@ def live(rank: int, asked: Asked, folder: Path) -> dict[str, tuple[float, float,
         engine.generate(sequences("packed_prompts"), tokenizer, settings, list(range(COUNT)))
 
     def checkpoint() -> None:
+        for part in ("models", "optim"):
+            (folder / part).mkdir(exist_ok=True)
         kept = copy_to_host(engine.state(), leads=rank == 0)
         write_weights(kept, folder / "models", rank)
         write_optimizer(kept, folder / "optim", rank)

@@ -78,8 +78,8 @@ def test_a_rank_that_hangs_is_ended_and_its_place_is_told(tmp_path):
             time.sleep(60)
         return {}
 
-    with pytest.raises(RankTimeout, match=r"2 of 2 ranks did not finish within 4 s\nrank 0 stood at\n") as caught:
-        run_on_ranks(2, work, timeout=4)
+    with pytest.raises(RankTimeout, match=r"2 of 2 ranks did not finish within 10 s\nrank 0 stood at\n") as caught:
+        run_on_ranks(2, work, timeout=10)
     assert {(frames[-1][0], frames[-1][2]) for frames in caught.value.stacks.values()} == {(__file__, "work")}
     for rank in range(2):
         with pytest.raises(ProcessLookupError):
@@ -130,7 +130,7 @@ def test_groups_of_the_parent_are_not_ended_in_a_rank():
 
     try:
         began = time.monotonic()
-        assert run_on_ranks(2, work, timeout=20) == [{"size": 2}] * 2
+        assert run_on_ranks(2, work) == [{"size": 2}] * 2
         assert time.monotonic() - began < 15
     finally:
         for group in distributed_c10d._world.pg_map.keys() - before:

@@ -65,8 +65,9 @@ what all steps change of the weights."""
 class RanksChecks(BackendChecks):
     """What ranks do in one life: forward passes, training, generation, saving, loading."""
 
-    rank_seconds: ClassVar[float] = 45
-    """For all that two ranks do, and twice that for four: about ten times what they need."""
+    rank_seconds: ClassVar[float] = 100
+    """For all that the ranks of a layout do: at least ten times what they need on a machine that has nothing else to
+    do."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -87,7 +88,7 @@ class RanksChecks(BackendChecks):
             for layout in (layout for layout in LAYOUTS if set(layout) <= set(self.dimensions())):
                 size = math.prod(layout.values())
                 ranks = [Life(self, layout, folder, rank, before) for rank in range(size)]
-                told = run_on_ranks(size, lambda rank, ranks=ranks: ranks[rank].live(), self.rank_seconds * size / 2)  # type: ignore[misc]
+                told = run_on_ranks(size, lambda rank, ranks=ranks: ranks[rank].live(), self.rank_seconds)  # type: ignore[misc]
                 if OF_ONE in told[0]:
                     told[0][ON_ONE] = alone.live_on(ranks[0])
                 lives.told[layout_name(layout)] = told

@@ -1,7 +1,7 @@
 """The memory of `deepspeed` under each stage of ZeRO. No torch here: `rlcli plan` imports this file, and the engine.
 
-The formulas follow the library's source. Stages 0, 2 and 3 on two ranks have been compared with the memory of processes
-(`tests/bench/memory.py --zero-stage`), stage 1 and offload have not.
+The formulas follow the library's source. All stages on two ranks, with and without offload, have been compared with the
+memory of processes (`tests/bench/memory.py --zero-stage`), where what is offloaded stays in the same memory.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ class DeepSpeedMemory(TrainingMemory):
         return Kept(weights, moments, buffers)
 
     def load(self) -> Parts:
-        """Parameters are laid end to end, which takes them twice."""
-        return Parts(gathered=self.share if self.stage == 3 else self.whole if self.stage else 0)
+        """Parameters are laid end to end, which takes them twice; what offload needs is made after that."""
+        twice = self.share if self.stage == 3 else self.whole if self.stage else 0
+        return Parts(gathered=max(0, twice - self.kept().buffers) if self.offloads else twice)
 
     # -- update ----------------------------------------------------------------------------------------------
 

@@ -148,6 +148,15 @@ class DividedState(WholeState):
         if self._masters_are_views:
             for master, whole in self._masters_and_weights():
                 master.data = whole  # the library copied them, though they are of one type
+            self._forget_copies()
+
+    def _forget_copies(self) -> None:
+        """Each parameter knows its part of the copies, and so would keep them."""
+        for flat, parameters in zip(self._flat(), self.optimizer.bit16_groups, strict=True):
+            for fragment in (parameter._hp_mapping for parameter in parameters):
+                if fragment is not None:
+                    place = fragment.hp_fragment_address
+                    fragment.hp_fragment = flat.data.narrow(0, place.start, place.numel)
 
     def _masters_and_weights(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """[n] of each group: what AdamW updates on this rank, and the same part of the model's parameters."""
@@ -222,6 +231,9 @@ class DividedParameters(DividedState):
 
     def _dim(self, parameter: Any) -> int:
         return len(parameter.ds_shape)
+
+    def _forget_copies(self) -> None:
+        """No parameter knows them here."""
 
     def _masters_and_weights(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return list(zip(self._flat(), self.optimizer.fp16_partitioned_groups_flat, strict=True))

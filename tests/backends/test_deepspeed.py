@@ -14,10 +14,12 @@ from rlcli.backends._zero import import_deepspeed
 from rlcli.errors import UsageError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import SETTINGS, train, weights_apart
+from rlcli.testing.backend.life import held_bytes
 from rlcli.testing.backend.ranks import RanksChecks
 from rlcli.testing.backend.state import restore, save
 from rlcli.testing.backend.training import TrainingChecks
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
+from rlcli.testing.tiny_models import tiny_model
 
 pytestmark = pytest.mark.timeout(900)  # ranks that wait for each other are found by the contract itself
 
@@ -89,6 +91,25 @@ def test_roles_are_on_some_ranks_of_a_run(stage):
     for found in pair:  # both ranks have the whole batch: every token counts twice
         assert found["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-5)
         assert found["loss_weight"] == 2 * alone["loss_weight"]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_parameters_are_kept_once(stage):
+    """On two ranks, before the first step: whole, or a half of each and the library's buffers for gradients."""
+
+    def work(rank):
+        class Checks(BackendContract):
+            name = "deepspeed"
+            args = {"zero_stage": stage}
+
+        lm = tiny_model(hidden_size=128)
+        before = held_bytes()
+        engine = Checks().engine(lm=lm, mesh=mesh_of_ranks(dp=2), **SETTINGS)
+        scratch = sum(buffer.nbytes for buffer in engine._zero.scratch())
+        return {"kept": (held_bytes() - before - scratch) / sum(p.nbytes for p in lm.parameters())}
+
+    for rank in run_on_ranks(2, work):
+        assert rank["kept"] == pytest.approx(0.5 if stage == 3 else 1.0, abs=0.1)
 
 
 ENGINES = {

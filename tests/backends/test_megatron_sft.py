@@ -79,14 +79,15 @@ def test_a_recipe_with_megatron_has_the_loss_curve_of_fsdp(tmp_path, of_fsdp):
 
 
 def test_two_ranks_of_a_run_have_the_loss_curve_of_fsdp_in_one_layout_and_another(tmp_path, of_fsdp):
-    """A pipeline of two stages for three steps; resumed, two tensor-parallel ranks."""
+    """A pipeline of two stages for two steps; then two tensor-parallel ranks, and two that share the data."""
     changes = [one for one in SMALL if not one.startswith(("launch.", "train.steps"))]
     changes += ["models.actor.backend.type=megatron", "cluster.device=cuda"]
-    two_ranks = ("launch=local", "cluster.devices_per_node=2", "models.actor.mesh={pp: 2}", "train.steps=3")
+    two_ranks = ("launch=local", "cluster.devices_per_node=2", "models.actor.mesh={pp: 2}", "train.steps=2")
     folder = tmp_path / "run"
     for arguments in (
         ("train", "sft_math", *changes, *two_ranks, "--run-dir", str(folder)),
-        ("resume", str(folder), "models.actor.mesh={_replace_: true, tp: 2}", "train.steps=6"),
+        ("resume", str(folder), "models.actor.mesh={_replace_: true, tp: 2}", "train.steps=4"),
+        ("resume", str(folder), "models.actor.mesh={_replace_: true, dp: 2}", "train.steps=6"),
     ):
         ended = run_here(*arguments, cwd=tmp_path, prepare=PRETEND_RANKS["pretend"])
         assert ended.returncode == 0, ended.stderr

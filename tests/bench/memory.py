@@ -10,13 +10,13 @@ returns memory as soon as it is freed (`MALLOC_*`): what is measured is what is 
 later.
 
 `planned` is what the backend's memory model says, which `rlcli plan` shows. Above a baseline (libraries imported,
-groups made, no model), each phase of a sharded model may take its share × 1.2, what the checkpoint copies (`snapshot`),
+groups made, no model), each phase of `fsdp` may take its share × 1.2, what the checkpoint copies (`snapshot`),
 activations, the whole copy that generates, and beyond that the largest unsharded block and two buckets. A bucket is the
 largest parameter, or an eighth of the model (and 16 MiB) if that is more: with the 256 MiB of real models the bound
 would be larger than the model.
 
-With `--zero-stage` it is `deepspeed` that shards, with such a bucket. Its stage 3 keeps one bucket and its share of the
-gradients from load on, and holds another bucket of gathered parameters; the other stages keep all weights on all ranks.
+With `--zero-stage` it is `deepspeed` that shards, with such a bucket; what that keeps depends on the stage, and is
+compared with the plan alone.
 """
 
 from __future__ import annotations
@@ -65,11 +65,6 @@ class Asked:
         """Of the backend."""
         zero = {} if self.zero_stage is None else {"zero_stage": self.zero_stage}
         return {"dtype": "float32", **zero, **{f"offload_{what}": True for what in self.offload}}
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether each rank keeps its share alone, on the device."""
-        return self.zero_stage in (None, 3) and not self.offload
 
     @property
     def bucket(self) -> int:
@@ -295,7 +290,7 @@ def planned(asked: Asked) -> dict[str, int]:
 def table(asked: Asked, found: Sequence[dict[str, int]]) -> list[str]:
     """What was measured on the fullest rank, next to what was planned and what it may be; MiB."""
     settings = [f"{name}={value}" for name, value in asked.arguments.items() if name != "dtype"]
-    columns = ("share", "snapshot", "activations", "copy", "bound", "allowed") if asked.is_sharded else ()
+    columns = ("share", "snapshot", "activations", "copy", "bound", "allowed") if asked.zero_stage is None else ()
     header = "".join(f"{name:>12}" for name in ("measured", "planned", "off by", *columns))
     lines = [
         f"{' '.join([asked.backend, *settings])}, {asked.ranks} ranks, a model of {asked.megabytes} MiB: "

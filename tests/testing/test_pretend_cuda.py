@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import threading
 import weakref
 
 import pytest
@@ -299,6 +300,15 @@ def test_several_devices():
         assert torch.cuda.memory_allocated(1) == 8
         with pytest.raises(RuntimeError, match="invalid device ordinal"):
             torch.zeros(1, device="cuda:2")
+
+
+def test_threads_that_are_started_know_the_device(cuda):
+    made = []
+    thread = threading.Thread(target=lambda: made.append(torch.arange(3.0).to(cuda) + torch.ones(3, device=cuda)))
+    thread.start()
+    thread.join()
+    assert made[0].device == cuda
+    assert made[0].tolist() == [1.0, 2.0, 3.0]
 
 
 def test_streams_and_events(cuda):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -24,7 +25,8 @@ _GIB = 1 << 30
 def pretend_cuda(
     devices: int = 1, memory: int = 80 * _GIB, capability: tuple[int, int] = (8, 0)
 ) -> Iterator[torch.device]:
-    """Give this thread `devices` CUDA devices of `memory` bytes each; the value is the first.
+    """Give this thread `devices` CUDA devices of `memory` bytes each; the value is the first. Threads that are started
+    meanwhile have them too.
 
     Raises RuntimeError where torch has CUDA itself: what is to be tested then belongs on the real device.
     """
@@ -35,7 +37,7 @@ def pretend_cuda(
     generators = tuple(DeviceGenerator.on(index) for index in range(devices))
     open_devices(Devices([Memory(memory) for _ in range(devices)], generators, capability))
     try:
-        with _torch_answers(), _threads_of_autograd(), Operations():
+        with _torch_answers(), _threads_of_autograd(), _new_threads(), Operations():
             yield torch.device("cuda", 0)
     finally:
         close_devices()
@@ -70,3 +72,16 @@ def _threads_of_autograd() -> Iterator[None]:
             yield
     finally:
         torch.__future__.set_swap_module_params_on_conversion(swaps)
+
+
+@contextlib.contextmanager
+def _new_threads() -> Iterator[None]:
+    """Threads that are started now know the devices: a mode of torch holds for one thread alone."""
+    run = threading.Thread.run
+
+    def run_there(thread: threading.Thread) -> None:
+        with Operations():
+            run(thread)
+
+    with mock.patch.object(threading.Thread, "run", run_there):
+        yield

@@ -93,6 +93,17 @@ def equal_groups(batch: SequenceSample, all_reduce: AllReduce) -> dict[str, floa
     return means({"equal_rewards_fraction": (alike, len(groups))}, all_reduce)
 
 
+def sampler_gap(settings: OldPolicy, data: SequenceSample, all_reduce: AllReduce) -> dict[str, float]:
+    """`sampler_gap`: how far the trainer's log-probs are from those of the sampler, before training: the mean of the
+    absolute differences over the actions of responses, in nats. Nothing where the trainer has computed none."""
+    tensors = data.data
+    if not (settings.use_decoupled_loss or settings.recompute_logprob):
+        return {}
+    response = action_mask(_need(tensors, "prompt_mask"), data.flat_seqlens("packed_input_ids"))
+    gaps = (tensors["proximal_logprobs"] - tensors["packed_logprobs"]).double().abs()[response]
+    return means({"sampler_gap": (gaps.sum(), len(gaps))}, all_reduce)
+
+
 def reduce_over(model: Model) -> AllReduce:
     """The sum over the ranks of a role; a role without an engine has a single one."""
     engine = model.module

@@ -13,7 +13,7 @@ from rlcli.api.declared_keys import Declaration
 from rlcli.api.model import MicroBatchSpec, Model, ModelOutput, Stats, register_interface
 from rlcli.interfaces._policy import Policy
 from rlcli.interfaces._policy_loss import aggregated, policy_losses, taken_actions
-from rlcli.interfaces._rollout import batch_stats, equal_groups, prepare, reduce_over
+from rlcli.interfaces._rollout import batch_stats, equal_groups, prepare, reduce_over, sampler_gap
 from rlcli.interfaces._rollout_settings import KLPlacement, RelativeAdvantages
 from rlcli.ops.kl import KLEstimator, kl_loss
 from rlcli.ops.policy_losses import LossAggregationName
@@ -63,7 +63,7 @@ class GRPOInterface(KLPlacement, RelativeAdvantages, Policy):
         """`ppo_epochs` times `minibatches` optimizer steps on one batch of responses."""
         reduce = reduce_over(model)
         batch = prepare(self, data, self.controller.coef if self.kl_in == "reward" else 0.0, reduce)
-        stats = batch_stats(self, batch, data, reduce) | equal_groups(batch, reduce)
+        stats = batch_stats(self, batch, data, reduce) | equal_groups(batch, reduce) | sampler_gap(self, data, reduce)
         return stats | self._take_steps(model, batch, mb_spec, reduce)
 
     def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:

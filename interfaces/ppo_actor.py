@@ -11,7 +11,7 @@ from rlcli.api.model import MicroBatchSpec, Model, ModelOutput, Stats, register_
 from rlcli.interfaces._policy import Policy
 from rlcli.interfaces._policy_loss import aggregated, policy_losses, taken_actions
 from rlcli.interfaces._ppo import PPOSettings
-from rlcli.interfaces._rollout import batch_stats, prepare, reduce_over
+from rlcli.interfaces._rollout import batch_stats, prepare, reduce_over, sampler_gap
 
 
 @dataclass(kw_only=True)
@@ -22,7 +22,8 @@ class PPOActorInterface(Policy, PPOSettings):
         """`ppo_epochs` times `minibatches` optimizer steps on one batch of responses."""
         reduce = reduce_over(model)
         batch = prepare(self, data, self.controller.coef, reduce)
-        return batch_stats(self, batch, data, reduce) | self._take_steps(model, batch, mb_spec, reduce)
+        stats = batch_stats(self, batch, data, reduce) | sampler_gap(self, data, reduce)
+        return stats | self._take_steps(model, batch, mb_spec, reduce)
 
     def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
         losses, stats = policy_losses(self, *taken_actions(self, output, batch), batch)

@@ -18,6 +18,7 @@ from rlcli.runtime.messages import MOVE
 from rlcli.runtime.partition import owners, share_by_rank
 from rlcli.runtime.requests import Answers, Requests
 from rlcli.runtime.scheduler import Task
+from rlcli.runtime.step_times import StepTimes
 from rlcli.runtime.weight_flow import remote_copy
 from rlcli.topology import RolePlacement, Topology
 
@@ -137,6 +138,7 @@ class Calls:
 
     def __init__(self, recipe: Recipe, topology: Topology, requests: Requests, phase: Callable[[str], None]):
         self.buffer = Buffer()
+        self.times = StepTimes(topology.groups)
         self._topology = topology
         self._requests = requests
         self._phase = phase
@@ -185,6 +187,7 @@ class Calls:
             for rank in placement.ranks:
                 if answers[rank]["batch"] is not None:
                     self.buffer.add(rank, SequenceSample.from_json(answers[rank]["batch"]))
+            self.times.count_call({rank: answer["seconds"] for rank, answer in answers.items()})
             running = Running(task, mfc, placement, answers)
             self._copy_to_others(running, then)
 
@@ -224,7 +227,12 @@ class Calls:
             described = transfer.as_json()
             for rank in (transfer.source, transfer.target):
                 moves.setdefault(rank, {"transfers": []})["transfers"].append(described)
-        self._requests.post(MOVE, moves, lambda _: self._inputs_are_there(call))
+
+        def moved(answers: Answers) -> None:
+            self.times.count_move(answer["seconds"] for answer in answers.values())
+            self._inputs_are_there(call)
+
+        self._requests.post(MOVE, moves, moved)
 
     def _inputs_are_there(self, call: Held) -> None:
         call.has_inputs = True

@@ -78,7 +78,6 @@ class MasterWorker:
         self._sources = sources_of(recipe.datasets[recipe.train.dataset])
         self._used: Counter[str] = Counter()
         """Of each of these datasets, the samples that were trained on."""
-        self._step_began = 0.0
         self._last_record: dict[str, float] = {}
         self._can_checkpoint = True
         self._checkpoint_seconds: float | None = None
@@ -172,7 +171,7 @@ class MasterWorker:
             overlap=len(self.topology.groups) > 1, drops=self.flow.drops,
         )  # fmt: skip
         schedule = Schedule(self.recipe.checkpoint, sizes)
-        self._step_began = time.perf_counter()
+        self.calls.times.begin()
         while not self.scheduler.finished:
             if self._opened == self.steps_done and self._is_checkpoint_due(schedule):
                 self._take_checkpoint(sizes, schedule)
@@ -292,15 +291,15 @@ class MasterWorker:
         schedule.note()
 
     def _finish_step(self, step: int) -> None:
-        seconds = time.perf_counter() - self._step_began
+        seconds = self.calls.times.seconds
         samples, reports = self.flow.close(step), list(self._reports.pop(step).values())
         ids = samples.batch or []
         tokens = sum(self.calls.buffer.sequence_lengths(ids, SEQUENCES))
         record = named_reports(reports, Running.reports, lambda mfc: mfc.model_name)
         if self.recipe.train.max_staleness:
-            record |= staleness(reports)
+            record |= staleness(reports) | {"samples/ahead": float(self.flow.under_way)}
         record |= {f"time/{name}": took for one in reports for name, took in one.times().items()}
-        record |= {"time/step": seconds, "tokens_per_second": tokens / seconds}
+        record |= {**self.calls.times.report(seconds), "tokens_per_second": tokens / seconds}
         record |= self._count_sources(ids)
         if self.flow.drops:
             record |= samples.counts(reason for mfc in train_graph(self.recipe) for reason in mfc.drops)
@@ -321,7 +320,7 @@ class MasterWorker:
         self.display.step({"step": self.steps_done, **record})
         self.directory.write_status("running", self.steps_done, self.steps)
         self._watch_for_nonfinite(record, ids)
-        self._step_began = time.perf_counter()
+        self.calls.times.begin()
 
     def _count_sources(self, ids: Sequence[str]) -> dict[str, float]:
         """How much of each dataset that the training dataset is made of has been trained on."""

@@ -141,6 +141,11 @@ class SampleFlow:
         self._before = {mfc.name: networkx.ancestors(linked, mfc.name) for mfc in graph}
         self._steps: dict[int, Step] = {}
 
+    @property
+    def under_way(self) -> int:
+        """Samples that were drawn for the open steps and not dropped: those that are made, or wait to be trained on."""
+        return sum(len(step.kept) for step in self._steps.values())
+
     def may_open(self, step: int) -> bool:
         """Whether it is known which samples come before those of a step."""
         return not self.drops or all(other.batch is not None for other in self._steps.values())

@@ -47,6 +47,7 @@ def test_without_drops_a_step_is_what_is_drawn():
     assert [draw.row for draw in flow.open(0, 3)] == [0, 1, 2]
     assert flow.may_open(1)
     flow.open(1, 2)
+    assert flow.under_way == 5
     assert flow.samples(0, "gen") == flow.samples(0, "train") == ids(0, 1, 2)
     assert flow.samples(1, "train") == ids(3, 4)
 

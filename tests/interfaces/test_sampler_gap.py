@@ -1,0 +1,31 @@
+"""How far the trainer's log-probs are from the sampler's: by hand, and only where both are known."""
+
+import pytest
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.interfaces._rollout import sampler_gap
+from rlcli.interfaces.grpo import GRPOInterface
+from rlcli.ops.reduce import identity
+
+
+def batch():
+    """Two responses: of two tokens behind a prompt of two, and of one token behind a prompt of one."""
+    mask = torch.tensor([True, True, False, False, True, False])
+    behaviour = torch.tensor([-9.0, -1.0, -2.0, -3.0])
+    return SequenceSample.from_default(
+        ids=["a", "b"], seqlens=[[4], [2]],
+        data={
+            "packed_input_ids": torch.arange(6), "prompt_mask": mask, "packed_logprobs": behaviour,
+            "proximal_logprobs": behaviour + torch.tensor([100.0, 0.5, -0.25, 0.0]),
+        },
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", [{"use_decoupled_loss": True}, {"recompute_logprob": True}])
+def test_the_mean_over_the_actions_of_responses(settings):
+    assert sampler_gap(GRPOInterface(**settings), batch(), identity) == {"sampler_gap": 0.25}
+
+
+def test_without_log_probs_of_the_trainer_there_is_none():
+    assert sampler_gap(GRPOInterface(), batch(), identity) == {}

@@ -40,7 +40,9 @@ class FileRows:
     """Which configuration of a dataset of the Hub, if it has several."""
 
     streaming: bool = False
-    """Take the first `max_rows` rows of a dataset of the Hub without downloading the others."""
+    """Take the first `max_rows` rows of a dataset of the Hub without downloading the others. They are read before
+    training and kept in memory, for a run takes rows by number, in an order of its own; a stream that has no number of
+    rows cannot be trained on."""
 
     max_length: int = 1024
     """Longest row, in tokens: a prompt, with its answer if the row has one, or a conversation."""

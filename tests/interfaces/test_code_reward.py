@@ -156,7 +156,7 @@ def test_hostile_programs_never_score(judge):
 def test_greedy_programs_are_ended_with_all_that_they_started(judge):
     before, began = processes(), time.monotonic()
     rewards, metadata = judge(
-        list(GREEDY.values()), [{"input": "", "output": "3"}], wall_s=3.0, workers=4, metadata=True
+        list(GREEDY.values()), [{"input": "", "output": "3"}], wall_s=1.0, workers=4, metadata=True
     )
     assert dict(zip(GREEDY, rewards, strict=True)) == dict.fromkeys(GREEDY, 0.0)
     assert metadata["reward_errors"] == [0.0]

@@ -5,21 +5,32 @@ Metadata only; tensors stay with the workers.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.api.data import SequenceSample
 
+if TYPE_CHECKING:
+    import torch
 
-@dataclass
+T = TypeVar("T", bound=Hashable)
+
+Traits = tuple["torch.dtype | None", tuple[int, ...] | None]
+"""The dtype and the trailing shape of a key."""
+
+
+@dataclass(slots=True)
 class Held:
-    """One key of one sample."""
+    """One key of one sample. There may be a million of these: what several have in common is there once."""
 
-    description: SequenceSample
-    """Batch size 1, this key only, no data."""
-    ranks: set[int] = field(default_factory=set)
+    lengths: array[int]
+    """Of its sequences."""
+    traits: Traits
+    ranks: frozenset[int]
+    """Those that hold it."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,7 @@ class Buffer:
     def __init__(self) -> None:
         self._held: dict[str, dict[str, Held]] = {}
         self._metadata: dict[str, dict[str, Any]] = {}
+        self._shared: dict[Hashable, Any] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -65,37 +77,55 @@ class Buffer:
 
     def add(self, rank: int, batch: SequenceSample) -> None:
         """`rank` now holds all keys of `batch`, which is a description."""
-        for sample in batch.unpack():
-            id_ = str(sample.ids[0])
-            self._metadata.setdefault(id_, {}).update({name: values[0] for name, values in sample.metadata.items()})
-            sample.metadata = {}
-            for key in sample.keys:
-                self._held[id_].setdefault(key, Held(sample.select([key]))).ranks.add(rank)
+        alone = self._once(frozenset({rank}))
+        traits = {key: self._once((batch.dtypes[key], batch.trailing_shapes[key])) for key in batch.keys}
+        for place, id_ in enumerate(map(str, batch.ids)):
+            known = self._held[id_]
+            self._metadata.setdefault(id_, {}).update({name: all_[place] for name, all_ in batch.metadata.items()})
+            for key in batch.keys:
+                if key in known:
+                    known[key].ranks = self._once(known[key].ranks | alone)
+                else:
+                    lengths = array("Q", batch.seqlens[key][place])
+                    same = (other.lengths for other in known.values() if other.lengths == lengths)
+                    known[key] = Held(next(same, lengths), traits[key], alone)
 
-    def forget(self, ids: Sequence[str]) -> None:
+    def forget(self, ids: Sequence[str]) -> dict[int, list[str]]:
+        """Let go of samples; returns rank → those of them that it holds something of."""
+        held: dict[int, list[str]] = {}
         for id_ in ids:
-            self._held.pop(id_)
+            for rank in sorted(frozenset[int]().union(*(one.ranks for one in self._held.pop(id_).values()))):
+                held.setdefault(rank, []).append(id_)
             self._metadata.pop(id_, None)
+        return held
 
     def holders(self, id_: str, keys: Sequence[str]) -> set[int]:
         """The ranks that hold all of these keys of a sample."""
         held = self._held[id_]
-        return set.intersection(*(held[key].ranks if key in held else set() for key in keys))
+        return set.intersection(*(set(held[key].ranks) if key in held else set() for key in keys))
 
     def sequence_lengths(self, ids: Sequence[str], key: str) -> list[int]:
         """Lengths of all sequences of a key; empty if the key is not there."""
-        return [n for i in ids if key in self._held[i] for n in self._held[i][key].description.flat_seqlens(key)]
+        return [n for i in ids if key in self._held[i] for n in self._held[i][key].lengths]
 
     def load(self, id_: str, key: str) -> int:
         """The tokens of a key of a sample; 1 while nobody has made it."""
         return sum(self.sequence_lengths([id_], key)) or 1
 
     def description(self, ids: Sequence[str], keys: Sequence[str]) -> SequenceSample:
-        """These keys of these samples, without metadata."""
-        described = SequenceSample(ids=list(ids), seqlens={})
-        for key in keys:
-            described.update_(SequenceSample.gather([self._held[id_][key].description for id_ in ids]))
-        return described
+        """These keys of these samples, at least one, without metadata. Raises ValueError where dtypes or shapes differ
+        between the samples."""
+        held = {key: [self._held[id_][key] for id_ in ids] for key in keys}
+        traits = {key: {one.traits for one in of_key} for key, of_key in held.items()}
+        unlike = [f"{key}: {sorted(map(str, found))}" for key, found in traits.items() if len(found) > 1]
+        if unlike:
+            raise ValueError(f"samples that were made in unlike ways: {'; '.join(unlike)}")
+        return SequenceSample(
+            ids=list(ids),
+            seqlens={key: [one.lengths.tolist() for one in of_key] for key, of_key in held.items()},
+            dtypes={key: dtype for key, ((dtype, _),) in traits.items()},
+            trailing_shapes={key: shape for key, ((_, shape),) in traits.items()},
+        )
 
     def metadata(self, ids: Sequence[str], name: str) -> list[Any]:
         """Of those of these samples that have it."""
@@ -136,7 +166,13 @@ class Buffer:
         """The plan was carried out: the targets hold copies now."""
         for transfer in plan:
             for id_ in transfer.ids:
-                self._held[id_][transfer.key].ranks.add(transfer.target)
+                held = self._held[id_][transfer.key]
+                held.ranks = self._once(held.ranks | {transfer.target})
 
     def _metadata_of(self, ids: Sequence[str]) -> dict[str, list[Any]]:
         return {name: [self._metadata[id_][name] for id_ in ids] for name in self.metadata_names(ids)}
+
+    def _once(self, value: T) -> T:
+        """The first value that was equal to it."""
+        found: T = self._shared.setdefault(value, value)
+        return found

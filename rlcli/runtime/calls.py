@@ -184,11 +184,13 @@ class Calls:
                 args[rank]["parts"] = parts
 
         def done(answers: Answers) -> None:
+            reports: Answers = {}
             for rank in placement.ranks:
+                reports[rank] = {name: value for name, value in answers[rank].items() if name != "batch"}
                 if answers[rank]["batch"] is not None:
                     self.buffer.add(rank, SequenceSample.from_json(answers[rank]["batch"]))
             self.times.count_call({rank: answer["seconds"] for rank, answer in answers.items()})
-            running = Running(task, mfc, placement, answers)
+            running = Running(task, mfc, placement, reports)
             self._copy_to_others(running, then)
 
         def run() -> None:
@@ -269,13 +271,11 @@ class Calls:
 
     def forget(self, ids: Sequence[str]) -> None:
         """Let go of samples, here and on the workers."""
-        if not ids:
-            return
-        self.buffer.forget(ids)
         for id_ in ids:
             self._names.pop(id_, None)
-        everyone = range(self._topology.world_size)
-        self._requests.post("clear", {rank: {"ids": list(ids)} for rank in everyone}, lambda _: None)
+        held = self.buffer.forget(ids)
+        if held:
+            self._requests.post("clear", {rank: {"ids": mine} for rank, mine in held.items()}, lambda _: None)
 
     def _empty(self, ids: Sequence[str], mfc: MFCDef) -> dict[str, Any]:
         one = ids[:1]

@@ -107,3 +107,18 @@ def test_holders_of_several_keys_hold_them_all(buffer):
 def test_lengths_are_those_of_all_sequences(buffer):
     assert buffer.sequence_lengths(list("abc"), "x") == [2, 2, 2]
     assert buffer.sequence_lengths(list("abc"), "z") == []
+
+
+def test_only_those_who_hold_something_of_a_sample_are_told_that_it_is_gone(buffer):
+    buffer.count_transfers(buffer.transfers({2: ["a"]}, ["x"]))
+    assert buffer.forget(["a", "c"]) == {0: ["a"], 2: ["a"], 1: ["c"]}
+    assert len(buffer) == 2
+
+
+def test_ranks_that_make_unlike_tensors_are_refused():
+    buffer = Buffer()
+    buffer.expect(list("ab"))
+    buffer.add(0, described("a"))
+    buffer.add(1, described("b", dtype=torch.float32))
+    with pytest.raises(ValueError, match=r"unlike ways: x: .*float32.*int64"):
+        buffer.description(["a", "b"], ["x"])

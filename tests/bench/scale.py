@@ -1,0 +1,336 @@
+"""What the master costs, from a few ranks to very many, and how close a run comes to its critical path.
+
+    python tests/bench/scale.py [--ranks 64 256 1024] [--samples 100000] [--real 16] [--json]
+
+The ranks are simulated: they stand behind the transport's protocol, on a virtual clock, and answer what real ones
+would after the seconds that a call takes. What the master does is real, packing and reading messages included. The
+graph generates on one half of the ranks, and scores and trains on the other. `ms per call` is the master's processor
+time for one call of the graph, `bytes per sample` what it keeps of a sample that waits, `of critical path` the virtual
+duration of the run over the least that the graph allows. With `--real` the same graph also runs in so many processes
+that only sleep, which shows how far the simulation can be trusted. The exit code is 1 if a figure is above its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import heapq
+import itertools
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.key_meaning import MEANINGS, PROMPTS
+from rlcli.observe.display import PlainDisplay
+from rlcli.observe.run_directory import RunDirectory
+from rlcli.recipe.graph import train_graph
+from rlcli.recipe.resolve import load_recipe
+from rlcli.recipe.schema import Recipe
+from rlcli.runtime.commits import RunIdentity
+from rlcli.runtime.master import MasterWorker
+from rlcli.runtime.messages import LARGEST, MOVE, Reply, Report, Request, pack, unpack
+from rlcli.runtime.outputs import open_outputs
+from rlcli.topology import Topology, plan_topology
+
+TESTS = Path(__file__).parents[1]
+GROWTH, BYTES_PER_SAMPLE, OF_CRITICAL_PATH = 1.3, 2048, 1.15
+"""Limits: the cost of a call with most ranks over that with fewest, what is kept of a sample, how long a run takes."""
+TOKEN = b"0" * 32
+PROMPT, RESPONSE, GROUP = 100, 300, 8
+"""Tokens of a prompt and of each of its responses, and how many of these there are."""
+RECIPE = """\
+models:
+  actor: {scratch: {model_type: llama}, tokenizer: "builtin:toy_rows", backend: toy}
+  critic: {init: actor, head: value, backend: toy}
+  reward: {backend: null}
+datasets:
+  train: {type: toy_rows}
+graph:
+  gen: {model: actor, call: generate, interface: {type: toy, args: {seconds: 1.0}}, inputs: [packed_prompts],
+        outputs: [packed_input_ids, prompt_mask, packed_logprobs]}
+  score: {model: reward, call: inference, interface: toy_reward, inputs: [packed_input_ids], outputs: [rewards, solved]}
+  value: {model: critic, call: inference, interface: {type: toy, args: {seconds: 0.5}},
+          inputs: [packed_input_ids, packed_logprobs], outputs: [values]}
+  train: {model: critic, call: train_step, interface: {type: toy, args: {seconds: 0.5}},
+          inputs: [packed_input_ids, prompt_mask, packed_logprobs, rewards, solved, values]}
+train: {eval: {dataset: null}}
+cluster: {device: cpu}
+launch: {type: local, startup_deadline: 600}
+checkpoint: {save: false, at_end: false, on_stop: false, every_seconds: null}
+log: {tensorboard: false, plot: false, samples_per_step: 0}
+"""
+
+
+def settings_of(ranks: int, prompts: int, steps: int) -> tuple[str, ...]:
+    half = ranks // 2
+    first, second = f"0-{half - 1}", f"{half}-{ranks - 1}"
+    return (
+        f"cluster.devices_per_node={ranks}", f"models.actor.devices={first}", f"models.critic.devices={second}",
+        f"models.reward.devices={second}", f"train.prompts_per_step={prompts}", f"train.steps={steps}",
+        f"datasets.train.args.rows={prompts}",
+    )  # fmt: skip
+
+
+def recipe_of(ranks: int, prompts: int, steps: int) -> Recipe:
+    return load_recipe("scale.yaml", settings_of(ranks, prompts, steps)).recipe
+
+
+def seconds_of(recipe: Recipe) -> dict[str, float]:
+    """Call → what it takes."""
+    return {mfc.name: float(mfc.interface_impl.args.get("seconds", 0.0)) for mfc in train_graph(recipe)}
+
+
+class SimulatedRanks:
+    """A transport with all ranks of a run behind it. Each rank, and each data lane, does one thing after the other."""
+
+    def __init__(self, recipe: Recipe):
+        self.on_report: Callable[[Report], None] = lambda report: None
+        self.now = 0.0
+        """Virtual seconds."""
+        self.own = 0.0
+        """Seconds of the processor that the ranks' side took, which no master would spend."""
+        self.calls = 0
+        """Calls of the graph, each counted once."""
+        self.largest = 0
+        """Bytes of the largest message."""
+        self.before_call: Callable[[str], None] = lambda call: None
+        """Called with the name of a call of the graph when it is first sent."""
+        self._recipe = recipe
+        self._mfcs = {mfc.name: mfc for mfc in train_graph(recipe)}
+        self._seconds = seconds_of(recipe)
+        self._free: dict[tuple[int, bool], float] = {}
+        self._events: list[tuple[float, int, Request, int]] = []
+        self._order = itertools.count()
+        self._seen: set[int] = set()
+
+    def send(self, rank: int, request: Request) -> None:
+        self._weigh(pack(request, TOKEN))
+        with self._own_time():
+            if request.op == "run_call" and request.number not in self._seen:
+                self._seen.add(request.number)
+                self.calls += 1
+                self.before_call(request.name)
+            who = rank, request.is_for_lane
+            took = self._seconds[request.args["call"]] if request.op == "run_call" else 0.0
+            done = max(self.now, self._free.get(who, 0.0)) + took
+            self._free[who] = done
+            heapq.heappush(self._events, (done, next(self._order), request, rank))
+
+    def receive(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply:
+        with self._own_time():
+            self.now, _, request, rank = heapq.heappop(self._events)
+            answer = pack(Reply(request.number, rank, self._answer(request, rank)), TOKEN)
+        self._weigh(answer)
+        reply: Reply = unpack(answer, TOKEN, Reply, Report)
+        return reply
+
+    def clock(self) -> float:
+        return self.now
+
+    def cancel(self) -> None:
+        self._events.clear()
+
+    def close(self) -> None:
+        pass
+
+    def _weigh(self, message: bytes) -> None:
+        self.largest = max(self.largest, len(message))
+        if len(message) > LARGEST:
+            raise SystemExit(f"a message of {len(message)} bytes, and at most {LARGEST} can be sent")
+
+    @contextmanager
+    def _own_time(self) -> Iterator[None]:
+        began = time.process_time()
+        yield
+        self.own += time.process_time() - began
+
+    def _answer(self, request: Request, rank: int) -> dict[str, Any]:
+        args = request.args
+        if request.op == "open_datasets":
+            rows = self._recipe.datasets["train"].args["rows"]
+            return {"rows": {"train": rows}, "digests": {"train": "0"}} if rank == 0 else {}
+        if request.op == "build":
+            return {"without_state": [], "bytes": 0}
+        if request.op == "load_rows":
+            ids = [id_ for id_, _, _ in args["rows"]]
+            metadata = {"answer": [1] * len(ids), "batch_index": [place for *_, place in args["rows"]]}
+            batch = _described(ids, {PROMPTS: [[PROMPT]] * len(ids)}, metadata)
+            return {"batch": batch.as_json(), "names": {id_: f"row-{row}" for id_, row, _ in args["rows"]}}
+        if request.op == "run_call":
+            return self._computed(args["call"], args["ids"])
+        return {"seconds": 0.0} if request.op == MOVE else {}
+
+    def _computed(self, call: str, ids: list[str]) -> dict[str, Any]:
+        """Answers differ in length, as those of a model do."""
+        keys = self._mfcs[call].output_keys
+        totals = [[PROMPT + RESPONSE + (len(id_) * 31 + number) % 97 for number in range(GROUP)] for id_ in ids]
+        lengths = {key: [[MEANINGS[key].rows(n) for n in group] for group in totals] for key in keys}
+        batch = _described(ids, lengths).as_json() if keys else None
+        return {
+            "batch": batch, "stats": {} if keys else {"loss": 1.0, "grad_norm": 1.0}, "scores": {}, "counts": {},
+            "dropped": {},
+            "version": 0, "seconds": self._seconds[call],
+        }  # fmt: skip
+
+
+def _described(
+    ids: list[str], lengths: Mapping[str, list[list[int]]], metadata: Mapping[str, list[Any]] | None = None
+) -> SequenceSample:
+    dtypes, rows = dict.fromkeys(lengths, torch.float32), dict.fromkeys(lengths, ())
+    return SequenceSample(
+        ids=list(ids), seqlens=dict(lengths), dtypes=dtypes, trailing_shapes=rows, metadata=dict(metadata or {})
+    )
+
+
+def critical_path(recipe: Recipe, topology: Topology) -> float:
+    """Seconds that no order of the calls can undercut: the busiest half works without a pause, once the other half has
+    made what it begins with, or until that has used what it made last."""
+    seconds = seconds_of(recipe)
+    work = dict.fromkeys(range(topology.world_size), 0.0)
+    for mfc in train_graph(recipe):
+        for rank in topology.placement(mfc.model_name).ranks:
+            work[rank] += seconds[mfc.name]
+    return max(work.values()) * (recipe.train.steps or 0) + min(work.values())
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one simulated run."""
+
+    ranks: int
+    samples: int
+    """That wait at once."""
+    milliseconds_per_call: float
+    largest_message: int
+    """Bytes."""
+    of_critical_path: float
+
+
+@contextmanager
+def simulated(
+    ranks: int, samples: int, steps: int
+) -> Iterator[tuple[MasterWorker, SimulatedRanks, Callable[[], None]]]:
+    """A run that is ready to begin, whose master will hold so many samples at once; the function lets it run."""
+    recipe = recipe_of(ranks, samples // 2, steps)  # two steps are open at a time
+    transport = SimulatedRanks(recipe)
+    with RunDirectory.create(None, recipe.name) as run, PlainDisplay(sys.stderr, quiet=True) as display:
+        identity = RunIdentity(run.run_id, "0", "0")
+        master = MasterWorker(recipe, plan_topology(recipe), transport, run, display, identity)
+        master.start()
+        with open_outputs(run, False, display.warning) as outputs:
+            yield master, transport, lambda: master.run(outputs)
+
+
+def simulate(ranks: int, samples: int, steps: int = 3) -> Figures:
+    with simulated(ranks, samples, steps) as (master, transport, run):
+        began, transport.own = time.process_time(), 0.0
+        run()
+        spent = time.process_time() - began - transport.own
+    least = critical_path(master.recipe, master.topology)
+    return Figures(ranks, samples, 1e3 * spent / transport.calls, transport.largest, transport.now / least)
+
+
+def bytes_per_sample(samples: int = 4000) -> float:
+    """What the master keeps of a sample, on average, when the first training step begins: half of the samples are about
+    to be trained on, and the other half has just been generated."""
+    with simulated(ranks=16, samples=samples, steps=2) as (master, transport, run):
+        kept: list[float] = []
+
+        def note(call: str) -> None:
+            if call == "train" and not kept:
+                gc.collect()
+                kept.append(tracemalloc.get_traced_memory()[0] / len(master.calls.buffer))
+
+        transport.before_call = note
+        tracemalloc.start()
+        run()
+        tracemalloc.stop()
+    return kept[0]
+
+
+def seconds_of_a_real_step(ranks: int, steps: int = 12) -> float:
+    """In processes that sleep: the median of the later half of a run."""
+    settings = settings_of(ranks, 4 * ranks, steps)
+    command = [sys.executable, "-m", "rlcli", "train", "scale.yaml", *settings, "--run-dir", "real", "--quiet"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    records = [json.loads(line) for line in Path("real/metrics.jsonl").read_text().splitlines()]
+    return statistics.median(record["time/step"] for record in records[steps // 2 :])
+
+
+def prepare(home: Path) -> None:
+    """A project with the toy components, which sleep as long as they are told to."""
+    (home / "pyproject.toml").write_text("[tool.rlcli]\n")
+    (home / "scale.yaml").write_text(RECIPE)
+    for source in (TESTS / "launch" / "toy").glob("*.txt"):
+        kind, _, name = source.stem.partition("-")
+        (home / kind).mkdir(exist_ok=True)
+        shutil.copy(source, home / kind / f"{name}.py")
+    os.environ["RLCLI_PROJECT"] = str(home)
+    os.environ["PYTHONPATH"] = str(TESTS.parent)
+    os.chdir(home)
+
+
+def measure(ranks: Sequence[int], samples: int, real: int) -> tuple[dict[str, Any], list[str]]:
+    """All figures, and what is above its limit."""
+    runs = [simulate(number, samples) for number in ranks]
+    first, last = runs[0], runs[-1]
+    found: dict[str, Any] = {
+        "runs": [asdict(run) for run in runs],
+        "growth": last.milliseconds_per_call / first.milliseconds_per_call,
+        "bytes_per_sample": bytes_per_sample(),
+    }
+    above = [] if found["growth"] <= GROWTH else [f"a call costs {found['growth']:.2f} times as much, {GROWTH} allowed"]
+    if found["bytes_per_sample"] > BYTES_PER_SAMPLE:
+        above.append(f"a sample takes {found['bytes_per_sample']:.0f} bytes, {BYTES_PER_SAMPLE} allowed")
+    paths = {f"{run.ranks} simulated ranks": run.of_critical_path for run in runs}
+    if real:
+        least = max(seconds_of(recipe_of(real, 4 * real, 1)).values())
+        found["real"] = {"ranks": real, "seconds_per_step": seconds_of_a_real_step(real), "least": least}
+        paths[f"{real} real ranks"] = found["real"]["seconds_per_step"] / least
+    above += [f"{name}: {ratio:.2f} of the critical path" for name, ratio in paths.items() if ratio > OF_CRITICAL_PATH]
+    return found, above
+
+
+def table(found: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{'ranks':>6} {'samples':>8} {'ms per call':>12} {'largest message':>16} {'of critical path':>17}"
+    for run in found["runs"]:
+        yield (
+            f"{run['ranks']:>6} {run['samples']:>8} {run['milliseconds_per_call']:>12.0f} "
+            f"{run['largest_message'] / 1e6:>13.2f} MB {run['of_critical_path']:>17.3f}"
+        )
+    yield f"cost of a call, last over first: {found['growth']:.2f}; bytes per sample: {found['bytes_per_sample']:.0f}"
+    if "real" in found:
+        real = found["real"]
+        yield f"{real['ranks']} real processes: {real['seconds_per_step']:.2f} s a step; at least {real['least']:.2f} s"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256, 1024])
+    parser.add_argument("--samples", type=int, default=100_000)
+    parser.add_argument("--real", type=int, default=0, help="also run in so many processes")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as home:
+        prepare(Path(home))
+        found, above = measure(asked.ranks, asked.samples, asked.real)
+    print(json.dumps(found | {"above": above}) if asked.json else "\n".join([*table(found), *above]))
+    return 1 if above else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

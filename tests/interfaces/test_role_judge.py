@@ -10,7 +10,7 @@ from rlcli.api.model import MicroBatchSpec
 from rlcli.errors import DataError, WorkerError
 from rlcli.interfaces._judge_questions import question_of
 from rlcli.interfaces.role_judge import RoleJudgeInterface, _score
-from rlcli.testing.batches import DigitTokenizer
+from rlcli.testing.batches import END, DigitTokenizer
 from rlcli.testing.interface import InterfaceContract
 from rlcli.testing.interface.texts import text_batch
 from rlcli.testing.tiny_engine import tiny_model
@@ -93,6 +93,16 @@ def test_its_chat_template_is_used_and_every_question_is_asked_once():
     begun = scoring.data["packed_prompts"][: scoring.flat_seqlens("packed_prompts")[0]]
     assert tokenizer.decode(begun.tolist()).startswith(text)
     assert tokenizer.decode(begun.tolist()).endswith(f"\nSCORE {first.mark}:")
+
+
+def test_the_token_that_ends_a_thought_is_no_part_of_it():
+    model, asked, made = role(DigitTokenizer(), seed=3), [], []
+    generate = model.module.generate
+    model.module.generate = lambda data, *how: asked.append(data) or made.append(generate(data, *how)) or made[-1]
+    judge = RoleJudgeInterface(**OF_DIGITS, thought_tokens=40, temperature=1.0)
+    judge.inference(model, texts(*"01234567"), SPEC)
+    assert made[0].ended.any()
+    assert END not in asked[1].data["packed_prompts"]
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,7 @@ def test_stale_generation_trains_on_what_was_sampled_before(train, project):
     stale, fresh = numbers(project / "stale"), numbers(project / "fresh")
     assert len(stale) == 3
     assert [record.pop("actor/staleness") for record in stale] == [0, 1, 1]
+    assert [record.pop("samples/ahead") for record in stale] == [16, 8, 0]
     assert stale[0] == fresh[0]
     assert fresh[1]["reward/reward"] - stale[1]["reward/reward"] == pytest.approx(1)
 

@@ -1,5 +1,6 @@
 """`kill -9` at any moment, then `rlcli resume`: the bytes of a run that was never killed. For every algorithm."""
 
+import fcntl
 import json
 import os
 import runpy
@@ -37,10 +38,10 @@ def test_killed_on_two_ranks(algorithm, tmp_path, warm_command):
     whole = warm_command("train", *settings, "--run-dir", "whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     run = tmp_path / "run"
-    process, master = frozen_at_step_2(run, *settings)
+    process, _ = frozen_at_step_2(run, *settings)
     process.kill()  # the master dies with its supervisor, and the ranks with it
     process.wait()
-    while not has_ended(master):
+    while not is_free(run / "lock"):  # the last thread of the master lets go of it
         time.sleep(0.01)
     resumed = warm_command("resume", str(run), cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
@@ -78,9 +79,11 @@ def frozen_at_step_2(folder, *settings):
     return process, frozen(events, process)
 
 
-def has_ended(pid):
-    """Whether nothing of a process is left but, perhaps, its entry."""
-    try:
-        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
+def is_free(lock):
+    """Whether no process holds it any more."""
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
         return True

@@ -38,7 +38,7 @@ MAX_TEMPLATE = 1 << 20
 
 
 DAY = date(2024, 7, 26)
-"""What chat templates that write today's date into each prompt are told: the same rows are the same data on any day."""
+"""The date that templates write into prompts instead of today's: the same rows are the same data on any day."""
 
 
 class TemplateError(ValueError):

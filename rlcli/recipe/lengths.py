@@ -17,7 +17,7 @@ MAX_CONFIG_BYTES = 1 << 20
 
 
 def generation_of(recipe: Recipe, call: Call) -> Mapping[str, Any]:
-    """How a call samples: what its interface is told, over its defaults."""
+    """How a call samples: the arguments of its interface, over its defaults."""
     told = call.interface.args.get("generation")
     if told is None:
         return recipe.generation.model_dump()

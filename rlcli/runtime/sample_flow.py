@@ -200,7 +200,8 @@ class SampleFlow:
     def surplus(self, step: int) -> list[str]:
         """The samples that were drawn for a step and are not trained on by it."""
         state = self._steps[step]
-        return [draw.id for draw in state.drawn if draw.id not in set(state.batch or ())]
+        batch = set(state.batch or ())
+        return [draw.id for draw in state.drawn if draw.id not in batch]
 
     def close(self, step: int) -> Step:
         """The step is done."""

@@ -272,7 +272,7 @@ def seconds_of_a_real_step(ranks: int, steps: int = 12) -> float:
 
 
 def prepare(home: Path) -> None:
-    """A project with the toy components, which sleep as long as they are told to."""
+    """A project with the toy components, which sleep for as long as the recipe says."""
     (home / "pyproject.toml").write_text("[tool.rlcli]\n")
     (home / "scale.yaml").write_text(RECIPE)
     for source in (TESTS / "launch" / "toy").glob("*.txt"):

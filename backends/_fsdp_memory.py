@@ -54,17 +54,18 @@ class FSDPMemory(TrainingMemory):
         return max((at_head, in_blocks, at_embedding, at_optimizer), key=lambda parts: parts.total)
 
     def _unsharded(self, blocks: int = 2) -> int:
-        """Whole parameters under FSDP: embedding, head and norms, and so many blocks at a time."""
+        """Whole parameters under FSDP: embedding, head and norms, and those of that many blocks."""
         largest = max(self.width * (layer.attention + layer.mlp) + 4 * layer.experts for layer in self.sizes.layers)
         return self.outside_blocks + blocks * largest if self.is_sharded else 0
 
     # -- forward passes --------------------------------------------------------------------------------------
 
     def gathered_at_head(self) -> int:
-        return self.outside_blocks
+        """FSDP keeps the buffer in which the last block's parameters came."""
+        return self._unsharded(1)
 
     def gathered_in_block(self) -> int:
-        return self._unsharded(1)
+        return self._unsharded()
 
     def gathered_to_generate(self) -> int:
         """A whole copy for the duration of the call; linear layers of it in the precision of the products."""

@@ -101,7 +101,7 @@ RUNS = {
                      {**UPDATE, **CHECKPOINTING}, INFERENCE, GENERATE],
     ("bfloat16", "dp", 1): [UPDATE, INFERENCE, {**INFERENCE, "head": "value"}, GENERATE],
     ("auto", "dp", 2): [{**UPDATE, "length": 64}, {**UPDATE, "length": 64, "micro_batches": 2},
-                        {**INFERENCE, "backend": "fsdp", "length": 384}, {**GENERATE, "backend": "fsdp", "length": 32}],
+                        {**INFERENCE, "backend": "fsdp", "length": 192}, {**GENERATE, "backend": "fsdp", "length": 32}],
     ("auto", "tp", 2): [{**UPDATE, "length": 64}, {**UPDATE, "length": 64, **CHECKPOINTING},
                         {**INFERENCE, "backend": "fsdp", "length": 128}, {**GENERATE, "backend": "fsdp", "length": 96}],
 }  # fmt: skip

@@ -70,6 +70,20 @@ def worker_environment(ranks: int, meeting: Path) -> dict[str, str]:
     return environment
 
 
+def start_torchrun(run_dir: Path, ranks: int, meeting: Path) -> subprocess.Popen[bytes]:
+    """It leads a session of its own, and ends with this process."""
+    with os.fdopen(_private_file(run_dir / "logs" / "torchrun.log"), "wb") as log:
+        return subprocess.Popen(
+            torchrun_command(run_dir, ranks, meeting),
+            env=worker_environment(ranks, meeting),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=functools.partial(_become_child, os.getpid()),
+        )
+
+
 class LocalRanks:
     """The ranks of one run; leaving the context ends them all."""
 
@@ -88,7 +102,7 @@ class LocalRanks:
             undo.callback(self._meeting.close)
             self.transport = ZmqMaster(self._meeting.path, ranks, self._check_alive)
             undo.callback(self.transport.close)
-            self._process = self._start_torchrun(ranks)
+            self._process = start_torchrun(run_dir, ranks, self._meeting.path)
             undo.pop_all()
         self._started: dict[int, float] = {}
         try:
@@ -97,18 +111,6 @@ class LocalRanks:
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
-
-    def _start_torchrun(self, ranks: int) -> subprocess.Popen[bytes]:
-        with os.fdopen(_private_file(self._logs / "torchrun.log"), "wb") as log:
-            return subprocess.Popen(
-                torchrun_command(self._run_dir, ranks, self._meeting.path),
-                env=worker_environment(ranks, self._meeting.path),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=functools.partial(_become_child, os.getpid()),
-            )
 
     def _note_processes(self) -> None:
         """procs.json: pid and start time of every process, enough to end it even if we cannot."""

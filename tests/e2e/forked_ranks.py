@@ -5,6 +5,7 @@ reports which. What the real one does, `tests/launch` shows.
 """
 
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -14,12 +15,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import torch
 
-from rlcli.launch.local import LocalRanks, worker_environment
+from rlcli.launch import local
 from rlcli.processes import die_with_parent
 from rlcli.runtime import worker_main
 from rlcli.testing.ranks import leave_groups_of_parent
@@ -29,19 +29,21 @@ Prepare = Callable[[int], object]
 
 
 @contextlib.contextmanager
-def forked_ranks(prepare: Prepare) -> Iterator[None]:
+def forked_ranks(prepare: Prepare = lambda ranks: None) -> Iterator[None]:
     """Runs that this process is the master of have such ranks."""
-    with mock.patch.object(LocalRanks, "_start_torchrun", lambda self, ranks: _Torchrun(self, ranks, prepare)):
+    with mock.patch.object(local, "start_torchrun", functools.partial(_Torchrun, prepare)):
         yield
 
 
 class _Torchrun:
     """As much of a `subprocess.Popen` as `LocalRanks` uses."""
 
-    def __init__(self, owner: Any, ranks: int, prepare: Prepare):
+    def __init__(self, prepare: Prepare, run_dir: Path, ranks: int, meeting: Path):
         self.returncode: int | None = None
-        meeting, run_dir = owner._meeting.path, owner._run_dir
-        variables = worker_environment(ranks, meeting) | {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        variables = local.worker_environment(ranks, meeting) | {
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+        }
 
         def rank(number: int) -> None:
             os.environ.update({"RANK": str(number), "LOCAL_RANK": str(number)})

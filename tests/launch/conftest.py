@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked_ranks import forked_ranks
+from warm_command import load_everything
 
 from rlcli.launch.resume import resume_run
 from rlcli.launch.run import run_recipe
@@ -78,6 +80,14 @@ def project(tmp_path, components, monkeypatch):
     monkeypatch.setenv("RLCLI_PROJECT", str(components))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return tmp_path
+
+
+@pytest.fixture
+def quick_ranks(project):
+    """Ranks are forks, where a test is about what they do; torchrun starts them where it is about processes."""
+    load_everything()
+    with forked_ranks():
+        yield
 
 
 @pytest.fixture

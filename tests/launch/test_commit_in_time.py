@@ -12,7 +12,7 @@ from rlcli.observe.display import PlainDisplay
 from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime import master
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("quick_ranks")]
 
 EVERY_STEP = ("checkpoint.every_steps=1", "train.eval.every_steps=null", "train.steps=2")
 LAUNCHES = {"inline": (), "two ranks": ("launch=local", "cluster.devices_per_node=2")}

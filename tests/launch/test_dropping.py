@@ -102,6 +102,7 @@ def test_a_run_that_is_resumed_draws_what_it_would_have_drawn(train, resume, per
     assert bool(returned) == (per_draw == "5")
 
 
+@pytest.mark.usefixtures("quick_ranks")
 @pytest.mark.parametrize("critic", [(), ("models.critic.devices='1'", "models.reward.devices='0'")])
 def test_two_ranks_drop_and_draw_as_one_does(train, critic):
     settings = (*DROPPING, "train.prompts_per_draw=5")

@@ -72,6 +72,7 @@ def test_the_best_checkpoint_stays(train):
     assert checkpoints(folder) == [1, 4]
 
 
+@pytest.mark.usefixtures("quick_ranks")
 def test_a_dead_rank_costs_the_steps_since_the_last_checkpoint(train, resume, project, capsys):
     kill = "toy.kill_rank=1"
     _, whole = train("train.steps=3", name="whole")  # two ranks give the numbers of one process
@@ -94,6 +95,7 @@ def test_dead_ranks_are_started_again_as_often_as_the_recipe_allows(train, capsy
     assert "starting the workers again, restart 2 of 2" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("quick_ranks")
 def test_on_another_number_of_ranks(train, resume, project, capsys):
     _, whole = train(*LONG, name="whole")
     train("train.steps=2")

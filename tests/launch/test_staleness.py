@@ -26,6 +26,7 @@ def lags(project, *overrides):
     return [line["step"] - 1 - line["versions"]["gen"] for line in trained]
 
 
+@pytest.mark.usefixtures("quick_ranks")
 @pytest.mark.parametrize(("staleness", "ranks"), [(0, ()), (1, ()), (4, TWO_RANKS)])
 def test_samples_are_as_stale_as_the_recipe_allows_and_no_staler(project, staleness, ranks):
     found = lags(project, f"train.max_staleness={staleness}", *ranks)

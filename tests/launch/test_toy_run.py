@@ -133,6 +133,7 @@ def test_a_run_without_evaluation_writes_no_step_zero(train):
 # -- ranks -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("quick_ranks")
 @pytest.mark.parametrize(("meshes", "held_out"), [((), 1), (DISJOINT, 5)], ids=["same", "disjoint"])
 def test_two_ranks_give_the_same_numbers_as_one_process(train, project, meshes, held_out):
     """Bool, int64, bfloat16 and float32 tensors move wherever meshes differ. Of one held-out row one rank gets none."""
@@ -144,6 +145,7 @@ def test_two_ranks_give_the_same_numbers_as_one_process(train, project, meshes, 
     assert processes_of(project / "two") == []
 
 
+@pytest.mark.usefixtures("quick_ranks")
 def test_stale_generation_trains_on_what_was_sampled_before(train, project):
     """With one version of lag the first two steps are sampled by the first weights."""
     train("train.max_staleness=1", "train.eval.dataset=null", *TWO_RANKS, *DISJOINT, name="stale")
@@ -191,6 +193,7 @@ def wait_for(condition, seconds=200):
 # -- what can go wrong -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("quick_ranks")
 def test_disjoint_placements_work_at_the_same_time(train):
     """One rank generates for a second, the other trains for a second on what it is sent: a step takes one second."""
     _, folder = train(
@@ -229,6 +232,7 @@ def test_a_frozen_rank_is_named_and_not_its_victim(train, project, monkeypatch):
     assert processes_of(project / "run") == []
 
 
+@pytest.mark.usefixtures("quick_ranks")
 def test_an_error_of_a_rank_arrives_whole(train, project):
     set_toy(project, fail_rank=1)
     with pytest.raises(DataError, match="nobody can train") as raised:
@@ -248,6 +252,7 @@ def test_a_bug_in_a_users_component_is_told_with_its_place(train, project, compo
     assert isinstance(raised.value.__cause__, KeyError)
 
 
+@pytest.mark.usefixtures("quick_ranks")
 def test_a_rank_that_cannot_start_says_why(train, project, monkeypatch):
     with pytest.raises(ResourceError, match="CUDA device"):
         train(*TWO_RANKS, "cluster.device=cuda")

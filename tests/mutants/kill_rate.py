@@ -37,8 +37,8 @@ LOADED_ONCE = ("torch", "torch.distributed", "transformers", "transformers.model
                "rich.console", "rich.text", "typer", "yaml", "jinja2", "numpy")  # fmt: skip
 """Shared by all mutants, since each runs in a fork of this process; rlcli itself must not be among them."""
 AT_ONCE = 2
-SECONDS = 240
-CHECK_SECONDS = 60
+SECONDS = 600
+CHECK_SECONDS = 180
 
 
 @dataclass(frozen=True)

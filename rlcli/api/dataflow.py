@@ -80,17 +80,11 @@ class MFCDef:
 
 @dataclass(frozen=True)
 class VersionEdge:
-    """At step k, `consumer` needs the weights of `role` that `producer` trained, or copied, at step k − 1 − η."""
+    """At step k, `consumer` needs the weights of `role` that `producer` trained, or copied, at step k − 1."""
 
     producer: str
     consumer: str
     role: str
-    max_staleness: int
-
-    def required_version(self, step: int) -> int:
-        """The version that the role must have before the consumer may run at `step` (from 0): how many training steps
-        are behind its weights."""
-        return max(0, step - self.max_staleness)
 
 
 class GraphError(ValueError):
@@ -102,9 +96,7 @@ class GraphError(ValueError):
         self.key = key
 
 
-def build_graph(
-    mfcs: Sequence[MFCDef], dataset_keys: Sequence[str] | None = None, max_staleness: int = 0
-) -> networkx.DiGraph:
+def build_graph(mfcs: Sequence[MFCDef], dataset_keys: Sequence[str] | None = None) -> networkx.DiGraph:
     """Link producers to consumers by key.
 
     Nodes are call names with attribute `mfc`; edges carry `keys`, the tuple of keys that flow along them.
@@ -142,7 +134,7 @@ def build_graph(
         cycle = [edge[0] for edge in networkx.find_cycle(graph)]
         raise GraphError("the calls wait for each other: " + " → ".join([*cycle, cycle[0]]), calls=cycle)
     graph.graph["dataset_keys"] = tuple(sorted(from_dataset))
-    graph.graph["version_edges"] = tuple(_version_edges(mfcs, max_staleness))
+    graph.graph["version_edges"] = tuple(_version_edges(mfcs))
     return graph
 
 
@@ -155,16 +147,29 @@ def weight_writers(mfcs: Sequence[MFCDef]) -> dict[str, list[str]]:
     return writers
 
 
-def _version_edges(mfcs: Sequence[MFCDef], max_staleness: int) -> list[VersionEdge]:
-    """A generate call may lag `max_staleness` versions behind; every other call needs the newest weights."""
+def calls_ahead(mfcs: Sequence[MFCDef]) -> list[MFCDef]:
+    """The calls that may work on samples of later steps while weights are trained: generation, and calls of roles whose
+    weights never change, as far as they wait for such calls alone. Empty where that is no generation, or nothing is
+    trained."""
+    import networkx
+
+    graph, writers = build_graph(mfcs), weight_writers(mfcs)
+    bound = {
+        mfc.name
+        for mfc in mfcs
+        if mfc.written_roles or (mfc.model_name in writers and mfc.interface_type is not ModelInterfaceType.GENERATE)
+    }
+    bound |= bound.union(*(networkx.descendants(graph, name) for name in bound))
+    ahead = [mfc for mfc in mfcs if mfc.name not in bound]
+    generates = any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in ahead)
+    return ahead if bound and generates else []
+
+
+def _version_edges(mfcs: Sequence[MFCDef]) -> list[VersionEdge]:
+    """A call needs the newest weights of its role."""
     writers = weight_writers(mfcs)
     return [
-        VersionEdge(
-            producer=writer,
-            consumer=mfc.name,
-            role=mfc.model_name,
-            max_staleness=max_staleness if mfc.interface_type is ModelInterfaceType.GENERATE else 0,
-        )
+        VersionEdge(producer=writer, consumer=mfc.name, role=mfc.model_name)
         for mfc in mfcs
         for writer in writers.get(mfc.model_name, ())
     ]

@@ -157,11 +157,12 @@ class Train(Section):
     """Draw the rows in another order each epoch, fixed by the seed."""
     prompts_per_draw: Positive | None = None
     """Where calls drop prompts: how many are drawn at a time until the step has its prompts; those beyond them are the
-    first of the next step. null: as many as the step lacks."""
+    first of the next step. null: as many as the step lacks. With max_staleness: how many are sampled at a time; null:
+    as many as a step takes."""
     max_redraws: NotNegative = 10
     """Where calls drop prompts: how often a step draws again to replace them; beyond that the run ends."""
     max_staleness: NotNegative = 0
-    """Versions that generation may lag behind training; 0 is synchronous."""
+    """Training steps that generation may lag behind; 0 is synchronous."""
     microbatches: Positive = 1
     """At least so many micro-batches per optimizer step and rank."""
     max_tokens_per_microbatch: Positive = 16384

@@ -121,18 +121,6 @@ def named_reports(
     return {full(mfc, name): value for mfc, name, value in found}
 
 
-def staleness(calls: Sequence[Running]) -> dict[str, float]:
-    """Of the calls of one step: how many training steps older the weights were that sampled than those that were
-    trained with the samples, as `<role>/staleness`."""
-    writers = {role: one for one in calls for role in one.mfc.written_roles}
-    sampled = [one for one in calls if one.mfc.interface_type is ModelInterfaceType.GENERATE]
-    return {
-        f"{one.mfc.model_name}/staleness": float(writers[one.mfc.model_name].version - one.version)
-        for one in sampled
-        if one.mfc.model_name in writers
-    }
-
-
 class Calls:
     """Sends out loading, calling and clearing. Nothing here waits: answers arrive in `Requests.wait`."""
 

@@ -5,30 +5,30 @@ It holds descriptions of samples, never their tensors.
 
 from __future__ import annotations
 
-import json
-import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlcli.api.dataflow import MFCDef, ModelInterfaceType
+from rlcli.api.dataflow import ModelInterfaceType, calls_ahead
 from rlcli.api.key_meaning import SEQUENCES, SOURCE
-from rlcli.errors import NumericError, ResourceError, Stopped
+from rlcli.errors import ResourceError, Stopped, UsageError
 from rlcli.observe.display import Display
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.samples import SampleRecord
 from rlcli.recipe.components import sources_of
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
-from rlcli.runtime.calls import Calls, Running, named_reports, staleness
+from rlcli.runtime.calls import Calls, Running, named_reports
 from rlcli.runtime.checkpoints import Checkpoints, RunState, Schedule, Start
 from rlcli.runtime.commits import RunIdentity
 from rlcli.runtime.data_order import DataOrder, StepSizes
 from rlcli.runtime.evaluation import evaluate
+from rlcli.runtime.nonfinite import NonfiniteSteps
 from rlcli.runtime.outputs import Outputs
 from rlcli.runtime.requests import Requests
 from rlcli.runtime.roles import training_steps
+from rlcli.runtime.rollouts import Rollouts
 from rlcli.runtime.sample_flow import Draw, SampleFlow, SampleQueue
 from rlcli.runtime.scheduler import Scheduler, Task
 from rlcli.runtime.transport import Transport
@@ -45,8 +45,12 @@ class MasterWorker:
     """Drives the workers behind a transport through one run: `start`, `run`, `shut_down`."""
 
     outputs: Outputs
+    queue: SampleQueue
+    rollouts: Rollouts | None
+    """What makes samples ahead of training; None: each step makes its own."""
     flow: SampleFlow
     scheduler: Scheduler
+    sizes: StepSizes
 
     def __init__(self, recipe: Recipe, topology: Topology, transport: Transport, directory: RunDirectory,
                  display: Display, identity: RunIdentity, start: Start | None = None,
@@ -73,8 +77,7 @@ class MasterWorker:
         """Calls that are done; None of one that had no samples."""
         self._reports: dict[int, dict[str, Running]] = {}
         """Step → its calls that are done, by name."""
-        self._nonfinite: list[tuple[int, list[str]]] = []
-        """(step, samples) of the steps in a row whose update was not finite."""
+        self._nonfinite = NonfiniteSteps(directory, display, recipe.train.max_nonfinite_streak)
         self._sources = sources_of(recipe.datasets[recipe.train.dataset])
         self._used: Counter[str] = Counter()
         """Of each of these datasets, the samples that were trained on."""
@@ -94,6 +97,7 @@ class MasterWorker:
         self._build_roles()
         if self._start is not None:
             self._restore(self._start)
+        self._prepare_flows()
 
     def run(self, outputs: Outputs) -> None:
         """Everything from the first evaluation to saving the models.
@@ -159,29 +163,24 @@ class MasterWorker:
         self.requests.ask_all("restore", wanted, deadline=self.recipe.launch.startup_deadline)
         self.steps_done = self._opened = state.step
         self.checkpoints.starts_from(state.step)
-        self._nonfinite = [(step, list(samples)) for step, samples in state.nonfinite]
+        self._nonfinite.restore(state.nonfinite)
         self._used = Counter(state.used)
 
     def _train(self) -> None:
         """Keep every worker busy until all steps are done, or those that were begun when the run was to stop."""
-        graph, sizes = train_graph(self.recipe), self._step_sizes()
-        self.flow = self._sample_flow(graph)
-        self.scheduler = Scheduler(
-            graph, self.steps, self.recipe.train.max_staleness, self.steps_done,
-            overlap=len(self.topology.groups) > 1, drops=self.flow.drops,
-        )  # fmt: skip
-        schedule = Schedule(self.recipe.checkpoint, sizes)
+        schedule = Schedule(self.recipe.checkpoint, self.sizes)
         self.calls.times.begin()
         while not self.scheduler.finished:
             if self._opened == self.steps_done and self._is_checkpoint_due(schedule):
-                self._take_checkpoint(sizes, schedule)
+                self._take_checkpoint(schedule)
             if not self._is_checkpoint_due(schedule):
-                self._open_steps(sizes, schedule)
-            if self._opened == self.steps_done:
+                self._open_steps(schedule)
+            if self._opened == self.steps_done and (self.rollouts is None or self.should_stop()):
                 break
             for task in self.scheduler.ready():
                 if task.step in self._loaded:
                     self._start_call(task)
+            self._run_ahead()
             if not self._finished:
                 self.requests.wait()
                 continue
@@ -191,7 +190,7 @@ class MasterWorker:
         wanted = self._can_checkpoint and (wanted or self._is_checkpoint_due(schedule))
         self.checkpoints.settle(wait=True)
         if wanted and self.checkpoints.committed != self.steps_done:
-            self._take_checkpoint(sizes, schedule)
+            self._take_checkpoint(schedule)
             self.checkpoints.settle(wait=True)
         if wanted and self.checkpoints.committed != self.steps_done:
             what = f"step {self.steps_done}, the last one, is not committed; the warning above says why"
@@ -206,28 +205,57 @@ class MasterWorker:
         end = rows * (train.epochs or 1) if self.recipe.takes_each_row_once else None
         return StepSizes(rows, train.prompts_per_step, self.steps_done, first_place, end)
 
-    def _sample_flow(self, graph: Sequence[MFCDef]) -> SampleFlow:
-        train = self.recipe.train
+    def _prepare_flows(self) -> None:
+        """Who makes the samples that a step trains on: its own calls, or, where generation may be stale, calls that run
+        ahead of all steps and leave the others to it. Raises UsageError R71 where that cannot be."""
+        train, graph = self.recipe.train, train_graph(self.recipe)
+        self.sizes = self._step_sizes()
         order = DataOrder(self.rows[train.dataset], self.recipe.seed, train.shuffle)
-        queue = SampleQueue(order)
+        self.queue, self.rollouts = SampleQueue(order), None
         if self._start is not None:
             state = self._start.state
-            queue = SampleQueue(order, state.drawn, [Draw(*one) for one in state.returned])
-        return SampleFlow(
-            queue, graph, replaces=bool(self.recipe.trained_roles), per_draw=train.prompts_per_draw,
-            most_redraws=train.max_redraws,
+            self.queue = SampleQueue(order, state.drawn, [Draw(*one) for one in state.returned])
+        ahead = calls_ahead(graph) if train.max_staleness else []
+        if ahead:
+            self.rollouts = Rollouts(self.recipe, ahead, self.queue, self.calls, self.sizes.place(self.steps_done))
+        in_steps = [mfc for mfc in graph if mfc not in ahead]
+        self.flow = SampleFlow(
+            self.rollouts.admission if self.rollouts is not None else self.queue, in_steps,
+            replaces=bool(self.recipe.trained_roles), per_draw=train.prompts_per_draw, most_redraws=train.max_redraws,
         )  # fmt: skip
+        if ahead and self.flow.drops:
+            where = ", ".join(f"graph.{mfc.name}" for mfc in in_steps if mfc.drops)
+            what = "it may drop samples and needs the weights of their step, so none can be made ahead of it"
+            raise UsageError(what, where=where, hint="set train.max_staleness=0", code="R71")
+        window = 2 if len(self.topology.groups) > 1 else 1
+        self.scheduler = Scheduler(in_steps, self.steps, self.steps_done, window, drops=self.flow.drops)
 
-    def _open_steps(self, sizes: StepSizes, schedule: Schedule) -> None:
-        """Draw samples for the steps that may begin. None before an evaluation or a checkpoint that comes first."""
+    def _run_ahead(self) -> None:
+        """Keep samples in the making: as many as later steps may take, and no more than the run needs."""
+        if self.rollouts is not None and not self.should_stop():
+            self.rollouts.limit = self.sizes.place(
+                min(self.steps_done + self.recipe.train.max_staleness + 1, self.steps)
+            )
+            self.rollouts.advance()
+
+    def _open_steps(self, schedule: Schedule) -> None:
+        """Take samples for the steps that may begin. None before an evaluation or a checkpoint that comes first."""
         ev = self.recipe.train.eval
         every = ev.every_steps if ev.dataset is not None else None
         evaluation = self.steps if every is None else (self.steps_done // every + 1) * every
         pause = min(evaluation, schedule.next_after(self.steps_done) or self.steps)
         for step in self.scheduler.open_steps:
-            if self._opened <= step < pause and self.flow.may_open(step) and not self.should_stop():
-                self._load(step, self.flow.open(step, sizes.size(step)))
-                self._opened = step + 1
+            if not self._opened <= step < pause or not self.flow.may_open(step) or self.should_stop():
+                continue
+            size = self.sizes.size(step)
+            if self.rollouts is None:
+                self._load(step, self.flow.open(step, size))
+            elif self.rollouts.has_batch(step, size):
+                self.flow.open(step, size)
+                self._loaded.add(step)
+            else:
+                break
+            self._opened = step + 1
 
     def _load(self, step: int, draws: Sequence[Draw]) -> None:
         self._loaded.discard(step)
@@ -272,16 +300,16 @@ class MasterWorker:
         taken = self._taken if self._taken is not None else self.checkpoints.committed or 0
         return self._can_checkpoint and taken != self.steps_done and schedule.is_due(self.steps_done)
 
-    def _take_checkpoint(self, sizes: StepSizes, schedule: Schedule) -> None:
-        """Nothing is under way: what the workers hold is what the finished steps made."""
-        queue = self.flow.queue
+    def _take_checkpoint(self, schedule: Schedule) -> None:
+        """No step is under way: the weights that the workers hold are what the finished steps made."""
+        queue = self.queue
         state = RunState(
             step=self.steps_done,
-            samples=sizes.place(self.steps_done),
+            samples=self.sizes.place(self.steps_done),
             drawn=queue.place,
             returned=[(draw.epoch, draw.row, draw.attempt) for draw in queue.returned],
             datasets=self._digests,
-            nonfinite=self._nonfinite,
+            nonfinite=self._nonfinite.streak,
             used=dict(self._used),
         )
         began = time.perf_counter()
@@ -294,10 +322,11 @@ class MasterWorker:
         seconds = self.calls.times.seconds
         samples, reports = self.flow.close(step), list(self._reports.pop(step).values())
         ids = samples.batch or []
+        ahead = self.rollouts.close(step, ids) if self.rollouts is not None else None
+        reports = [*(ahead.reports if ahead is not None else ()), *reports]
         tokens = sum(self.calls.buffer.sequence_lengths(ids, SEQUENCES))
         record = named_reports(reports, Running.reports, lambda mfc: mfc.model_name)
-        if self.recipe.train.max_staleness:
-            record |= staleness(reports) | {"samples/ahead": float(self.flow.under_way)}
+        record |= ahead.numbers if ahead is not None else {}
         record |= {f"time/{name}": took for one in reports for name, took in one.times().items()}
         record |= {**self.calls.times.report(seconds), "tokens_per_second": tokens / seconds}
         record |= self._count_sources(ids)
@@ -315,11 +344,13 @@ class MasterWorker:
         self._last_record = record
         self.outputs.metrics.write(self.steps_done, record)
         versions = {one.mfc.name: one.version for one in reports if one.mfc.interface_type is GENERATE}
-        for line in samples.ledger("trained" if self.recipe.trained_roles else "done", versions):
+        of_sample = ahead.versions if ahead is not None else dict.fromkeys(ids, versions)
+        state = "trained" if self.recipe.trained_roles else "done"
+        for line in [*(ahead.dropped if ahead is not None else ()), *samples.ledger(state, of_sample)]:
             self.outputs.ledger.write({"step": self.steps_done, **line})
         self.display.step({"step": self.steps_done, **record})
         self.directory.write_status("running", self.steps_done, self.steps)
-        self._watch_for_nonfinite(record, ids)
+        self._nonfinite.watch(self.steps_done, record, ids)
         self.calls.times.begin()
 
     def _count_sources(self, ids: Sequence[str]) -> dict[str, float]:
@@ -334,26 +365,6 @@ class MasterWorker:
         if self.steps_done == self.steps:
             return ev.at_end
         return ev.every_steps is not None and self.steps_done % ev.every_steps == 0
-
-    def _watch_for_nonfinite(self, record: Mapping[str, float], ids: Sequence[str]) -> None:
-        """Engines skip such an update on all ranks; too many in a row end the run before anything is saved."""
-        ends = ("/grad_norm", "/loss")
-        bad = [key for key, value in record.items() if key.endswith(ends) and not math.isfinite(value)]
-        if not bad:
-            self._nonfinite.clear()
-            return
-        self._nonfinite.append((self.steps_done, list(ids)))
-        streak, limit = len(self._nonfinite), self.recipe.train.max_nonfinite_streak
-        what = f"step {self.steps_done}: {bad[0]} is not finite"
-        self.display.warning(f"[F33] {what}, update skipped ({streak} of {limit})")
-        if streak >= limit:
-            steps = [{"step": step, "samples": samples} for step, samples in self._nonfinite]
-            file = self.directory.write_text("crash/nonfinite.json", json.dumps(steps, indent=2) + "\n")
-            raise NumericError(
-                f"{what}, for {limit} steps in a row; no model was saved",
-                hint=f"lower the learning rate, or look at the samples named in {file}",
-                code="F37",
-            )
 
     def _save(self) -> None:
         for role in self.recipe.saved_roles:

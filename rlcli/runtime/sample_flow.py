@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import networkx
 
 from rlcli.api.dataflow import MFCDef, build_graph
 from rlcli.errors import DataError, UsageError
 from rlcli.runtime.data_order import DataOrder, training_id
+
+WHY_SO_MANY = (
+    "see why so many are dropped: with rewards that are all equal, the prompts are too easy or too hard for the model"
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,21 @@ class Draw:
     def id(self) -> str:
         """Of the sample that becomes of it."""
         return training_id(self.epoch, self.row)
+
+    @property
+    def again(self) -> Draw:
+        """The next attempt."""
+        return replace(self, attempt=self.attempt + 1)
+
+
+class Source(Protocol):
+    """Where the samples of a step come from."""
+
+    def take(self, count: int) -> list[Draw]:
+        """The next ones."""
+
+    def give_back(self, draws: Sequence[Draw]) -> None:
+        """These were not needed."""
 
 
 class SampleQueue:
@@ -55,7 +74,7 @@ class SampleQueue:
 
     def give_back(self, draws: Sequence[Draw]) -> None:
         """To the front, in their order: they are begun once more."""
-        self._returned.extendleft(replace(draw, attempt=draw.attempt + 1) for draw in reversed(draws))
+        self._returned.extendleft(draw.again for draw in reversed(draws))
 
 
 @dataclass(frozen=True)
@@ -64,6 +83,12 @@ class Drop:
 
     call: str
     reason: str
+
+
+def reasons_of(counts: Mapping[Drop, int], calls: Sequence[str]) -> list[str]:
+    """`filter 3 (equal_rewards)`: for each call and reason how many samples they cost, in the order of the calls."""
+    in_order = sorted(counts.items(), key=lambda pair: calls.index(pair[0].call))
+    return [f"{drop.call} {count} ({drop.reason})" for drop, count in in_order]
 
 
 @dataclass
@@ -97,19 +122,15 @@ class Step:
         counts |= {f"dropped/{reason}": dropped[reason] for reason in reasons}
         return {f"samples/{name}": float(count) for name, count in counts.items()}
 
-    def ledger(self, state: str, versions: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-        """One line for each sample that is done: in `state`, by which versions of the weights, or dropped, and why."""
+    def ledger(self, state: str, versions: Mapping[str, Mapping[str, int]]) -> Iterator[dict[str, Any]]:
+        """One line for each sample that is done: in `state`, with the versions of the weights that made it, or dropped,
+        and why."""
         batch = set(self.batch or ())
         for id_ in (draw.id for draw in self.drawn):
             if id_ in batch:
-                yield {"sample": id_, "state": state, "versions": dict(versions)}
+                yield {"sample": id_, "state": state, "versions": dict(versions[id_])}
             elif id_ in self.drops:
                 yield {"sample": id_, "state": "dropped", **asdict(self.drops[id_])}
-
-    def dropped_by(self, ranks: Mapping[str, int]) -> list[str]:
-        """`filter 3 (equal_rewards)`: for each call and reason how many samples they cost."""
-        counts = Counter(self.drops.values())
-        return [f"{d.call} {n} ({d.reason})" for d, n in sorted(counts.items(), key=lambda pair: ranks[pair[0].call])]
 
 
 class SampleFlow:
@@ -121,7 +142,7 @@ class SampleFlow:
 
     def __init__(
         self,
-        queue: SampleQueue,
+        queue: Source,
         graph: Sequence[MFCDef],
         *,
         replaces: bool,
@@ -145,6 +166,11 @@ class SampleFlow:
     def under_way(self) -> int:
         """Samples that were drawn for the open steps and not dropped: those that are made, or wait to be trained on."""
         return sum(len(step.kept) for step in self._steps.values())
+
+    @property
+    def unfinished(self) -> list[Draw]:
+        """The samples of the open steps, dropped ones included."""
+        return [draw for step in self._steps.values() for draw in step.drawn]
 
     def may_open(self, step: int) -> bool:
         """Whether it is known which samples come before those of a step."""
@@ -216,11 +242,11 @@ class SampleFlow:
     def _too_few(self, step: int, state: Step) -> DataError:
         left, drawn, times = len(state.kept), len(state.drawn), len(state.draws)
         draws = f"{times} draw{'s' if times > 1 else ''}"
+        reasons = reasons_of(Counter(state.drops.values()), list(self._ranks))
         few = f"{left} of the {state.size} samples of a batch are" if left else "the batch is empty: no sample is"
         return DataError(
-            f"step {step + 1}: {few} left of {drawn} in {draws}; dropped: {', '.join(state.dropped_by(self._ranks))}",
+            f"step {step + 1}: {few} left of {drawn} in {draws}; dropped: {', '.join(reasons)}",
             where=", ".join(dict.fromkeys(f"graph.{drop.call}" for drop in state.drops.values())),
-            hint="raise train.max_redraws or train.prompts_per_draw, or see why so many are dropped: with rewards that "
-            "are all equal, the prompts are too easy or too hard for the model",
+            hint=f"raise train.max_redraws or train.prompts_per_draw, or {WHY_SO_MANY}",
             code="F80",
         )

@@ -23,10 +23,9 @@ class Task:
 class Scheduler:
     """Unrolls a graph over steps.
 
-    A call is ready when its producers of the same step are done and its role's weights are new enough: with
-    `max_staleness` η, generation at step k needs the weights trained at step k − 1 − η, or copied from a role that was.
-    A role's weights change in the order of steps. At most η + 1 steps are open at a time, one more with `overlap`: then
-    a step may begin on devices that are done with the step before, as far as versions allow.
+    A call is ready when its producers of the same step are done and its role has the weights that the step before has
+    trained, or copied from a role that it trained. A role's weights change in the order of steps. At most `window`
+    steps are open at a time: with more than one, a step may begin on devices that are done with the step before.
 
     With `drops`, calls may drop samples: what trains, or changes weights in another way, and whatever waits for it,
     works on the whole batch and waits until the step is `closed`. The other calls may have to be repeated before.
@@ -36,17 +35,17 @@ class Scheduler:
         self,
         mfcs: Sequence[MFCDef],
         steps: int,
-        max_staleness: int = 0,
         first_step: int = 0,
-        overlap: bool = False,
+        window: int = 1,
         drops: bool = False,
     ):
-        self._graph = build_graph(mfcs, max_staleness=max_staleness)
+        self._graph = build_graph(mfcs)
         order = list(networkx.lexicographical_topological_sort(self._graph, key=[m.name for m in mfcs].index))
         self._places = {name: place for place, name in enumerate(order)}
         self._mfcs = {mfc.name: mfc for mfc in mfcs}
-        self._steps = steps
-        self._window = max_staleness + 1 + overlap
+        self.steps = steps
+        """That there are. May grow."""
+        self._window = window
         self._writers = weight_writers(mfcs)
         self._versions = dict.fromkeys(self._writers, first_step)
         self._started: set[Task] = set()
@@ -62,11 +61,11 @@ class Scheduler:
     @property
     def open_steps(self) -> range:
         """Steps whose calls may run: from the oldest unfinished one."""
-        return range(self._oldest, min(self._oldest + self._window, self._steps))
+        return range(self._oldest, min(self._oldest + self._window, self.steps))
 
     @property
     def finished(self) -> bool:
-        return self._oldest >= self._steps
+        return self._oldest >= self.steps
 
     def ready(self) -> list[Task]:
         """Calls that may start now, oldest step first."""
@@ -126,7 +125,7 @@ class Scheduler:
         if not all(self._may_write(task, role) for role in self._mfcs[task.call].written_roles):
             return False
         return all(
-            self._versions[edge.role] >= edge.required_version(task.step)
+            self._versions[edge.role] >= task.step
             for edge in self._graph.graph["version_edges"]
             if edge.consumer == task.call
         )

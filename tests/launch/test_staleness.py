@@ -5,35 +5,95 @@ import sys
 
 import pytest
 
+from rlcli.errors import DataError, UsageError
 from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
 from rlcli.recipe.resolve import load_recipe
+from rlcli.runtime.data_order import DataOrder, training_id
 
 pytestmark = pytest.mark.timeout(420)  # a start on two ranks takes a while on a slow machine
 
 TWO_RANKS = ("launch=local", "cluster.devices_per_node=2", "models.critic.devices='1'", "models.reward.devices='0'")
+SLOW_CRITIC = "{type: toy, args: {seconds: 0.1}}"
+SLOW_TRAINING = (f"graph.value.interface={SLOW_CRITIC}", f"graph.train_critic.interface={SLOW_CRITIC}")
 DROPPING = ("graph.score.interface={type: toy_reward, args: {drop: 3}}",)
+STEPS = 8
 
 
-def lags(project, *overrides):
-    """Of each sample that was trained on: training steps between the weights that sampled it and those it trained."""
-    settings = ("train.steps=8", "train.eval.dataset=null", *overrides)
+def trained(project, *overrides):
+    """Run the toy recipe, account for all samples that it drew, and return the ledger's lines of those trained on."""
+    settings = (f"train.steps={STEPS}", "train.eval.dataset=null", *overrides)
     with PlainDisplay(sys.stderr) as display:
         run_recipe(load_recipe("toy.yaml", settings), project / "run", display)
     lines = [json.loads(line) for line in (project / "run/ledger.jsonl").read_text().splitlines()]
-    trained = [line for line in lines if line["state"] == "trained"]
-    assert len(trained) == len({line["sample"] for line in trained}) == 8 * 8
-    return [line["step"] - 1 - line["versions"]["gen"] for line in trained]
+    (state,) = project.glob(f"run/checkpoints/step-{STEPS:012d}/state.json")
+    known = json.loads(state.read_text())
+    places = [line["sample"] for line in lines] + [training_id(*draw[:2]) for draw in known["returned"]]
+    order = DataOrder(20, seed=5)
+    assert sorted(places) == sorted(training_id(*order.at(place)) for place in range(known["drawn"]))
+    found = [line for line in lines if line["state"] == "trained"]
+    assert [line["step"] for line in found] == sorted(line["step"] for line in found)
+    assert len(found) == STEPS * 8
+    return found
 
 
-@pytest.mark.usefixtures("quick_ranks")
-@pytest.mark.parametrize(("staleness", "ranks"), [(0, ()), (1, ()), (4, TWO_RANKS)])
-def test_samples_are_as_stale_as_the_recipe_allows_and_no_staler(project, staleness, ranks):
-    found = lags(project, f"train.max_staleness={staleness}", *ranks)
+def lags(lines):
+    """Of each sample: training steps between the weights that sampled it and those it trained."""
+    return [line["step"] - 1 - line["versions"]["gen"] for line in lines]
+
+
+def records(project):
+    return [json.loads(line) for line in (project / "run/metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_samples_are_as_stale_as_the_recipe_allows_and_no_staler(project, staleness):
+    """In one process the order of all calls is fixed."""
+    found = lags(trained(project, f"train.max_staleness={staleness}"))
     assert set(found) == set(range(staleness + 1))
 
 
-def test_where_samples_are_dropped_generation_still_runs_ahead_within_its_limit(project):
-    """A step is drawn once the batch of the step before it is known, so it runs at most one step ahead."""
-    found = lags(project, "train.max_staleness=4", *DROPPING)
-    assert set(found) <= {0, 1}
+@pytest.mark.usefixtures("quick_ranks")
+@pytest.mark.parametrize(("staleness", "drops"), [(1, DROPPING), (4, ())])
+def test_while_training_is_slow_generation_runs_ahead_within_its_limit(project, staleness, drops):
+    lines = trained(project, f"train.max_staleness={staleness}", *TWO_RANKS, *SLOW_TRAINING, *drops)
+    found = lags(lines)
+    assert min(found) >= 0
+    assert max(found) <= staleness
+    assert sum(found) / len(found) > 0
+    for number, record in enumerate(records(project), start=1):
+        of_step = lags([line for line in lines if line["step"] == number])
+        assert record["actor/staleness"] == sum(of_step) / 8
+        assert (record["staleness/min"], record["staleness/max"]) == (min(of_step), max(of_step))
+        shares = [record[f"staleness/share_{lag}"] for lag in range(staleness + 1)]
+        assert shares == [of_step.count(lag) / 8 for lag in range(staleness + 1)]
+        assert record["samples/expired"] == record["samples/retried"] == 0
+        assert record["samples/ready"] + record["samples/running"] == record["samples/ahead"] <= staleness * 8
+
+
+@pytest.mark.parametrize("chunk", [3, 8, 20])
+def test_samples_are_made_in_chunks_of_any_size(project, chunk):
+    found = lags(trained(project, "train.max_staleness=2", f"train.prompts_per_draw={chunk}", *DROPPING))
+    assert set(found) <= {0, 1, 2}
+    assert sum(found) / len(found) > 0
+
+
+def test_rewards_are_those_of_the_samples_that_a_step_trains_on(project):
+    trained(project, "train.max_staleness=1")
+    for record in records(project):
+        assert record["reward/reward"] == pytest.approx(record["actor/rewards"] / 8)
+
+
+def test_a_call_that_drops_samples_by_the_weights_of_their_step_is_refused(project):
+    with pytest.raises(UsageError, match="needs the weights of their step") as caught:
+        trained(project, "train.max_staleness=1", "graph.score.model=critic", *DROPPING)
+    assert (caught.value.where, caught.value.hint) == ("graph.score", "set train.max_staleness=0")
+    assert not (project / "run/metrics.jsonl").exists()
+
+
+def test_where_everything_is_dropped_the_run_ends_with_a_reason(project):
+    drop = "graph.score.interface={type: toy_reward, args: {drop: 1}}"
+    with pytest.raises(DataError, match="0 of the 8 of a batch are there, and 32 samples were dropped") as caught:
+        trained(project, "train.max_staleness=1", drop, "train.max_redraws=2")
+    assert (caught.value.code, caught.value.where) == ("F80", "graph.score")
+    assert "dropped: score 32 (divisible)" in caught.value.what

@@ -158,7 +158,7 @@ def test_the_ledger_and_the_counts_of_a_step():
     flow.complete(0)
     flow.complete(0)
     step = flow.close(0)
-    assert list(step.ledger("trained", {"gen": 4})) == [
+    assert list(step.ledger("trained", {id_: {"gen": 4} for id_ in step.batch})) == [
         {"sample": "e0r0", "state": "dropped", "call": "choose", "reason": "equal"},
         {"sample": "e0r1", "state": "trained", "versions": {"gen": 4}},
         {"sample": "e0r2", "state": "dropped", "call": "choose", "reason": "long"},

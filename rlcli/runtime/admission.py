@@ -1,0 +1,215 @@
+"""Samples that are made ahead of training: which are admitted, which are ready, and which have become too stale. Pure.
+
+They are drawn in chunks. Each goes through the calls that need no batch, one call after the other; of several chunks
+that wait for a call the oldest goes first. Training takes samples in the order of the weights that made them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlcli.api.dataflow import MFCDef
+from rlcli.errors import DataError
+from rlcli.runtime.sample_flow import WHY_SO_MANY, Draw, Drop, SampleFlow, SampleQueue, reasons_of
+from rlcli.runtime.scheduler import Scheduler, Task
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A sample that a training step may take."""
+
+    draw: Draw
+    versions: Mapping[str, int]
+    """Call that generates → the training steps behind the weights that it sampled with. Only of weights that change."""
+    chunk: int = -1
+    """Which it was drawn with; -1 if that was before the run was resumed."""
+
+    @property
+    def oldest(self) -> int:
+        """The version of its oldest part."""
+        return min(self.versions.values(), default=0)
+
+    def staleness(self, step: int) -> int:
+        """Training steps between the weights that made it and those that step number `step` (from 0) trains."""
+        return step - self.oldest if self.versions else 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far samples are made ahead."""
+
+    max_staleness: int
+    batch: int
+    """Samples of a training step."""
+    chunk: int
+    """Samples that are drawn at a time."""
+    max_redraws: int
+    """Batches that may be dropped until a step has its samples."""
+
+
+class Admission:
+    """Every sample that was drawn and not trained on: it runs, is ready, or was dropped; or it waits in the queue."""
+
+    def __init__(self, queue: SampleQueue, calls: Sequence[MFCDef], limits: Limits, accepted: int = 0,
+                 ready: Iterable[Ready] = ()):  # fmt: skip
+        """`accepted`: samples that earlier steps have taken."""
+        self.limits = limits
+        self._queue = queue
+        self._calls = calls
+        self._flow = SampleFlow(queue, calls, replaces=False)
+        self._scheduler = Scheduler(calls, steps=0, window=2**31, drops=True)
+        self._loaded: set[int] = set()
+        self._busy: set[str] = set()
+        """Calls that work on a chunk: one at a time, so that new weights need not wait for all of them."""
+        self._versions: dict[int, dict[str, int]] = {}
+        self._ready = list(ready)
+        self._taken: dict[str, Ready] = {}
+        """Those that the open steps train on."""
+        self._past = accepted
+        self._drops: dict[str, Drop] = {}
+        """Of samples since the last step ended."""
+        self._dropped_in_a_row: Counter[Drop] = Counter()
+        self.expired = 0
+        """Samples that were given back as too stale."""
+
+    @property
+    def running(self) -> int:
+        """Samples that are being made."""
+        return self._flow.under_way
+
+    @property
+    def ready(self) -> tuple[Ready, ...]:
+        """Samples that are made, and that no step has taken."""
+        return tuple(self._ready)
+
+    @property
+    def accepted(self) -> int:
+        """Samples that were trained on, will be, or may come to be: those that were neither dropped nor given back."""
+        return self._past + len(self._ready) + self.running
+
+    # -- making ----------------------------------------------------------------------------------------------
+
+    def admit(self, limit: int) -> tuple[int, list[Draw]] | None:
+        """Draw the next chunk: (its number, its samples). None where more than `limit` samples would be accepted.
+
+        A chunk that is not full is drawn only if training waits for it."""
+        size = min(self.limits.chunk, limit - self.accepted)
+        is_awaited = not self.running and len(self._ready) < self.limits.batch
+        if size <= 0 or (size < self.limits.chunk and not is_awaited):
+            return None
+        number = self._scheduler.steps
+        self._scheduler.steps += 1
+        self._versions[number] = {}
+        return number, self._flow.open(number, size)
+
+    def loaded(self, chunk: int) -> None:
+        """The rows of a chunk are on the workers."""
+        self._loaded.add(chunk)
+
+    def startable(self) -> list[Task]:
+        """Calls that may work on a chunk (the task's step) now, at most one for each."""
+        first: dict[str, Task] = {}
+        for task in self._scheduler.ready():
+            if task.step in self._loaded and task.call not in self._busy:
+                first.setdefault(task.call, task)
+        return list(first.values())
+
+    def start(self, task: Task) -> list[str]:
+        """Begin with a call; returns the samples that it works on, perhaps none."""
+        self._scheduler.start(task)
+        self._busy.add(task.call)
+        return self._flow.samples(task.step, task.call)
+
+    def finish(self, task: Task, dropped: Mapping[str, str], version: int | None = None) -> list[str]:
+        """A call is done with a chunk. `dropped`: sample → why; `version`: of the weights that it generated with.
+
+        Returns the samples that are not needed any more.
+
+        Raises DataError F80 where more samples were dropped than training can wait for.
+        """
+        chunk = task.step
+        self._busy.discard(task.call)
+        self._flow.drop(chunk, task.call, dropped)
+        if version is not None:
+            self._versions[chunk][task.call] = version
+        self._scheduler.finish(task)
+        return self._end(chunk) if self._scheduler.chooses(chunk) else []
+
+    def _end(self, chunk: int) -> list[str]:
+        self._flow.complete(chunk)
+        self._scheduler.close(chunk)
+        self._loaded.discard(chunk)
+        made, versions = self._flow.close(chunk), self._versions.pop(chunk)
+        self._ready += [Ready(draw, versions, chunk) for draw in made.kept]
+        self._drops |= made.drops
+        self._dropped_in_a_row.update(made.drops.values())
+        most = (self.limits.max_redraws + 1) * self.limits.batch
+        if self._dropped_in_a_row.total() > most:
+            raise self._too_many()
+        return list(made.drops)
+
+    def _too_many(self) -> DataError:
+        drops, there = self._dropped_in_a_row, f"{len(self._ready)} of the {self.limits.batch} of a batch are there"
+        reasons = ", ".join(reasons_of(drops, [mfc.name for mfc in self._calls]))
+        return DataError(
+            f"{there}, and {drops.total()} samples were dropped since the last step began; dropped: {reasons}",
+            where=", ".join(dict.fromkeys(f"graph.{drop.call}" for drop in drops)),
+            hint=f"raise train.max_redraws, or {WHY_SO_MANY}",
+            code="F80",
+        )
+
+    # -- training --------------------------------------------------------------------------------------------
+
+    def expire(self, step: int) -> list[str]:
+        """Give back what is too stale for step number `step`; returns these samples."""
+        limit = self.limits.max_staleness
+        stale = [one.draw for one in self._ready if one.staleness(step) > limit]
+        self._ready = [one for one in self._ready if one.staleness(step) <= limit]
+        self._queue.give_back(sorted(stale, key=_in_order_of_data))
+        self.expired += len(stale)
+        return [draw.id for draw in stale]
+
+    def take(self, count: int) -> list[Draw]:
+        """The samples of the next step: `count` of those that are ready, of which there must be as many."""
+        in_order = sorted(self._ready, key=lambda one: (one.oldest, *_in_order_of_data(one.draw)))
+        batch, self._ready = in_order[:count], in_order[count:]
+        assert len(batch) == count, f"{count} samples were wanted, {len(batch)} are ready"
+        self._taken |= {one.draw.id: one for one in batch}
+        self._past += count
+        self._dropped_in_a_row.clear()
+        return [one.draw for one in batch]
+
+    def give_back(self, draws: Sequence[Draw]) -> None:
+        """A step does not need these samples: they are ready for the next."""
+        self._ready += [self._taken.pop(draw.id) for draw in draws]
+        self._past -= len(draws)
+
+    def let_go(self, ids: Iterable[str]) -> list[Ready]:
+        """A step is done with its samples; returns what is known of them."""
+        return [self._taken.pop(id_) for id_ in ids]
+
+    # -- saying ----------------------------------------------------------------------------------------------
+
+    def drain_drops(self) -> list[dict[str, Any]]:
+        """Entries of the ledger: the samples that were dropped since the last call of this."""
+        drops, self._drops = self._drops, {}
+        return [{"sample": id_, "state": "dropped", **asdict(drop)} for id_, drop in drops.items()]
+
+    def waiting(self) -> list[Draw]:
+        """What is drawn first by whoever continues from here: the samples that are being made, then the queue's."""
+        running = sorted(self._flow.unfinished, key=_in_order_of_data)
+        return [*(draw.again for draw in running), *self._queue.returned]
+
+    def depths(self) -> dict[str, int]:
+        """Call → the samples that wait for it."""
+        waiting = Counter(
+            task.call for task in self._scheduler.ready() for _ in self._flow.samples(task.step, task.call)
+        )
+        return {mfc.name: waiting[mfc.name] for mfc in self._calls}
+
+
+def _in_order_of_data(draw: Draw) -> tuple[int, int]:
+    return draw.epoch, draw.row

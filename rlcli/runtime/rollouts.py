@@ -1,0 +1,140 @@
+"""Makes samples ahead of training: sends their calls to the workers, and keeps what these report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
+from rlcli.recipe.graph import train_graph
+from rlcli.recipe.schema import Recipe
+from rlcli.runtime.admission import Admission, Limits, Ready
+from rlcli.runtime.calls import Calls, Running
+from rlcli.runtime.sample_flow import Draw, SampleQueue
+from rlcli.runtime.scheduler import Task
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What was made ahead of a step that is done."""
+
+    reports: list[Running]
+    """Of the calls that made its samples."""
+    numbers: Mapping[str, float]
+    """For the metrics."""
+    versions: Mapping[str, Mapping[str, int]]
+    """Sample → call that generates → training steps behind the weights that it sampled with."""
+    dropped: Sequence[Mapping[str, Any]]
+    """Entries of the ledger: samples that were dropped since the step before was done."""
+
+
+class Rollouts:
+    """Works whenever `advance` is called, and waits for nothing."""
+
+    def __init__(self, recipe: Recipe, ahead: Sequence[MFCDef], queue: SampleQueue, calls: Calls, accepted: int,
+                 ready: Iterable[Ready] = ()):  # fmt: skip
+        """`ahead`: the calls; `accepted`: samples that earlier steps have taken."""
+        train = recipe.train
+        chunk = train.prompts_per_draw or train.prompts_per_step
+        limits = Limits(train.max_staleness, train.prompts_per_step, chunk, train.max_redraws)
+        self.admission = Admission(queue, ahead, limits, accepted, ready)
+        self.limit = accepted
+        """Samples that may be accepted, from the first step of the run on."""
+        self._graph = train_graph(recipe)
+        self._dataset = train.dataset
+        self._ahead = {mfc.name: mfc for mfc in ahead}
+        self._calls = calls
+        self._updates = updates_per_step(self._graph)
+        self._reports: dict[int, dict[str, Running]] = {}
+        """Chunk → its calls that are done, by name."""
+        self._last_expired = 0
+
+    def advance(self) -> None:
+        """Draw what may be drawn, and start what may run."""
+        while (drawn := self.admission.admit(self.limit)) is not None:
+            self._load(*drawn)
+        while tasks := self.admission.startable():
+            for task in tasks:
+                self._start(task)
+
+    def _load(self, chunk: int, draws: Sequence[Draw]) -> None:
+        rows = [(draw.id, draw.row, draw.attempt) for draw in draws]
+        self._calls.load(self._graph, self._dataset, rows, lambda: self.admission.loaded(chunk))
+
+    def _start(self, task: Task) -> None:
+        ids = self.admission.start(task)
+        if ids:
+            self._calls.dispatch(task, ids, lambda running: self._take_in(task, running))
+        else:
+            self._calls.forget(self.admission.finish(task, {}))
+
+    def _take_in(self, task: Task, running: Running) -> None:
+        self._reports.setdefault(task.step, {})[task.call] = running
+        version = None
+        if running.mfc.interface_type is ModelInterfaceType.GENERATE and running.mfc.model_name in self._updates:
+            version = running.version // self._updates[running.mfc.model_name]
+        self._calls.forget(self.admission.finish(task, running.dropped(), version))
+
+    # -- for training ----------------------------------------------------------------------------------------
+
+    def has_batch(self, step: int, size: int) -> bool:
+        """Whether a step can begin. What has become too stale for it is given back."""
+        self._calls.forget(self.admission.expire(step))
+        return len(self.admission.ready) >= size
+
+    def close(self, step: int, ids: Iterable[str]) -> Ahead:
+        """A step is done with its samples."""
+        taken, dropped = self.admission.let_go(ids), self.admission.drain_drops()
+        versions = {one.draw.id: one.versions for one in taken}
+        return Ahead(self._reports_of(taken), self._numbers(step, taken, dropped), versions, dropped)
+
+    def _reports_of(self, taken: Sequence[Ready]) -> list[Running]:
+        """Of the chunks that these samples come from and those before them, as far as they were not reported yet: the
+        calls, added up."""
+        newest = max((one.chunk for one in taken), default=-1)
+        merged: dict[str, Running] = {}
+        for chunk in sorted(number for number in self._reports if number <= newest):
+            for name, one in self._reports.pop(chunk).items():
+                merged[name] = merged[name].and_then(one) if name in merged else one
+        return [merged[name] for name in self._ahead if name in merged]
+
+    def _numbers(self, step: int, taken: Sequence[Ready], dropped: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """For the metrics: of the samples that the step took, and of what became of others since the step before."""
+        lags = Counter(one.staleness(step) for one in taken)
+        admission, reasons = self.admission, Counter(line["reason"] for line in dropped)
+        expired, self._last_expired = admission.expired - self._last_expired, admission.expired
+        counts = {
+            "ahead": admission.running + len(admission.ready), "running": admission.running,
+            "ready": len(admission.ready), "expired": expired, "dropped": reasons.total(),
+            "retried": sum(one.draw.attempt > 0 for one in taken),
+        }  # fmt: skip
+        counts |= {f"dropped/{reason}": reasons[reason] for mfc in self._ahead.values() for reason in mfc.drops}
+        shares = {str(lag): lags[lag] / len(taken) for lag in range(admission.limits.max_staleness + 1)}
+        spread = {"min": min(lags), "max": max(lags)}
+        return (
+            {f"{self._ahead[call].model_name}/staleness": mean for call, mean in _mean_lags(step, taken).items()}
+            | {f"samples/{name}": float(count) for name, count in counts.items()}
+            | {f"staleness/{name}": float(value) for name, value in spread.items()}
+            | {f"staleness/share_{name}": share for name, share in shares.items()}
+            | {f"queue/{name}": float(depth) for name, depth in admission.depths().items()}
+        )
+
+
+def _mean_lags(step: int, taken: Sequence[Ready]) -> dict[str, float]:
+    """Call → how many training steps older its weights were than those that step number `step` trains."""
+    calls = dict.fromkeys(call for one in taken for call in one.versions)
+    lags = {call: [step - one.versions[call] for one in taken if call in one.versions] for call in calls}
+    return {call: sum(of_call) / len(of_call) for call, of_call in lags.items()}
+
+
+def updates_per_step(graph: Sequence[MFCDef]) -> dict[str, int]:
+    """Role whose weights change → by how much its version grows in a training step: that of a role that follows another
+    grows as the other's does."""
+    found = Counter(mfc.model_name for mfc in graph if mfc.is_train)
+    for mfc in graph:
+        for hook in mfc.post_hooks:
+            if isinstance(hook, ParamReallocHook) and hook.target not in found:
+                found[hook.target] = found[mfc.model_name]
+    return {role: count for role, count in found.items() if count}

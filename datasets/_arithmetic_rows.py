@@ -1,0 +1,68 @@
+"""What the datasets of generated arithmetic problems have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from rlcli.api.data import DatasetUtility, Preview
+from rlcli.api.limits import Limits, check_limits
+
+from ._arithmetic import Problem, Problems
+from ._rendering import encode_answers, encode_prompts
+
+
+@dataclass(kw_only=True)
+class ArithmeticRows:
+    """Problems of one split, drawn when they are asked for."""
+
+    NAME: ClassVar[str]
+    """What the ids of its rows begin with."""
+    DRAWN: ClassVar[bool] = True
+    LIMITS: ClassVar[Limits] = {"problems": {"ge": 1, "le": 10_000_000}}
+
+    util: DatasetUtility
+
+    problems: int = 4096
+    """How many problems to generate."""
+
+    levels: tuple[int, ...] = (2, 3, 4)
+    """Difficulties, taken in turn: the number of operations."""
+
+    held_out: bool = False
+    """Problems of the held-out split instead of the training split."""
+
+    seed: int = 0
+    """Which problems are drawn, and what else is left to chance."""
+
+    _problems: Problems = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+        self._problems = Problems(self.problems, seed=self.seed, levels=self.levels, held_out=self.held_out)
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    @property
+    def _split(self) -> str:
+        return "held-out" if self.held_out else "train"
+
+    def _asked(self, index: int) -> Preview:
+        """The question of a row alone."""
+        about = self._about(index)
+        return Preview(sequences=encode_prompts(self.util.tokenizer, [about["prompt"]], chat=False), **about)
+
+    def _answered(self, index: int, answers: list[str]) -> Preview:
+        """The question of a row with answers to it."""
+        about, tokenizer = self._about(index), self.util.tokenizer
+        (prompt,) = encode_prompts(tokenizer, [about["prompt"]], chat=False)
+        return Preview.answered(prompt, encode_answers(tokenizer, answers), answers=answers, **about)
+
+    def _about(self, index: int) -> dict[str, Any]:
+        problem: Problem = self._problems[index]
+        return {
+            "id": f"{self.NAME}-{self._split}-{self.seed}:{index}",
+            "prompt": f"{problem.question}\n",
+            "metadata": {"answer": problem.answer, "question": problem.question},
+        }

@@ -11,6 +11,7 @@ import torch
 from rlcli.api.chat_template import DAY, conversation_text, template_of
 from rlcli.api.config import GenerationHyperparameters, stable_seed
 from rlcli.api.data import SequenceSample
+from rlcli.api.interface import Generates
 from rlcli.api.limits import Limits
 from rlcli.api.model import MicroBatchSpec, Model, register_interface
 from rlcli.errors import WorkerError
@@ -31,6 +32,7 @@ class RoleJudgeInterface(Judging):
     """
 
     LIMITS: ClassVar[Limits] = {"thought_tokens": {"ge": 0}}
+    GENERATES: ClassVar[Generates] = {"inference": {"prompt": (320,), "response": ("thought_tokens", 12)}}
 
     thought_tokens: int = 256
     """Tokens in which the judge may think before it gives its score; 0: it gives it at once."""

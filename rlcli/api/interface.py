@@ -25,6 +25,7 @@ RETURN_NUMBERS = ("train_step", "evaluate")
 """Methods that add nothing to the batch."""
 
 CutName = Literal["sample", "sequence"]
+Generates = Mapping[str, Mapping[Literal["prompt", "response"], Sequence[str | int]]]
 
 
 def cut_of(declared: Any, call: str) -> Any:
@@ -50,6 +51,7 @@ class ModelInterface:
         DROPS: ClassVar[Declaration] = {"inference": ("too_long", "unsolved if only_solved")}   # why it drops samples
         CUT: ClassVar[str] = "sequence"     # its loss does not: a group may be spread over micro-batches
         CUT: ClassVar[Mapping[str, str]] = {"inference": "sequence"}    # so it is with this method, and no other
+        GENERATES: ClassVar[Generates] = {"inference": {"prompt": (300,), "response": ("thought_tokens", 12)}}
 
     A class has the declarations of its bases for the methods that its own do not name.
     """
@@ -68,6 +70,11 @@ class ModelInterface:
     CUT: ClassVar[CutName | Mapping[str, CutName]] = "sample"
     """What its calls of the engine keep in one micro-batch (their `cut`): a sample with its group, or a sequence alone;
     for all methods, or by method. `rlcli plan` counts on it."""
+
+    GENERATES: ClassVar[Generates] = {}
+    """Methods other than `generate` whose engine generates, once for each sequence of the batch. "prompt": the tokens
+    around the sequence in what the model reads; "response": the tokens that it writes at most. Each is the sum of
+    numbers and of arguments. `rlcli plan` counts the memory of it."""
 
     FILES: ClassVar[tuple[str, ...]] = ()
     """Arguments that name files: they are looked for when a recipe is read, next to the layer that names them too."""

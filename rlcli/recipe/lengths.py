@@ -26,6 +26,24 @@ def generation_of(recipe: Recipe, call: Call) -> Mapping[str, Any]:
     return {**dataclasses.asdict(GenerationHyperparameters()), **(presets or {}), **told}
 
 
+def written_beyond(call: Call) -> tuple[int, int] | None:
+    """(tokens around a sequence in what a model reads, tokens that it then writes) of a call whose engine generates
+    although it is no `generate` (GENERATES); None of any other."""
+    declaration = declared("interfaces", call.interface.type, "GENERATES")
+    parts = declaration.get(call.call) if isinstance(declaration, dict) else None
+    if not isinstance(parts, dict):
+        return None
+
+    def tokens(part: str) -> int:
+        terms = (argument(term) if isinstance(term, str) else term for term in parts.get(part, ()))
+        return sum(term for term in terms if isinstance(term, int))
+
+    def argument(name: str) -> Any:
+        return argument_of("interfaces", call.interface.type, call.interface.args, name)
+
+    return tokens("prompt"), tokens("response")
+
+
 def responses_of(recipe: Recipe, call: Call) -> tuple[int, tuple[str, ...]]:
     """How many responses to one prompt a call makes, and the argument of its interface that says so."""
     best_of = call.interface.args.get("generation_size")

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli import registry
 from rlcli.api.architecture import Architecture
+from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.memory import Generation, Kept, MemoryModel, Parts, PlacedRole, UnknownMemory
 from rlcli.recipe.components import argument_of, signature_of
-from rlcli.recipe.lengths import generation_of, keeps_groups
+from rlcli.recipe.lengths import generation_of, keeps_groups, written_beyond
 from rlcli.topology.lengths import Lengths, group_size, lengths_of
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def plan_memory(recipe: Recipe, topology: Topology, sizes: Mapping[str, Architec
         if call.model in models and call.call != "evaluate":
             model = models[call.model]
             parts = _parts(recipe, topology, call, model, lengths)
-            phase = "update" if call.call == "train_step" else call.call
+            phase = {"train_step": "update"}.get(call.call, "generate" if written_beyond(call) else call.call)
             there = _held_by_all(topology, held, call.model)
             peaks.append(Peak(name, call.model, phase, there, parts, model.WITHIN_PERCENT))
     peaks += _snapshot_peak(recipe, topology, models, held, peaks)
@@ -198,16 +199,14 @@ def _snapshot_peak(
 
 
 def _parts(recipe: Recipe, topology: Topology, call: Call, model: MemoryModel, lengths: Lengths) -> Parts:
+    rows = -(-recipe.train.prompts_per_step // topology.placement(call.model).mesh.dp)
     if call.call == "generate":
         settings = generation_of(recipe, call)
-        asked = Generation(
-            prompts=-(-recipe.train.prompts_per_step // topology.placement(call.model).mesh.dp),
-            responses=group_size(recipe),
-            prompt_tokens=lengths.prompt,
-            new_tokens=int(settings["max_new_tokens"]),
-            at_once=int(settings["max_concurrent_responses"]),
-        )
-        return model.generate(asked)
+        most, at_once = int(settings["max_new_tokens"]), int(settings["max_concurrent_responses"])
+        return model.generate(Generation(rows, group_size(recipe), lengths.prompt, most, at_once))
+    if (beyond := written_beyond(call)) is not None:
+        sequences, at_once = rows * group_size(recipe), GenerationHyperparameters().max_concurrent_responses
+        return model.generate(Generation(sequences, 1, lengths.sequence + beyond[0], beyond[1], at_once))
     tokens, count = micro_batches_of(recipe, topology, call)
     return model.update(tokens, count) if call.call == "train_step" else model.inference(tokens)
 

@@ -27,6 +27,25 @@ def test_the_budget_of_the_kv_cache_bounds_what_is_planned():
     assert cache(setting) == cache("generation.max_concurrent_responses=4") < cache()
 
 
+def test_the_cache_of_a_judge_is_counted():
+    """Its call is an inference, in which its engine generates: a thought, and a line with the score."""
+
+    def of_judge(*overrides):
+        given = ["models.judge={init: actor}", "train.prompts_per_step=4", *overrides]
+        plan = make_plan(load_recipe("grpo_math", given, ["judge"]))
+        peak = next(peak for peak in plan.memory.peaks if peak.call == "reward_inf")
+        return plan.memory, peak
+
+    def per_token(memory, peak, thought):
+        return peak.parts.cache / (memory.lengths.sequence + 320 + thought + 12)
+
+    memory, peak = of_judge()
+    assert peak.phase == "generate"
+    _, shorter = of_judge("graph.reward_inf.interface.args.thought_tokens=0")
+    keys_and_values = 4 * 128 * (4 + 2)  # of four layers of width 128, keys in float32 and values in bfloat16
+    assert per_token(memory, peak, 256) == per_token(memory, shorter, 0) == 4 * 8 * keys_and_values
+
+
 def test_every_call_is_estimated_on_top_of_all_roles_of_its_devices():
     plan = make_plan(load_recipe("ppo_math"))
     held = {one.role: one for one in plan.memory.held}

@@ -37,6 +37,7 @@ from rlcli.recipe.validate import check_against
 KINDS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("datasets", "*"), "datasets"),
     (("models", "*", "backend"), "backends"),
+    (("models", "*", "rollout", "backend"), "backends"),
     (("graph", "*", "interface"), "interfaces"),
     (("train", "eval", "graph", "*", "interface"), "interfaces"),
 )
@@ -50,19 +51,33 @@ def with_backends(tree: Mapping, doubts: Doubts | None = None) -> Mapping:
         role = at(tree, ("models", name))
         if not isinstance(role, Mapping):
             continue
-        given = role.get("backend") or Scalar(None, default_mark())
-        if isinstance(given, Scalar) and given.value is None:
-            given = Mapping({}, given.mark)
-        if isinstance(given, Mapping) and "type" not in given.entries:
-            mark = default_mark()
+        if _names_no_backend(role):
             kind = _default_backend(tree, name, role)
             if doubts is not None and not _is_sure(tree, name, role, kind, doubts):
                 doubts.values.add(("models", name, "backend", "type"))
-            typed = {"type": Entry(mark, Scalar(kind, mark, kind, plain=False))}
-            backend = replace(given, entries={**typed, **given.entries})
-            role = replace(role, entries={**role.entries, "backend": Entry(backend.mark, backend)})
-            tree = cast(Mapping, with_value(tree, ("models", name), role))
+            role = _with_backend(role, kind)
+        rollout = role.get("rollout")
+        if isinstance(rollout, Mapping) and _names_no_backend(rollout):
+            rollout = _with_backend(rollout, default_backends.UNTRAINED)
+            role = replace(role, entries={**role.entries, "rollout": replace(role.entries["rollout"], node=rollout)})
+        tree = cast(Mapping, with_value(tree, ("models", name), role))
     return tree
+
+
+def _names_no_backend(section: Mapping) -> bool:
+    given = section.get("backend")
+    if isinstance(given, Mapping):
+        return "type" not in given.entries
+    return given is None or (isinstance(given, Scalar) and given.value is None)
+
+
+def _with_backend(section: Mapping, kind: str) -> Mapping:
+    given, mark = section.get("backend"), default_mark()
+    if not isinstance(given, Mapping):
+        given = Mapping({}, given.mark if given is not None else mark)
+    typed = {"type": Entry(mark, Scalar(kind, mark, kind, plain=False))}
+    backend = replace(given, entries={**typed, **given.entries})
+    return replace(section, entries={**section.entries, "backend": Entry(backend.mark, backend)})
 
 
 def _default_backend(tree: Mapping, name: str, role: Mapping) -> str:

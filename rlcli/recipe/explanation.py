@@ -15,6 +15,7 @@ from rlcli.recipe.interpolation import Reference, interpolate, references_in
 from rlcli.recipe.problems import Problems
 from rlcli.recipe.removal import place_of, removed_at
 from rlcli.recipe.resolve import Resolved, Setting
+from rlcli.recipe.rollouts import as_role
 from rlcli.recipe.schema import SECTIONS
 from rlcli.recipe.suggest import close_to, suggest_key
 from rlcli.recipe.tree import DEFAULT, Mapping, Path, Scalar, at, dotted, leaves, plain
@@ -72,7 +73,7 @@ class Leaf:
 def explain(resolved: Resolved, key: str) -> Explanation | list[Leaf]:
     """The life of a value, or the values of a section. Raises UsageError R42 for an unknown key."""
     known = known_values(resolved)
-    path: Path = tuple(key.split("."))
+    path = as_role(resolved.recipe, tuple(key.split(".")))
     if path in known:
         return _explanation(resolved, path, known)
     below = [found for found in known if found[: len(path)] == path]

@@ -85,7 +85,7 @@ def waits_for(calls: Mapping[str, Call]) -> dict[str, set[str]]:
     return {name: {maker for key in call.inputs for maker in made.get(key, ())} for name, call in calls.items()}
 
 
-def _runs_after(calls: Mapping[str, Call]) -> dict[str, set[str]]:
+def runs_after(calls: Mapping[str, Call]) -> dict[str, set[str]]:
     """Call → the calls that run before it: those whose outputs it reads, and, where calls drop samples, before training
     all that choose its batch."""
     after = waits_for(calls)
@@ -99,7 +99,7 @@ def _runs_after(calls: Mapping[str, Call]) -> dict[str, set[str]]:
 
 def stages(calls: Mapping[str, Call]) -> list[list[str]]:
     """Calls that may run at the same time, stage by stage. The graph must have no cycle."""
-    sorter = graphlib.TopologicalSorter(_runs_after(calls))
+    sorter = graphlib.TopologicalSorter(runs_after(calls))
     sorter.prepare()
     result: list[list[str]] = []
     while sorter.is_active():

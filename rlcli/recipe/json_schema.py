@@ -103,7 +103,8 @@ def _documented(model: Schema) -> Schema:
 
 def _use_kinds(definitions: dict[str, Schema], model: Schema) -> None:
     """Say at each place of a component which kind of component it is. Edits what `model` and `definitions` share."""
-    definitions["Role"]["properties"]["backend"] |= {"anyOf": [_ref("backends"), REFERENCE]}
+    for section in ("Role", "Rollout"):
+        definitions[section]["properties"]["backend"] |= {"anyOf": [_ref("backends"), REFERENCE]}
     definitions["Call"]["properties"]["interface"] |= {"anyOf": [_ref("interfaces"), REFERENCE]}
     (pattern,) = model["properties"]["datasets"]["patternProperties"]
     model["properties"]["datasets"]["patternProperties"] = {pattern: _ref("datasets")}

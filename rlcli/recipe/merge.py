@@ -20,6 +20,7 @@ COMPONENT_PATHS: tuple[tuple[str, ...], ...] = (
     ("launch",),
     ("datasets", "*"),
     ("models", "*", "backend"),
+    ("models", "*", "rollout", "backend"),
     ("graph", "*", "interface"),
     ("train", "eval", "graph", "*", "interface"),
 )

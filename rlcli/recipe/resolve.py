@@ -21,6 +21,7 @@ from rlcli.recipe.merge import merge, spell_out_types, whole_reference
 from rlcli.recipe.overrides import parse_overrides
 from rlcli.recipe.problems import Problems
 from rlcli.recipe.removal import is_entry, removed_at, without_removed
+from rlcli.recipe.rollouts import as_rollout, with_rollouts
 from rlcli.recipe.schema import SECTIONS, Recipe
 from rlcli.recipe.tree import (
     Entry,
@@ -84,7 +85,8 @@ class Resolved:
 
     def history(self, key: str | tuple[str | int, ...]) -> list[Setting]:
         """Every place that sets the key, lowest layer first; the last one wins."""
-        return self._history(_path(key), frozenset())
+        path = _path(key)
+        return self._history(path, frozenset()) or self._history(as_rollout(path), frozenset())
 
     def _history(self, path: tuple[str | int, ...], seen: frozenset[str]) -> list[Setting]:
         settings: list[Setting] = []
@@ -192,6 +194,7 @@ def resolve_layers(
     checked = check_against(Recipe, tree, problems, doubts, blocks=blocks)
     recipe, tree = checked.value, checked.tree
     if recipe is not None and not problems.is_cut_off:
+        recipe, tree = with_rollouts(recipe, tree, problems, doubts)
         recipe, tree = with_keys_of_calls(recipe, tree, doubts)
         check_meaning(recipe, tree, problems, doubts)
     problems.raise_if_any()

@@ -54,6 +54,17 @@ class Mesh(Section):
     """Expert-parallel size."""
 
 
+class Rollout(Section):
+    """The copy of a role that generates in its place, and takes over its weights after each of its training steps."""
+
+    backend: Component | None = None
+    """What runs it; null: inference."""
+    mesh: Mesh = Mesh()
+    """How its devices share the work."""
+    devices: str | None = None
+    """Ranks that hold it, such as `4-7`; null: those of the role. Roles without devices of their own get the others."""
+
+
 class Role(Section):
     """A model: what runs it, and its weights from exactly one of path, init and scratch (or none at all)."""
 
@@ -73,7 +84,9 @@ class Role(Section):
     mesh: Mesh = Mesh()
     """How its devices share the work."""
     devices: str | None = None
-    """Ranks that hold the role, such as `0-3,5`; null: all of the cluster."""
+    """Ranks that hold the role, such as `0-3,5`; null: all of the cluster that no rollout has for itself."""
+    rollout: Rollout | None = None
+    """Have a copy of the role generate, on devices and with a backend of its own; it is the role `<role>_rollout`."""
 
     @property
     def has_weights(self) -> bool:

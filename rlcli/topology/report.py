@@ -18,6 +18,7 @@ from rlcli.topology.advice import advise
 from rlcli.topology.configs import architecture_of, saved_width
 from rlcli.topology.drawing import weights_text
 from rlcli.topology.memory import RESERVED, MemoryPlan, Peak, as_json, plan_memory
+from rlcli.topology.overlap import Timetable
 from rlcli.topology.placement import Topology, plan_topology
 from rlcli.topology.storage import Storage, plan_storage
 
@@ -149,6 +150,10 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         ],
         "groups": [{"ranks": list(group.ranks), "roles": list(group.roles)} for group in topology.groups],
         "stages": stages(recipe.graph),
+        "overlaps": {
+            when: Timetable(recipe, topology).overlaps(steps_before)
+            for steps_before, when in enumerate(("same_step", "step_before"))
+        },
         "drops": {name: list(reasons) for name, call in recipe.graph.items() if (reasons := reasons_to_drop(call))},
         "keys": _keys(plan.resolved),
         "batch": batch,

@@ -11,6 +11,7 @@ from rlcli.recipe.graph import made_keys, producers, reasons_to_drop, stages
 from rlcli.recipe.readable import by_label
 from rlcli.topology.drawing import draw, ranks_text, weights_text
 from rlcli.topology.memory import GIB, Peak
+from rlcli.topology.overlap import Timetable
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
@@ -50,6 +51,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield "  keys as the interfaces declare them, but for those with a place"
     if unread:
         yield "  (key): read by no other call, so it stays where it is made"
+    yield from _timetable(plan)
     yield ""
     yield "step"
     yield from (f"  {line}" for line in (*topology.batch.lines(), *_micro_batch_lines(plan)))
@@ -103,6 +105,27 @@ def _calls(resolved: Resolved, calls: Mapping[str, Call], path: Path) -> Iterato
         yield from _keys("makes", made, resolved, (*path, name, "outputs"))
         if reasons := reasons_to_drop(call):
             yield f"{'':5}drops  samples: {', '.join(reasons)}"
+
+
+def _timetable(plan: Plan) -> Iterator[str]:
+    """A few steps in time, where calls have devices apart."""
+    table = Timetable(plan.recipe, plan.topology)
+    if not table.is_apart:
+        return
+    width = max(len(name) for name in table.calls)
+    ranks = {name: ranks_text(sorted(of)) for name, of in table.ranks.items()}
+    widest = max(len("ranks"), *map(len, ranks.values()))
+    turns = table.turns()
+    yield ""
+    yield "time: a column is a turn, a figure the step that a call works on"
+    for name in sorted(table.calls, key=lambda name: min(table.ranks[name])):
+        cells = " ".join("·" if step is None else str(step % 10) for step in turns[name])
+        yield f"  {ranks[name]:{widest}}  {name:{width}}  {cells}"[:WIDTH].rstrip()
+    yield "  as if to generate took four turns, a training step two, other calls one"
+    for steps_before, when in enumerate(("the same step", "the step before")):
+        for name, others in table.overlaps(steps_before).items():
+            text = f"{name} overlaps with {', '.join(others)} of {when}"
+            yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", **_WHOLE_WORDS)
 
 
 def _read(calls: Mapping[str, Call]) -> set[str]:

@@ -2,12 +2,18 @@
 
     python tests/bench/learning.py sft [--json]
     python tests/bench/learning.py ppo [--steps 10] [--model FOLDER] [--json]
+    python tests/bench/learning.py flows [--steps 10] [--model FOLDER] [--json]
     python tests/bench/learning.py algorithms [--seeds 3] [--only grpo --only rloo] [--json]
 
 Each row of `sft` and `ppo` is a run of `rlcli train`, with as many ranks as its layout has. SFT begins with random
 weights; the rows must have the losses of the first to within 1e-4, else the exit code is 1. PPO answers a held-out set
 before, during and after training; without `--model`, the result of the warm start `sft_math` (two to three minutes),
 all rows begin with that. megatron needs a GPU: its ranks get a pretend device that computes in host memory.
+
+The rows of `flows` are PPO too, with the decoupled loss: generation in process, or by a rollout on a rank of its own
+that follows an actor of one engine or another and runs up to `max_staleness` steps ahead. Each has the accuracy before,
+during and after training, how stale samples were and how far sampler and trainer were apart (means over the steps
+and the largest), and the median seconds that an update of the rollout and a step took.
 
 Each row of `algorithms` is a shipped recipe, as it is, under several seeds: the accuracy on 256 held-out problems
 before and after. All seeds of all algorithms begin with one warm start.
@@ -54,10 +60,10 @@ class Layout:
         where = " x ".join(f"{name}{degree}" for name, degree in self.degrees.items()) or "1 rank"
         return f"{self.backend} {args}".strip() + f", {where}"
 
-    def changes(self, roles: tuple[str, ...]) -> Iterator[str]:
-        """Overrides of a recipe."""
+    def changes(self, roles: tuple[str, ...], other_ranks: int = 0) -> Iterator[str]:
+        """Overrides of a recipe, with ranks for other roles after those of these."""
         ranks = prod(self.degrees.values())
-        yield from ("launch=local", f"cluster.devices_per_node={ranks}")
+        yield from ("launch=local", f"cluster.devices_per_node={ranks + other_ranks}")
         yield f"cluster.device={'cuda' if self.backend == 'megatron' else 'cpu'}"
         for role in roles:
             yield f"models.{role}.backend.type={self.backend}"
@@ -80,6 +86,38 @@ OF_SFT = (
 OF_PPO = (Layout("fsdp"), Layout("fsdp", {"dp": 2}), Layout("fsdp", {"tp": 2}))
 
 
+@dataclass(frozen=True)
+class Flow:
+    """Who generates, how far ahead of training at most, and the engine of what is trained."""
+
+    max_staleness: int = 0
+    trained: Layout = Layout("fsdp")
+    rollout: bool = True
+
+    @property
+    def title(self) -> str:
+        who = f"{self.trained.backend}, rollout" if self.rollout else f"{self.trained.backend}, in process"
+        return f"{who}, staleness {self.max_staleness}"
+
+    def changes(self, roles: tuple[str, ...]) -> Iterator[str]:
+        """Overrides of a recipe with the profile async."""
+        yield from self.trained.changes(roles, int(self.rollout))
+        yield f"train.max_staleness={self.max_staleness}"
+        if self.rollout:
+            yield f"models.actor.rollout.devices={prod(self.trained.degrees.values())}"
+            yield "models.actor.rollout.backend.args.dtype=float32"
+        else:
+            yield "models.actor.rollout=null"
+
+
+OF_FLOWS = (
+    Flow(rollout=False),
+    Flow(),
+    Flow(1),
+    Flow(4),
+    Flow(1, Layout("megatron")),
+    Flow(1, Layout("deepspeed", {}, {"zero_stage": 3})),
+)
 ALGORITHMS = {
     "ppo": ("ppo_math",),
     "grpo": ("grpo_math",),
@@ -120,13 +158,39 @@ def of_sft(folder: Path) -> Iterator[tuple[dict[str, Any], bool]]:
 
 
 def of_ppo(folder: Path, steps: int, model: str | None) -> Iterator[tuple[dict[str, Any], bool]]:
-    changes = [f"train.steps={steps}", f"train.eval.every_steps={max(1, steps // 2)}"]
-    changes += [f"models.actor.path={Path(model).resolve()}"] if model else []
     for number, layout in enumerate(OF_PPO):
-        lines = run("ppo_math", layout, ("actor", "critic"), tuple(changes), folder / str(number))
-        shown = {f"step {line['step']}": line["eval/accuracy"] for line in lines if "eval/accuracy" in line}
-        times = sorted(line["time/step"] for line in lines if "time/step" in line)
-        yield {"engine": layout.title, **shown, "s per step": times[len(times) // 2]}, True
+        lines = run("ppo_math", layout, ("actor", "critic"), tuple(of_length(steps, model)), folder / str(number))
+        yield {"engine": layout.title, **accuracies(lines), "s per step": median(lines, "time/step")}, True
+
+
+def of_flows(folder: Path, steps: int, model: str | None) -> Iterator[tuple[dict[str, Any], bool]]:
+    for number, flow in enumerate(OF_FLOWS):
+        changes = (*of_length(steps, model), *flow.changes(("actor", "critic")))
+        arguments = ["ppo_math", "--with", "async", *QUIET, *changes]
+        lines = train(arguments, folder / str(number), flow.trained.backend == "megatron")
+        shown = accuracies(lines)
+        for column, name in (("staleness", "actor_rollout/staleness"), ("gap", "actor/sampler_gap")):
+            values = [line[name] for line in lines if name in line]
+            shown[f"{column}, mean"] = sum(values) / max(1, len(values))
+            shown[f"{column}, most"] = max(values, default=0.0)
+        shown["s per update"] = median(lines, "time/actor_train.copy_to")
+        yield {"flow": flow.title, **shown, "s per step": median(lines, "time/step")}, True
+
+
+def of_length(steps: int, model: str | None) -> Iterator[str]:
+    """Overrides: how long, and with which actor to begin."""
+    yield from (f"train.steps={steps}", f"train.eval.every_steps={max(1, steps // 2)}")
+    if model:
+        yield f"models.actor.path={Path(model).resolve()}"
+
+
+def accuracies(lines: Iterable[Any]) -> dict[str, float]:
+    return {f"step {line['step']}": line["eval/accuracy"] for line in lines if "eval/accuracy" in line}
+
+
+def median(lines: Iterable[Any], name: str) -> float:
+    values = sorted(line[name] for line in lines if name in line)
+    return values[len(values) // 2] if values else 0.0
 
 
 def of_algorithms(folder: Path, names: Sequence[str], seeds: int) -> Iterator[tuple[dict[str, Any], bool]]:
@@ -143,7 +207,7 @@ def of_algorithms(folder: Path, names: Sequence[str], seeds: int) -> Iterator[tu
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["sft", "ppo", "algorithms"])
+    parser.add_argument("what", choices=["sft", "ppo", "flows", "algorithms"])
     parser.add_argument("--steps", type=int, default=10, help="of PPO")
     parser.add_argument("--model", help="folder of the model that PPO begins with")
     parser.add_argument("--seeds", type=int, default=3, help="of each algorithm")
@@ -156,6 +220,7 @@ def main() -> int:
         tables = {
             "sft": lambda: of_sft(folder),
             "ppo": lambda: of_ppo(folder, given.steps, given.model),
+            "flows": lambda: of_flows(folder, given.steps, given.model),
             "algorithms": lambda: of_algorithms(folder, given.only or list(ALGORITHMS), given.seeds),
         }
         for row, is_good in tables[given.what]():

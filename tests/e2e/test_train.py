@@ -94,12 +94,11 @@ def test_ranks_and_micro_batches_change_no_number(train, tiny_ppo):
 def test_a_role_that_follows_the_actor_samples_with_the_weights_of_the_step(train, tiny_ppo):
     """Also on a rank of its own, which could begin the next step before the actor is trained."""
     follower = (
-        "models.rollout={init: actor, backend: {args: {dtype: float32}}}",
-        "graph.actor_gen.model=rollout", "graph.actor_train.hooks={copy_to: rollout}",
+        "models.actor.rollout.backend.args.dtype=float32",
         "models.actor.backend.args.lr=1e-3", "graph.reward_inf.interface.args.wrong_reward=-1.0", "ppo.discount=0.9",
     )  # fmt: skip
     apart = ("launch=local", "cluster.devices_per_node=2", "models.critic.devices=1", "models.ref.devices=1")
-    apart += ("models.actor.devices=0", "models.rollout.devices=1")
+    apart += ("models.actor.rollout.devices=1",)
     inline = train("ppo_math", *tiny_ppo, *follower, name="follower")
     two_ranks = train("ppo_math", *tiny_ppo, *follower, *apart, name="follower_apart")
     assert inline.code == two_ranks.code == 0, inline.err + two_ranks.err

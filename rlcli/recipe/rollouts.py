@@ -1,0 +1,129 @@
+"""`models.<role>.rollout`, spelt out: the role `<role>_rollout`, which follows the role and generates in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rlcli.recipe.call_keys import graphs_of
+from rlcli.recipe.doubts import Doubts
+from rlcli.recipe.mesh import DevicesError, devices_of, world_of
+from rlcli.recipe.problems import Problems
+from rlcli.recipe.schema import Recipe
+from rlcli.recipe.tree import Entry, Mapping, Mark, Node, Path, Scalar, at, default_mark, key_mark, nearest, plain
+
+_SUFFIX = "_rollout"
+
+
+def with_rollouts(recipe: Recipe, tree: Mapping, problems: Problems, doubts: Doubts) -> tuple[Recipe, Mapping]:
+    """The recipe, and its tree, in which a rollout is a role, calls that are moved to it and a copy of weights.
+
+    A rollout that cannot be is noted and left out; what follows from something doubtful is doubtful.
+    """
+    spelt_out: Node = tree
+    for name, role in recipe.models.items():
+        place: Path = ("models", name, "rollout")
+        if role.rollout is None:
+            continue
+        if problem := _refusal(recipe, name):
+            problems.add("R71", *problem[:1], key_mark(tree, place) or nearest(tree, place).mark, problem[1])
+            doubts.values |= {("models",), ("graph",), ("train", "eval", "graph")}
+            continue
+        spelt_out = _spelt_out(recipe, spelt_out, name)
+        for known in (doubts.values, doubts.lacking):
+            known |= {("models", _follower(name), *one[3:]) for one in known if one[:3] == place}
+    if spelt_out is tree:
+        return recipe, tree
+    spelt_out = _others_elsewhere(recipe, spelt_out)
+    assert isinstance(spelt_out, Mapping)
+    return Recipe.model_validate(plain(spelt_out)), spelt_out
+
+
+def as_role(recipe: Recipe, path: Path) -> Path:
+    """Where a recipe has what is written at a path: that of a rollout is in its role."""
+    match path:
+        case ("models", str(role), "rollout", *rest) if _follower(role) in recipe.models:
+            return ("models", _follower(role), *rest)
+    return path
+
+
+def as_rollout(path: Path) -> Path:
+    """Where the keys of a rollout's role are written."""
+    match path:
+        case ("models", str(role), *rest) if role.endswith(_SUFFIX):
+            return ("models", role.removesuffix(_SUFFIX), "rollout", *rest)
+    return path
+
+
+def _follower(role: str) -> str:
+    return role + _SUFFIX
+
+
+def _calls(recipe: Recipe, role: str, kind: str) -> Iterator[Path]:
+    for path, calls, _ in graphs_of(recipe):
+        yield from ((*path, name) for name, call in calls.items() if (call.model, call.call) == (role, kind))
+
+
+def _refusal(recipe: Recipe, role: str) -> tuple[str, str] | None:
+    """What is wrong with the rollout of a role, and what helps."""
+    removal = f"models.{role}.rollout=null removes it"
+    if _follower(role) in recipe.models:
+        return f"the rollout of {role} is the role {_follower(role)}, which models has already", "rename that role"
+    for kind, verb in (("generate", "generates with"), ("train_step", "trains")):
+        if not any(_calls(recipe, role, kind)):
+            return f"no call {verb} {role}, so a rollout of it has nothing to do", removal
+    for *_, name in _calls(recipe, role, "train_step"):
+        if (other := recipe.graph[str(name)].hooks.copy_to) is not None:
+            return f"{name} copies its weights to {other} (copy_to), so it cannot also copy them to a rollout", removal
+    return None
+
+
+def _spelt_out(recipe: Recipe, tree: Node, role: str) -> Node:
+    section = at(tree, ("models", role))
+    assert isinstance(section, Mapping)
+    mark = default_mark(f"models.{role}.rollout")
+    given = section.entries["rollout"]
+    settings: dict[str, Entry] = {
+        key: section.entries[key] for key in ("devices", "tokenizer") if key in section.entries
+    }
+    assert isinstance(given.node, Mapping)
+    entries: dict[str, Entry] = {"init": _text(role, mark), **settings, **given.node.entries}
+    rest = {key: entry for key, entry in section.entries.items() if key != "rollout"}
+    tree = _put(tree, ("models", role), Entry(mark, replace(section, entries=rest)))
+    tree = _put(tree, ("models", _follower(role)), Entry(given.key, replace(given.node, entries=entries)))
+    for path in _calls(recipe, role, "generate"):
+        tree = _put(tree, (*path, "model"), _text(_follower(role), mark))
+    for path in _calls(recipe, role, "train_step"):
+        tree = _put(tree, (*path, "hooks", "copy_to"), _text(_follower(role), mark))
+    return tree
+
+
+def _others_elsewhere(recipe: Recipe, tree: Node) -> Node:
+    """Roles without devices of their own have those that rollouts leave."""
+    named = {name: role.rollout.devices for name, role in recipe.models.items() if role.rollout is not None}
+    try:
+        world = world_of(recipe.cluster)
+        taken = {rank for name, devices in named.items() if devices for rank in devices_of(name, devices, world)}
+    except DevicesError:  # reported by the checks of devices
+        return tree
+    left = ",".join(str(rank) for rank in range(world) if rank not in taken)
+    chosen_by = next((name for name, devices in named.items() if devices), "")
+    for name in recipe.models if taken and left else ():
+        if recipe.models[name].devices is None:
+            entry = _text(left, default_mark(f"models.{chosen_by}.rollout.devices"))
+            tree = _put(tree, ("models", name, "devices"), entry)
+    return tree
+
+
+def _text(value: str, mark: Mark) -> Entry:
+    return Entry(mark, Scalar(value, mark, value, plain=False))
+
+
+def _put(node: Node | None, path: Path, entry: Entry) -> Node:
+    """A copy of the tree with an entry at a path; sections on the way are made where there are none."""
+    section = node if isinstance(node, Mapping) else Mapping({}, entry.key)
+    key, rest = str(path[0]), path[1:]
+    if rest:
+        below = section.entries.get(key)
+        entry = Entry(below.key if below else entry.key, _put(below.node if below else None, rest, entry))
+    return replace(section, entries={**section.entries, key: entry})

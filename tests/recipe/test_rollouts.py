@@ -1,0 +1,122 @@
+"""`models.<role>.rollout`: a few keys that make a follower, move the generating calls to it and copy weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlcli.errors import RecipeError
+from rlcli.recipe.explanation import explain
+from rlcli.recipe.graph import train_graph
+from rlcli.recipe.json_schema import schema_of
+from rlcli.recipe.minimal import superfluous
+from rlcli.recipe.resolve import load_recipe
+from rlcli.recipe.typing_ahead import override_candidates, sketch
+from rlcli.topology import plan_topology
+
+TWO = ("cluster.devices_per_node=2", "launch=local")
+FOUR = ("cluster.devices_per_node=4", "launch=local")
+APART = "models.actor.rollout.devices=1"
+
+
+def roles(*overrides, profiles=()):
+    recipe = load_recipe("ppo_math", overrides, profiles).recipe
+    return {placement.role: placement.ranks for placement in plan_topology(recipe).placements}
+
+
+def test_a_rollout_is_a_role_that_follows_and_generates_in_its_place():
+    recipe = load_recipe("ppo_math", [*TWO, APART]).recipe
+    follower = recipe.models["actor_rollout"]
+    assert (follower.init, follower.backend.type, follower.devices) == ("actor", "inference", "1")
+    assert recipe.models["actor"].rollout is None
+    assert recipe.graph["actor_gen"].model == "actor_rollout"
+    assert recipe.train.eval.graph["eval_gen"].model == "actor_rollout"
+    assert recipe.graph["actor_train"].hooks.copy_to == "actor_rollout"
+    (trained,) = [mfc for mfc in train_graph(recipe) if mfc.name == "actor_train"]
+    assert trained.written_roles == ("actor", "actor_rollout")
+
+
+def test_other_roles_get_the_devices_that_rollouts_leave():
+    assert roles(*TWO, APART) == {"actor": (0,), "critic": (0,), "ref": (0,), "reward": (0,), "actor_rollout": (1,)}
+    split = roles(*FOUR, "models.actor.rollout.devices=2-3", "models.ref.devices=3")
+    assert (split["actor"], split["ref"], split["actor_rollout"]) == ((0, 1), (3,), (2, 3))
+
+
+def test_without_devices_of_its_own_a_rollout_shares_those_of_its_role():
+    assert roles(*FOUR, "models.actor.rollout={}", "models.actor.devices=0-1")["actor_rollout"] == (0, 1)
+    assert roles("models.actor.rollout.devices=0") == dict.fromkeys(
+        ["actor", "critic", "ref", "reward", "actor_rollout"], (0,)
+    )
+
+
+def test_the_profile_async_is_these_keys():
+    resolved = load_recipe("ppo_math", [*TWO, APART], ["async"])
+    assert resolved.recipe.graph["actor_gen"].model == "actor_rollout"
+    assert resolved.recipe.train.max_staleness == 1
+    assert superfluous(resolved, resolved.layers[-1]) == []
+    inside = load_recipe("ppo_math", ["models.actor.rollout=null"], ["async"]).recipe
+    assert inside.graph["actor_gen"].model == "actor"
+
+
+def test_a_resolved_recipe_loads_to_the_same(tmp_path):
+    recipe = load_recipe("ppo_math", [*TWO, APART], ["async"])
+    (tmp_path / "resolved.yaml").write_text(recipe.to_yaml())
+    assert load_recipe(tmp_path / "resolved.yaml").recipe == recipe.recipe
+
+
+def test_a_tokenizer_of_the_role_is_that_of_its_rollout():
+    recipe = load_recipe("ppo_math", ["models.actor.tokenizer=builtin:arithmetic", "models.actor.rollout={}"]).recipe
+    assert recipe.models["actor_rollout"].tokenizer == "builtin:arithmetic"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "what", "hint"),
+    [
+        (["models.actor.rollout.devces=1"], "R42", "unknown key models.actor.rollout.devces", "devices"),
+        (["models.actor.rollot={}"], "R42", "unknown key models.actor.rollot", "rollout"),
+        (["models.actor.rollout.path=x"], "R43", "unknown key models.actor.rollout.path", None),
+        (["models.actor.rollout=3"], "R37", "must be a mapping", None),
+        (["models.actor.rollout.backend=inferense"], "R70", "no backend is named 'inferense'", "inference"),
+        (["models.actor.rollout.backend.args.dtyp=x"], "R42", "dtyp", "dtype"),
+        (["models.actor.rollout.devices=7"], "R50", "actor_rollout is to use rank 7", None),
+        (["models.actor.rollout.mesh.tp=2"], "R49", "does not fit its 1 device", None),
+        (["models.critic.rollout={}"], "R71", "no call generates with critic", "models.critic.rollout=null"),
+        (["models.actor.rollout={}", "models.actor_rollout={init: actor}"], "R71", "has already", "rename"),
+        (["models.actor.rollout={}", "graph.actor_train.hooks.copy_to=ref"], "R71", "to ref (copy_to)", "null"),
+    ],
+)
+def test_what_cannot_be_is_one_problem_with_its_place(overrides, code, what, hint):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("ppo_math", overrides)
+    (problem,) = caught.value.problems
+    assert problem.code == code
+    assert what in f"{problem.what} {problem.hint}"
+    assert problem.where == "command line"
+    assert hint is None or hint in f"{problem.what} {problem.hint}"
+
+
+def test_a_rollout_of_what_nothing_trains_is_refused():
+    overrides = ["models.actor.rollout={}", "models.actor.tokenizer=builtin:arithmetic", "models.actor.path=x",
+                 "datasets.train=arithmetic"]  # fmt: skip
+    with pytest.raises(RecipeError, match="no call trains actor"):
+        load_recipe("base/generation", overrides)
+
+
+def test_keys_of_a_rollout_are_explained_where_they_are_written():
+    resolved = load_recipe("ppo_math", [*TWO, APART])
+    for key in ("models.actor.rollout.devices", "models.actor_rollout.devices"):
+        found = explain(resolved, key)
+        assert (found.key, found.value, found.steps[-1].where) == ("models.actor_rollout.devices", "1", "command line")
+    of_others = explain(resolved, "models.critic.devices")
+    assert (of_others.value, of_others.steps[0].note) == ("0", "models.actor.rollout.devices")
+
+
+def test_completion_and_schema_know_the_keys():
+    tree = sketch("ppo_math", profiles=["async"])
+    words = [one.text for one in override_candidates(tree, "models.actor.rollout.")]
+    assert "models.actor.rollout.devices=" in words
+    assert "models.actor.rollout.mesh." in words
+    offered = [one.text for one in override_candidates(tree, "models.actor.rollout.backend=")]
+    assert "models.actor.rollout.backend=inference" in offered
+    rollout = schema_of("models")["$defs"]["Rollout"]["properties"]
+    assert set(rollout) >= {"backend", "mesh", "devices"}
+    assert {"$ref": "#/$defs/backends"} in rollout["backend"]["anyOf"]

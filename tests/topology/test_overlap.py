@@ -1,0 +1,92 @@
+"""Which calls of a run may overlap, and the picture of a few steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlcli.recipe.graph import train_graph
+from rlcli.recipe.resolve import load_recipe
+from rlcli.runtime.scheduler import Scheduler, Task
+from rlcli.topology.overlap import COLUMNS, Timetable
+from rlcli.topology.report import make_plan, plan_json
+from rlcli.topology.text import plan_lines
+
+APART = ("launch=local", "cluster.devices_per_node=2", "models.actor.rollout.devices=1")
+TRAINING = ["reward_inf", "ref_inf", "critic_inf", "actor_inf", "actor_train", "critic_train"]
+
+
+def plan(*overrides, profiles=("async",)):
+    return make_plan(load_recipe("ppo_math", overrides, profiles))
+
+
+def timetable(*overrides, profiles=("async",)):
+    made = plan(*overrides, profiles=profiles)
+    return Timetable(made.recipe, made.topology)
+
+
+def test_generation_ahead_overlaps_with_everything_of_the_step_before():
+    table = timetable(*APART)
+    assert table.overlaps(1) == {"actor_gen": TRAINING}
+    assert table.overlaps(0) == {}
+
+
+def test_synchronous_generation_overlaps_with_what_does_not_train_its_weights():
+    assert timetable(*APART, "train.max_staleness=0").overlaps(1) == {"actor_gen": ["critic_train"]}
+
+
+def test_calls_of_one_step_overlap_on_devices_apart():
+    own = ("launch=local", "cluster.devices_per_node=2", "models.ref.devices=1")
+    others = ("models.actor.devices=0", "models.critic.devices=0", "models.reward.devices=0")
+    table = timetable(*own, *others, profiles=())
+    assert table.overlaps(0) == {"reward_inf": ["ref_inf"], "ref_inf": ["critic_inf"]}
+
+
+def test_on_one_device_nothing_overlaps_and_nothing_is_drawn():
+    made = plan(profiles=())
+    table = Timetable(made.recipe, made.topology)
+    assert not table.is_apart
+    assert table.overlaps(1) == table.overlaps(0) == {}
+    assert not any(line.startswith("time:") for line in plan_lines(made))
+
+
+def test_the_picture_keeps_the_order_that_a_synchronous_run_keeps():
+    """Each call starts only where the scheduler of a run lets it."""
+    made = plan(*APART, "train.max_staleness=0")
+    table = Timetable(made.recipe, made.topology)
+    turns = table.turns()
+    scheduler = Scheduler(train_graph(made.recipe), 20, window=2)
+    running: dict[str, Task] = {}
+    for turn in range(COLUMNS):
+        now = {name: row[turn] for name, row in turns.items() if row[turn] is not None}
+        for name, task in list(running.items()):
+            if now.get(name) != task.step + 1:
+                scheduler.finish(running.pop(name))
+        for name, step in now.items():
+            if name not in running:
+                running[name] = next(t for t in scheduler.ready() if (t.call, t.step + 1) == (name, step))
+                scheduler.start(running[name])
+    assert scheduler.open_steps.start >= 2  # whole steps were drawn
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 4])
+def test_in_the_picture_generation_is_ahead_as_far_as_it_may_be_and_ranks_do_one_thing_at_a_time(staleness):
+    table = timetable(*APART, f"train.max_staleness={staleness}")
+    turns = table.turns()
+    lags = set()
+    for turn in range(COLUMNS):
+        busy = [rank for name, row in turns.items() if row[turn] is not None for rank in table.ranks[name]]
+        assert len(busy) == len(set(busy))
+        if (sampled := turns["actor_gen"][turn]) is not None and turns["actor_gen"][turn - 1] != sampled:
+            trained = max((step for step in turns["actor_train"][:turn] if step is not None), default=0)
+            lags.add(sampled - 1 - trained)
+    assert max(lags) == staleness
+
+
+def test_the_plan_draws_it_in_80_columns_and_in_the_json():
+    made = plan(*APART)
+    lines = list(plan_lines(made))
+    start = next(number for number, line in enumerate(lines) if line.startswith("time:"))
+    assert lines[start + 7].split()[:12] == ["1", "actor_gen", *"11112222", "·", "·"]
+    assert max(map(len, lines)) <= 80
+    assert "  actor_gen overlaps with reward_inf, ref_inf, critic_inf, actor_inf," in lines
+    assert plan_json(made)["overlaps"] == {"same_step": {}, "step_before": {"actor_gen": TRAINING}}

@@ -32,6 +32,14 @@ class Ready:
         """The version of its oldest part."""
         return min(self.versions.values(), default=0)
 
+    def as_json(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"draw": [self.draw.epoch, self.draw.row, self.draw.attempt], "versions": dict(self.versions)}
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> Ready:
+        return Ready(Draw(*fields["draw"]), fields["versions"])
+
     def staleness(self, step: int) -> int:
         """Training steps between the weights that made it and those that step number `step` (from 0) trains."""
         return step - self.oldest if self.versions else 0
@@ -198,10 +206,10 @@ class Admission:
         drops, self._drops = self._drops, {}
         return [{"sample": id_, "state": "dropped", **asdict(drop)} for id_, drop in drops.items()]
 
-    def waiting(self) -> list[Draw]:
+    def waiting(self) -> tuple[Draw, ...]:
         """What is drawn first by whoever continues from here: the samples that are being made, then the queue's."""
         running = sorted(self._flow.unfinished, key=_in_order_of_data)
-        return [*(draw.again for draw in running), *self._queue.returned]
+        return (*(draw.again for draw in running), *self._queue.returned)
 
     def depths(self) -> dict[str, int]:
         """Call → the samples that wait for it."""

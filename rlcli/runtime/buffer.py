@@ -104,6 +104,15 @@ class Buffer:
         held = self._held[id_]
         return set.intersection(*(set(held[key].ranks) if key in held else set() for key in keys))
 
+    def kept_by(self, ids: Sequence[str]) -> dict[int, dict[str, list[str]]]:
+        """Rank → sample → keys: each key of these samples once, by a rank that holds it."""
+        found: dict[int, dict[str, list[str]]] = {}
+        for id_ in ids:
+            for key, held in self._held[id_].items():
+                keeper = min(held.ranks, key=lambda rank: (len(found.get(rank, ())), rank))
+                found.setdefault(keeper, {}).setdefault(id_, []).append(key)
+        return found
+
     def sequence_lengths(self, ids: Sequence[str], key: str) -> list[int]:
         """Lengths of all sequences of a key; empty if the key is not there."""
         return [n for i in ids if key in self._held[i] for n in self._held[i][key].lengths]

@@ -151,6 +151,21 @@ class Calls:
 
         self._requests.post("load_rows", {r: {"dataset": dataset, "rows": s} for r, s in shares.items()}, loaded)
 
+    def restore(self, graph: Sequence[MFCDef], folder: str, names: Mapping[str, str]) -> None:
+        """Have the workers of the graph's first call take finished samples from a checkpoint, and wait for them.
+        `names`: sample → what its dataset calls it."""
+        placement, ids = self._topology.placement(graph[0].model_name), list(names)
+        self.buffer.expect(ids)
+        shares = {rank: share for rank, share in share_by_rank(ids, [1] * len(ids), placement).items() if share}
+        answers = self._requests.ask("load_samples", {r: {"folder": folder, "ids": s} for r, s in shares.items()})
+        for rank, answer in answers.items():
+            self.buffer.add(rank, SequenceSample.from_json(answer["batch"]))
+        self._names |= names
+
+    def names(self, ids: Sequence[str]) -> dict[str, str]:
+        """Sample → what its dataset calls it."""
+        return {id_: self._names[id_] for id_ in ids}
+
     def dispatch(self, task: Task, ids: Sequence[str], then: Callable[[Running], None]) -> None:
         """Send a call on some samples, at least one, to the workers of its role, and what they lack to them and to
         those who have it. The samples of a training step are a batch, in its order."""
@@ -242,7 +257,7 @@ class Calls:
                 holders = self.buffer.holders(id_, keys)
                 if holders:
                     args.setdefault(min(holders), {name: [] for name in DESCRIBED})[what].append(id_)
-        names = {id_: self._names[id_] for id_ in ids}
+        names = self.names(ids)
 
         def described(answers: Answers) -> None:
             known: dict[str, dict[str, Any]] = {what: {} for what in DESCRIBED}

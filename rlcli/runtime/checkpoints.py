@@ -33,7 +33,7 @@ from rlcli.runtime.requests import Answers, Requests
 from rlcli.topology import Topology
 
 STATE = "state.json"
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,10 @@ class RunState:
     used: Mapping[str, int] = field(default_factory=dict)
     """Dataset that the training dataset is made of → samples of it that were trained on."""
     returned: list[tuple[int, int, int]] = field(default_factory=list)
-    """(epoch, row, attempt) of the samples that were drawn and given back: they are the next ones."""
+    """(epoch, row, attempt) of the samples that were drawn and given back, or were in the making: they are the next
+    ones."""
+    ready: list[dict[str, Any]] = field(default_factory=list)
+    """Samples that were made ahead of training, and their names. Their tensors are in the ranks' files."""
     format: int = FORMAT
 
     @classmethod
@@ -65,7 +68,9 @@ class RunState:
         """Of a verified checkpoint. Raises ModelError F85 if a newer rlcli wrote it."""
         fields = json.loads((folder / STATE).read_text(encoding="utf-8"))
         if fields.get("format") == 1:  # of a run that could drop no samples
-            fields |= {"format": FORMAT, "drawn": fields["samples"]}
+            fields |= {"format": 2, "drawn": fields["samples"]}
+        if fields.get("format") == 2:  # of a run that made no samples ahead
+            fields |= {"format": FORMAT}
         if fields.get("format") != FORMAT:
             raise ModelError(
                 f"its state has format {fields.get('format')!r}; this rlcli reads {FORMAT}",
@@ -184,11 +189,17 @@ class Checkpoints:
             what = f"storing {more} checkpoints" if more > 1 else "a checkpoint"
             check_free_space(self.folder, size * more, what)
 
-    def take(self, state: RunState, metrics: Mapping[str, Any], sync: Callable[[], None]) -> None:
+    def take(
+        self,
+        state: RunState,
+        metrics: Mapping[str, Any],
+        sync: Callable[[], None],
+        samples: Mapping[int, dict[str, list[str]]] | None = None,
+    ) -> None:
         """Begin the checkpoint of a step. Without `checkpoint.asynchronous` it is committed when this returns.
 
-        `sync` has the lines of the steps up to this one on disk, or raises ResourceError: a run that resumes here
-        keeps them.
+        `samples`: rank → what it writes of samples that are ready, as sample → keys. `sync` has the lines of the steps
+        up to this one on disk, or raises ResourceError: a run that resumes here keeps them.
         """
         self.settle(wait=True)
         self._display.phase("copying a checkpoint")
@@ -200,7 +211,9 @@ class Checkpoints:
             return
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
         self._commits.begin(state.step, folder, numbers)
-        answers = self._requests.ask_all("checkpoint", {"folder": str(folder), "step": state.step})
+        wanted = {"folder": str(folder), "step": state.step}
+        asked = {rank: wanted | {"samples": (samples or {}).get(rank, {})} for rank in range(self._topology.world_size)}
+        answers = self._requests.ask("checkpoint", asked)
         whole = asdict(state) | {"versions": self._versions(answers), "interfaces": _interfaces(answers)}
         try:
             self._commits.add(state.step, MASTER, seal(folder, [write_json(folder / STATE, whole)]))

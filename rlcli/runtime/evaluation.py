@@ -1,4 +1,4 @@
-"""An evaluation: the second graph of a recipe, run over a whole dataset while nothing else is under way."""
+"""An evaluation: the second graph of a recipe, run over a whole dataset while nothing is trained."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ class Evaluated:
     texts: list[dict[str, Any]]
     """id, prompt, response, reward and answer of the responses to the first prompts."""
     seconds: float
+    version: int
+    """Of the weights that it is about: the training steps behind them."""
 
     def numbers(self) -> dict[str, float]:
         """All of it as an entry of the metrics: `eval/accuracy`, `eval/pass@4`, `time/eval`."""
@@ -38,8 +40,16 @@ class Evaluated:
         return {f"eval/{name}": value for name, value in named.items()} | {"time/eval": self.seconds}
 
 
-def evaluate(recipe: Recipe, calls: Calls, requests: Requests, rows: int, shown: int) -> Evaluated:
+def evaluate(
+    recipe: Recipe,
+    calls: Calls,
+    requests: Requests,
+    rows: int,
+    shown: int,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Evaluated:
     """Run the evaluation graph over all `rows` of its dataset, and read the responses to the first `shown` of them.
+    `meanwhile` is called before each answer: what else is there to be done.
 
     No sample is dropped, whatever its calls say: its numbers are those of the whole dataset.
     """
@@ -49,6 +59,7 @@ def evaluate(recipe: Recipe, calls: Calls, requests: Requests, rows: int, shown:
     ids, is_loaded, finished = [evaluation_id(row) for row in range(rows)], list[bool](), deque[Running]()
     calls.load(graph, dataset, [(id_, row, 0) for row, id_ in enumerate(ids)], lambda: is_loaded.append(True))
     while not is_loaded:
+        meanwhile()
         requests.wait()
     reports: list[Running] = []
     scheduler = Scheduler(graph, 1)
@@ -57,6 +68,7 @@ def evaluate(recipe: Recipe, calls: Calls, requests: Requests, rows: int, shown:
             scheduler.start(task)
             calls.dispatch(task, ids, finished.append)
         while not finished:
+            meanwhile()
             requests.wait()
         reports.append(finished.popleft())
         scheduler.finish(reports[-1].task)
@@ -66,7 +78,7 @@ def evaluate(recipe: Recipe, calls: Calls, requests: Requests, rows: int, shown:
     if any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in graph):
         texts = _texts(calls, requests, ids[:shown])
     calls.forget(ids)
-    return Evaluated(scores, stats, texts, time.perf_counter() - began)
+    return Evaluated(scores, stats, texts, time.perf_counter() - began, max(one.version for one in reports))
 
 
 def evaluate_alone(

@@ -10,27 +10,27 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlcli.api.dataflow import ModelInterfaceType, calls_ahead
+from rlcli.api.dataflow import ModelInterfaceType
 from rlcli.api.key_meaning import SEQUENCES, SOURCE
-from rlcli.errors import ResourceError, Stopped, UsageError
+from rlcli.errors import ResourceError, Stopped
 from rlcli.observe.display import Display
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.samples import SampleRecord
 from rlcli.recipe.components import sources_of
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
+from rlcli.runtime.admission import Ready
 from rlcli.runtime.calls import Calls, Running, named_reports
 from rlcli.runtime.checkpoints import Checkpoints, RunState, Schedule, Start
 from rlcli.runtime.commits import RunIdentity
-from rlcli.runtime.data_order import DataOrder, StepSizes
 from rlcli.runtime.evaluation import evaluate
+from rlcli.runtime.flows import Flows, make_flows
 from rlcli.runtime.nonfinite import NonfiniteSteps
 from rlcli.runtime.outputs import Outputs
 from rlcli.runtime.requests import Requests
 from rlcli.runtime.roles import training_steps
-from rlcli.runtime.rollouts import Rollouts
-from rlcli.runtime.sample_flow import Draw, SampleFlow, SampleQueue
-from rlcli.runtime.scheduler import Scheduler, Task
+from rlcli.runtime.sample_flow import Draw
+from rlcli.runtime.scheduler import Task
 from rlcli.runtime.transport import Transport
 from rlcli.topology import Topology
 
@@ -45,12 +45,7 @@ class MasterWorker:
     """Drives the workers behind a transport through one run: `start`, `run`, `shut_down`."""
 
     outputs: Outputs
-    queue: SampleQueue
-    rollouts: Rollouts | None
-    """What makes samples ahead of training; None: each step makes its own."""
-    flow: SampleFlow
-    scheduler: Scheduler
-    sizes: StepSizes
+    flows: Flows
 
     def __init__(self, recipe: Recipe, topology: Topology, transport: Transport, directory: RunDirectory,
                  display: Display, identity: RunIdentity, start: Start | None = None,
@@ -97,7 +92,8 @@ class MasterWorker:
         self._build_roles()
         if self._start is not None:
             self._restore(self._start)
-        self._prepare_flows()
+        rows, window = self.rows[self.recipe.train.dataset], 2 if len(self.topology.groups) > 1 else 1
+        self.flows = make_flows(self.recipe, self.calls, rows, self.steps, self._start, window)
 
     def run(self, outputs: Outputs) -> None:
         """Everything from the first evaluation to saving the models.
@@ -168,16 +164,16 @@ class MasterWorker:
 
     def _train(self) -> None:
         """Keep every worker busy until all steps are done, or those that were begun when the run was to stop."""
-        schedule = Schedule(self.recipe.checkpoint, self.sizes)
+        schedule = Schedule(self.recipe.checkpoint, self.flows.sizes)
         self.calls.times.begin()
-        while not self.scheduler.finished:
+        while not self.flows.scheduler.finished:
             if self._opened == self.steps_done and self._is_checkpoint_due(schedule):
                 self._take_checkpoint(schedule)
             if not self._is_checkpoint_due(schedule):
                 self._open_steps(schedule)
-            if self._opened == self.steps_done and (self.rollouts is None or self.should_stop()):
+            if self._opened == self.steps_done and (self.flows.rollouts is None or self.should_stop()):
                 break
-            for task in self.scheduler.ready():
+            for task in self.flows.scheduler.ready():
                 if task.step in self._loaded:
                     self._start_call(task)
             self._run_ahead()
@@ -198,45 +194,13 @@ class MasterWorker:
                 what, where=str(self.checkpoints.folder), hint="make room, then rlcli resume", code="F28"
             )
 
-    def _step_sizes(self) -> StepSizes:
-        """From the step that the run begins with."""
-        train, rows = self.recipe.train, self.rows[self.recipe.train.dataset]
-        first_place = self._start.state.samples if self._start is not None else 0
-        end = rows * (train.epochs or 1) if self.recipe.takes_each_row_once else None
-        return StepSizes(rows, train.prompts_per_step, self.steps_done, first_place, end)
-
-    def _prepare_flows(self) -> None:
-        """Who makes the samples that a step trains on: its own calls, or, where generation may be stale, calls that run
-        ahead of all steps and leave the others to it. Raises UsageError R71 where that cannot be."""
-        train, graph = self.recipe.train, train_graph(self.recipe)
-        self.sizes = self._step_sizes()
-        order = DataOrder(self.rows[train.dataset], self.recipe.seed, train.shuffle)
-        self.queue, self.rollouts = SampleQueue(order), None
-        if self._start is not None:
-            state = self._start.state
-            self.queue = SampleQueue(order, state.drawn, [Draw(*one) for one in state.returned])
-        ahead = calls_ahead(graph) if train.max_staleness else []
-        if ahead:
-            self.rollouts = Rollouts(self.recipe, ahead, self.queue, self.calls, self.sizes.place(self.steps_done))
-        in_steps = [mfc for mfc in graph if mfc not in ahead]
-        self.flow = SampleFlow(
-            self.rollouts.admission if self.rollouts is not None else self.queue, in_steps,
-            replaces=bool(self.recipe.trained_roles), per_draw=train.prompts_per_draw, most_redraws=train.max_redraws,
-        )  # fmt: skip
-        if ahead and self.flow.drops:
-            where = ", ".join(f"graph.{mfc.name}" for mfc in in_steps if mfc.drops)
-            what = "it may drop samples and needs the weights of their step, so none can be made ahead of it"
-            raise UsageError(what, where=where, hint="set train.max_staleness=0", code="R71")
-        window = 2 if len(self.topology.groups) > 1 else 1
-        self.scheduler = Scheduler(in_steps, self.steps, self.steps_done, window, drops=self.flow.drops)
-
     def _run_ahead(self) -> None:
         """Keep samples in the making: as many as later steps may take, and no more than the run needs."""
-        if self.rollouts is not None and not self.should_stop():
-            self.rollouts.limit = self.sizes.place(
+        if self.flows.rollouts is not None and not self.should_stop():
+            self.flows.rollouts.limit = self.flows.sizes.place(
                 min(self.steps_done + self.recipe.train.max_staleness + 1, self.steps)
             )
-            self.rollouts.advance()
+            self.flows.rollouts.advance()
 
     def _open_steps(self, schedule: Schedule) -> None:
         """Take samples for the steps that may begin. None before an evaluation or a checkpoint that comes first."""
@@ -244,14 +208,14 @@ class MasterWorker:
         every = ev.every_steps if ev.dataset is not None else None
         evaluation = self.steps if every is None else (self.steps_done // every + 1) * every
         pause = min(evaluation, schedule.next_after(self.steps_done) or self.steps)
-        for step in self.scheduler.open_steps:
-            if not self._opened <= step < pause or not self.flow.may_open(step) or self.should_stop():
+        for step in self.flows.scheduler.open_steps:
+            if not self._opened <= step < pause or not self.flows.samples.may_open(step) or self.should_stop():
                 continue
-            size = self.sizes.size(step)
-            if self.rollouts is None:
-                self._load(step, self.flow.open(step, size))
-            elif self.rollouts.has_batch(step, size):
-                self.flow.open(step, size)
+            size = self.flows.sizes.size(step)
+            if self.flows.rollouts is None:
+                self._load(step, self.flows.samples.open(step, size))
+            elif self.flows.rollouts.has_batch(step, size):
+                self.flows.samples.open(step, size)
                 self._loaded.add(step)
             else:
                 break
@@ -263,8 +227,8 @@ class MasterWorker:
         self.calls.load(train_graph(self.recipe), self.recipe.train.dataset, rows, lambda: self._loaded.add(step))
 
     def _start_call(self, task: Task) -> None:
-        self.scheduler.start(task)
-        ids = self.flow.samples(task.step, task.call)
+        self.flows.scheduler.start(task)
+        ids = self.flows.samples.samples(task.step, task.call)
         if ids:
             self.calls.dispatch(task, ids, lambda running: self._finished.append((task, running)))
         else:
@@ -277,22 +241,22 @@ class MasterWorker:
             reports = self._reports.setdefault(step, {})
             earlier = reports.get(task.call)
             reports[task.call] = running if earlier is None else earlier.and_then(running)
-            self.flow.drop(step, task.call, running.dropped())
-        self.scheduler.finish(task)
-        if self.scheduler.chooses(step):
+            self.flows.samples.drop(step, task.call, running.dropped())
+        self.flows.scheduler.finish(task)
+        if self.flows.scheduler.chooses(step):
             self._choose_batch(step)
-        while self.scheduler.is_over(self.steps_done):
+        while self.flows.scheduler.is_over(self.steps_done):
             self._finish_step(self.steps_done)
 
     def _choose_batch(self, step: int) -> None:
         """Draw again where samples were dropped, or train on what there is."""
-        draws = self.flow.complete(step)
+        draws = self.flows.samples.complete(step)
         if draws:
-            self.scheduler.repeat(step)
+            self.flows.scheduler.repeat(step)
             self._load(step, draws)
         else:
-            self.calls.forget(self.flow.surplus(step))
-            self.scheduler.close(step)
+            self.calls.forget(self.flows.samples.surplus(step))
+            self.flows.scheduler.close(step)
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
@@ -301,28 +265,37 @@ class MasterWorker:
         return self._can_checkpoint and taken != self.steps_done and schedule.is_due(self.steps_done)
 
     def _take_checkpoint(self, schedule: Schedule) -> None:
-        """No step is under way: the weights that the workers hold are what the finished steps made."""
-        queue = self.queue
+        """No step is under way: the weights that the workers hold are what the finished steps made. Samples that are
+        made ahead of training continue to be made."""
+        queue, rollouts = self.flows.queue, self.flows.rollouts
+        waiting, ready = queue.returned, tuple[Ready, ...]()
+        if rollouts is not None:
+            waiting, ready = rollouts.admission.waiting(), rollouts.admission.ready
+            for line in rollouts.drain_drops():
+                self.outputs.ledger.write({"step": self.steps_done, **line})
+        names = self.calls.names([one.draw.id for one in ready])
         state = RunState(
             step=self.steps_done,
-            samples=self.sizes.place(self.steps_done),
+            samples=self.flows.sizes.place(self.steps_done),
             drawn=queue.place,
-            returned=[(draw.epoch, draw.row, draw.attempt) for draw in queue.returned],
+            returned=[(draw.epoch, draw.row, draw.attempt) for draw in waiting],
+            ready=[one.as_json() | {"name": names[one.draw.id]} for one in ready],
             datasets=self._digests,
             nonfinite=self._nonfinite.streak,
             used=dict(self._used),
         )
         began = time.perf_counter()
-        self.checkpoints.take(state, self._last_record, self.outputs.sync)
+        samples = self.calls.buffer.kept_by(list(names))
+        self.checkpoints.take(state, self._last_record, self.outputs.sync, samples)
         self._checkpoint_seconds = time.perf_counter() - began
         self._taken = self.steps_done
         schedule.note()
 
     def _finish_step(self, step: int) -> None:
         seconds = self.calls.times.seconds
-        samples, reports = self.flow.close(step), list(self._reports.pop(step).values())
+        samples, reports = self.flows.samples.close(step), list(self._reports.pop(step).values())
         ids = samples.batch or []
-        ahead = self.rollouts.close(step, ids) if self.rollouts is not None else None
+        ahead = self.flows.rollouts.close(step, ids) if self.flows.rollouts is not None else None
         reports = [*(ahead.reports if ahead is not None else ()), *reports]
         tokens = sum(self.calls.buffer.sequence_lengths(ids, SEQUENCES))
         record = named_reports(reports, Running.reports, lambda mfc: mfc.model_name)
@@ -330,7 +303,7 @@ class MasterWorker:
         record |= {f"time/{name}": took for one in reports for name, took in one.times().items()}
         record |= {**self.calls.times.report(seconds), "tokens_per_second": tokens / seconds}
         record |= self._count_sources(ids)
-        if self.flow.drops:
+        if self.flows.samples.drops:
             record |= samples.counts(reason for mfc in train_graph(self.recipe) for reason in mfc.drops)
         if self._checkpoint_seconds is not None:
             record["time/checkpoint"], self._checkpoint_seconds = self._checkpoint_seconds, None
@@ -376,16 +349,21 @@ class MasterWorker:
     # -- evaluation ------------------------------------------------------------------------------------------
 
     def _evaluate(self, step: int) -> dict[str, float]:
-        """Run the evaluation graph over its whole dataset; nothing else is under way."""
+        """Run the evaluation graph over its whole dataset. No step is under way; what is made ahead continues to be."""
         ev = self.recipe.train.eval
         if ev.dataset is None:
             return {}
         self.display.phase(f"evaluating on {ev.dataset}")
         found = evaluate(
-            self.recipe, self.calls, self.requests, self.rows[ev.dataset], shown=self.recipe.log.samples_per_step
+            self.recipe,
+            self.calls,
+            self.requests,
+            self.rows[ev.dataset],
+            self.recipe.log.samples_per_step,
+            self._run_ahead,
         )
         self._write_samples(step, "eval", found.texts)
-        results = found.numbers()
+        results = found.numbers() | ({"eval/version": float(found.version)} if self.flows.rollouts is not None else {})
         self.display.evaluation(step, {key: v for key, v in results.items() if key.startswith("eval/")})
         return results
 

@@ -149,8 +149,12 @@ class Requests:
     ) -> Answers:
         """Ask ranks (default: all) the same and wait for their answers."""
         asked = range(self._world_size) if ranks is None else ranks
+        return self.ask(op, {rank: args or {} for rank in asked}, deadline)
+
+    def ask(self, op: str, args: Mapping[int, dict[str, Any]], deadline: float | None = None) -> Answers:
+        """Ask ranks, each with arguments of its own, and wait for their answers."""
         box: list[Answers] = []
-        self.post(op, {rank: args or {} for rank in asked}, box.append, deadline)
+        self.post(op, args, box.append, deadline)
         while not box:
             self.wait()
         return box[0]

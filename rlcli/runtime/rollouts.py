@@ -27,7 +27,7 @@ class Ahead:
     versions: Mapping[str, Mapping[str, int]]
     """Sample → call that generates → training steps behind the weights that it sampled with."""
     dropped: Sequence[Mapping[str, Any]]
-    """Entries of the ledger: samples that were dropped since the step before was done."""
+    """Entries of the ledger: samples that were dropped, and that no checkpoint has accounted for."""
 
 
 class Rollouts:
@@ -50,6 +50,8 @@ class Rollouts:
         self._reports: dict[int, dict[str, Running]] = {}
         """Chunk → its calls that are done, by name."""
         self._last_expired = 0
+        self._dropped: Counter[str] = Counter()
+        """Reason → samples that were dropped since the last step was done."""
 
     def advance(self) -> None:
         """Draw what may be drawn, and start what may run."""
@@ -86,9 +88,15 @@ class Rollouts:
 
     def close(self, step: int, ids: Iterable[str]) -> Ahead:
         """A step is done with its samples."""
-        taken, dropped = self.admission.let_go(ids), self.admission.drain_drops()
+        taken, dropped = self.admission.let_go(ids), self.drain_drops()
         versions = {one.draw.id: one.versions for one in taken}
-        return Ahead(self._reports_of(taken), self._numbers(step, taken, dropped), versions, dropped)
+        return Ahead(self._reports_of(taken), self._numbers(step, taken), versions, dropped)
+
+    def drain_drops(self) -> list[dict[str, Any]]:
+        """Entries of the ledger: the samples that were dropped since the last call of this."""
+        dropped = self.admission.drain_drops()
+        self._dropped.update(line["reason"] for line in dropped)
+        return dropped
 
     def _reports_of(self, taken: Sequence[Ready]) -> list[Running]:
         """Of the chunks that these samples come from and those before them, as far as they were not reported yet: the
@@ -100,10 +108,10 @@ class Rollouts:
                 merged[name] = merged[name].and_then(one) if name in merged else one
         return [merged[name] for name in self._ahead if name in merged]
 
-    def _numbers(self, step: int, taken: Sequence[Ready], dropped: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    def _numbers(self, step: int, taken: Sequence[Ready]) -> dict[str, float]:
         """For the metrics: of the samples that the step took, and of what became of others since the step before."""
         lags = Counter(one.staleness(step) for one in taken)
-        admission, reasons = self.admission, Counter(line["reason"] for line in dropped)
+        admission, reasons, self._dropped = self.admission, self._dropped, Counter()
         expired, self._last_expired = admission.expired - self._last_expired, admission.expired
         counts = {
             "ahead": admission.running + len(admission.ready), "running": admission.running,

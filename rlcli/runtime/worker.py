@@ -32,6 +32,7 @@ from rlcli.runtime.origin import Origin, RowOrigin, origin_of_call
 from rlcli.runtime.output_checks import checked_output, checked_row, read_counts, read_drops, read_stats
 from rlcli.runtime.readable_samples import describe_samples
 from rlcli.runtime.roles import Meshes, build_roles, role_tokenizer
+from rlcli.runtime.sample_files import read_samples, write_samples
 from rlcli.runtime.sample_store import SampleStore
 from rlcli.runtime.saving import (
     bytes_to_save,
@@ -95,6 +96,7 @@ class ModelWorker:
             "save": self.save,
             "checkpoint": self.checkpoint,
             "restore": self.restore,
+            "load_samples": self.load_samples,
             "shutdown": self.shutdown,
         }
 
@@ -310,13 +312,17 @@ class ModelWorker:
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
-    def checkpoint(self, folder: str, step: int) -> dict[str, Any]:
+    def checkpoint(self, folder: str, step: int, samples: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         """Copy what must be kept to host memory and begin to write it, which ends with a report; returns what fits into
-        a message."""
+        a message. `samples` → keys: what this rank writes of samples that are finished; nobody changes those."""
         changing = {name: self.models[name] for name in self.recipe.changing_roles if name in self.models}
         copies = copy_roles(changing, self.topology, self.rank)
-        there = Path(folder)
-        write_and_report(there, step, self.rank, lambda: write_roles(copies, changing, there, self.rank), self.report)
+        there, made = Path(folder), [self.samples.sample(id_).select(keys) for id_, keys in samples.items()]
+
+        def write() -> list[Path]:
+            return write_roles(copies, changing, there, self.rank) + write_samples(made, there, self.rank)
+
+        write_and_report(there, step, self.rank, write, self.report)
         return {
             "versions": {name: vars(model.version) for name, model in self.models.items()},
             "interfaces": {
@@ -336,6 +342,13 @@ class ModelWorker:
             if mfc.model_name in self.models and interfaces.get(name):
                 self._interface(mfc).load_state_dict(interfaces[name])
         return {}
+
+    def load_samples(self, folder: str, ids: Sequence[str]) -> dict[str, Any]:
+        """Take finished samples from a checkpoint; returns their description."""
+        made = [sample.to(self.device) for sample in read_samples(Path(folder), ids)]
+        for sample in made:
+            self.samples.add(sample)
+        return {"batch": SequenceSample.gather([sample.meta() for sample in made]).as_json()}
 
     # -- ending ----------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ def make(tmp_path):
 
     def made(settings, answer=None):
         recipe, topology = SimpleNamespace(checkpoint=settings), SimpleNamespace(placements=[], world_size=1)
-        requests = SimpleNamespace(ask_all=lambda op, args: {0: answer}, listen=lambda name, take: None)
+        requests = SimpleNamespace(ask=lambda op, args: {0: answer}, listen=lambda name, take: None)
         return Checkpoints(
             SimpleNamespace(checkpoints=tmp_path, record=None),
             SimpleNamespace(run_id="run"),
@@ -64,7 +64,7 @@ def test_a_state_from_before_samples_could_be_dropped_is_read(tmp_path):
 
 
 def test_a_state_of_a_newer_kind_is_refused(tmp_path):
-    (tmp_path / "state.json").write_text(json.dumps({"step": 3, "format": 3}))
-    with pytest.raises(ModelError, match="its state has format 3; this rlcli reads 2") as caught:
+    (tmp_path / "state.json").write_text(json.dumps({"step": 3, "format": 4}))
+    with pytest.raises(ModelError, match="its state has format 4; this rlcli reads 3") as caught:
         RunState.read(tmp_path)
     assert caught.value.code == "F85"

@@ -1,0 +1,86 @@
+"""Who makes the samples that a step trains on: its own calls, or calls that run ahead of all steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlcli.api.dataflow import MFCDef, calls_ahead
+from rlcli.errors import UsageError
+from rlcli.recipe.graph import train_graph
+from rlcli.recipe.schema import Recipe
+from rlcli.runtime.admission import Ready
+from rlcli.runtime.calls import Calls
+from rlcli.runtime.checkpoints import RunState, Start
+from rlcli.runtime.data_order import DataOrder, StepSizes
+from rlcli.runtime.rollouts import Rollouts
+from rlcli.runtime.sample_flow import Draw, SampleFlow, SampleQueue
+from rlcli.runtime.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class Flows:
+    """What decides which samples go where, and when."""
+
+    sizes: StepSizes
+    queue: SampleQueue
+    rollouts: Rollouts | None
+    """What makes samples ahead of training; None: each step makes its own."""
+    samples: SampleFlow
+    """Of the open steps."""
+    scheduler: Scheduler
+    """Of the calls in the steps."""
+
+
+def make_flows(recipe: Recipe, calls: Calls, rows: int, steps: int, start: Start | None, window: int) -> Flows:
+    """`rows`: of the training dataset; `steps`: of the run; `window`: that may be open at once. Where generation may be
+    stale, the calls before training run ahead of all steps and leave the others to it.
+
+    Raises UsageError R71 where that cannot be.
+    """
+    train, graph, state = recipe.train, train_graph(recipe), start.state if start is not None else None
+    first, place = (state.step, state.samples) if state is not None else (0, 0)
+    end = rows * (train.epochs or 1) if recipe.takes_each_row_once else None
+    sizes = StepSizes(rows, train.prompts_per_step, first, place, end)
+    ahead = calls_ahead(graph) if train.max_staleness else []
+    in_steps = [mfc for mfc in graph if mfc not in ahead]
+    if ahead:
+        _check_drops(in_steps)
+    ready = _finished(start, calls, graph, ahead)
+    queue = _queue(DataOrder(rows, recipe.seed, train.shuffle), state, ready)
+    rollouts = Rollouts(recipe, ahead, queue, calls, place, ready) if ahead else None
+    samples = SampleFlow(
+        rollouts.admission if rollouts is not None else queue, in_steps,
+        replaces=bool(recipe.trained_roles), per_draw=train.prompts_per_draw, most_redraws=train.max_redraws,
+    )  # fmt: skip
+    return Flows(sizes, queue, rollouts, samples, Scheduler(in_steps, steps, first, window, drops=samples.drops))
+
+
+def _check_drops(in_steps: Sequence[MFCDef]) -> None:
+    dropping = [f"graph.{mfc.name}" for mfc in in_steps if mfc.drops]
+    if dropping:
+        what = "it may drop samples and needs the weights of their step, so none can be made ahead of it"
+        raise UsageError(what, where=", ".join(dropping), hint="set train.max_staleness=0", code="R71")
+
+
+def _finished(start: Start | None, calls: Calls, graph: Sequence[MFCDef], ahead: Sequence[MFCDef]) -> list[Ready]:
+    """The samples of a checkpoint that need not be made again: none where nothing runs ahead, and none that lacks a key
+    which the calls make now."""
+    if start is None or not ahead or not start.state.ready:
+        return []
+    saved = [Ready.from_json(fields) for fields in start.state.ready]
+    names = {one.draw.id: fields["name"] for one, fields in zip(saved, start.state.ready, strict=True)}
+    calls.restore(graph, str(start.folder), names)
+    made = [key for mfc in ahead for key in mfc.produced_keys]
+    lacking = {id_ for id_ in names if not calls.buffer.holders(id_, made)}
+    calls.forget(list(lacking))
+    return [one for one in saved if one.draw.id not in lacking]
+
+
+def _queue(order: DataOrder, state: RunState | None, ready: Sequence[Ready]) -> SampleQueue:
+    """Before what a checkpoint gives back come samples that it finished and that are not `ready` any more."""
+    if state is None:
+        return SampleQueue(order)
+    kept = {one.draw.id for one in ready}
+    again = [draw.again for draw in (Draw(*fields["draw"]) for fields in state.ready) if draw.id not in kept]
+    return SampleQueue(order, state.drawn, [*again, *(Draw(*one) for one in state.returned)])

@@ -330,11 +330,27 @@ def test_two_lines_put_a_classifier_into_ppo(folder: Path):
         ("graph.actor_train.hooks.copy_to=actor", "trained by itself"),
         ("graph.actor_train.hooks.copy_to=critic", "trained by itself"),
         ("graph.critic_train.hooks.copy_to=ref", "same head"),
+        ("graph.actor_train.hooks.copy_to=reward", "reward has no weights and cannot follow actor"),
+        ("graph.reward_inf.hooks.copy_to=ref", "reward has no weights to copy"),
+        ("graph.reward_inf.hooks.offload=true", "reward has no weights to offload"),
     ],
 )
 def test_hooks_that_cannot_be(override, word):
     with pytest.raises(RecipeError, match=word):
         load_recipe("ppo_math", [override])
+
+
+@pytest.mark.parametrize("dimension", ["cp", "ep"])
+@pytest.mark.parametrize("backend", ["deepspeed", "fsdp", "inference", "megatron"])
+def test_no_engine_has_context_or_expert_parallel_ranks_yet(backend, dimension):
+    """The refusal is at the number in the recipe."""
+    others = ["launch=local", "cluster.devices_per_node=2", "models.critic.mesh.dp=2"]
+    layout = [f"models.ref.backend.type={backend}", f"models.ref.mesh={{{dimension}: 2}}"]
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("ppo_math", [*others, *layout])
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.what) == ("R49", f"the backend {backend} of ref knows no {dimension}, which is to be 2")
+    assert f"{dimension}: 2" in (problem.excerpt or "")
 
 
 def test_a_reference_may_follow_the_actor():

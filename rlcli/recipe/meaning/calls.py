@@ -175,14 +175,23 @@ def _hooks(notes: Notes, call: Call, path: Path) -> None:
     """Weights are copied between roles with the same parameters, to one that nothing trains."""
     recipe, target = notes.recipe, call.hooks.copy_to
     trained: list[Path] = [("graph", name, key) for name in recipe.graph for key in ("model", "call")]
-    if target is not None:
+    source = recipe.models.get(call.model)
+    if source is not None and not source.has_weights:
+        for key, verb in (("copy_to", "copy"), ("offload", "offload")):
+            if getattr(call.hooks, key):
+                needs = [*sources(call.model), (*path, "model")]
+                notes.note("R71", f"{call.model} has no weights to {verb}", (*path, "hooks", key), needs=needs)
+    elif target is not None:
         place = (*path, "hooks", "copy_to")
-        source, role = recipe.models.get(call.model), recipe.models.get(target)
+        role = recipe.models.get(target)
         if role is None:
             notes.unknown("role", target, ("models",), place)
         elif target == call.model or target in recipe.trained_roles:
             what = f"{target} is trained by itself and cannot follow {call.model}"
             notes.note("R71", what, place, needs=trained)
+        elif not role.has_weights:
+            what = f"{target} has no weights and cannot follow {call.model}"
+            notes.note("R71", what, place, needs=sources(target))
         elif source is not None and role.head != source.head:
             what = f"{call.model} and {target} must have the same head"
             notes.note("R71", what, place, needs=[("models", name, "head") for name in (call.model, target)])

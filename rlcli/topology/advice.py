@@ -39,7 +39,7 @@ def _candidates(recipe: Recipe, peak: Peak) -> Iterator[Settings]:
     if peak.phase == "generate":
         slots = recipe.generation.model_dump()["max_concurrent_responses"]
         yield from ({"generation.max_concurrent_responses": slots >> halvings} for halvings in _halvings(slots, 8))
-    offload = {f"graph.{name}.hooks.offload": True for name in _last_inferences(recipe)}
+    offload = {f"graph.{name}.hooks.offload": True for name in _calls_of_idle_roles(recipe)}
     if offload and recipe.cluster.device != "cpu":
         yield offload
     if peak.phase == "update" and backend is not None and not backend.args.get("gradient_checkpointing"):
@@ -64,11 +64,12 @@ def _halvings(value: int, least: int) -> range:
     return range(1, max(1, (value // least).bit_length()))
 
 
-def _last_inferences(recipe: Recipe) -> list[str]:
-    """The calls after which roles that nothing trains may rest in host memory."""
-    last = {call.model: name for name, call in recipe.graph.items() if call.call == "inference"}
-    idle = [role for role in last if role not in recipe.trained_roles and recipe.models[role].has_weights]
-    return [last[role] for role in idle if not recipe.graph[last[role]].hooks.offload]
+def _calls_of_idle_roles(recipe: Recipe) -> list[str]:
+    """Those of roles that only score: they may rest in host memory while others work."""
+    evaluating = {call.model for call in recipe.train.eval.graph.values()}
+    scoring = {call.model for call in recipe.graph.values() if call.call == "inference"}
+    idle = {role for role in scoring - evaluating - {*recipe.trained_roles} if recipe.models[role].has_weights}
+    return [name for name, call in recipe.graph.items() if call.model in idle and not call.hooks.offload]
 
 
 def _peak_of(recipe: Recipe, sizes: Mapping[str, Architecture | str], peak: Peak) -> Peak | None:

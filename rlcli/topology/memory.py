@@ -35,8 +35,8 @@ class Held:
     parameters: int
     """Of the whole model; a number, not bytes."""
     kept: Kept
-    offloaded: bool
-    """The weights are in host memory except during the role's own calls."""
+    away: int = 0
+    """Bytes of it that are in host memory while other roles work."""
 
     @property
     def total(self) -> int:
@@ -142,15 +142,26 @@ def _arguments(backend: Component) -> dict[str, Any]:
 
 
 def _held(recipe: Recipe, role: str, model: MemoryModel) -> Held:
-    rests = any(call.hooks.offload for call in recipe.graph.values() if call.model == role)
-    parameters = model.role.architecture.parameters(recipe.models[role].head)
-    return Held(role, parameters, model.kept(), rests and recipe.cluster.device != "cpu")
+    kept = model.kept()
+    away = _away(recipe, role, kept) if recipe.cluster.device != "cpu" else 0
+    return Held(role, model.role.architecture.parameters(recipe.models[role].head), kept, away)
+
+
+def _away(recipe: Recipe, role: str, kept: Kept) -> int:
+    """All of it if every call of the role offloads it. Calls that do not train bring back the weights alone: what
+    training needs besides is away if every training call offloads."""
+    graphs = (recipe.graph, recipe.train.eval.graph)
+    calls = [call for graph in graphs for call in graph.values() if call.model == role]
+    trains = [call for call in calls if call.call == "train_step"]
+    if calls and all(call.hooks.offload for call in calls):
+        return kept.total
+    return kept.total - kept.weights if trains and all(call.hooks.offload for call in trains) else 0
 
 
 def _held_by_all(topology: Topology, held: Mapping[str, Held], role: str) -> int:
     """By all roles on the fullest device of a role, while it works: what that gathers is counted with the call."""
     of_others = (
-        sum(held[r].total for r in topology.roles_on(rank) if r in held and r != role and not held[r].offloaded)
+        sum(held[r].total - held[r].away for r in topology.roles_on(rank) if r in held and r != role)
         for rank in _first_ranks(topology, role)
     )
     return held[role].total + max(of_others)
@@ -233,7 +244,7 @@ def as_json(plan: MemoryPlan, device_bytes: int | None, reserved: int) -> dict[s
         "longest_sequence": plan.lengths.sequence,
         "lengths_are_assumed": plan.lengths.assumed,
         "held": [
-            {"role": one.role, "parameters": one.parameters, **vars(one.kept), "offloaded": one.offloaded}
+            {"role": one.role, "parameters": one.parameters, **vars(one.kept), "offloaded": one.away}
             | {"total": one.total}
             for one in plan.held
         ],

@@ -182,10 +182,10 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 
 def _held(held: Held, unit: int) -> list[str]:
-    name = f"{held.role} (offloaded)" if held.offloaded else held.role
     kept = held.kept
+    away = " (offloaded)" if held.away == held.total else " (optimizer offloaded)" if held.away else ""
     columns = (kept.weights, kept.optimizer, kept.buffers, kept.total)
-    return [name, *(amount(part, unit) for part in columns)]
+    return [f"{held.role}{away}", *(amount(part, unit) for part in columns)]
 
 
 def _peak(peak: Peak, unit: int) -> list[str]:

@@ -1,10 +1,13 @@
 """Paths of the runtime: whole runs, and what a worker does with its samples."""
 
 import contextlib
+import gc
 import io
 import json
 from datetime import timedelta
 from pathlib import Path
+
+import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.launch.resume import resume_run
@@ -39,13 +42,17 @@ def on(device):
     return pretend_cuda() if device.type == "cuda" else contextlib.nullcontext()
 
 
-def ppo_recipe(device, *changes):
+WATCHED = ("datasets.held_out.args.problems=4", "train.eval.every_steps=2", "checkpoint.every_steps=1")
+UNWATCHED = ("datasets.held_out=null", "train.eval=null")
+
+
+def ppo_recipe(device, *changes, evaluates=True):
     small = [
         "models.actor.path=null", f"models.actor.scratch={TINY}", "models.actor.tokenizer=builtin:arithmetic",
         "models.actor.backend.args.gradient_checkpointing=true", "models.actor.backend.args.eps=1e-2",
         "models.critic.backend.args.eps=1e-2", "ppo.adv_norm=false", "ppo.entropy_coef=0.1",
-        "datasets.train.args.problems=64", "datasets.held_out.args.problems=4", "generation.max_new_tokens=6",
-        "train.prompts_per_step=4", "train.steps=2", "train.eval.every_steps=2", "checkpoint.every_steps=1",
+        "datasets.train.args.problems=64", "generation.max_new_tokens=6",
+        "train.prompts_per_step=4", "train.steps=2", *(WATCHED if evaluates else UNWATCHED),
         "graph.actor_train.hooks={copy_to: ref, eta: 0.5}",
         "graph.ref_inf.hooks={offload: true}", f"cluster.device={device.type}", *WHOLE,
     ]  # fmt: skip
@@ -71,6 +78,27 @@ def ppo_runs_and_resumes(device, folder):
     resume_run(folder / "run", ["train.steps=3"], quiet(), accept_changes=True)
     assert (folder / "run" / "models" / "actor" / "model.safetensors").is_file()
     return numbers(folder / "run")
+
+
+TURNS = (
+    "graph.actor_gen.hooks={offload: true}", "graph.actor_train.hooks.offload=true",
+    "graph.critic_inf.hooks={offload: true}", "graph.critic_train.hooks={offload: true}",
+)  # fmt: skip
+
+
+def trained_roles_take_turns(device, folder):
+    """Actor and critic are on the device in their own calls alone, with the numbers of a run in which both stay."""
+    run_recipe(ppo_recipe(device, *TURNS, evaluates=False), folder / "turns", quiet())
+    if device.type == "cuda":
+        in_turns = torch.cuda.max_memory_allocated()
+        gc.collect()
+        before = torch.cuda.memory_allocated()
+        run_recipe(ppo_recipe(device, evaluates=False), folder / "staying", quiet())
+        assert numbers(folder / "turns") == numbers(folder / "staying")
+        critic = (folder / "turns" / "models" / "critic" / "model.safetensors").stat().st_size
+        staying = torch.cuda.max_memory_allocated() - before
+        assert staying - in_turns > 2.5 * critic, (staying, in_turns)  # its weights and two moments
+    return numbers(folder / "turns")
 
 
 def sft_runs(device, folder):
@@ -184,6 +212,7 @@ def meets_in_a_process_group(device, folder):
 
 RUNTIME = {
     "PPO, resumed": ppo_runs_and_resumes,
+    "PPO, roles take turns": trained_roles_take_turns,
     "SFT": sft_runs,
     "rows": worker_holds_its_samples_on_its_device,
     "samples": samples_move,

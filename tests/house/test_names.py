@@ -59,6 +59,15 @@ def test_the_core_names_no_component_and_no_key():
     assert [name for file in CORE for name in names_in(file)] == []
 
 
+def test_one_table_names_backends():
+    """Of all rooms, those that may name keys too."""
+    backends = {path.stem for path in (ROOT / "backends").glob("[!_]*.py")} - LANGUAGE
+    trees = {str(file): ast.parse((ROOT / "rlcli" / file).read_text(encoding="utf-8")) for file in FILES}
+    assert {file for file, tree in trees.items() for _, text in texts(tree) if text in backends} == {
+        "api/default_backends.py"
+    }
+
+
 def test_what_is_looked_for_is_there():
     """The lists above are those of today's components and keys."""
     assert {"fsdp", "ppo_actor", "math_prompts", "packed_input_ids", "rewards"} <= NAMES

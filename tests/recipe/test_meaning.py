@@ -349,7 +349,8 @@ def test_no_engine_has_context_or_expert_parallel_ranks_yet(backend, dimension):
     with pytest.raises(RecipeError) as caught:
         load_recipe("ppo_math", [*others, *layout])
     (problem,) = caught.value.problems
-    assert (problem.code, problem.what) == ("R49", f"the backend {backend} of ref knows no {dimension}, which is to be 2")
+    assert problem.code == "R49"
+    assert problem.what == f"the backend {backend} of ref knows no {dimension}, which is to be 2"
     assert f"{dimension}: 2" in (problem.excerpt or "")
 
 

@@ -73,6 +73,26 @@ def test_an_offloaded_role_is_only_there_in_its_own_calls():
     assert peaks["ref_inf"] - peaks["actor_train"] == held["ref"]
 
 
+def test_what_other_roles_find_of_a_trained_role_that_is_offloaded():
+    """All of it is away only if every call offloads it; calls that do not train bring back the weights alone."""
+
+    def found(call, role, *offloaded):
+        """Beyond the other roles, what a call of another role finds on its device; and all that the role keeps."""
+        plan = make_plan(load_recipe("ppo_math", [f"{key}.hooks.offload=true" for key in offloaded]))
+        held = {one.role: one for one in plan.memory.held}
+        (there,) = [peak.held for peak in plan.memory.peaks if peak.call == call]
+        return there - sum(one.total for name, one in held.items() if name != role), held[role].kept
+
+    left, kept = found("actor_train", "critic", "graph.critic_train")
+    assert left == kept.weights < kept.total
+    assert found("actor_train", "critic", "graph.critic_inf") == (kept.total, kept)
+    assert found("actor_train", "critic", "graph.critic_inf", "graph.critic_train") == (0, kept)
+    of_actor = ("graph.actor_gen", "graph.actor_train")
+    left, kept = found("critic_train", "actor", *of_actor)
+    assert left == kept.weights  # after an evaluation
+    assert found("critic_train", "actor", *of_actor, "train.eval.graph.eval_gen") == (0, kept)
+
+
 def test_a_checkpoint_is_a_copy_where_devices_have_the_hosts_memory():
     def copies(*overrides):
         plan = make_plan(load_recipe("ppo_math", [*overrides]))

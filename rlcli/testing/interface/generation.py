@@ -11,6 +11,7 @@ import torch
 
 from rlcli.api.config import GenerationHyperparameters, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
+from rlcli.api.default_backends import TRAINED
 from rlcli.api.key_meaning import ATTEMPT
 from rlcli.api.model import FinetuneSpec, Model
 from rlcli.registry import make_backend
@@ -173,14 +174,14 @@ class GenerationChecks(CallSubject):
             _check_logprobs(one, own, own_logprobs(model.module, one.tokens, 1.0), temperature, sampling.where)
 
     def test_a_real_model_confirms_the_logprobs(self, sampling: Sampling) -> None:
-        """log-probs on the fsdp backend equal transformers' own"""
+        """log-probs on the default backend equal transformers' own"""
         from rlcli.testing import tiny_models
 
         interface, temperature = sampling.with_settings(), USUAL.temperature
         source = HeldSource(tiny_models.tiny_model())
         model = Model("tested", None, tiny_models.TinyTokenizer(), torch.device("cpu"), source=source)
         spec = FinetuneSpec(total_train_steps=1, dataset_size=8, train_batch_size=8)
-        make_backend(ModelBackendAbstraction("fsdp", {"dtype": "float32"})).initialize(model, spec)
+        make_backend(ModelBackendAbstraction(TRAINED, {"dtype": "float32"})).initialize(model, spec)
         batch = sampling.batch.select_indices(range(3))
         output = sampling.run(batch, interface=interface, model=model)
         plain = tiny_models.tiny_model()

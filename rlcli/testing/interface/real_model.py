@@ -1,4 +1,4 @@
-"""Checks over a transformers model of two layers and the fsdp backend: number formats, real ranks, files."""
+"""Checks over a transformers model of two layers and the default backend: number formats, real ranks, files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from rlcli.api.config import FinetuneSpec, MicroBatchSpec, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
+from rlcli.api.default_backends import TRAINED
 from rlcli.api.interface import ModelInterface
 from rlcli.api.model import Model, call_interface
 from rlcli.api.value_model import value_model_class
@@ -125,7 +126,7 @@ def _model(
         parameter.requires_grad_(frozen is None or frozen not in name)
     source = HeldSource(module)
     model = Model("tested", None, DigitTokenizer(), torch.device("cpu"), source=source, device_mesh=mesh)
-    backend = make_backend(ModelBackendAbstraction("fsdp", {"dtype": dtype, "lr": lr}))
+    backend = make_backend(ModelBackendAbstraction(TRAINED, {"dtype": dtype, "lr": lr}))
     return backend.initialize(model, FinetuneSpec(total_train_steps=4, dataset_size=8, train_batch_size=8))
 
 

@@ -2,7 +2,7 @@
 
 Each run is a fork of this process (see `warm_command`). Prints one JSON object: how many kills were made, after how
 many of them there was a checkpoint, and which ended runs differ from one that was never killed. Ends with an error
-where a row that was drawn is not accounted for.
+where a row that was drawn is not accounted for, or was trained on twice or with weights that are too old.
 """
 
 import hashlib
@@ -53,6 +53,11 @@ ALGORITHMS = {
     ),
 }  # fmt: skip
 """Name → a recipe and what makes it small. An algorithm joins all tests of resuming by an entry here."""
+AHEAD = {
+    "ppo_ahead_1": (*ALGORITHMS["ppo"], "train.max_staleness=1", "train.prompts_per_draw=3"),
+    "dapo_ahead_4": (*ALGORITHMS["dapo"], "train.max_staleness=4"),
+}
+"""Runs that make samples ahead of training: after a kill they lose and repeat none, but their numbers may differ."""
 
 
 def quietly(arguments: list[str]) -> int:
@@ -93,7 +98,7 @@ def result(folder: Path) -> dict[str, str]:
 
 def has_accounted(folder: Path) -> bool:
     """Whether a run has a checkpoint. By it, each (epoch, row) that was drawn must be in exactly one place: trained on,
-    dropped, or waiting to be drawn again."""
+    dropped, ready to be trained on, or waiting to be drawn again."""
     committed = sorted(path for path in (folder / "checkpoints").glob("step-*") if (path / "MANIFEST.json").exists())
     if not committed:
         return False
@@ -102,6 +107,7 @@ def has_accounted(folder: Path) -> bool:
     done = [json.loads(line) for line in lines if line.endswith("}")]
     places = [entry["sample"] for entry in done if entry["step"] <= state["step"]]
     places += [training_id(epoch, row) for epoch, row, _ in state["returned"]]
+    places += [training_id(*one["draw"][:2]) for one in state["ready"]]
     recipe = yaml.safe_load((folder / "recipe.resolved.yaml").read_text())
     rows = recipe["datasets"][recipe["train"]["dataset"]]["args"]["problems"]
     order = DataOrder(rows, recipe["seed"], recipe["train"]["shuffle"])
@@ -109,6 +115,19 @@ def has_accounted(folder: Path) -> bool:
     if sorted(places) != sorted(drawn):
         raise SystemExit(f"{committed[-1]}: drawn {sorted(drawn)}, accounted for {sorted(places)}")
     return True
+
+
+def check_staleness(folder: Path) -> None:
+    """Of a run that has ended: each sample was trained on once, by weights within the recipe's limit."""
+    train = yaml.safe_load((folder / "recipe.resolved.yaml").read_text())["train"]
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if line["state"] == "trained"]
+    lags = [line["step"] - 1 - version for line in trained for version in line["versions"].values()]
+    wanted = train["steps"] * train["prompts_per_step"]
+    if not len(trained) == len({line["sample"] for line in trained}) == len(lags) == wanted:
+        raise SystemExit(f"{folder}: {len(trained)} samples were trained on, not {wanted} once each")
+    if not 0 <= min(lags) <= max(lags) <= train["max_staleness"]:
+        raise SystemExit(f"{folder}: staleness {sorted(set(lags))}, of at most {train['max_staleness']}")
 
 
 def kill_and_resume(
@@ -138,7 +157,7 @@ def kill_and_resume(
 
 def main(algorithm: str, kills: int, seed: int, home: Path) -> None:
     load_everything()
-    settings = (*ALGORITHMS[algorithm], *QUICK)
+    settings = (*(ALGORITHMS | AHEAD)[algorithm], *QUICK)
     home.mkdir(parents=True, exist_ok=True)
     os.chdir(home)
     draws, began = random.Random(seed), time.monotonic()
@@ -151,6 +170,10 @@ def main(algorithm: str, kills: int, seed: int, home: Path) -> None:
         moments, found = kill_and_resume(settings, folder, seconds, draws)
         made, accounted = made + len(moments), accounted + found
         ended = next(path for path in sorted(Path().glob(f"{folder}*"), reverse=True))
+        if algorithm in AHEAD:
+            has_accounted(ended)
+            check_staleness(ended)
+            continue
         wrong = [name for name, digest in result(ended).items() if expected.get(name) != digest]
         if wrong:
             differing.append({"run": str(ended), "differs": wrong})

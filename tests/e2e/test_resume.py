@@ -14,7 +14,8 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("kill_anywhere.py")
 KILL_ANYWHERE = runpy.run_path(str(SCRIPT))
-ALGORITHMS, QUICK, frozen, result = (KILL_ANYWHERE[name] for name in ("ALGORITHMS", "QUICK", "frozen", "result"))
+NAMES = ("ALGORITHMS", "AHEAD", "QUICK", "frozen", "result")
+ALGORITHMS, AHEAD, QUICK, frozen, result = (KILL_ANYWHERE[name] for name in NAMES)
 HOME = str(Path(__file__).resolve().parents[2])
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": HOME}
 KILLS = "4"
@@ -22,7 +23,7 @@ KILLS = "4"
 pytestmark = pytest.mark.timeout(420)  # each test is several runs
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, *AHEAD])
 def test_killed_anywhere_in_one_process(algorithm, tmp_path):
     command = [sys.executable, str(SCRIPT), algorithm, KILLS, "1", str(tmp_path)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=400)

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlcli.api.config import DatasetAbstraction
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from rlcli.api.data import SequenceSample
+
+
+class Stream(Protocol):
+    """A dataset without `__len__`: its rows are read forward, in its own order, and end when they end."""
+
+    def rows_from(self, epoch: int, start: int) -> Iterator[SequenceSample]:
+        """The rows of a pass over the data from number `start` on, each a batch of one sample; none if there are fewer.
+
+        Every pass has the same number of rows. Their order may differ, but is a function of the seed and `epoch`: a run
+        that is resumed continues with the row that would have been next.
+        """
+
+
+def is_stream(dataset: Any) -> bool:
+    """Whether a dataset is a `Stream`. One that may be either says so by an attribute of that name."""
+    return bool(getattr(dataset, "is_stream", not hasattr(dataset, "__len__") and hasattr(dataset, "rows_from")))
 
 
 @dataclass(frozen=True)
@@ -17,7 +35,7 @@ class DatasetUtility:
     """What every dataset is built with, beside the recipe's `args`: its first field, `util`.
 
     `len(dataset)` counts rows, `dataset[row]` is a batch of one sample. A run takes rows by number, so that it can
-    shuffle them and be resumed: a dataset that reads a stream reads it into a list.
+    shuffle them and be resumed. A dataset that does not know how many rows it has is a `Stream` instead.
 
     What its class says in literals is read without importing it: KEYS, what every sample holds (`margins if by`: where
     that argument is set), or KEYS_OF, the argument that names a dataset, or several, whose keys it has; EXAMPLES, rows

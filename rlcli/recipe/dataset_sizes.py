@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlcli.errors import DataError
+from rlcli.errors import DataError, UsageError
 from rlcli.recipe.schema import Recipe
 
 
-def check_dataset_sizes(recipe: Recipe, rows_of: Mapping[str, int]) -> None:
-    """`rows_of`: dataset → its rows. Raises DataError for one without rows, or with too few for a step."""
+def check_dataset_sizes(recipe: Recipe, rows_of: Mapping[str, int | None]) -> None:
+    """`rows_of`: dataset → its rows, None of a stream, which does not know. Raises DataError for one without rows, or
+    with too few for a step, UsageError R49 for a stream where the number of rows must be known."""
     batch, train, held_out = recipe.train.prompts_per_step, recipe.train.dataset, recipe.train.eval.dataset
     for name in (train, held_out):
         if name is not None and rows_of.get(name) == 0:
             raise DataError(f"dataset {name} has no rows", code="F80")
+    _check_streams(recipe, {name for name, rows in rows_of.items() if rows is None})
     rows = rows_of.get(train)
     if rows is not None and rows < batch and not recipe.takes_each_row_once:
         raise DataError(
@@ -21,3 +23,17 @@ def check_dataset_sizes(recipe: Recipe, rows_of: Mapping[str, int]) -> None:
             hint="lower train.prompts_per_step",
             code="F80",
         )
+
+
+def _check_streams(recipe: Recipe, streams: set[str]) -> None:
+    train, every = recipe.train, recipe.checkpoint.every_epochs
+    wrong: dict[str, str] = {}
+    if train.dataset in streams and train.steps is None:
+        wrong["train.epochs"] = "set train.steps instead"
+    if train.dataset in streams and every is not None:
+        wrong["checkpoint.every_epochs"] = "set checkpoint.every_steps instead"
+    if train.eval.dataset in streams:
+        wrong["train.eval.dataset"] = "evaluate on a dataset that knows its rows"
+    for where, hint in wrong.items():
+        what = "the dataset is a stream, which does not know how many rows it has"
+        raise UsageError(what, where=where, hint=hint, code="R49")

@@ -113,6 +113,11 @@ class Admission:
         self._versions[number] = {}
         return number, self._flow.open(number, size)
 
+    def redraw(self, chunk: int, missing: Sequence[str], rows: int) -> list[Draw]:
+        """A stream of so many rows ended before some of a chunk; returns those that take their places."""
+        self._queue.pass_ended(rows)
+        return self._flow.redraw(chunk, missing, self._queue.instead_of)
+
     def loaded(self, chunk: int) -> None:
         """The rows of a chunk are on the workers."""
         self._loaded.add(chunk)

@@ -127,6 +127,8 @@ class Calls:
     def __init__(self, recipe: Recipe, topology: Topology, requests: Requests, phase: Callable[[str], None]):
         self.buffer = Buffer()
         self.times = StepTimes(topology.groups)
+        self.streams: set[str] = set()
+        """Datasets that do not know how many rows they have."""
         self._topology = topology
         self._requests = requests
         self._phase = phase
@@ -136,18 +138,36 @@ class Calls:
         """Sample → what its dataset calls it."""
 
     def load(
-        self, graph: Sequence[MFCDef], dataset: str, rows: Sequence[tuple[str, int, int]], then: Callable[[], None]
+        self,
+        graph: Sequence[MFCDef],
+        dataset: str,
+        rows: Sequence[tuple[str, int, int]],
+        then: Callable[[], None],
+        ended: Callable[[int, list[str]], None] | None = None,
     ) -> None:
-        """Have the workers of the graph's first call take the rows that they will work on: (id, row, attempt)."""
+        """Have the workers of the graph's first call take the rows that they will work on: (id, row, attempt).
+
+        A stream is read by the first of them alone. `ended` is called instead of `then` where it ended before some of
+        the rows, with its number of rows and with their samples, of which nothing is kept.
+        """
         placement = self._topology.placement(graph[0].model_name)
         self.buffer.expect([id_ for id_, _, _ in rows])
         shares = {rank: share for rank, share in share_by_rank(rows, [1] * len(rows), placement).items() if share}
+        if dataset in self.streams:
+            shares = {placement.ranks[0]: list(rows)}
 
         def loaded(answers: Answers) -> None:
+            missing: list[str] = []
             for rank, answer in answers.items():
-                self.buffer.add(rank, SequenceSample.from_json(answer["batch"]))
+                if answer["batch"] is not None:
+                    self.buffer.add(rank, SequenceSample.from_json(answer["batch"]))
                 self._names |= answer["names"]
-            then()
+                missing += answer["missing"]
+            if not missing or ended is None:
+                then()
+                return
+            self.buffer.forget(missing)
+            ended(answers[placement.ranks[0]]["length"], missing)
 
         self._requests.post("load_rows", {r: {"dataset": dataset, "rows": s} for r, s in shares.items()}, loaded)
 

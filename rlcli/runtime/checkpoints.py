@@ -59,6 +59,8 @@ class RunState:
     returned: list[tuple[int, int, int]] = field(default_factory=list)
     """(epoch, row, attempt) of the samples that were drawn and given back, or were in the making: they are the next
     ones."""
+    pass_rows: int | None = None
+    """Rows of a pass over the training dataset; None while a stream has not come to its end."""
     ready: list[dict[str, Any]] = field(default_factory=list)
     """Samples that were made ahead of training, and their names. Their tensors are in the ranks' files."""
     format: int = FORMAT
@@ -130,7 +132,7 @@ class Schedule:
         """The first step beyond `step` at whose end one is surely due: no later step may begin before."""
         every, sizes = self._settings.every_steps, self._sizes
         planned = [] if every is None else [step - step % every + every]
-        if self._settings.every_epochs is not None:
+        if self._settings.every_epochs is not None and sizes.rows is not None:
             span = self._settings.every_epochs * sizes.rows
             end = (sizes.place(step) // span + 1) * span
             planned.append(sizes.first_step + -(-(end - sizes.first_place) // sizes.per_step))
@@ -141,7 +143,7 @@ class Schedule:
         self._last = time.monotonic()
 
     def _ends_epochs(self, step: int) -> bool:
-        if self._settings.every_epochs is None:
+        if self._settings.every_epochs is None or self._sizes.rows is None:
             return False
         span = self._settings.every_epochs * self._sizes.rows
         return self._sizes.place(step) // span > self._sizes.place(step - 1) // span

@@ -6,17 +6,24 @@ import hashlib
 import json
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from rlcli.api.config import stable_seed
+from rlcli.api.dataset import is_stream
 from rlcli.runtime.origin import RowOrigin
 
 
 def training_id(epoch: int, row: int) -> str:
     """What a run calls a sample that it trains on."""
     return f"e{epoch}r{row}"
+
+
+def epoch_of(id_: str) -> int:
+    """The epoch of a sample that is trained on; 0 of one of the evaluation."""
+    return 0 if id_.startswith("eval-") else int(id_[1 : id_.index("r")])
 
 
 def evaluation_id(row: int) -> str:
@@ -43,12 +50,25 @@ class DataOrder:
         return epoch, _permutation(self.rows, seed)[within]
 
 
+class StreamOrder:
+    """The order of a dataset that does not know how many rows it has: its own. Its first pass is taken to be endless
+    until it has ended."""
+
+    def __init__(self, rows: int | None = None):
+        self.rows = rows
+        """Of a pass, once that is known."""
+
+    def at(self, place: int) -> tuple[int, int]:
+        """(epoch, row) of a place, as far as is known."""
+        return (0, place) if self.rows is None else divmod(place, self.rows)
+
+
 @dataclass(frozen=True)
 class StepSizes:
     """How many samples each step takes. A step that reaches the end of an epoch continues in the next."""
 
-    rows: int
-    """Of an epoch."""
+    rows: int | None
+    """Of an epoch; None: nobody knows."""
     per_step: int
     first_step: int = 0
     """The step that the counting begins with: above 0 in a run that is resumed."""
@@ -75,6 +95,8 @@ def _permutation(rows: int, seed: int | None) -> tuple[int, ...]:
 
 LOOKED_AT = 2048
 """Rows that the digest of a dataset reads at most, spread evenly over it."""
+FIRST_OF_STREAM = 16
+"""Rows of a stream that its digest reads: the first ones."""
 
 
 def digest_rows(dataset: Any, name: str = "train") -> str:
@@ -87,6 +109,10 @@ def digest_rows(dataset: Any, name: str = "train") -> str:
 
     if hasattr(dataset, "digest"):
         return str(dataset.digest())
+    if is_stream(dataset):
+        first = islice(dataset.rows_from(0, 0), FIRST_OF_STREAM)
+        read = [checked_row(row, RowOrigin(name, number)).as_json() for number, row in enumerate(first)]
+        return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()
     rows = len(dataset)
     content = hashlib.sha256(str(rows).encode())
     for row in range(0, rows, -(-rows // LOOKED_AT) or 1):

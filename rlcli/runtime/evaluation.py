@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcli.api.dataflow import ModelInterfaceType
+from rlcli.recipe.dataset_sizes import check_dataset_sizes
 from rlcli.recipe.graph import eval_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.calls import Calls, Running, named_reports
@@ -90,7 +91,8 @@ def evaluate_alone(
     assert dataset is not None
     requests = Requests(transport, topology.world_size, recipe.launch.step_deadline)
     phase("reading the data")
-    there = int(requests.ask_all("open_datasets", deadline=deadline)[0]["rows"][dataset])
+    there = requests.ask_all("open_datasets", deadline=deadline)[0]["rows"][dataset]
+    check_dataset_sizes(recipe, {dataset: there})
     phase("loading the model")
     requests.ask_all("build", {"steps": 1, "rows": there}, deadline=deadline)
     calls = Calls(recipe, topology, requests, phase)

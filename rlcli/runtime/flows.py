@@ -12,7 +12,7 @@ from rlcli.recipe.schema import Recipe
 from rlcli.runtime.admission import Ready
 from rlcli.runtime.calls import Calls
 from rlcli.runtime.checkpoints import RunState, Start
-from rlcli.runtime.data_order import DataOrder, StepSizes
+from rlcli.runtime.data_order import DataOrder, StepSizes, StreamOrder
 from rlcli.runtime.rollouts import Rollouts
 from rlcli.runtime.sample_flow import Draw, SampleFlow, SampleQueue
 from rlcli.runtime.scheduler import Scheduler
@@ -32,22 +32,26 @@ class Flows:
     """Of the calls in the steps."""
 
 
-def make_flows(recipe: Recipe, calls: Calls, rows: int, steps: int, start: Start | None, window: int) -> Flows:
-    """`rows`: of the training dataset; `steps`: of the run; `window`: that may be open at once. Where generation may be
-    stale, the calls before training run ahead of all steps and leave the others to it.
+def make_flows(recipe: Recipe, calls: Calls, rows: int | None, steps: int, start: Start | None, window: int) -> Flows:
+    """`rows`: of the training dataset, None of a stream; `steps`: of the run; `window`: that may be open at once.
+
+    Where generation may be stale, the calls before training run ahead of all steps and leave the others to it.
 
     Raises UsageError R71 where that cannot be.
     """
     train, graph, state = recipe.train, train_graph(recipe), start.state if start is not None else None
     first, place = (state.step, state.samples) if state is not None else (0, 0)
-    end = rows * (train.epochs or 1) if recipe.takes_each_row_once else None
+    end = rows * (train.epochs or 1) if rows is not None and recipe.takes_each_row_once else None
     sizes = StepSizes(rows, train.prompts_per_step, first, place, end)
     ahead = calls_ahead(graph) if train.max_staleness else []
     in_steps = [mfc for mfc in graph if mfc not in ahead]
     if ahead:
         _check_drops(in_steps)
     ready = _finished(start, calls, graph, ahead)
-    queue = _queue(DataOrder(rows, recipe.seed, train.shuffle), state, ready)
+    order: DataOrder | StreamOrder = StreamOrder(state.pass_rows if state is not None else None)
+    if rows is not None:
+        order = DataOrder(rows, recipe.seed, train.shuffle)
+    queue = _queue(order, state, ready)
     rollouts = Rollouts(recipe, ahead, queue, calls, place, ready) if ahead else None
     samples = SampleFlow(
         rollouts.admission if rollouts is not None else queue, in_steps,
@@ -77,7 +81,7 @@ def _finished(start: Start | None, calls: Calls, graph: Sequence[MFCDef], ahead:
     return [one for one in saved if one.draw.id not in lacking]
 
 
-def _queue(order: DataOrder, state: RunState | None, ready: Sequence[Ready]) -> SampleQueue:
+def _queue(order: DataOrder | StreamOrder, state: RunState | None, ready: Sequence[Ready]) -> SampleQueue:
     """Before what a checkpoint gives back come samples that it finished and that are not `ready` any more."""
     if state is None:
         return SampleQueue(order)

@@ -60,7 +60,8 @@ class MasterWorker:
         self.requests = Requests(transport, topology.world_size, recipe.launch.step_deadline)
         self.calls = Calls(recipe, topology, self.requests, display.phase)
         self.checkpoints = Checkpoints(directory, identity, recipe, topology, self.requests, display)
-        self.rows: dict[str, int] = {}
+        self.rows: dict[str, int | None] = {}
+        """Of each dataset; None of one that does not know."""
         self.steps = 0
         self.steps_done = 0
         self._start = start
@@ -128,7 +129,8 @@ class MasterWorker:
         """Know how long the run is, and that it may go on where it is."""
         self.display.phase("reading the data")
         answers = self.requests.ask_all("open_datasets", deadline=self.recipe.launch.startup_deadline)
-        self.rows = {name: int(rows) for name, rows in answers[0]["rows"].items()}
+        self.rows = dict(answers[0]["rows"])
+        self.calls.streams = {name for name, rows in self.rows.items() if rows is None}
         self._digests = dict(answers[0]["digests"])
         done = self._start.state if self._start is not None else None
         self.steps = training_steps(self.recipe, self.rows, done.step if done else 0, done.samples if done else 0)
@@ -138,7 +140,8 @@ class MasterWorker:
 
     def _build_roles(self) -> None:
         self.display.phase("loading the models")
-        wanted = {"steps": self.steps, "rows": self.rows[self.recipe.train.dataset]}
+        train = self.recipe.train
+        wanted = {"steps": self.steps, "rows": self.rows[train.dataset] or self.steps * train.prompts_per_step}
         built = self.requests.ask_all("build", wanted, deadline=self.recipe.launch.startup_deadline)
         self._check_state({role for answer in built.values() for role in answer["without_state"]})
         if self._can_checkpoint:
@@ -224,7 +227,14 @@ class MasterWorker:
     def _load(self, step: int, draws: Sequence[Draw]) -> None:
         self._loaded.discard(step)
         rows = [(draw.id, draw.row, draw.attempt) for draw in draws]
-        self.calls.load(train_graph(self.recipe), self.recipe.train.dataset, rows, lambda: self._loaded.add(step))
+
+        def ended(length: int, missing: list[str]) -> None:
+            queue = self.flows.queue
+            queue.pass_ended(length)
+            self._load(step, self.flows.samples.redraw(step, missing, queue.instead_of))
+
+        dataset = self.recipe.train.dataset
+        self.calls.load(train_graph(self.recipe), dataset, rows, lambda: self._loaded.add(step), ended)
 
     def _start_call(self, task: Task) -> None:
         self.flows.scheduler.start(task)
@@ -278,6 +288,7 @@ class MasterWorker:
             step=self.steps_done,
             samples=self.flows.sizes.place(self.steps_done),
             drawn=queue.place,
+            pass_rows=queue.pass_rows,
             returned=[(draw.epoch, draw.row, draw.attempt) for draw in waiting],
             ready=[one.as_json() | {"name": names[one.draw.id]} for one in ready],
             datasets=self._digests,
@@ -354,14 +365,8 @@ class MasterWorker:
         if ev.dataset is None:
             return {}
         self.display.phase(f"evaluating on {ev.dataset}")
-        found = evaluate(
-            self.recipe,
-            self.calls,
-            self.requests,
-            self.rows[ev.dataset],
-            self.recipe.log.samples_per_step,
-            self._run_ahead,
-        )
+        rows, shown = self.rows[ev.dataset] or 0, self.recipe.log.samples_per_step
+        found = evaluate(self.recipe, self.calls, self.requests, rows, shown, self._run_ahead)
         self._write_samples(step, "eval", found.texts)
         results = found.numbers() | ({"eval/version": float(found.version)} if self.flows.rollouts is not None else {})
         self.display.evaluation(step, {key: v for key, v in results.items() if key.startswith("eval/")})

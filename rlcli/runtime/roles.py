@@ -68,15 +68,18 @@ def _device_mesh(placement: RolePlacement, device_type: str) -> Any:
     return DeviceMesh(device_type, torch.tensor(placement.ranks).view(shape), mesh_dim_names=MESH_ORDER)
 
 
-def training_steps(recipe: Recipe, rows_of: Mapping[str, int], done: int = 0, samples: int = 0) -> int:
-    """How many steps a run has in all, from the rows of each dataset. Raises DataError if one has too few.
+def training_steps(recipe: Recipe, rows_of: Mapping[str, int | None], done: int = 0, samples: int = 0) -> int:
+    """How many steps a run has in all, from the rows of each dataset. Raises DataError if one has too few, UsageError
+    R49 where one that does not know how many it has must.
 
     `done` steps have taken `samples` rows already, perhaps in steps of another size.
     """
     check_dataset_sizes(recipe, rows_of)
     if recipe.train.steps is not None:
         return recipe.train.steps
-    left = rows_of[recipe.train.dataset] * (recipe.train.epochs or 1) - samples
+    rows = rows_of[recipe.train.dataset]
+    assert rows is not None  # `check_dataset_sizes` has seen to it
+    left = rows * (recipe.train.epochs or 1) - samples
     return done - (-left // recipe.train.prompts_per_step)
 
 

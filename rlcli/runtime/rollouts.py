@@ -63,7 +63,11 @@ class Rollouts:
 
     def _load(self, chunk: int, draws: Sequence[Draw]) -> None:
         rows = [(draw.id, draw.row, draw.attempt) for draw in draws]
-        self._calls.load(self._graph, self._dataset, rows, lambda: self.admission.loaded(chunk))
+
+        def ended(length: int, missing: list[str]) -> None:
+            self._load(chunk, self.admission.redraw(chunk, missing, length))
+
+        self._calls.load(self._graph, self._dataset, rows, lambda: self.admission.loaded(chunk), ended)
 
     def _start(self, task: Task) -> None:
         ids = self.admission.start(task)

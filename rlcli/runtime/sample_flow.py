@@ -7,7 +7,7 @@ order of the data and from which samples were dropped.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ import networkx
 
 from rlcli.api.dataflow import MFCDef, build_graph
 from rlcli.errors import DataError, UsageError
-from rlcli.runtime.data_order import DataOrder, training_id
+from rlcli.runtime.data_order import DataOrder, StreamOrder, training_id
 
 WHY_SO_MANY = (
     "see why so many are dropped: with rewards that are all equal, the prompts are too easy or too hard for the model"
@@ -55,7 +55,7 @@ class Source(Protocol):
 class SampleQueue:
     """What is drawn next: the samples that were given back, then the data in their order."""
 
-    def __init__(self, order: DataOrder, place: int = 0, returned: Iterable[Draw] = ()):
+    def __init__(self, order: DataOrder | StreamOrder, place: int = 0, returned: Iterable[Draw] = ()):
         self.place = place
         """In the order of the data, of the first row that was never drawn."""
         self._order = order
@@ -71,6 +71,20 @@ class SampleQueue:
         new = [Draw(*self._order.at(self.place + number)) for number in range(count - len(old))]
         self.place += len(new)
         return old + new
+
+    @property
+    def pass_rows(self) -> int | None:
+        """Rows of a pass over the data, if they are known."""
+        return self._order.rows
+
+    def pass_ended(self, rows: int) -> None:
+        """A pass over a stream has so many rows."""
+        assert isinstance(self._order, StreamOrder)
+        self._order.rows = rows
+
+    def instead_of(self, draw: Draw) -> Draw:
+        """The row whose turn it is where one of the first pass over a stream turned out not to be there."""
+        return Draw(*self._order.at(draw.row), draw.attempt)
 
     def give_back(self, draws: Sequence[Draw]) -> None:
         """To the front, in their order: they are begun once more."""
@@ -183,6 +197,15 @@ class SampleFlow:
         if not self.drops:
             self._steps[step].batch = [draw.id for draw in drawn]
         return drawn
+
+    def redraw(self, step: int, missing: Sequence[str], instead_of: Callable[[Draw], Draw]) -> list[Draw]:
+        """Rows that a step has drawn are not there; returns those that take their places."""
+        state = self._steps[step]
+        others = {draw.id: instead_of(draw) for draw in state.draws[-1] if draw.id in missing}
+        state.draws[-1] = [others.get(draw.id, draw) for draw in state.draws[-1]]
+        if state.batch is not None:
+            state.batch = [draw.id for draw in state.draws[-1]]
+        return list(others.values())
 
     def samples(self, step: int, call: str) -> list[str]:
         """Those that a call works on: the batch, once it is complete; before that, of the last draw those which the

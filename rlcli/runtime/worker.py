@@ -16,6 +16,7 @@ from rlcli import registry
 from rlcli.api.config import FinetuneSpec, ModelInterfaceAbstraction, ModelVersion, stable_seed
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
+from rlcli.api.dataset import is_stream
 from rlcli.api.key_meaning import ATTEMPT, PLACE
 from rlcli.api.model import Model, ModelBackend, ModelInterface, call_interface
 from rlcli.checkpoint.disk import failures_told
@@ -24,7 +25,7 @@ from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.role_sources import prompt_role
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.component_faults import component_faults_told
-from rlcli.runtime.data_order import digest_rows, row_of
+from rlcli.runtime.data_order import digest_rows, epoch_of, row_of
 from rlcli.runtime.heap import keep_freed_memory
 from rlcli.runtime.measures import Moments, measures, shown_scores
 from rlcli.runtime.messages import Request, Tell
@@ -42,6 +43,7 @@ from rlcli.runtime.saving import (
     write_and_report,
     write_roles,
 )
+from rlcli.runtime.streams import StreamRows
 from rlcli.runtime.weight_flow import WeightTransfer, make_channels, remote_copy
 from rlcli.topology import Topology
 
@@ -115,12 +117,13 @@ class ModelWorker:
         for name in self.recipe.used_datasets:
             if self.rank == 0 or self._takes_rows(name):
                 self.datasets[name] = registry.make_dataset(described[name], util)
-        if self.rank != 0:
-            return {}
-        return {
-            "rows": {name: len(dataset) for name, dataset in self.datasets.items()},
+        streams = {name: dataset for name, dataset in self.datasets.items() if is_stream(dataset)}
+        answer = {
+            "rows": {name: None if name in streams else len(dataset) for name, dataset in self.datasets.items()},
             "digests": {name: digest_rows(dataset, name) for name, dataset in self.datasets.items()},
-        }
+        } if self.rank == 0 else {}  # fmt: skip
+        self.datasets |= {name: StreamRows(dataset, name) for name, dataset in streams.items()}
+        return answer
 
     def _takes_rows(self, dataset: str) -> bool:
         """Rows go to the ranks of the first call of a graph."""
@@ -149,17 +152,26 @@ class ModelWorker:
     # -- data ------------------------------------------------------------------------------------------------
 
     def load_rows(self, dataset: str, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """Take rows, given as (id, row, attempt); returns their description and the dataset's ids."""
-        batch, names = [], {}
+        """Take rows, given as (id, row, attempt); returns their description and the dataset's ids. Of a stream that has
+        ended before some of them also which these are, and how many it has."""
+        source, batch, names, missing = self.datasets[dataset], [], {}, []
         for id_, row, attempt in rows:
-            read = checked_row(self.datasets[dataset][row], RowOrigin(dataset, row))
+            if isinstance(source, StreamRows):
+                read = source.row(epoch_of(id_), row)
+                if read is None:
+                    missing.append(id_)
+                    continue
+            else:
+                read = checked_row(source[row], RowOrigin(dataset, row))
             sample = read.to(self.device)  # shares none of the dataset's lists
             names[id_] = str(sample.ids[0])
             sample.ids = [id_]
             sample.metadata = {**sample.metadata, ATTEMPT: [attempt]}
             self.samples.add(sample)
             batch.append(sample.meta())
-        return {"batch": SequenceSample.gather(batch).as_json(), "names": names}
+        described = SequenceSample.gather(batch).as_json() if batch else None
+        length = source.length if isinstance(source, StreamRows) else None
+        return {"batch": described, "names": names, "missing": missing, "length": length}
 
     def clear(self, ids: Sequence[str]) -> dict[str, Any]:
         self.samples.forget(ids)
@@ -246,7 +258,8 @@ class ModelWorker:
         dataset = self.recipe.train.eval.dataset if is_evaluation else self.recipe.train.dataset
         assert dataset is not None
         place = f"row {row} of dataset {dataset}"
-        return f"{self.datasets[dataset][row].ids[0]} ({place})" if dataset in self.datasets else place
+        source = self.datasets.get(dataset)
+        return place if source is None or isinstance(source, StreamRows) else f"{source[row].ids[0]} ({place})"
 
     def _seed_global_streams(self, call: str, step: int) -> None:
         """Nothing of ours draws from the global random streams. A component that does draws the same in every run."""

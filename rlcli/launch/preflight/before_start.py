@@ -49,7 +49,7 @@ def _data_faults(resolved: Resolved) -> Iterator[RlcliError]:
                 few = _first_rows(component.type, component.args)
                 opened = open_dataset(resolved, name, tokenizers, few)
                 if not few:
-                    check_dataset_sizes(recipe, {name: len(opened)})
+                    check_dataset_sizes(recipe, {name: opened.rows})
         except NotLight:
             continue
         except RlcliError as error:

@@ -75,7 +75,7 @@ def preflight(resolved: Resolved, rows: int = 200) -> Iterator[Finding]:
     for name in resolved.recipe.datasets:
         try:
             opened = open_dataset(resolved, name, subject.tokenizers)
-            check_dataset_sizes(resolved.recipe, {name: len(opened)})
+            check_dataset_sizes(resolved.recipe, {name: opened.rows})
             looked_at[name] = opened.sample(rows)
         except RlcliError as error:
             if error.what not in said:  # a tokenizer that cannot be read is one failure, however many datasets want it

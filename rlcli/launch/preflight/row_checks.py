@@ -41,6 +41,8 @@ def place(row: Preview) -> str:
 def check_rows(opened: OpenDataset, looked_at: Sequence[Preview]) -> Finding:
     """How many rows there are, and how many could not be read."""
     says = f"{count(len(opened), 'row')} of {opened.type}"
+    if opened.is_stream:
+        says = f"a stream of {opened.type}; its first {count(len(opened), 'row')}"
     if len(looked_at) < len(opened):
         number = len(looked_at)
         says += f", the first {number} looked at" if opened.is_drawn else f", {number} looked at, spread evenly"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli import registry
 from rlcli.api.config import DatasetAbstraction
 from rlcli.api.data import DatasetUtility, Preview, Survey
+from rlcli.api.dataset import is_stream
 from rlcli.api.preview import preview_of
 from rlcli.api.quiet_logs import quiet
 from rlcli.errors import DataError, ModelError, RlcliError, first_line
@@ -19,6 +21,10 @@ from rlcli.recipe.role_sources import prompt_role, tokenizer_role, tokenizer_sou
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Recipe
+
+
+FIRST = 256
+"""Rows of a stream that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,13 @@ class OpenDataset:
     tokenizer: OpenTokenizer
     survey: Survey | None
     """What it knows of all its rows, if it says."""
+    is_stream: bool = False
+    """Its rows here are the first of a stream."""
+
+    @property
+    def rows(self) -> int | None:
+        """How many it has; None of a stream."""
+        return None if self.is_stream else len(self.dataset)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -98,6 +111,8 @@ def open_dataset(
     except Exception as error:  # whatever a user's dataset raises
         what = f"dataset {name} ({component.type}) cannot be opened: {type(error).__name__}: {error}"
         raise DataError(what, code="F31") from error
+    if is_stream(dataset):
+        return OpenDataset(name, component.type, list(islice(dataset.rows_from(0, 0), FIRST)), tokenizer, None, True)
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise DataError(f"dataset {name} ({component.type}) has no rows that can be asked for by number")
     survey = dataset.survey() if hasattr(dataset, "survey") else None

@@ -183,6 +183,37 @@ def test_layouts_train_like_a_plain_loop(layout, settings):
     require_plain(steps_and_weights("llama", layout, settings, steps=3))
 
 
+def test_gradients_are_exchanged_as_seldom_as_memory_allows(monkeypatch):
+    """Replicas exchange theirs once per step. Those that share a copy do so with each micro-batch, or once if asked."""
+
+    def work(rank):
+        exchanged = dict.fromkeys(("all_reduce", "reduce_scatter"), 0)
+        for function in ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"):  # one of the last two is used
+            if (real := getattr(dist, function, None)) is None:
+                continue
+            name = "all_reduce" if function == "all_reduce" else "reduce_scatter"
+
+            def counted(output, *args, real=real, name=name, **kwargs):
+                exchanged[name] += output.numel() > 100  # not a sum of stats
+                return real(output, *args, **kwargs)
+
+            monkeypatch.setattr(dist, function, counted)
+        found = {}
+        for defer in (False, True):
+            engine = TestContract().engine(mesh=mesh_of_ranks(dp=4), shard_size=2, defer_reduction=defer)
+            for cuts in (1, 3):
+                before = dict(exchanged)
+                engine.train_batch(batch(), answer_loss, answer_weight, mb_spec=MicroBatchSpec(n_mbs=cuts))
+                found[f"{defer} {cuts}"] = [exchanged[name] - before[name] for name in exchanged]
+        return found
+
+    for found in run_on_ranks(4, work):
+        once = found["False 1"]
+        assert min(once) > 0
+        assert found["False 3"] == [once[0], 3 * once[1]]
+        assert found["True 1"] == found["True 3"] == once
+
+
 def test_trained_roles_take_turns_on_a_device():
     """A role that rests keeps nothing on the device, and trains as one that never rested."""
     with pretend_cuda() as device:

@@ -19,6 +19,7 @@ from rlcli.runtime.buffer import Transfer
 from rlcli.runtime.data_lane import DataLane
 from rlcli.runtime.messages import MOVE, Request
 from rlcli.runtime.roles import lone_model, pick_device
+from rlcli.runtime.sample_files import write_samples
 from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
 from rlcli.runtime.worker import ModelWorker
 from rlcli.testing.backend.base import batch
@@ -123,6 +124,19 @@ def worker_holds_its_samples_on_its_device(device, folder):
     return [tensor.device.type == device.type for sample in samples for tensor in sample.data.values()]
 
 
+def worker_keeps_samples_in_a_checkpoint(device, folder):
+    """They are written from the device, and taken back to it."""
+    worker, ask = worker_of(device)
+    made = [batch().select_indices([number]).to(device) for number in range(3)]
+    for number, sample in enumerate(made):
+        sample.ids = [f"row-{number}"]
+    write_samples(made, folder, rank=0)
+    ask("load_samples", folder=str(folder), ids=["row-2", "row-0"])
+    found = [worker.samples.sample(id_) for id_ in ("row-2", "row-0")]
+    assert {tensor.device.type for sample in found for tensor in sample.data.values()} == {device.type}
+    return [data_of(sample.cpu()) for sample in found]
+
+
 def samples_move(device, folder):
     there = batch().to(device)
     assert batch().cpu().data["packed_input_ids"].device.type == "cpu"
@@ -215,6 +229,7 @@ RUNTIME = {
     "PPO, roles take turns": trained_roles_take_turns,
     "SFT": sft_runs,
     "rows": worker_holds_its_samples_on_its_device,
+    "samples of a checkpoint": worker_keeps_samples_in_a_checkpoint,
     "samples": samples_move,
     "empty share": worker_without_samples_takes_part,
     "two ranks": worker_joins_own_and_received_rows,

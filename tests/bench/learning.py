@@ -3,7 +3,7 @@
     python tests/bench/learning.py sft [--json]
     python tests/bench/learning.py ppo [--steps 10] [--model FOLDER] [--json]
     python tests/bench/learning.py flows [--steps 10] [--model FOLDER] [--json]
-    python tests/bench/learning.py algorithms [--seeds 3] [--only grpo --only rloo] [--json]
+    python tests/bench/learning.py algorithms [--seeds 3] [--only grpo --only rloo] [--keep FOLDER] [--json]
 
 Each row of `sft` and `ppo` is a run of `rlcli train`, with as many ranks as its layout has. SFT begins with random
 weights; the rows must have the losses of the first to within 1e-4, else the exit code is 1. PPO answers a held-out set
@@ -16,7 +16,8 @@ during and after training, how stale samples were and how far sampler and traine
 and the largest), and the median seconds that an update of the rollout and a step took.
 
 Each row of `algorithms` is a shipped recipe, as it is, under several seeds: the accuracy on 256 held-out problems
-before and after. All seeds of all algorithms begin with one warm start.
+before and after. All seeds of all algorithms begin with one warm start. With `--keep` the runs stay in that folder, and
+those that are there and finished are not run again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -130,13 +132,16 @@ ALGORITHMS = {
 
 def train(arguments: Iterable[str], folder: Path, pretend_ranks: bool = False) -> list[Any]:
     """The lines of metrics.jsonl. Results that recipes start from are made, and found again, in the folder around it.
-    Raises CalledProcessError if the run fails."""
+    A run that is there and finished is not run again. Raises CalledProcessError if the run fails."""
     path = [str(HOME), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     if pretend_ranks:
         path.insert(0, str(PRETEND_RANKS))
     command = [sys.executable, "-m", "rlcli", "train", *arguments, "--run-dir", str(folder)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-    subprocess.run(command, env=environment, cwd=folder.parent, stdout=subprocess.DEVNULL, check=True)
+    status = folder / "status.json"
+    if not status.is_file() or json.loads(status.read_text())["state"] != "done":
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run(command, env=environment, cwd=folder.parent, stdout=subprocess.DEVNULL, check=True)
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -212,11 +217,13 @@ def main() -> int:
     parser.add_argument("--model", help="folder of the model that PPO begins with")
     parser.add_argument("--seeds", type=int, default=3, help="of each algorithm")
     parser.add_argument("--only", action="append", choices=list(ALGORITHMS), help="an algorithm; may be repeated")
+    parser.add_argument("--keep", help="folder of the runs")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     rows, good = [], True
     with tempfile.TemporaryDirectory() as home:
-        folder = Path(home)
+        folder = Path(given.keep or home).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
         tables = {
             "sft": lambda: of_sft(folder),
             "ppo": lambda: of_ppo(folder, given.steps, given.model),

@@ -217,9 +217,11 @@ def main() -> int:
     parser.add_argument("--model", help="folder of the model that PPO begins with")
     parser.add_argument("--seeds", type=int, default=3, help="of each algorithm")
     parser.add_argument("--only", action="append", choices=list(ALGORITHMS), help="an algorithm; may be repeated")
-    parser.add_argument("--keep", help="folder of the runs")
+    parser.add_argument("--keep", help="folder of the runs of algorithms")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    if given.keep and given.what != "algorithms":
+        parser.error("--keep is for algorithms: their runs have no other settings than a seed")
     rows, good = [], True
     with tempfile.TemporaryDirectory() as home:
         folder = Path(given.keep or home).resolve()

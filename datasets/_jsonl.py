@@ -64,13 +64,14 @@ def read_rows(
     max_rows: int | None = None,
     note: Callable[[str], None] | None = None,
     parsed_rows: Iterable[Parsed] | None = None,
+    may_be_empty: bool = False,
 ) -> list[Row[T]]:
     """The rows of a file as `read` makes them; `read` raises BadRow for a row it cannot use. `parsed_rows`: what is at
     `path`, unless it is a file of JSON.
 
     `bad_rows="skip"` passes over up to `max_bad_rows` of them, and tells `note` of each; the ids of the others stay
-    what they were. At most `max_rows` good rows are read. Raises DataError, also for a file without rows and for
-    duplicate ids; the error for a bad row names the lines of the others.
+    what they were. At most `max_rows` good rows are read. Raises DataError, also for duplicate ids and, unless it
+    `may_be_empty`, for a file without rows; the error for a bad row names the lines of the others.
     """
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows is {max_rows}; it must be at least 1")
@@ -87,8 +88,8 @@ def read_rows(
         except BadRow as error:
             bad.append((line, error))
     if bad:
-        _judge_bad_rows(path, bad, bad_rows, max_bad_rows, len(found))
-    if not found:
+        _judge_bad_rows(path, bad, bad_rows, max_bad_rows, bool(found) or may_be_empty)
+    if not found and not may_be_empty:
         raise DataError(f"{path} holds no rows: it is empty", code="F80")
     for line, error in bad if note is not None else ():
         note(f"{path}:{line}: {error}")
@@ -102,7 +103,7 @@ def read_rows(
     return rows
 
 
-def _judge_bad_rows(path: str, bad: list[tuple[int, BadRow]], bad_rows: BadRows, most: int, good: int) -> None:
+def _judge_bad_rows(path: str, bad: list[tuple[int, BadRow]], bad_rows: BadRows, most: int, enough: bool) -> None:
     """Whether the run may go on without these rows, given as (line, what is wrong)."""
     line, first = bad[0]
     if bad_rows == "error":
@@ -116,7 +117,7 @@ def _judge_bad_rows(path: str, bad: list[tuple[int, BadRow]], bad_rows: BadRows,
         what = f"{len(bad)} bad rows, more than max_bad_rows = {most}; one of them: {last}"
         raise DataError(what, where=f"{path}:{line}", hint=last.hint, code=last.code)
     logger.warning("%s: %d bad rows skipped; the first: %s:%d: %s", path, len(bad), path, line, first)
-    if not good:
+    if not enough:
         what = f"{path} holds no rows: all {len(bad)} rows are bad, the first: {path}:{line}: {first}"
         raise DataError(what, code="F80")
 

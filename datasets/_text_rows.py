@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, ClassVar, Literal, TypeVar
 
-from rlcli.api.data import DatasetUtility, Survey
+from rlcli.api.data import DatasetUtility, SequenceSample, Survey
 from rlcli.api.declared_keys import declared_keys
 from rlcli.api.limits import Limits, check_limits
 
-from ._jsonl import Row, read_rows
+from ._jsonl import Parsed, Row, read_rows
 from ._rendering import Overlong, Tokens, encode_prompts, uses_chat, within_limit
 from ._scores import Scores
 from ._sources import Source
 
 Content = TypeVar("Content")
 T = TypeVar("T")
+
+CHUNK = 256
+"""Rows of a stream that are in memory at once."""
 
 
 @dataclass(kw_only=True)
@@ -40,9 +45,10 @@ class FileRows:
     """Which configuration of a dataset of the Hub, if it has several."""
 
     streaming: bool = False
-    """Take the first `max_rows` rows of a dataset of the Hub without downloading the others. They are read before
-    training and kept in memory, for a run takes rows by number, in an order of its own; a stream that has no number of
-    rows cannot be trained on."""
+    """Read rows when they are needed, in the order of the file or of the Hub's dataset, and keep none of them: for data
+    that is too large to be downloaded or kept in memory. A run that is resumed reads again what comes before the row
+    where it continues. With `max_rows`: take the first so many without downloading the others, and keep them, so that
+    they can be shuffled."""
 
     max_length: int = 1024
     """Longest row, in tokens: a prompt, with its answer if the row has one, or a conversation."""
@@ -71,15 +77,45 @@ class FileRows:
     """What became of rows that were left out by their scores."""
     _make_survey: Callable[[], Survey] = field(init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        check_limits(self)
+        if self.is_stream and self.scores is not None:
+            raise ValueError("scores choose among all rows, which streaming does not read: set max_rows as well")
+        self._rows = [] if self.is_stream else self._encoded(self._chosen_rows())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> SequenceSample:
+        raise NotImplementedError
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether rows are only read forward, by `rows_from`."""
+        return self.streaming and self.max_rows is None
+
+    def rows_from(self, epoch: int, start: int) -> Iterator[SequenceSample]:
+        """The rows from number `start` on, in the order in which they are stored, in every epoch."""
+        place = 0
+        for rows in self._chunks():
+            if not rows or (self.overlong != "drop" and place + len(rows) <= start):
+                place += len(rows)  # none of these is needed, nor its tokens
+                continue
+            part = copy.copy(self)
+            part._rows = self._encoded(rows)
+            for index in range(max(0, start - place), len(part._rows)):
+                yield part[index]
+            place += len(part._rows)
+
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys of every sample."""
         return declared_keys(self.KEYS, lambda name: getattr(self, name)).needed
 
     def digest(self) -> str:
-        """Tells these rows, as they are trained on, from any others."""
+        """Tells these rows, as they are trained on, from any others; of a stream the first ones."""
         content = hashlib.sha256()
-        for row, tokens in self._rows:
+        for row, tokens in self._encoded(next(self._chunks())) if self.is_stream else self._rows:
             content.update(repr((row.id, row.content, tokens)).encode())
         return content.hexdigest()
 
@@ -87,18 +123,34 @@ class FileRows:
         """Lengths and prompts of all rows, those that were left out included."""
         return self._make_survey()
 
-    def _read_rows(self, parse: Callable[[dict[str, Any]], Content]) -> list[Row[Content]]:
-        check_limits(self)
-        if self.streaming and self.max_rows is None:
-            raise ValueError("streaming needs max_rows: a run takes rows by number, so they are kept")
-        rows = read_rows(
-            self.path, parse, bad_rows=self.bad_rows, max_bad_rows=self.max_bad_rows, max_rows=self.max_rows,
-            note=self._bad_rows.append, parsed_rows=self._source().rows(),
-        )  # fmt: skip
+    def _read(self, fields: dict[str, Any]) -> Any:
+        """The content of a row. Raises BadRow."""
+        raise NotImplementedError
+
+    def _encoded(self, rows: list[Row[Any]]) -> list[tuple[Row[Any], Any]]:
+        """Rows with their tokens, within the limit."""
+        raise NotImplementedError
+
+    def _chosen_rows(self) -> list[Row[Any]]:
+        rows = self._read_rows(self._source().rows(), self._bad_rows)
         if self.scores is not None:
             rows, says = self.scores.choose(rows, self.path)
             self.notes.append(says)
         return rows
+
+    def _chunks(self) -> Iterator[list[Row[Any]]]:
+        """The rows of a stream, some at a time; at least one chunk. Raises DataError."""
+        parsed, bad_rows, number = self._source().rows(), list[str](), 0
+        while (chunk := list(islice(parsed, CHUNK))) or number == 0:
+            yield self._read_rows(chunk, bad_rows, may_be_empty=number > 0)
+            number += 1
+
+    def _read_rows(self, parsed: Iterable[Parsed], bad_rows: list[str], may_be_empty: bool = False) -> list[Row[Any]]:
+        """What is good of it; what is wrong with the others is added to `bad_rows`."""
+        return read_rows(
+            self.path, self._read, bad_rows=self.bad_rows, max_bad_rows=self.max_bad_rows - len(bad_rows),
+            max_rows=self.max_rows, note=bad_rows.append, parsed_rows=parsed, may_be_empty=may_be_empty,
+        )  # fmt: skip
 
     def _source(self) -> Source:
         return Source(self.path, self.split, self.config, self.streaming)

@@ -62,17 +62,16 @@ class Chat(FileRows):
 
     def __post_init__(self) -> None:
         self._speaker = Speaker(self.util.tokenizer, self.train_on, self.mask)
-        rows = self._read_rows(self._read)
-        self._rows = self._within_limit(
+        super().__post_init__()
+
+    def _encoded(self, rows: list[Row[Spoken]]) -> list[tuple[Row[Spoken], Masked]]:
+        return self._within_limit(
             rows,
             encode_turns(self.util.tokenizer, rows),
             prompt=lambda row: row.content.conversation.prompt,
             length=lambda masked: len(masked.tokens),
             fit=fit_turns,
         )
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def __getitem__(self, index: int) -> SequenceSample:
         return answered_sample(self.preview(index))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from typing import Any, ClassVar, Literal
@@ -70,6 +71,13 @@ class HuggingFace(TextRows):
     @property
     def keys(self) -> tuple[str, ...]:
         return self._taken.keys
+
+    @property
+    def is_stream(self) -> bool:
+        return self._taken.is_stream
+
+    def rows_from(self, epoch: int, start: int) -> Iterator[SequenceSample]:
+        return self._taken.rows_from(epoch, start)
 
     def __len__(self) -> int:
         return len(self._taken)

@@ -42,12 +42,11 @@ class MathPrompts(TextRows):
     def __post_init__(self) -> None:
         if "{question}" not in self.template:
             raise ValueError(f"template is {self.template!r}; it must contain {{question}}")
-        rows = self._read_rows(self._read)
-        encoded = self._encode_prompts([self._message(row) for row in rows])
-        self._rows = self._within_limit(rows, encoded, prompt=self._message, length=len, fit=fit_prompt)
+        super().__post_init__()
 
-    def __len__(self) -> int:
-        return len(self._rows)
+    def _encoded(self, rows: list[Row[tuple[str, str]]]) -> list[tuple[Row[tuple[str, str]], Tokens]]:
+        encoded = self._encode_prompts([self._message(row) for row in rows])
+        return self._within_limit(rows, encoded, prompt=self._message, length=len, fit=fit_prompt)
 
     def __getitem__(self, index: int) -> SequenceSample:
         return prompt_sample(self.preview(index))

@@ -60,18 +60,14 @@ class Paired(TextRows):
 
     _rows: list[tuple[Row[Texts], Encoded]] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        rows = self._read_rows(self._read)
-        self._rows = self._within_limit(
+    def _encoded(self, rows: list[Row[Texts]]) -> list[tuple[Row[Texts], Encoded]]:
+        return self._within_limit(
             rows,
             self._encode(rows),
             prompt=lambda row: row.content[0],
             length=lambda encoded: len(encoded[0]) + max(map(len, encoded[1])),
             fit=lambda encoded, limit, overlong: fit_answers(*encoded, limit, overlong),
         )
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def __getitem__(self, index: int) -> SequenceSample:
         margins = [margin for *_, margin in self._pairs(self._rows[index][0])] if self.margin_key else None

@@ -33,20 +33,16 @@ class PromptAnswer(TextRows):
 
     _rows: list[tuple[Row[tuple[str, str]], tuple[Tokens, Tokens]]] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        rows = self._read_rows(self._read)
+    def _encoded(self, rows: list[Row[tuple[str, str]]]) -> list[tuple[Row[tuple[str, str]], tuple[Tokens, Tokens]]]:
         prompts = self._encode_prompts([row.content[0] for row in rows])
         answers = encode_answers(self.util.tokenizer, [row.content[1] for row in rows])
-        self._rows = self._within_limit(
+        return self._within_limit(
             rows,
             list(zip(prompts, answers, strict=True)),
             prompt=lambda row: row.content[0],
             length=lambda pair: len(pair[0]) + len(pair[1]),
             fit=_fit,
         )
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def __getitem__(self, index: int) -> SequenceSample:
         return answered_sample(self.preview(index))

@@ -30,13 +30,9 @@ class PromptOnly(TextRows):
 
     _rows: list[tuple[Row[str], Tokens]] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        rows = self._read_rows(self._read)
+    def _encoded(self, rows: list[Row[str]]) -> list[tuple[Row[str], Tokens]]:
         encoded = self._encode_prompts([row.content for row in rows])
-        self._rows = self._within_limit(rows, encoded, prompt=lambda row: row.content, length=len, fit=fit_prompt)
-
-    def __len__(self) -> int:
-        return len(self._rows)
+        return self._within_limit(rows, encoded, prompt=lambda row: row.content, length=len, fit=fit_prompt)
 
     def __getitem__(self, index: int) -> SequenceSample:
         return prompt_sample(self.preview(index))

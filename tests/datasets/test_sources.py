@@ -168,8 +168,6 @@ def test_the_hub_is_asked_for_the_split_and_configuration(hub):
 def test_a_stream_is_read_as_far_as_it_is_needed(hub):
     assert len(build("hf:owner/name", streaming=True, max_rows=3)) == 3
     assert hub[0][-1] is True
-    with pytest.raises(UsageError, match="streaming needs max_rows"):
-        build("hf:owner/name", streaming=True)
 
 
 # -- hf ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,121 @@
+"""Rows that are read forward and not kept: the same as those of the file, from any place on."""
+
+import json
+import sys
+
+import datasets as library
+import pytest
+
+from rlcli.api.config import DatasetAbstraction
+from rlcli.api.data import DatasetUtility
+from rlcli.errors import DataError, UsageError
+from rlcli.registry import load, make_dataset
+from rlcli.testing.tokenizer import byte_tokenizer
+
+EXAMPLES = {name: load("datasets", name).EXAMPLES for name in ("chat", "paired", "prompt_answer", "math_prompts", "hf")}
+
+
+def build(path, kind="prompt_only", /, **args):
+    args = {"path": str(path), "max_length": 60, **args}
+    return make_dataset(DatasetAbstraction(kind, args), DatasetUtility(1, 0, 1, byte_tokenizer(chat=kind == "chat")))
+
+
+def as_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def contents(samples):
+    return [(sample.ids, {key: value.tolist() for key, value in sample.data.items()}) for sample in samples]
+
+
+def stored(path, kind="prompt_only", /, **args):
+    dataset = build(path, kind, **args)
+    assert not dataset.is_stream
+    return contents(dataset[row] for row in range(len(dataset)))
+
+
+@pytest.fixture(autouse=True)
+def three_rows_in_memory(monkeypatch):
+    monkeypatch.setattr(sys.modules["rlcli.datasets._text_rows"], "CHUNK", 3)
+
+
+@pytest.fixture
+def eleven(tmp_path):
+    """The fifth and the sixth are too long."""
+    rows = [{"prompt": f"row {number}" + 99 * "!" * (number in (5, 6))} for number in range(1, 12)]
+    return as_jsonl(tmp_path / "rows.jsonl", rows)
+
+
+@pytest.mark.parametrize("overlong", ["drop", "truncate_right"])
+@pytest.mark.parametrize("start", [0, 1, 3, 4, 8, 9, 11, 50])
+def test_a_stream_has_the_rows_of_the_file_from_any_place_on(eleven, overlong, start):
+    expected, stream = stored(eleven, overlong=overlong), build(eleven, streaming=True, overlong=overlong)
+    assert len(expected) == (9 if overlong == "drop" else 11)
+    assert stream.is_stream
+    assert contents(stream.rows_from(0, start)) == contents(stream.rows_from(3, start)) == expected[start:]
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_every_kind_of_rows_may_be_a_stream(tmp_path, kind):
+    path = as_jsonl(tmp_path / "rows.jsonl", [*EXAMPLES[kind]] * 2)
+    stream = build(path, kind, streaming=True, max_length=500)
+    assert stream.is_stream
+    assert contents(stream.rows_from(0, 2)) == stored(path, kind, max_length=500)[2:] != []
+
+
+def test_readers_of_one_stream_do_not_disturb_each_other(eleven):
+    stream = build(eleven, streaming=True, overlong="truncate_left")
+    one, other = stream.rows_from(0, 0), stream.rows_from(0, 7)
+    mixed = [sample for pair in zip(one, other, strict=False) for sample in pair]
+    expected = stored(eleven, overlong="truncate_left")
+    assert contents(mixed[::2]) == expected[:4]
+    assert contents(mixed[1::2]) == expected[7:]
+
+
+def test_the_hub_is_read_when_a_row_is_asked_for(monkeypatch):
+    read = []
+
+    def load_dataset(name, config, *, split, streaming):
+        assert streaming
+        for number in range(100):
+            read.append(number)
+            yield {"prompt": f"p{number}"}
+
+    monkeypatch.setattr(library, "load_dataset", load_dataset)
+    stream = build("hf:owner/name", streaming=True)
+    assert read == []
+    next(stream.rows_from(0, 0))
+    assert read == [0, 1, 2]
+
+
+def test_bad_rows_of_the_whole_stream_are_counted(tmp_path):
+    rows = [{"prompt": "good" if number % 3 else ""} for number in range(12)]
+    read = build(as_jsonl(tmp_path / "rows", rows), streaming=True, bad_rows="skip", max_bad_rows=3).rows_from(0, 0)
+    assert len([next(read) for _ in range(6)]) == 6
+    with pytest.raises(DataError, match="more than max_bad_rows"):
+        list(read)
+
+
+def test_some_rows_together_may_all_be_bad(tmp_path):
+    rows = [{"prompt": "good" if not 2 < number < 6 else ""} for number in range(9)]
+    path = as_jsonl(tmp_path / "rows", rows)
+    assert contents(build(path, streaming=True, bad_rows="skip").rows_from(0, 0)) == stored(path, bad_rows="skip")
+
+
+def test_a_stream_without_rows_is_refused(tmp_path):
+    with pytest.raises(DataError, match="holds no rows"):
+        next(build(as_jsonl(tmp_path / "none", []), streaming=True).rows_from(0, 0))
+
+
+def test_scores_choose_among_all_rows(tmp_path, eleven):
+    scores = as_jsonl(tmp_path / "scores.jsonl", [{"id": "rows:1", "reward": 1.0}])
+    with pytest.raises(UsageError, match="set max_rows"):
+        build(eleven, streaming=True, scores={"path": str(scores)})
+
+
+def test_what_a_stream_begins_with_tells_it_from_others(tmp_path):
+    def digest(first):
+        return build(as_jsonl(tmp_path / "two", [{"prompt": first}, {"prompt": "another"}]), streaming=True).digest()
+
+    assert digest("one") == digest("one") != digest("two")

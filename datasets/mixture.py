@@ -14,6 +14,7 @@ import numpy as np
 
 from rlcli.api.config import stable_seed
 from rlcli.api.data import DatasetUtility, Preview, SequenceSample, register_dataset
+from rlcli.api.dataset import is_stream
 from rlcli.api.key_meaning import SOURCE
 from rlcli.api.limits import Limits, check_limits
 from rlcli.api.preview import preview_of
@@ -111,7 +112,10 @@ class Mixture:
         if len(others) == len(self.util.datasets):
             known = ", ".join(others) or "none"
             raise ValueError(f"weights names {name}, which is no other dataset of the recipe; there is {known}")
-        return make_dataset(self.util.datasets[name], replace(self.util, datasets=others))
+        source = make_dataset(self.util.datasets[name], replace(self.util, datasets=others))
+        if is_stream(source):
+            raise ValueError(f"weights names {name}, a stream, whose number of rows is not known: set its max_rows")
+        return source
 
     def _refuse_unlike(self) -> None:
         keys = {name: tuple(sorted(_keys(source))) for name, source in self._sources.items()}

@@ -113,6 +113,11 @@ def test_what_cannot_be_mixed_is_refused(build, tmp_path):
     for weights in ({}, {"a": 0}, {"a": -1.0}):
         with pytest.raises(UsageError, match="each with a number above 0"):
             build({"a": 1}, weights)
+    (tmp_path / "a.jsonl").write_text('{"prompt": "x"}')
+    stream = DatasetAbstraction("prompt_only", {"path": str(tmp_path / "a.jsonl"), "streaming": True})
+    of_a = DatasetAbstraction("mixture", {"weights": {"a": 1}})
+    with pytest.raises(UsageError, match="weights names a, a stream"):
+        make_dataset(of_a, DatasetUtility(1, 0, 1, byte_tokenizer(), {"a": stream}))
     described = {
         "a": DatasetAbstraction("arithmetic", {"problems": 2}),
         "b": DatasetAbstraction("arithmetic_demonstrations", {"problems": 2}),

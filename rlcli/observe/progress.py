@@ -13,6 +13,9 @@ from rlcli.observe.series import NAMES, find_key, number
 WINDOW = 20
 """Steps that the pace is averaged over."""
 
+OF_THE_WHOLE = ("time/step", "time/idle_share/")
+"""How the names of times begin that are no part of a step."""
+
 EVALUATED = ("accuracy", "reward", "loss")
 """Evaluation results worth a line, best first."""
 
@@ -58,8 +61,10 @@ class Progress:
         return [results[name] for _, results in self.evaluations if name in results]
 
     def telling_curves(self) -> list[tuple[str, list[float]]]:
-        """Name and values of what to show: reward, KL and length if there are rewards, else the fit."""
+        """Name and values of what to show: reward, KL and length if there are rewards, else the fit; staleness where
+        samples are made ahead of training."""
         names = ("reward", "kl", "length") if self.curves["reward"] else ("loss", "accuracy", "kl", "length")
+        names = (*names, "staleness")
         return [(name, self.curves[name]) for name in names if self.curves[name]]
 
     @property
@@ -85,7 +90,9 @@ class Progress:
     def calls(self) -> list[tuple[str, float]]:
         """Calls of the last step with their seconds, the longest first."""
         finite = [(key, value) for key, value in self.last.items() if math.isfinite(value)]
-        times = [(key[5:], value) for key, value in finite if key.startswith("time/") and key != "time/step"]
+        times = [
+            (key[5:], value) for key, value in finite if key.startswith("time/") and not key.startswith(OF_THE_WHOLE)
+        ]
         return sorted(times, key=lambda pair: -pair[1])
 
     @property

@@ -59,6 +59,8 @@ class RunState:
     returned: list[tuple[int, int, int]] = field(default_factory=list)
     """(epoch, row, attempt) of the samples that were drawn and given back, or were in the making: they are the next
     ones."""
+    tokens: int = 0
+    """Of the samples that the steps have trained on."""
     pass_rows: int | None = None
     """Rows of a pass over the training dataset; None while a stream has not come to its end."""
     ready: list[dict[str, Any]] = field(default_factory=list)

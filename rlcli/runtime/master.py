@@ -77,6 +77,8 @@ class MasterWorker:
         self._sources = sources_of(recipe.datasets[recipe.train.dataset])
         self._used: Counter[str] = Counter()
         """Of each of these datasets, the samples that were trained on."""
+        self._tokens = 0
+        """Of these samples."""
         self._last_record: dict[str, float] = {}
         self._can_checkpoint = True
         self._checkpoint_seconds: float | None = None
@@ -164,6 +166,7 @@ class MasterWorker:
         self.checkpoints.starts_from(state.step)
         self._nonfinite.restore(state.nonfinite)
         self._used = Counter(state.used)
+        self._tokens = state.tokens
 
     def _train(self) -> None:
         """Keep every worker busy until all steps are done, or those that were begun when the run was to stop."""
@@ -294,6 +297,7 @@ class MasterWorker:
             datasets=self._digests,
             nonfinite=self._nonfinite.streak,
             used=dict(self._used),
+            tokens=self._tokens,
         )
         began = time.perf_counter()
         samples = self.calls.buffer.kept_by(list(names))
@@ -313,6 +317,8 @@ class MasterWorker:
         record |= ahead.numbers if ahead is not None else {}
         record |= {f"time/{name}": took for one in reports for name, took in one.times().items()}
         record |= {**self.calls.times.report(seconds), "tokens_per_second": tokens / seconds}
+        self._tokens += tokens
+        record |= {"total/samples": float(self.flows.sizes.place(step + 1)), "total/tokens": float(self._tokens)}
         record |= self._count_sources(ids)
         if self.flows.samples.drops:
             record |= samples.counts(reason for mfc in train_graph(self.recipe) for reason in mfc.drops)

@@ -38,9 +38,11 @@ class StepTimes:
 
     def report(self, seconds: float) -> dict[str, float]:
         """Of a step that took `seconds`: `time/moves`, and for each group of ranks `time/idle/<roles>`, the seconds in
-        which they computed nothing, in the mean over them."""
+        which they computed nothing, in the mean over them, and `time/idle_share/<roles>`, their share of the step."""
         idle = {
-            f"time/idle/{name}": max(0.0, seconds - sum(self._busy[rank] for rank in ranks) / len(ranks))
+            name: max(0.0, seconds - sum(self._busy[rank] for rank in ranks) / len(ranks))
             for name, ranks in self._groups.items()
         }
-        return {"time/step": seconds, **idle} | ({"time/moves": self._moves} if self._moves else {})
+        named = {f"time/idle/{name}": of_group for name, of_group in idle.items()}
+        named |= {f"time/idle_share/{name}": of_group / seconds for name, of_group in idle.items() if seconds}
+        return {"time/step": seconds, **named} | ({"time/moves": self._moves} if self._moves else {})

@@ -169,7 +169,8 @@ class SimulatedRanks:
             ids = [id_ for id_, _, _ in args["rows"]]
             metadata = {"answer": [1] * len(ids), "batch_index": [place for *_, place in args["rows"]]}
             batch = _described(ids, {PROMPTS: [[PROMPT]] * len(ids)}, metadata)
-            return {"batch": batch.as_json(), "names": {id_: f"row-{row}" for id_, row, _ in args["rows"]}}
+            names = {id_: f"row-{row}" for id_, row, _ in args["rows"]}
+            return {"batch": batch.as_json(), "names": names, "missing": [], "length": None}
         if request.op == "run_call":
             return self._computed(args["call"], args["ids"])
         return {"seconds": 0.0} if request.op == MOVE else {}

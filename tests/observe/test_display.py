@@ -87,6 +87,16 @@ def test_the_pace_of_a_run_that_goes_on_is_that_of_its_own_steps(clock):
     assert stream.getvalue().endswith("eta 6:30\n")
 
 
+def test_where_samples_are_made_ahead_their_staleness_is_shown(clock):
+    stream = io.StringIO()
+    with PlainDisplay(stream, clock=clock) as display:
+        display.start("ppo", "runs/ppo", steps=400)
+        clock.now += 2
+        record = {"step": 1, "reward/reward": 0.5, "rollout/staleness": 1.25, "time/step": 2.0, "time/gen": 1.0}
+        display.step(record | {"time/idle_share/actor": 0.5})
+    assert "reward 0.500  staleness 1.25  2.00 s/step" in stream.getvalue()
+
+
 def test_slow_steps_each_get_their_line_and_fast_ones_do_not_flood(clock):
     for seconds, expected in ((31.0, 100), (0.001, 2)):
         display, stream = plain(clock)

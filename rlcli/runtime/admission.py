@@ -181,13 +181,13 @@ class Admission:
         limit = self.limits.max_staleness
         stale = [one.draw for one in self._ready if one.staleness(step) > limit]
         self._ready = [one for one in self._ready if one.staleness(step) <= limit]
-        self._queue.give_back(sorted(stale, key=_in_order_of_data))
+        self._queue.give_back(stale)
         self.expired += len(stale)
         return [draw.id for draw in stale]
 
     def take(self, count: int) -> list[Draw]:
         """The samples of the next step: `count` of those that are ready, of which there must be as many."""
-        in_order = sorted(self._ready, key=lambda one: (one.oldest, *_in_order_of_data(one.draw)))
+        in_order = sorted(self._ready, key=lambda one: (one.oldest, one.chunk))
         batch, self._ready = in_order[:count], in_order[count:]
         assert len(batch) == count, f"{count} samples were wanted, {len(batch)} are ready"
         self._taken |= {one.draw.id: one for one in batch}
@@ -213,8 +213,7 @@ class Admission:
 
     def waiting(self) -> tuple[Draw, ...]:
         """What is drawn first by whoever continues from here: the samples that are being made, then the queue's."""
-        running = sorted(self._flow.unfinished, key=_in_order_of_data)
-        return (*(draw.again for draw in running), *self._queue.returned)
+        return (*(draw.again for draw in self._flow.unfinished), *self._queue.returned)
 
     def depths(self) -> dict[str, int]:
         """Call → the samples that wait for it."""
@@ -222,7 +221,3 @@ class Admission:
             task.call for task in self._scheduler.ready() for _ in self._flow.samples(task.step, task.call)
         )
         return {mfc.name: waiting[mfc.name] for mfc in self._calls}
-
-
-def _in_order_of_data(draw: Draw) -> tuple[int, int]:
-    return draw.epoch, draw.row

@@ -52,7 +52,7 @@ def make_flows(recipe: Recipe, calls: Calls, rows: int | None, steps: int, start
     if rows is not None:
         order = DataOrder(rows, recipe.seed, train.shuffle)
     queue = _queue(order, state, ready)
-    rollouts = Rollouts(recipe, ahead, queue, calls, place, ready) if ahead else None
+    rollouts = Rollouts(recipe, ahead, queue, calls, sizes, ready) if ahead else None
     samples = SampleFlow(
         rollouts.admission if rollouts is not None else queue, in_steps,
         replaces=bool(recipe.trained_roles), per_draw=train.prompts_per_draw, most_redraws=train.max_redraws,

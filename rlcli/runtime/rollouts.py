@@ -12,6 +12,7 @@ from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.admission import Admission, Limits, Ready
 from rlcli.runtime.calls import Calls, Running
+from rlcli.runtime.data_order import StepSizes
 from rlcli.runtime.sample_flow import Draw, SampleQueue
 from rlcli.runtime.scheduler import Task
 
@@ -33,14 +34,15 @@ class Ahead:
 class Rollouts:
     """Works whenever `advance` is called, and waits for nothing."""
 
-    def __init__(self, recipe: Recipe, ahead: Sequence[MFCDef], queue: SampleQueue, calls: Calls, accepted: int,
+    def __init__(self, recipe: Recipe, ahead: Sequence[MFCDef], queue: SampleQueue, calls: Calls, sizes: StepSizes,
                  ready: Iterable[Ready] = ()):  # fmt: skip
-        """`ahead`: the calls; `accepted`: samples that earlier steps have taken."""
+        """`ahead`: the calls."""
         train = recipe.train
         chunk = train.prompts_per_draw or train.prompts_per_step
         limits = Limits(train.max_staleness, train.prompts_per_step, chunk, train.max_redraws)
-        self.admission = Admission(queue, ahead, limits, accepted, ready)
-        self.limit = accepted
+        self.admission = Admission(queue, ahead, limits, sizes.first_place, ready)
+        self._sizes = sizes
+        self.limit = sizes.first_place
         """Samples that may be accepted, from the first step of the run on."""
         self._graph = train_graph(recipe)
         self._dataset = train.dataset
@@ -118,7 +120,7 @@ class Rollouts:
         admission, reasons, self._dropped = self.admission, self._dropped, Counter()
         expired, self._last_expired = admission.expired - self._last_expired, admission.expired
         counts = {
-            "ahead": admission.running + len(admission.ready), "running": admission.running,
+            "ahead": admission.accepted - self._sizes.place(step + 1), "running": admission.running,
             "ready": len(admission.ready), "expired": expired, "dropped": reasons.total(),
             "retried": sum(one.draw.attempt > 0 for one in taken),
         }  # fmt: skip

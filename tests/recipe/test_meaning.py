@@ -354,6 +354,15 @@ def test_no_engine_has_context_or_expert_parallel_ranks_yet(backend, dimension):
     assert f"{dimension}: 2" in (problem.excerpt or "")
 
 
+def test_an_engine_that_does_not_generate_is_refused_where_it_is_asked_to():
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("ppo_math", ["models.actor.backend.type=megatron"])
+    said = "the backend megatron of models.actor cannot generate, which {} asks of it"
+    calls = ("graph.actor_gen", "train.eval.graph.eval_gen")
+    assert [problem.what for problem in caught.value.problems] == [said.format(call) for call in calls]
+    load_recipe("ppo_math", ["models.critic.backend.type=megatron"])
+
+
 def test_a_reference_may_follow_the_actor():
     overrides = ["graph.actor_train.hooks={copy_to: ref, eta: 0.1}", "graph.ref_inf.hooks.offload=true"]
     calls = {mfc.name: mfc for mfc in train_graph(load_recipe("ppo_math", overrides).recipe)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -27,14 +28,14 @@ TITLES = {
 
 
 def ls(
-    kind: Annotated[Kind | None, typer.Argument(help="Which of them; default: all.")] = None,
+    kind: Annotated[Kind | None, typer.Argument(help="Which of them; default: the names of all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List interfaces, backends, datasets, model families, recipes and profiles.
+    """List interfaces, backends, datasets, model families, recipes and profiles; those of one kind with what they are.
 
     Example: rlcli ls datasets
     """
-    from rlcli.cli.output import print_json, print_table, print_text
+    from rlcli.cli.output import print_json, print_table
 
     found = {one.value: _entries(one) for one in ([kind] if kind else list(Kind))}
     if as_json:
@@ -45,12 +46,25 @@ def ls(
             }
         )
         return
-    shown = {title: rows for title, rows in found.items() if rows or kind}
-    for number, (title, rows) in enumerate(shown.items()):
-        if number:
-            print_text()
-        table = [(name, _home(path), _first_sentence(doc)) for name, path, doc in rows]
-        print_table(["name", "home", "what it is"], table, TITLES.get(title, title))
+    if kind is None:
+        _print_names(found)
+        return
+    table = [(name, _home(path), _first_sentence(doc)) for name, path, doc in found[kind.value]]
+    print_table(["name", "home", "what it is"], table, TITLES.get(kind.value, kind.value))
+
+
+def _print_names(found: Mapping[str, Sequence[tuple[str, Path, str]]]) -> None:
+    """All that there is, on one screen."""
+    from rlcli.cli.output import print_table, print_text
+
+    rows = []
+    for kind, entries in found.items():
+        names: dict[str, list[str]] = {}
+        for name, path, _ in entries:
+            names.setdefault(_home(path), []).append(name)
+        rows += [(kind, home, ", ".join(there)) for home, there in names.items()]
+    print_table(["kind", "home", "names"], rows)
+    print_text("\nrlcli ls recipes says what each is for; rlcli show NAME what it can set")
 
 
 def _entries(kind: Kind) -> list[tuple[str, Path, str]]:

@@ -49,6 +49,18 @@ def test_it_fits_80_columns(project):
     assert [line for line in project("ls")[1].splitlines() if len(line) > 80] == []
 
 
+def test_what_there_is_fits_one_screen(project):
+    out = project("ls")[1]
+    assert out.count("\n") <= 40
+    homes = [line.split()[:3] for line in out.splitlines() if line.startswith(("datasets", "profiles"))]
+    assert homes[0][1] == "built-in"
+    assert ["datasets", "project", "broken"] in homes
+    assert ["profiles", "project", "tiny"] in homes
+    document = json.loads(project("ls", "--json")[1])
+    words = set(out.replace(",", " ").split())
+    assert {entry["name"] for entries in document.values() for entry in entries} <= words
+
+
 def test_where_there_are_no_profiles_nothing_is_said_of_them(rlcli):
     named = json.loads(rlcli("ls", "profiles", "--json")[1])["profiles"]
     assert ("profiles" in rlcli("ls")[1]) == bool(named)

@@ -27,7 +27,7 @@ from rlcli.testing.backend.base import (
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import NEW_TOKENS, generate
 from rlcli.testing.backend.plain import PlainTraining, greedy_answers, plain_answer_loss, plain_value_loss
-from rlcli.testing.backend.state import save
+from rlcli.testing.backend.state import restore, save
 from rlcli.testing.pretend_cuda import pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
@@ -212,6 +212,33 @@ def test_gradients_are_exchanged_as_seldom_as_memory_allows(monkeypatch):
         assert min(once) > 0
         assert found["False 3"] == [once[0], 3 * once[1]]
         assert found["True 1"] == found["True 3"] == once
+
+
+def test_a_checkpoint_of_replicas_is_written_once_and_continues(tmp_path):
+    """On the same layout to the bit, offloaded meanwhile, and on another."""
+
+    def work(rank):
+        def engine(layout, **settings):
+            return TestContract().engine(mesh=mesh_of_ranks(**layout), **SETTINGS, **settings)
+
+        first = engine({"dp": 4}, shard_size=2)
+        train(first, 0)
+        save(first, tmp_path, rank)
+        dist.barrier()
+        others = [engine({"dp": 4}, shard_size=2, seed=1), engine({"dp": 2, "tp": 2}, seed=1)]
+        for other in others:
+            restore(other, tmp_path)
+        first.offload()
+        for one in (first, *others):
+            train(one, 1)
+        wanted = TestContract().weights(first)
+        return {"apart": [weights_apart(TestContract().weights(other), wanted) for other in others]}
+
+    for told in run_on_ranks(4, work):
+        assert told["apart"][0] == 0
+        assert told["apart"][1] < 5e-5
+    written = sum(file.stat().st_size for file in (tmp_path / "models").iterdir())
+    assert written == pytest.approx(sum(p.nbytes for p in tiny_model().parameters()), rel=0.1)
 
 
 def test_trained_roles_take_turns_on_a_device():

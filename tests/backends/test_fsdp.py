@@ -207,7 +207,7 @@ def test_gradients_are_exchanged_as_seldom_as_memory_allows(monkeypatch):
                 found[f"{defer} {cuts}"] = [exchanged[name] - before[name] for name in exchanged]
         return found
 
-    for found in run_on_ranks(4, work):
+    for found in run_on_ranks(4, work, timeout=120):
         once = found["False 1"]
         assert min(once) > 0
         assert found["False 3"] == [once[0], 3 * once[1]]
@@ -234,7 +234,7 @@ def test_a_checkpoint_of_replicas_is_written_once_and_continues(tmp_path):
         wanted = TestContract().weights(first)
         return {"apart": [weights_apart(TestContract().weights(other), wanted) for other in others]}
 
-    for told in run_on_ranks(4, work):
+    for told in run_on_ranks(4, work, timeout=120):
         assert told["apart"][0] == 0
         assert told["apart"][1] < 5e-5
     written = sum(file.stat().st_size for file in (tmp_path / "models").iterdir())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ from rlcli.api.model import (
 )
 from rlcli.api.model_export import own_weights
 from rlcli.api.model_source import ModelSource, fill, local_part, materialize
+from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import ModelError
 
 from ._generation import Decoder, Sampler
@@ -166,13 +167,21 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     # -- weights ---------------------------------------------------------------------------------------------
 
     def take_parameters(self, source: GivesParameters, eta: float) -> None:
-        mine = self._held_parameters()
+        mine: dict[str, list[tuple[WeightBlock, torch.Tensor]]] = {}
+        for name, parameter in self._held_parameters().items():
+            mine[name] = list(held_blocks(name, parameter))
         with torch.no_grad():
-            for name, theirs in source.whole_parameters():
-                if name not in mine or mine[name].shape != theirs.shape:
-                    raise ModelError(f"role {self.role} has no parameter like {name} that it is to follow")
-                own, part = own_part(mine[name], theirs)
-                own.lerp_(part.to(own), eta)
+            for block, theirs in source.parameter_blocks():
+                if block.name not in mine or any(own.shape != block.shape for own, _ in mine[block.name]):
+                    raise ModelError(f"role {self.role} has no parameter like {block.name} that it is to follow")
+                for own, held in mine[block.name]:
+                    if (common := own.common(block)) is not None:
+                        part = held[common.within(own)]
+                        part.lerp_(theirs[common.within(block)].to(part), eta)
+
+    def weight_blocks(self) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
+        blocks = (one for name, held in self._held_parameters().items() for one in held_blocks(name, held))
+        return {block: lambda live=live: live for block, live in blocks}
 
     def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._held_parameters().items():
@@ -222,14 +231,15 @@ def dimension(mesh: Any, name: str) -> Any:
     return mesh[name]
 
 
-def own_part(held: Any, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The numbers of a parameter that this rank has, as a live tensor, and the same ones of `whole`."""
+def held_blocks(name: str, held: Any) -> Iterator[tuple[WeightBlock, torch.Tensor]]:
+    """What this rank has of a parameter, as live tensors."""
     if isinstance(held, FlatPart):
-        return held.held, whole.reshape(-1)[held.start : held.start + len(held.held)]
-    if isinstance(held, DTensor):
-        own, region = local_part(held)
-        return own, whole[region]
-    return held, whole
+        for box in held.boxes():
+            yield WeightBlock(name, tuple(held.shape), box.offsets, tuple(box.tensor.shape)), box.tensor
+        return
+    own, region = local_part(held)
+    if own.numel():
+        yield WeightBlock.of_region(name, held.shape, region), own
 
 
 def gathered(tensor: Any) -> torch.Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +21,7 @@ from rlcli.api.key_meaning import SEQUENCES
 from rlcli.api.loss_stats import Stats, read_loss
 from rlcli.api.micro_batches import MicroBatch
 from rlcli.api.model import EngineState, GivesParameters, LossFn, Model, ModelSource, TrainEngine
+from rlcli.api.weight_blocks import Region, WeightBlock
 from rlcli.errors import ModelError
 
 from ._megatron_groups import no_scratch_left, role_groups
@@ -247,23 +249,45 @@ class MegatronEngine(TrainEngine):
                 owned |= {part.name: (share, parameter) for part in self.layout.parts(share).values()}
         return owned
 
-    def take_parameters(self, source: GivesParameters, eta: float) -> None:
+    def weight_blocks(self) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
         self._onload()
-        held: dict[str, list[Any]] = {}
+        return {block: partial(self._read, block.name, share, held) for block, share, held in self._blocks()}
+
+    def _blocks(self) -> Iterator[tuple[WeightBlock, Share, nn.Parameter]]:
         for name, parameter in self.stage.named_parameters():
             share = self.layout.shares[name]
             for part in self.layout.parts(share).values():
-                held.setdefault(part.name, []).append((share, parameter))
+                block = WeightBlock.of_region(part.name, part.shape, part.region)
+                if block.numbers:  # rows beyond the vocabulary are nobody's
+                    yield block, share, parameter
+
+    def _read(self, name: str, share: Share, parameter: nn.Parameter) -> torch.Tensor:
+        separated = self.layout.separate(share, self.optimizer.weight(parameter))
+        return next(tensor for part, tensor in separated if part.name == name)
+
+    def take_parameters(self, source: GivesParameters, eta: float) -> None:
+        self._onload()
+        held: dict[str, list[tuple[WeightBlock, Share, nn.Parameter]]] = {}
+        for own in self._blocks():
+            held.setdefault(own[0].name, []).append(own)
         with torch.no_grad():
-            for name, theirs in source.whole_parameters():
-                for share, parameter in held.get(name, ()):
-                    weight = self.optimizer.weight(parameter)
-                    mixed = {part.name: tensor for part, tensor in self.layout.separate(share, weight)}
-                    region = next(part.region for part in self.layout.parts(share).values() if part.name == name)
-                    mixed[name] = mixed[name].lerp(theirs[region].to(mixed[name]), eta)
-                    whole = torch.empty_like(weight)
-                    self.layout.join(share, mixed, whole)
-                    self.optimizer.set_weight(parameter, whole)
+            for block, theirs in source.parameter_blocks():
+                for mine, share, parameter in held.get(block.name, ()):
+                    if (common := mine.common(block)) is not None:
+                        part = theirs[common.within(block)]
+                        self._mix(share, parameter, mine.name, common.within(mine), part, eta)
+
+    def _mix(
+        self, share: Share, parameter: nn.Parameter, name: str, region: Region, theirs: torch.Tensor, eta: float
+    ) -> None:
+        """Change a region of one of the parameters that one of Megatron's holds."""
+        weight = self.optimizer.weight(parameter)
+        mixed = {part.name: tensor for part, tensor in self.layout.separate(share, weight)}
+        mixed[name] = mixed[name].clone()
+        mixed[name][region].lerp_(theirs.to(weight), eta)
+        whole = torch.empty_like(weight)
+        self.layout.join(share, mixed, whole)
+        self.optimizer.set_weight(parameter, whole)
 
     # -- saving ----------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from rlcli.api.flat_parts import FlatPart
 from rlcli.api.key_meaning import SEQUENCES
 from rlcli.api.loss_stats import Stats, as_scalar, read_loss, reduce_stats
 from rlcli.api.micro_batches import Cut, MicroBatch, idle_micro_batch, rows_in_order, split_batch
+from rlcli.api.weight_blocks import WeightBlock
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -68,9 +69,9 @@ class ModelOutput(Protocol):
 
 
 class GivesParameters(Protocol):
-    """Whole parameters, one after the other: an engine, or what arrives of one."""
+    """Parameters, whole or in blocks, one after the other: what a rank holds of an engine, or what arrives of one."""
 
-    def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]: ...
+    def parameter_blocks(self) -> Iterator[tuple[WeightBlock, torch.Tensor]]: ...
 
 
 @dataclass
@@ -144,10 +145,27 @@ class ForwardEngine(abc.ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} does not give its parameters")
 
+    def weight_blocks(self) -> Mapping[WeightBlock, Callable[[], torch.Tensor]] | None:
+        """What this rank holds of the parameters, always the same blocks in the same order, and how each is read. None:
+        that cannot be said, and parameters are gathered one at a time (`whole_parameters`).
+
+        All ranks that hold a block read it at the same time. What is read may be live: it is not to be written to.
+        """
+        return None
+
+    def parameter_blocks(self) -> Iterator[tuple[WeightBlock, torch.Tensor]]:
+        """The parameters as this rank holds them."""
+        held = self.weight_blocks()
+        if held is not None:
+            yield from ((block, read()) for block, read in held.items())
+        else:
+            yield from ((WeightBlock.whole(name, whole.shape), whole) for name, whole in self.whole_parameters())
+
     def take_parameters(self, source: GivesParameters, eta: float) -> None:
         """Move this engine's parameters towards those of `source`: mine ← eta · theirs + (1 − eta) · mine.
 
-        Every rank of the role takes part. The source is an engine on the same ranks, or what arrives from others.
+        Every rank of the role takes part. The source is an engine in the same layout, or what arrives from others: the
+        blocks that this rank holds (`weight_blocks`), or more, in any order.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot take over parameters")
 

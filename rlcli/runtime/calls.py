@@ -233,7 +233,8 @@ class Calls:
         ranks = sorted({*running.placement.ranks, *self._topology.placement(hook.target).ranks})
 
         def copied(answers: Answers) -> None:
-            then(replace(running, copy_seconds=max(answer["seconds"] for answer in answers.values())))
+            # The last rank to come has waited for no other: what it took is the transfer itself.
+            then(replace(running, copy_seconds=min(answer["seconds"] for answer in answers.values())))
 
         def copy() -> None:
             self._requests.post("copy_weights", dict.fromkeys(ranks, args), copied)

@@ -1,15 +1,16 @@
 """Weights from the ranks of one role to those of another that follows it, whatever their layouts.
 
-The source gathers one parameter after the other, its first rank sends them in buckets, and each rank of the follower
-takes its part of each. No rank holds more than two buckets, or the largest parameter, besides what is its own.
+Both sides register once which blocks of which parameters each rank holds. From these every rank makes the same plan:
+which rank sends which slices to which other one, in buckets of whole parameters. An engine that cannot say what its
+ranks hold counts as one whose ranks all have all of it: it gathers one parameter at a time. Beyond what is its own, no
+rank holds more than what it sends and receives of a bucket.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple
 from typing import Any
 
 import torch
@@ -17,133 +18,168 @@ import torch.distributed as dist
 
 from rlcli.api.config import ModelVersion
 from rlcli.api.dataflow import MFCDef, ParamReallocHook
-from rlcli.api.engine import GivesParameters
+from rlcli.api.engine import ForwardEngine, GivesParameters
 from rlcli.api.model import Model
+from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import WorkerError
+from rlcli.runtime.slice_plan import Bucket, Slice, plan_slices
 from rlcli.topology import RolePlacement, Topology
 
 BUCKET = 2**26
-"""Numbers that are sent at once: 256 MB of float32."""
-
-Bucket = list[tuple[str, torch.Tensor]]
-"""Whole parameters, by name."""
+"""Numbers of the parameters that move together: 256 MB of float32."""
+TAIL = 5
+"""Integers after the numbers of a message: a digest of two, and the three of the source's version."""
 
 
 def remote_copy(mfc: MFCDef, topology: Topology) -> ParamReallocHook | None:
     """The copy of a call that goes to other ranks; any other is done where the call runs."""
     own = topology.placement(mfc.model_name).ranks
-    hooks = (hook for hook in mfc.post_hooks if isinstance(hook, ParamReallocHook))
-    return next((hook for hook in hooks if topology.placement(hook.target).ranks != own), None)
+    return next((hook for hook in _copies(mfc) if topology.placement(hook.target).ranks != own), None)
+
+
+def _copies(mfc: MFCDef) -> Iterator[ParamReallocHook]:
+    yield from (hook for hook in mfc.post_hooks if isinstance(hook, ParamReallocHook))
 
 
 class WeightChannel:
     """From one role to another. Every rank of the run makes every channel, in the same order."""
 
     def __init__(self, source: RolePlacement, target: RolePlacement):
-        self.sender = source.ranks[0]
-        self.members = sorted({self.sender, *target.ranks})
-        self.group = dist.new_group(self.members)
+        self.members = sorted({*source.ranks, *target.ranks})
+        self.group = dist.new_group(self.members) if len(self.members) > 1 else None
+        self.plan: list[Bucket] | None = None
+        """Made with the first transfer."""
 
 
 def make_channels(calls: Iterable[MFCDef], topology: Topology) -> dict[tuple[str, str], WeightChannel]:
-    """(source, target) → the channel of each copy between ranks."""
-    channels: dict[tuple[str, str], WeightChannel] = {}
-    for mfc in calls:
-        hook = remote_copy(mfc, topology)
-        if hook is not None and (mfc.model_name, hook.target) not in channels:
-            ends = mfc.model_name, hook.target
-            channels[ends] = WeightChannel(*(topology.placement(role) for role in ends))
-    return channels
+    """(source, target) → the channel of each copy."""
+    ends = dict.fromkeys((mfc.model_name, hook.target) for mfc in calls for hook in _copies(mfc))
+    return {pair: WeightChannel(*(topology.placement(role) for role in pair)) for pair in ends}
 
 
 class WeightTransfer(GivesParameters):
-    """The parameters of a source as they arrive at a rank. Ranks that only send go through them as well."""
+    """One copy of the parameters of a source, as they arrive at a rank. All ranks of both roles take part."""
 
     def __init__(
-        self, channel: WeightChannel, rank: int, device: torch.device, source: Model | None, bucket: int = BUCKET
+        self,
+        channel: WeightChannel,
+        rank: int,
+        device: torch.device,
+        source: Model | None,
+        target: ForwardEngine | None,
+        bucket: int = BUCKET,
     ):
-        """`source` is the role that is copied, on its ranks; `bucket` the numbers that are sent at once."""
+        """`source` and `target` on the ranks that have them; `bucket` the numbers of a bucket."""
         self._channel = channel
         self._rank = rank
         self._device = device
         self._source = source
+        self._target = target
         self._bucket = bucket
-        self.version: ModelVersion | None = None
+        self.version: ModelVersion | None = source.version if source is not None else None
         """That of the source, once the first bucket is here."""
 
-    def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Raises WorkerError for a bucket that is not what was sent."""
-        buckets = _buckets(self._source.module, self._bucket) if self._source is not None else None
-        while True:
-            own = next(buckets, []) if buckets is not None else None
-            if self._rank not in self._channel.members:  # it has helped to gather
-                if not own:
-                    return
-                continue
-            bucket = self._broadcast(own)
-            if not bucket:
-                return
-            yield from bucket
+    def parameter_blocks(self) -> Iterator[tuple[WeightBlock, torch.Tensor]]:
+        """The blocks that the target holds here, float32. Raises WorkerError for numbers that are not what was sent."""
+        given = _readers(self._source.module) if self._source is not None else {}
+        if self._channel.plan is None:
+            self._channel.plan = self._make_plan(list(given))
+        for bucket in self._channel.plan:
+            read = {block: reader() for block, reader in given.items() if block.name in bucket.names}
+            arrived: dict[WeightBlock, list[tuple[Slice, torch.Tensor]]] = {}
+            for one, numbers in self._exchange(bucket, read):
+                arrived.setdefault(one.wanted, []).append((one, numbers))
+            for block in bucket.wanted_by(self._rank):
+                whole = torch.empty(block.sizes, device=self._device)
+                for one, numbers in arrived.pop(block):
+                    whole[one.block.within(block)] = numbers
+                yield block, whole
 
     def finish(self) -> None:
-        """What is left, on a rank that keeps nothing of it."""
-        for _ in self.whole_parameters():
+        """Take part on a rank that the target does not live on."""
+        for _ in self.parameter_blocks():
             pass
 
-    def _broadcast(self, own: Bucket | None) -> Bucket:
-        sends = self._rank == self._channel.sender
-        flat = _flat(own or [], self._device) if sends else torch.empty(0)
-        header = self._header(own or []) if sends else b""
-        sizes = self._exchanged(torch.tensor([len(header), len(flat), *_digest(flat)], dtype=torch.int64))
-        length, numbers, *digest = sizes.tolist()
-        if not numbers:
-            return []
-        raw = torch.frombuffer(bytearray(header or bytes(length)), dtype=torch.uint8)
-        described = json.loads(bytes(self._exchanged(raw).tolist()))
-        flat = self._exchanged(flat if sends else torch.empty(numbers))
-        if _digest(flat) != digest:
-            raise WorkerError("weights did not arrive as they were sent", where=f"rank {self._rank}", code="F18")
-        self.version = ModelVersion(**described["version"])
-        return _cut(flat, described["parameters"])
+    # -- the plan --------------------------------------------------------------------------------------------
 
-    def _header(self, bucket: Bucket) -> bytes:
+    def _make_plan(self, given: Sequence[WeightBlock]) -> list[Bucket]:
+        wanted = list(_readers(self._target)) if self._target is not None else []
+        told = {rank: self._told(rank, [given, wanted]) for rank in self._channel.members}
+        held, followed = ({rank: both[side] for rank, both in told.items()} for side in (0, 1))
+        return plan_slices(held, followed, self._bucket)
+
+    def _told(self, rank: int, own: Sequence[Sequence[WeightBlock]]) -> list[list[WeightBlock]]:
+        """The layouts of a rank, which tells the others."""
+        text = (
+            json.dumps([[asdict(block) for block in blocks] for blocks in own]).encode() if rank == self._rank else b""
+        )
+        if self._channel.group is not None:
+            length = torch.tensor([len(text)], device=self._device)
+            dist.broadcast(length, rank, group=self._channel.group)
+            raw = torch.frombuffer(bytearray(text or bytes(int(length))), dtype=torch.uint8).to(self._device)
+            dist.broadcast(raw, rank, group=self._channel.group)
+            text = raw.cpu().numpy().tobytes()
+        return [[_block(fields) for fields in blocks] for blocks in json.loads(text)]
+
+    # -- a bucket --------------------------------------------------------------------------------------------
+
+    def _exchange(self, bucket: Bucket, read: Mapping[WeightBlock, torch.Tensor]) -> list[tuple[Slice, torch.Tensor]]:
+        """Send this rank's slices, and return those for it, float32 on its device."""
+
+        def own(one: Slice) -> torch.Tensor:
+            return read[one.held][one.block.within(one.held)].to(self._device, torch.float32)
+
+        operations, incoming = [], []
+        for (source, target), slices in bucket.pairs.items():
+            if source != target and self._rank in (source, target):
+                size = sum(one.block.numbers for one in slices)
+                if self._rank == source:
+                    message = self._message([own(one) for one in slices])
+                    operations.append(dist.P2POp(dist.isend, message, target, self._channel.group))
+                else:
+                    message = torch.empty(size + 2 * TAIL, device=self._device)
+                    operations.append(dist.P2POp(dist.irecv, message, source, self._channel.group))
+                    incoming.append((slices, message))
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            work.wait()
+        found = [(one, own(one)) for one in bucket.pairs.get((self._rank, self._rank), ())]
+        for slices, message in incoming:
+            found += self._opened(slices, message)
+        return found
+
+    def _message(self, slices: Sequence[torch.Tensor]) -> torch.Tensor:
+        """[n + 10] float32: the numbers of all slices, end to end, then the bits of the tail."""
         assert self._source is not None
-        parameters = [[name, list(tensor.shape)] for name, tensor in bucket]
-        return json.dumps({"version": asdict(self._source.version), "parameters": parameters}).encode()
+        numbers = torch.cat([one.reshape(-1) for one in slices])
+        tail = torch.tensor([*_digest(numbers), *astuple(self._source.version)], device=self._device)
+        return torch.cat([numbers, tail.view(torch.float32)])
 
-    def _exchanged(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What the sender has, on this rank's device."""
-        tensor = tensor.to(self._device)
-        dist.broadcast(tensor, self._channel.sender, group=self._channel.group)
-        return tensor
-
-
-def _buckets(engine: GivesParameters, size: int) -> Iterator[Bucket]:
-    bucket: Bucket = []
-    numbers = 0
-    for name, tensor in engine.whole_parameters():
-        if bucket and numbers + tensor.numel() > size:
-            yield bucket
-            bucket, numbers = [], 0
-        bucket.append((name, tensor))
-        numbers += tensor.numel()
-    if bucket:
-        yield bucket
+    def _opened(self, slices: Sequence[Slice], message: torch.Tensor) -> list[tuple[Slice, torch.Tensor]]:
+        numbers, tail = message[: -2 * TAIL], message[-2 * TAIL :]
+        *digest, epoch, epoch_step, step = tail.clone().view(torch.int64).tolist()
+        if _digest(numbers) != digest:
+            raise WorkerError("weights did not arrive as they were sent", where=f"rank {self._rank}", code="F18")
+        self.version = ModelVersion(epoch, epoch_step, step)
+        parts = numbers.split([one.block.numbers for one in slices])
+        return [(one, part.view(one.block.sizes)) for one, part in zip(slices, parts, strict=True)]
 
 
-def _flat(bucket: Bucket, device: torch.device) -> torch.Tensor:
-    """[n] float32: the numbers of all parameters, end to end."""
-    flat = torch.empty(sum(tensor.numel() for _, tensor in bucket), device=device)
-    start = 0
-    for _, tensor in bucket:
-        flat[start : start + tensor.numel()].copy_(tensor.reshape(-1))
-        start += tensor.numel()
-    return flat
+def _readers(engine: ForwardEngine) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
+    """The blocks of an engine on this rank, to be read in this order."""
+    held = engine.weight_blocks()
+    return held if held is not None else _gathered(engine)
 
 
-def _cut(flat: torch.Tensor, parameters: list[list[Any]]) -> Bucket:
-    sizes = [math.prod(shape) for _, shape in parameters]
-    return [(name, part.view(shape)) for (name, shape), part in zip(parameters, flat.split(sizes), strict=True)]
+def _gathered(engine: ForwardEngine) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
+    """Of an engine that cannot say what its ranks hold: whole parameters, one gathered after the other."""
+    shapes = [(name, whole.shape) for name, whole in engine.whole_parameters()]
+    whole = engine.whole_parameters()
+    return {WeightBlock.whole(name, shape): lambda: next(whole)[1] for name, shape in shapes}
+
+
+def _block(fields: Mapping[str, Any]) -> WeightBlock:
+    name, *numbers = (fields[key] for key in ("name", "shape", "offsets", "sizes"))
+    return WeightBlock(name, *(tuple(one) for one in numbers))
 
 
 def _digest(flat: torch.Tensor) -> list[int]:

@@ -20,7 +20,7 @@ from rlcli.api.dataset import is_stream
 from rlcli.api.key_meaning import ATTEMPT, PLACE
 from rlcli.api.model import Model, ModelBackend, ModelInterface, call_interface
 from rlcli.checkpoint.disk import failures_told
-from rlcli.errors import UsageError
+from rlcli.errors import UsageError, WorkerError
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.role_sources import prompt_role
 from rlcli.recipe.schema import Recipe
@@ -82,6 +82,8 @@ class ModelWorker:
         self._backed: dict[str, tuple[Model, ModelBackend]] = {}
         self.datasets: dict[str, Any] = {}
         self._channels = make_channels(self.calls.values(), topology)
+        self._torn: set[str] = set()
+        """Roles whose last copy of weights did not end: they hold weights of two versions until they are restored."""
         self._tokenizer: Any = None
         """Of the datasets."""
         self._interfaces: dict[str, ModelInterface] = {}
@@ -201,6 +203,11 @@ class ModelWorker:
         data.remap_keys_({old: new for old, new in mfc.input_key_remap.items() if old in data.keys})
         if places is not None:
             data.metadata[PLACE] = list(places)
+        if mfc.model_name in self._torn:
+            what = f"{mfc.model_name} has weights of two versions, for a copy to it failed"
+            raise WorkerError(
+                what, where=f"rank {self.rank}", hint="resume the run from its last checkpoint", code="F18"
+            )
         model, interface = self.models[mfc.model_name], self._interface(mfc)
         version = model.version.global_step
         kept, stats = Kept(), dict[str, float]()
@@ -270,30 +277,35 @@ class ModelWorker:
 
     def _run_hooks(self, mfc: MFCDef) -> None:
         """A copy to other ranks comes after the call, and what follows it comes with it."""
-        engine = self.models[mfc.model_name].module
         for hook in () if remote_copy(mfc, self.topology) else mfc.post_hooks:
             if isinstance(hook, ParamReallocHook):
-                target = self.models[hook.target]
-                target.module.take_parameters(engine, hook.eta)
-                target.version = replace(self.models[mfc.model_name].version)
+                self._copy(mfc.model_name, hook.target, hook.eta)
             else:
-                engine.offload()
+                self.models[mfc.model_name].module.offload()
 
     def copy_weights(self, source: str, target: str, eta: float, then_offload: bool = False) -> dict[str, Any]:
         """Take part in a copy to a role on other ranks. `then_offload`: the source rests afterwards."""
         began = time.perf_counter()
-        origin = self.models.get(source)
-        transfer = WeightTransfer(self._channels[source, target], self.rank, self.device, origin)
-        if target in self.models:
-            follower = self.models[target]
-            follower.module.take_parameters(transfer, eta)
-            assert transfer.version is not None
-            follower.version = transfer.version
-        else:
-            transfer.finish()
-        if origin is not None and then_offload:
-            origin.module.offload()
+        self._copy(source, target, eta)
+        if source in self.models and then_offload:
+            self.models[source].module.offload()
         return {"seconds": time.perf_counter() - began}
+
+    def _copy(self, source: str, target: str, eta: float) -> None:
+        """All ranks of both roles do this. A follower whose copy fails has weights of two versions, and is not used."""
+        follower = self.models.get(target)
+        engine = follower.module if follower is not None else None
+        transfer = WeightTransfer(
+            self._channels[source, target], self.rank, self.device, self.models.get(source), engine
+        )
+        if follower is None:
+            transfer.finish()
+            return
+        self._torn.add(target)
+        follower.module.take_parameters(transfer, eta)
+        assert transfer.version is not None
+        follower.version = replace(transfer.version)
+        self._torn.discard(target)
 
     def _interface(self, mfc: MFCDef) -> ModelInterface:
         """One interface per role, type and arguments, so that calls of one role share its state. Calls of a step that
@@ -349,6 +361,7 @@ class ModelWorker:
         """Go on from a checkpoint of any number of ranks."""
         changing = {name: self.models[name] for name in self.recipe.changing_roles if name in self.models}
         restore_roles(changing, Path(folder))
+        self._torn.clear()
         for name, model in self.models.items():
             model.version = ModelVersion(**versions[name]) if name in versions else model.version
         for name, mfc in self.calls.items():

@@ -193,7 +193,8 @@ def weights_reach_another_rank(device, folder):
         with on(device), functions_run(HOME) as run:
             model = role(device, backend="inference", seed=rank + 1)
             channel = WeightChannel(RolePlacement("actor", (0,), Mesh()), RolePlacement("rollout", (1,), Mesh()))
-            transfer = WeightTransfer(channel, rank, device, model if rank == 0 else None, bucket=2000)
+            ends = (model, None) if rank == 0 else (None, model.module)
+            transfer = WeightTransfer(channel, rank, device, *ends, bucket=2000)
             if rank == 0:
                 transfer.finish()
             else:

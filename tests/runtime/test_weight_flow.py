@@ -1,5 +1,6 @@
 """Weights between roles on different ranks, from any layout to any other."""
 
+import queue
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -9,15 +10,19 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from rlcli.api.config import ModelVersion
+from rlcli.errors import WorkerError
 from rlcli.recipe.mesh import Mesh
+from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime import weight_flow
+from rlcli.runtime.messages import Request
 from rlcli.runtime.roles import MESH_ORDER
 from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
+from rlcli.runtime.worker import ModelWorker
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import SETTINGS, train
 from rlcli.testing.pretend_cuda import pretend_cuda
 from rlcli.testing.ranks import RankError, run_on_ranks
-from rlcli.topology import RolePlacement
+from rlcli.topology import RolePlacement, plan_topology
 
 CPU = torch.device("cpu")
 LAYOUTS = {
@@ -58,11 +63,17 @@ def fingerprint(engine):
 
 
 def copy(source, target, engines, rank, bucket=weight_flow.BUCKET, eta=1.0):
-    channel = WeightChannel(placement(source), placement(target))
+    return transfer_over(
+        WeightChannel(placement(source), placement(target)), source, target, engines, rank, bucket, eta
+    )
+
+
+def transfer_over(channel, source, target, engines, rank, bucket=weight_flow.BUCKET, eta=1.0):
+    """The version that arrives at the target; None on other ranks."""
     model = SimpleNamespace(module=engines[source], version=ModelVersion(0, 3, 3)) if engines[source] else None
     if model is None and engines[target] is None:
         return None
-    transfer = WeightTransfer(channel, rank, CPU, model, bucket)
+    transfer = WeightTransfer(channel, rank, CPU, model, engines[target], bucket)
     if engines[target] is None:
         transfer.finish()
         return None
@@ -70,9 +81,14 @@ def copy(source, target, engines, rank, bucket=weight_flow.BUCKET, eta=1.0):
     return transfer.version.global_step
 
 
+def some_numbers(engine):
+    """Of all weights, every seventh."""
+    return {name: tensor.flatten()[::7].tolist() for name, tensor in engine.whole_parameters()}
+
+
 def test_any_layout_to_any_layout():
     """Sharded by rows, by tensor parallelism, by stages on a device, into ranges, and whole; ranks that are apart, and
-    some that are in both."""
+    some that are in both. Then moving averages, into all of these."""
 
     def work(rank):
         with pretend_cuda():
@@ -82,11 +98,19 @@ def test_any_layout_to_any_layout():
         engines = {role: engine(role, rank) for role in LAYOUTS}
         if engines["actor"] is not None:
             train(engines["actor"], 0)
-        before = {role: fingerprint(one) for role, one in engines.items() if one is not None}
+
+        def seen(look):
+            return {role: look(one) for role, one in engines.items() if one is not None}
+
+        before = seen(fingerprint)
         chain = ["actor", "sharded", "staged", "divided", "rollout"]
         versions = [copy(*pair, engines, rank, bucket=2000) for pair in pairwise(chain)]
-        after = {role: fingerprint(one) for role, one in engines.items() if one is not None}
-        return {"before": before, "after": after, "versions": versions}
+        after, old = seen(fingerprint), seen(some_numbers)
+        if engines["actor"] is not None:
+            train(engines["actor"], 1)
+        for target in chain[1:]:
+            copy("actor", target, engines, rank, bucket=2000, eta=0.25)
+        return {"before": before, "after": after, "versions": versions, "old": old, "mixed": seen(some_numbers)}
 
     told = run_on_ranks(4, work)
     actor = told[0]["before"]["actor"]
@@ -97,38 +121,119 @@ def test_any_layout_to_any_layout():
     assert [one["versions"] for one in told] == [
         [None, 3, None, None], [None, None, 3, None], [3, None, 3, None], [3, 3, None, 3],
     ]  # fmt: skip
+    old, new = told[0]["old"]["actor"], told[0]["mixed"]["actor"]
+    assert max(abs(a - b) for name in old for a, b in zip(old[name], new[name], strict=True)) > 1e-4
+    for one in told:
+        for role in one["mixed"].keys() - {"actor"}:
+            for name, mixed in one["mixed"][role].items():
+                wanted = [0.25 * a + 0.75 * b for a, b in zip(new[name], old[name], strict=True)]
+                assert mixed == pytest.approx(wanted, abs=1e-6), (role, name)
 
 
-def test_a_moving_average_between_ranks():
-    def row(engine):
-        """The embedding of a token, which is random."""
-        return None if engine is None else dict(engine.whole_parameters())["model.embed_tokens.weight"][3].tolist()
+def test_engines_that_cannot_say_what_they_hold_give_and_take_whole_parameters():
+    def work(rank):
+        engines = {role: engine(role, rank) for role in ("actor", "rollout")}
+        for one in filter(None, engines.values()):
+            one.weight_blocks = lambda: None
+        copy("actor", "rollout", engines, rank, bucket=2000)
+        return {role: fingerprint(one) for role, one in engines.items() if one is not None}
+
+    told = run_on_ranks(4, work)
+    assert told[3]["rollout"] == told[0]["actor"]
+
+
+def test_every_rank_of_the_source_sends_its_own_part_and_nothing_is_gathered():
+    """By a plan that is made with the first transfer and used by the second."""
 
     def work(rank):
         engines = {role: engine(role, rank) for role in ("actor", "rollout")}
-        before = {role: row(one) for role, one in engines.items()}
-        copy("actor", "rollout", engines, rank, eta=0.25)
-        return {"before": before, "mixed": row(engines["rollout"])}
+        sent, gathered = [], []
+        exchange = dist.batch_isend_irecv
+
+        def counted(operations):
+            sent.extend(one.tensor.numel() for one in operations if one.op is dist.isend)
+            return exchange(operations)
+
+        dist.batch_isend_irecv = counted
+        channel = WeightChannel(placement("actor"), placement("rollout"))
+        for one in filter(None, engines.values()):
+            one.whole_parameters = lambda: gathered.append(1)
+        plans = []
+        for _ in range(2):
+            transfer_over(channel, "actor", "rollout", engines, rank)
+            plans.append(channel.plan)
+        held = engines["actor"].weight_blocks() if engines["actor"] is not None else ()
+        numbers = sum(block.numbers for block in held)
+        return {"sent": sum(sent), "held": numbers, "gathered": len(gathered), "once": plans[0] is plans[1]}
 
     told = run_on_ranks(4, work)
-    actor, rollout = torch.tensor(told[0]["before"]["actor"]), torch.tensor(told[3]["before"]["rollout"])
-    assert torch.tensor(told[3]["mixed"]) == pytest.approx(0.25 * actor + 0.75 * rollout, abs=1e-6)
-    assert (actor - rollout).abs().max() > 1e-3
+    tail = 2 * weight_flow.TAIL
+    assert [one["sent"] for one in told] == [2 * (told[0]["held"] + tail), 2 * (told[1]["held"] + tail), 0, 0]
+    assert told[0]["held"] > 0 < told[1]["held"]
+    assert not any(one["gathered"] for one in told)
+    assert all(one["once"] for one in told)
 
 
 def test_a_bucket_that_was_damaged_on_the_way_is_noticed():
     def work(rank):
         engines = {role: engine(role, rank) for role in ("actor", "rollout")}
-        broadcast = dist.broadcast
+        exchange = dist.batch_isend_irecv
 
-        def damaged(tensor, *args, **kwargs):
-            broadcast(tensor, *args, **kwargs)
-            if rank == 3 and tensor.is_floating_point():
-                tensor[len(tensor) // 2] += 1e-3
+        def damaged(operations):
+            for one in exchange(operations):
+                one.wait()
+            for one in operations:
+                if one.op is dist.irecv:
+                    one.tensor[len(one.tensor) // 2] += 1e-3
+            return []
 
-        dist.broadcast = damaged
+        dist.batch_isend_irecv = damaged
         copy("actor", "rollout", engines, rank)
         return {}
 
     with pytest.raises(RankError, match=r"rank 3: .*weights did not arrive as they were sent"):
         run_on_ranks(4, work)
+
+
+TINY = (
+    "{model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, "
+    "max_position_embeddings: 128, tie_word_embeddings: true}"
+)
+
+
+def test_a_follower_whose_copy_failed_is_not_used_until_it_is_restored(tmp_path, monkeypatch):
+    overrides = [
+        "models.actor.path=null", f"models.actor.scratch={TINY}", "models.actor.tokenizer=builtin:arithmetic",
+        "graph.actor_train.hooks.copy_to=ref", "generation.max_new_tokens=4", "train.prompts_per_step=1",
+    ]  # fmt: skip
+    recipe = load_recipe("ppo_math", overrides).recipe
+    written = queue.SimpleQueue()
+    worker = ModelWorker(recipe, plan_topology(recipe), 0, CPU, {}, lambda *report: written.put(report))
+
+    def ask(op, **args):
+        return worker.handle(Request(0, op, args))
+
+    ask("open_datasets")
+    ask("load_rows", dataset="train", rows=[("a", 0, 0)])
+    ask("build", steps=1, rows=4)
+    ask("run_call", call="actor_gen", ids=["a"])
+    ask("checkpoint", folder=str(tmp_path), step=0)
+    written.get()
+    follower, source = worker.models["ref"], worker.models["actor"]
+    source.version.global_step = 3
+
+    def half(transfer, eta):
+        next(transfer.parameter_blocks())
+        raise OSError("lost")
+
+    monkeypatch.setattr(follower.module, "take_parameters", half)
+    with pytest.raises(OSError, match="lost"):
+        ask("copy_weights", source="actor", target="ref", eta=1.0)
+    monkeypatch.undo()
+    assert follower.version.global_step == 0
+    with pytest.raises(WorkerError, match="ref has weights of two versions"):
+        ask("run_call", call="ref_inf", ids=["a"])
+    ask("restore", folder=str(tmp_path), versions={}, interfaces={})
+    ask("run_call", call="ref_inf", ids=["a"])
+    ask("copy_weights", source="actor", target="ref", eta=1.0)
+    assert follower.version.global_step == 3

@@ -16,6 +16,7 @@ from torch import nn
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import ForwardEngine, GenerationEngine, TrainEngine
+from rlcli.api.weight_blocks import WeightBlock
 from rlcli.testing.backend.base import (
     LENGTHS,
     PROMPTS,
@@ -93,6 +94,7 @@ class Life:
             if offers(engine, "state"):
                 told["held"] = (held_bytes() - others) / state_bytes(engine)
             told["answers"]["after offload"] = self._answers(engine, self.home / EXPORT)
+        told["blocks"] = self._blocks(engine)
         if offers(engine, "take_parameters"):
             told |= self._mixture(engine, told["answers"])
         if self.checks.trains() and offers(engine, "state"):
@@ -186,6 +188,14 @@ class Life:
 
     def _prompts(self) -> SequenceSample:
         return self._share(prompts(), len(PROMPTS) - 1)
+
+    def _blocks(self, engine: ForwardEngine) -> float:
+        """How far the blocks that the rank gives are from the same numbers of whole weights."""
+        whole, found, wanted = self._weights(engine), {}, {}
+        for number, (block, held) in enumerate(engine.parameter_blocks() if offers(engine, "weight_blocks") else ()):
+            found[str(number)] = held.detach().cpu().float()
+            wanted[str(number)] = whole[block.name][block.within(WeightBlock.whole(block.name, block.shape))]
+        return weights_apart(found, wanted)
 
     def _mixture(self, engine: ForwardEngine, answers: Told) -> Told:
         """Another engine takes its parameters: how far its weights then are from the mixture that they should be."""

@@ -222,6 +222,13 @@ class RanksChecks(BackendChecks):
                     what = f"{_who(layout, rank)} holds {life['held']:.2f} times its part of the state after offload"
                     raise Violation(what, "drop whole copies, gradients and caches", place(engine, "offload"))
 
+    def test_ranks_give_the_blocks_that_they_hold(self, told: dict[str, list[Told]]) -> None:
+        """ranks: weight_blocks names the numbers that are read"""
+        if not offers(self.engine(), "weight_blocks"):
+            pytest.skip("gathers its parameters")
+        cause = "offsets and sizes are those of this rank's part in the whole parameter"
+        self._require_small(told, "blocks", "numbers of weight_blocks", cause, "weight_blocks", limit=0.0)
+
     def test_ranks_take_parameters(self, told: dict[str, list[Told]]) -> None:
         """ranks: take_parameters mixes weights by eta"""
         if not offers(self.engine(), "take_parameters"):

@@ -1,0 +1,52 @@
+"""Blocks of parameters: what a rank holds of a model, whatever its layout, and what two layouts have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Region = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class WeightBlock:
+    """A block of a parameter, or all of it."""
+
+    name: str
+    """As transformers calls the parameter."""
+    shape: tuple[int, ...]
+    """Of the whole parameter."""
+    offsets: tuple[int, ...]
+    """Where it begins in the whole."""
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, name: str, shape: Sequence[int]) -> WeightBlock:
+        return cls(name, tuple(shape), (0,) * len(shape), tuple(shape))
+
+    @classmethod
+    def of_region(cls, name: str, shape: Sequence[int], region: Region) -> WeightBlock:
+        """`region` has both ends of every dimension."""
+        return cls(
+            name, tuple(shape), tuple(part.start for part in region), tuple(part.stop - part.start for part in region)
+        )
+
+    @property
+    def numbers(self) -> int:
+        return math.prod(self.sizes)
+
+    def common(self, other: WeightBlock) -> WeightBlock | None:
+        """The numbers that both have; None if there are none."""
+        if self.name != other.name:
+            return None
+        ends = zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True)
+        region = tuple(slice(max(a, b), min(a + of_a, b + of_b)) for a, of_a, b, of_b in ends)
+        if any(part.stop <= part.start for part in region):
+            return None
+        return WeightBlock.of_region(self.name, self.shape, region)
+
+    def within(self, outer: WeightBlock) -> Region:
+        """Where it is in a tensor that holds `outer`."""
+        ends = zip(self.offsets, self.sizes, outer.offsets, strict=True)
+        return tuple(slice(at - start, at - start + size) for at, size, start in ends)

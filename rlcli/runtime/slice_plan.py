@@ -1,0 +1,113 @@
+"""Which rank sends which slices of which parameters to which other one, so that one layout has the weights of another.
+
+Pure: a plan is made once for a pair of layouts, by every rank of both for itself, and is the same on all of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from rlcli.api.weight_blocks import WeightBlock
+from rlcli.errors import WorkerError
+
+Blocks = Mapping[int, Sequence[WeightBlock]]
+"""Rank → the blocks that it holds, in the order in which it reads them."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Numbers that move from a rank to another one, or stay on it."""
+
+    source: int
+    target: int
+    block: WeightBlock
+    """The numbers."""
+    held: WeightBlock
+    """The block of the source that they are in."""
+    wanted: WeightBlock
+    """And that of the target."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters that move together."""
+
+    names: frozenset[str]
+    slices: tuple[Slice, ...]
+
+    def wanted_by(self, rank: int) -> list[WeightBlock]:
+        """The blocks that the target has on a rank, in the order in which they are taken."""
+        return list(dict.fromkeys(one.wanted for one in self.slices if one.target == rank))
+
+    @cached_property
+    def pairs(self) -> dict[tuple[int, int], list[Slice]]:
+        """(source, target) → what moves between them, in an order that both know; what stays on a rank too."""
+        found: dict[tuple[int, int], list[Slice]] = {}
+        for one in self.slices:
+            found.setdefault((one.source, one.target), []).append(one)
+        return found
+
+
+def plan_slices(held: Blocks, wanted: Blocks, size: int) -> list[Bucket]:
+    """The buckets, of at most `size` numbers, or of one parameter that has more. A slice comes from the rank that wants
+    it, if that holds it too, else from the holder that has the least to send.
+
+    Raises WorkerError if the holders do not have every number of a parameter that is wanted.
+    """
+    shapes = {block.name: block.shape for blocks in held.values() for block in blocks}
+    holders = _by_name(held)
+    wanting = _by_name(wanted)
+    if unknown := [name for name in wanting if name not in holders]:
+        raise WorkerError(
+            f"the parameter {unknown[0]} is to be followed, but the source has none of that name", code="F18"
+        )
+    load: Counter[int] = Counter()
+    return [
+        Bucket(
+            frozenset(names),
+            tuple(one for name in names for one in _slices(holders[name], wanting.get(name, {}), load)),
+        )
+        for names in _in_buckets(shapes, size)
+    ]
+
+
+def _by_name(blocks: Blocks) -> dict[str, dict[WeightBlock, list[int]]]:
+    """Parameter → its blocks, each with the ranks that have it."""
+    found: dict[str, dict[WeightBlock, list[int]]] = {}
+    for rank in sorted(blocks):
+        for block in blocks[rank]:
+            found.setdefault(block.name, {}).setdefault(block, []).append(rank)
+    return found
+
+
+def _slices(
+    holders: Mapping[WeightBlock, Sequence[int]], wanting: Mapping[WeightBlock, Sequence[int]], load: Counter[int]
+) -> Iterator[Slice]:
+    for wanted, targets in wanting.items():
+        found = [(held, common) for held in holders if (common := wanted.common(held)) is not None]
+        if any(block.shape != wanted.shape for block in holders) or sum(c.numbers for _, c in found) != wanted.numbers:
+            what = f"the source does not hold every number of {wanted.name}, of shape {list(wanted.shape)}, once"
+            raise WorkerError(what, code="F18")
+        for target in targets:
+            for held, common in found:
+                ranks = holders[held]
+                source = target if target in ranks else min(ranks, key=lambda rank: (load[rank], rank))
+                load[source] += common.numbers if source != target else 0
+                yield Slice(source, target, common, held, wanted)
+
+
+def _in_buckets(shapes: Mapping[str, Sequence[int]], size: int) -> Iterator[list[str]]:
+    names: list[str] = []
+    numbers = 0
+    for name, shape in shapes.items():
+        count = WeightBlock.whole(name, shape).numbers
+        if names and numbers + count > size:
+            yield names
+            names, numbers = [], 0
+        names.append(name)
+        numbers += count
+    if names:
+        yield names

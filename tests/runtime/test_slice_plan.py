@@ -1,0 +1,95 @@
+"""Plans of slices: every number that is wanted comes once, from a rank that has it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcli.api.weight_blocks import WeightBlock
+from rlcli.errors import WorkerError
+from rlcli.runtime.slice_plan import plan_slices
+
+SHAPES = {"embedding": (7, 4), "norm": (5,), "projection": (6, 8), "scale": ()}
+
+
+def cut(shape, axis, ranks):
+    """The regions that ranks have of a parameter which is cut along an axis: the last ones may be smaller, or empty."""
+    each = -(-shape[axis] // len(ranks))
+    for place, rank in enumerate(ranks):
+        first = min(shape[axis], place * each)
+        region = [slice(0, size) for size in shape]
+        region[axis] = slice(first, min(shape[axis], first + each))
+        yield rank, tuple(region)
+
+
+@st.composite
+def layouts(draw, ranks):
+    """Rank → its blocks: each parameter is whole on some ranks, or cut along an axis."""
+    held = {rank: [] for rank in ranks}
+    for name, shape in SHAPES.items():
+        axis = draw(st.sampled_from([None, *range(len(shape))]))
+        some = draw(st.lists(st.sampled_from(ranks), min_size=1, unique=True).map(sorted))
+        if axis is None:
+            for rank in some:
+                held[rank].append(WeightBlock.whole(name, shape))
+            continue
+        for rank, region in cut(shape, axis, some):
+            block = WeightBlock.of_region(name, shape, region)
+            if block.numbers:
+                held[rank].append(block)
+    return held
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts([0, 1, 2]), layouts([2, 3, 4]), st.sampled_from([1, 20, 1000]))
+def test_what_is_wanted_arrives_whole_from_ranks_that_have_it(held, wanted, size):
+    whole = {name: np.arange(math.prod(shape)).reshape(shape) for name, shape in SHAPES.items()}
+
+    def read(block):
+        return whole[block.name][tuple(slice(a, a + n) for a, n in zip(block.offsets, block.sizes, strict=True))]
+
+    arrived = {(rank, block): np.full(block.sizes, -1) for rank, blocks in wanted.items() for block in blocks}
+    plan = plan_slices(held, wanted, size)
+    for bucket in plan:
+        for one in bucket.slices:
+            assert one.held in held[one.source]
+            assert one.wanted in wanted[one.target]
+            place = arrived[one.target, one.wanted]
+            assert (place[one.block.within(one.wanted)] == -1).all()  # nothing comes twice
+            place[one.block.within(one.wanted)] = read(one.held)[one.block.within(one.held)]
+    for (_, block), numbers in arrived.items():
+        assert (numbers == read(block)).all()
+    names = [name for bucket in plan for name in bucket.names]
+    assert sorted(names) == sorted(SHAPES)
+    assert all(len(b.names) == 1 or sum(math.prod(SHAPES[name]) for name in b.names) <= size for b in plan)
+
+
+def test_what_a_rank_has_itself_does_not_travel():
+    whole = WeightBlock.whole("w", (4, 2))
+    (bucket,) = plan_slices({0: [whole], 1: [whole]}, {1: [whole], 2: [whole]}, 100)
+    assert [(one.source, one.target) for one in bucket.slices] == [(1, 1), (0, 2)]
+
+
+def test_holders_of_the_same_share_the_sending():
+    blocks = [WeightBlock.whole(f"w{number}", (10,)) for number in range(6)]
+    plan = plan_slices({0: blocks, 1: blocks, 2: blocks}, {3: blocks}, 100)
+    assert Counter(one.source for bucket in plan for one in bucket.slices) == {0: 2, 1: 2, 2: 2}
+
+
+@pytest.mark.parametrize(
+    ("held", "what"),
+    [
+        ({0: [WeightBlock("w", (4,), (0,), (2,))]}, "does not hold every number of w"),
+        ({0: [WeightBlock("w", (4,), (0,), (3,)), WeightBlock("w", (4,), (2,), (2,))]}, "once"),
+        ({0: [WeightBlock.whole("w", (5,))]}, "does not hold every number of w"),
+        ({0: [WeightBlock.whole("v", (4,))]}, "none of that name"),
+    ],
+)
+def test_a_source_that_lacks_numbers_is_refused(held, what):
+    with pytest.raises(WorkerError, match=what):
+        plan_slices(held, {1: [WeightBlock.whole("w", (4,))]}, 100)

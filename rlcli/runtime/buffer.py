@@ -22,6 +22,10 @@ Traits = tuple["torch.dtype | None", tuple[int, ...] | None]
 """The dtype and the trailing shape of a key."""
 
 
+MOST_SHARED = 2**16
+"""Values that the buffer knows again; of more, which many ranks make in a long run, it begins anew."""
+
+
 @dataclass(slots=True)
 class Held:
     """One key of one sample. There may be a million of these: what several have in common is there once."""
@@ -182,6 +186,8 @@ class Buffer:
         return {name: [self._metadata[id_][name] for id_ in ids] for name in self.metadata_names(ids)}
 
     def _once(self, value: T) -> T:
-        """The first value that was equal to it."""
+        """The first value that was equal to it, as far as that is known."""
+        if len(self._shared) >= MOST_SHARED:
+            self._shared.clear()
         found: T = self._shared.setdefault(value, value)
         return found

@@ -122,3 +122,15 @@ def test_ranks_that_make_unlike_tensors_are_refused():
     buffer.add(1, described("b", dtype=torch.float32))
     with pytest.raises(ValueError, match=r"unlike ways: x: .*float32.*int64"):
         buffer.description(["a", "b"], ["x"])
+
+
+def test_what_many_ranks_share_is_not_remembered_without_end(monkeypatch):
+    monkeypatch.setattr("rlcli.runtime.buffer.MOST_SHARED", 8)
+    buffer = Buffer()
+    for rank in range(50):
+        buffer.expect([f"a{rank}"])
+        buffer.add(rank, described([f"a{rank}"]))
+        (plan,) = buffer.transfers({rank + 50: [f"a{rank}"]}, ["x"])
+        buffer.count_transfers([plan])
+        assert buffer.holders(f"a{rank}", ["x"]) == {rank, rank + 50}
+        assert len(buffer._shared) <= 8

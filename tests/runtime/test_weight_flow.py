@@ -217,7 +217,7 @@ def test_a_follower_whose_copy_failed_is_not_used_until_it_is_restored(tmp_path,
     ask("load_rows", dataset="train", rows=[("a", 0, 0)])
     ask("build", steps=1, rows=4)
     ask("run_call", call="actor_gen", ids=["a"])
-    ask("checkpoint", folder=str(tmp_path), step=0)
+    ask("checkpoint", folder=str(tmp_path), step=0, samples={})
     written.get()
     follower, source = worker.models["ref"], worker.models["actor"]
     source.version.global_step = 3

@@ -151,15 +151,15 @@ def calls_ahead(mfcs: Sequence[MFCDef]) -> list[MFCDef]:
     """The calls that may work on samples of later steps while weights are trained: generation, and calls of roles whose
     weights never change, as far as they wait for such calls alone. Empty where that is no generation, or nothing is
     trained."""
-    import networkx
-
-    graph, writers = build_graph(mfcs), weight_writers(mfcs)
+    writers = weight_writers(mfcs)
     bound = {
         mfc.name
         for mfc in mfcs
         if mfc.written_roles or (mfc.model_name in writers and mfc.interface_type is not ModelInterfaceType.GENERATE)
     }
-    bound |= bound.union(*(networkx.descendants(graph, name) for name in bound))
+    makers = {key: mfc.name for mfc in mfcs for key in mfc.produced_keys}
+    while more := {mfc.name for mfc in mfcs if any(makers.get(key) in bound for key in mfc.input_keys)} - bound:
+        bound |= more
     ahead = [mfc for mfc in mfcs if mfc.name not in bound]
     generates = any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in ahead)
     return ahead if bound and generates else []

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlcli.api.dataflow import MFCDef, calls_ahead
-from rlcli.errors import UsageError
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.admission import Ready
@@ -36,8 +35,6 @@ def make_flows(recipe: Recipe, calls: Calls, rows: int | None, steps: int, start
     """`rows`: of the training dataset, None of a stream; `steps`: of the run; `window`: that may be open at once.
 
     Where generation may be stale, the calls before training run ahead of all steps and leave the others to it.
-
-    Raises UsageError R71 where that cannot be.
     """
     train, graph, state = recipe.train, train_graph(recipe), start.state if start is not None else None
     first, place = (state.step, state.samples) if state is not None else (0, 0)
@@ -45,8 +42,6 @@ def make_flows(recipe: Recipe, calls: Calls, rows: int | None, steps: int, start
     sizes = StepSizes(rows, train.prompts_per_step, first, place, end)
     ahead = calls_ahead(graph) if train.max_staleness else []
     in_steps = [mfc for mfc in graph if mfc not in ahead]
-    if ahead:
-        _check_drops(in_steps)
     ready = _finished(start, calls, graph, ahead)
     order: DataOrder | StreamOrder = StreamOrder(state.pass_rows if state is not None else None)
     if rows is not None:
@@ -58,13 +53,6 @@ def make_flows(recipe: Recipe, calls: Calls, rows: int | None, steps: int, start
         replaces=bool(recipe.trained_roles), per_draw=train.prompts_per_draw, most_redraws=train.max_redraws,
     )  # fmt: skip
     return Flows(sizes, queue, rollouts, samples, Scheduler(in_steps, steps, first, window, drops=samples.drops))
-
-
-def _check_drops(in_steps: Sequence[MFCDef]) -> None:
-    dropping = [f"graph.{mfc.name}" for mfc in in_steps if mfc.drops]
-    if dropping:
-        what = "it may drop samples and needs the weights of their step, so none can be made ahead of it"
-        raise UsageError(what, where=", ".join(dropping), hint="set train.max_staleness=0", code="R71")
 
 
 def _finished(start: Start | None, calls: Calls, graph: Sequence[MFCDef], ahead: Sequence[MFCDef]) -> list[Ready]:

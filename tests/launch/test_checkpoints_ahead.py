@@ -98,7 +98,7 @@ def test_a_resumed_run_gives_back_what_is_too_stale_for_it(train, resume):
 def test_a_synchronous_run_makes_them_again(train, resume):
     _, folder = train(*PLAIN)
     forget_after(folder, 4)
-    resume("train.max_staleness=0", accept=True)
+    resume("train.max_staleness=0", "train.prompts_per_draw=null", accept=True)
     found = trained(folder)
     account(folder, 6)
     assert all(step - 1 == version for step, version in found.values() if step > 4)

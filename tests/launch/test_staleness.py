@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rlcli.errors import DataError, UsageError
+from rlcli.errors import DataError, RecipeError
 from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
 from rlcli.recipe.resolve import load_recipe
@@ -85,10 +85,15 @@ def test_rewards_are_those_of_the_samples_that_a_step_trains_on(project):
 
 
 def test_a_call_that_drops_samples_by_the_weights_of_their_step_is_refused(project):
-    with pytest.raises(UsageError, match="needs the weights of their step") as caught:
-        trained(project, "train.max_staleness=1", "graph.score.model=critic", *DROPPING)
-    assert (caught.value.where, caught.value.hint) == ("graph.score", "set train.max_staleness=0")
-    assert not (project / "run/metrics.jsonl").exists()
+    settings = ["train.max_staleness=1", "graph.score.model=critic", *DROPPING]
+    with pytest.raises(RecipeError, match="score drops samples by the weights of their step"):
+        load_recipe("toy.yaml", settings)
+
+
+def test_draws_of_a_size_that_nothing_goes_by_are_refused(project):
+    with pytest.raises(RecipeError, match="prompts_per_draw has no effect") as caught:
+        load_recipe("toy.yaml", ["train.prompts_per_draw=5"])
+    assert "train.prompts_per_draw=5\n" in str(caught.value)
 
 
 def test_where_everything_is_dropped_the_run_ends_with_a_reason(project):

@@ -27,6 +27,7 @@ def test_every_section_has_a_rule():
         ("log.plot=false", Kind.SAFE),
         ("launch=local", Kind.SAFE),
         ("models.critic.mesh.dp=1", Kind.SAFE),
+        ("train.max_staleness=1", Kind.ALTERS),
         ("models.critic.backend.args.gradient_checkpointing=true", Kind.SAFE),
         ("models.actor.backend.args.kv_cache_tokens=4096", Kind.SAFE),
         ("models.ref.backend.args.kv_cache_tokens=4096", Kind.SAFE),
@@ -43,6 +44,28 @@ def test_a_change_is_what_its_rule_says(override, kind):
     assert (
         max((change.kind for change in changes(before, now)), key=list(Kind).index) is kind
     )  # a value may have many uses
+
+
+TWO_DEVICES = ("cluster.devices_per_node=2", *(f"models.{role}.devices='0'" for role in ("actor", "critic", "ref")))
+
+
+@pytest.mark.parametrize(
+    ("rollout", "kind"),
+    [
+        ("{devices: '0'}", Kind.SAFE),
+        ("{devices: '0-1', mesh: {dp: 2}}", Kind.SAFE),
+        ("{devices: '1', backend: fsdp}", Kind.ALTERS),
+        ("null", Kind.FORBIDDEN),
+    ],
+)
+def test_what_generates_may_move_and_be_laid_out_anew(rollout, kind):
+    """Whether there is a copy that generates is part of the run: it has a version, and its calls name it."""
+    before, now = (
+        load_recipe("ppo_math", [*TWO_DEVICES, "launch=local", f"models.actor.rollout={one}"]).recipe
+        for one in ("{devices: '1'}", rollout)
+    )
+    found = [change.kind for change in changes(before, now)]
+    assert max(found, key=[Kind.SAFE, Kind.ALTERS, Kind.FORBIDDEN].index) is kind
 
 
 @pytest.mark.parametrize(("schedule", "kind"), [("constant", Kind.SAFE), ("linear", Kind.ALTERS)])

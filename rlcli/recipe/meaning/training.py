@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path as FilePath
 
+from rlcli.api.dataflow import calls_ahead
 from rlcli.recipe.components import declared, sources_of
+from rlcli.recipe.graph import train_graph
 from rlcli.recipe.meaning.notes import Notes
 from rlcli.recipe.tree import Path
 
@@ -19,6 +21,7 @@ def check(notes: Notes) -> None:
     _length(notes)
     _data(notes)
     _portions(notes)
+    _draws(notes)
     _kept(notes)
     _folder(notes)
 
@@ -67,6 +70,23 @@ def _portions(notes: Notes) -> None:
             hint = f"use minibatches of at most {rows}, or train.prompts_per_step of at least {parts}"
             needs: list[Path] = [("train", "prompts_per_step"), ("graph", name, "call")]
             notes.note_once(("minibatches", parts), "R49", what, place, hint, needs)
+
+
+def _draws(notes: Notes) -> None:
+    """Prompts are drawn a few at a time where calls drop some of them, or where they are sampled ahead of training; and
+    what is kept of those that are ahead cannot wait for the weights of their step."""
+    recipe, graph = notes.recipe, train_graph(notes.recipe)
+    dropping = [mfc.name for mfc in graph if mfc.drops]
+    ahead = [mfc.name for mfc in calls_ahead(graph)] if recipe.train.max_staleness else []
+    if recipe.train.prompts_per_draw is not None and not dropping and not ahead:
+        what = "train.prompts_per_draw has no effect: no call drops prompts, and none samples them ahead of training"
+        needs: list[Path] = [("graph",), ("train", "max_staleness")]
+        hint = "train.prompts_per_draw=null takes it away"
+        notes.note("R71", what, ("train", "prompts_per_draw"), hint, needs=needs)
+    for name in dropping if ahead else ():
+        if name not in ahead:
+            what = f"{name} drops samples by the weights of their step, so none can be sampled ahead of it"
+            notes.note("R71", what, ("graph", name), "set train.max_staleness=0", needs=[("train", "max_staleness")])
 
 
 def _kept(notes: Notes) -> None:

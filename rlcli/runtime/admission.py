@@ -174,6 +174,10 @@ class Admission:
             code="F80",
         )
 
+    def has(self, count: int) -> bool:
+        """Whether so many samples are ready."""
+        return len(self._ready) >= count
+
     # -- training --------------------------------------------------------------------------------------------
 
     def expire(self, step: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from rlcli.api.dataflow import MFCDef, calls_ahead
 from rlcli.recipe.graph import train_graph
@@ -29,6 +30,33 @@ class Flows:
     """Of the open steps."""
     scheduler: Scheduler
     """Of the calls in the steps."""
+    epochs: int | None = None
+    """Passes over the data after which the run ends, if samples may be dropped: perhaps before the steps planned."""
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether no step is left, as all rows of the epochs were trained on or dropped."""
+        rollouts = self.rollouts
+        under_way = rollouts is not None and (rollouts.admission.running or rollouts.admission.ready)
+        return self._are_rows_drawn and not under_way
+
+    @property
+    def _are_rows_drawn(self) -> bool:
+        if self.epochs is None or self.sizes.rows is None or self.queue.place < self.epochs * self.sizes.rows:
+            return False
+        return all(draw.epoch >= self.epochs for draw in self.queue.returned)
+
+    def limit(self, step: int, max_staleness: int) -> int:
+        """How many samples may be accepted while `step` steps are done. Once all rows are drawn: those that fill the
+        last batch."""
+        assert self.rollouts is not None
+        most, accepted = (
+            self.sizes.place(min(step + max_staleness + 1, self.scheduler.steps)),
+            self.rollouts.admission.accepted,
+        )
+        if not self._are_rows_drawn:
+            return most
+        return min(most, next(place for k in count(step) if (place := self.sizes.place(k)) >= accepted))
 
 
 def make_flows(recipe: Recipe, calls: Calls, rows: int | None, steps: int, start: Start | None, window: int) -> Flows:
@@ -52,7 +80,9 @@ def make_flows(recipe: Recipe, calls: Calls, rows: int | None, steps: int, start
         rollouts.admission if rollouts is not None else queue, in_steps,
         replaces=bool(recipe.trained_roles), per_draw=train.prompts_per_draw, most_redraws=train.max_redraws,
     )  # fmt: skip
-    return Flows(sizes, queue, rollouts, samples, Scheduler(in_steps, steps, first, window, drops=samples.drops))
+    scheduler = Scheduler(in_steps, steps, first, window, drops=samples.drops)
+    may_be_short = recipe.trained_roles and any(mfc.drops for mfc in graph)
+    return Flows(sizes, queue, rollouts, samples, scheduler, train.epochs if may_be_short else None)
 
 
 def _finished(start: Start | None, calls: Calls, graph: Sequence[MFCDef], ahead: Sequence[MFCDef]) -> list[Ready]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlcli.api.dataflow import ModelInterfaceType
 from rlcli.api.key_meaning import SEQUENCES, SOURCE
-from rlcli.errors import ResourceError, Stopped
+from rlcli.errors import DataError, ResourceError, Stopped
 from rlcli.observe.display import Display
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.samples import SampleRecord
@@ -80,6 +80,8 @@ class MasterWorker:
         self._tokens = 0
         """Of these samples."""
         self._last_record: dict[str, float] = {}
+        self._too_few: DataError | None = None
+        """Too many samples of a step were dropped."""
         self._can_checkpoint = True
         self._checkpoint_seconds: float | None = None
         """That training has waited for a checkpoint since the last record."""
@@ -97,6 +99,7 @@ class MasterWorker:
             self._restore(self._start)
         rows, window = self.rows[self.recipe.train.dataset], 2 if len(self.topology.groups) > 1 else 1
         self.flows = make_flows(self.recipe, self.calls, rows, self.steps, self._start, window)
+        self._end_early()
 
     def run(self, outputs: Outputs) -> None:
         """Everything from the first evaluation to saving the models.
@@ -177,7 +180,7 @@ class MasterWorker:
                 self._take_checkpoint(schedule)
             if not self._is_checkpoint_due(schedule):
                 self._open_steps(schedule)
-            if self._opened == self.steps_done and (self.flows.rollouts is None or self.should_stop()):
+            if self._opened == self.steps_done and (self._shortage or not self.flows.rollouts or self.should_stop()):
                 break
             for task in self.flows.scheduler.ready():
                 if task.step in self._loaded:
@@ -190,10 +193,13 @@ class MasterWorker:
             self.checkpoints.settle()
         wanted = self.recipe.checkpoint.at_end if self.steps_done == self.steps else self.recipe.checkpoint.on_stop
         wanted = self._can_checkpoint and (wanted or self._is_checkpoint_due(schedule))
+        wanted = wanted and not (self._shortage and not self.steps_done)
         self.checkpoints.settle(wait=True)
         if wanted and self.checkpoints.committed != self.steps_done:
             self._take_checkpoint(schedule)
             self.checkpoints.settle(wait=True)
+        if self._shortage is not None:
+            raise self._shortage
         if wanted and self.checkpoints.committed != self.steps_done:
             what = f"step {self.steps_done}, the last one, is not committed; the warning above says why"
             raise ResourceError(
@@ -203,9 +209,7 @@ class MasterWorker:
     def _run_ahead(self) -> None:
         """Keep samples in the making: as many as later steps may take, and no more than the run needs."""
         if self.flows.rollouts is not None and not self.should_stop():
-            self.flows.rollouts.limit = self.flows.sizes.place(
-                min(self.steps_done + self.recipe.train.max_staleness + 1, self.steps)
-            )
+            self.flows.rollouts.limit = self.flows.limit(self.steps_done, self.recipe.train.max_staleness)
             self.flows.rollouts.advance()
 
     def _open_steps(self, schedule: Schedule) -> None:
@@ -214,6 +218,8 @@ class MasterWorker:
         every = ev.every_steps if ev.dataset is not None else None
         evaluation = self.steps if every is None else (self.steps_done // every + 1) * every
         pause = min(evaluation, schedule.next_after(self.steps_done) or self.steps)
+        if self._shortage is not None or self.flows.is_used_up:
+            return
         for step in self.flows.scheduler.open_steps:
             if not self._opened <= step < pause or not self.flows.samples.may_open(step) or self.should_stop():
                 continue
@@ -226,6 +232,11 @@ class MasterWorker:
             else:
                 break
             self._opened = step + 1
+
+    def _end_early(self) -> None:
+        """Where samples are dropped, all rows may be used up before the steps that were planned are done."""
+        if self._opened == self.steps_done and self.flows.is_used_up:
+            self.steps = self.flows.scheduler.steps = self.steps_done
 
     def _load(self, step: int, draws: Sequence[Draw]) -> None:
         self._loaded.discard(step)
@@ -263,13 +274,31 @@ class MasterWorker:
 
     def _choose_batch(self, step: int) -> None:
         """Draw again where samples were dropped, or train on what there is."""
-        draws = self.flows.samples.complete(step)
+        try:
+            draws = self.flows.samples.complete(step)
+        except DataError as error:
+            self._abandon(step, error)
+            return
         if draws:
             self.flows.scheduler.repeat(step)
             self._load(step, draws)
         else:
             self.calls.forget(self.flows.samples.surplus(step))
             self.flows.scheduler.close(step)
+
+    def _abandon(self, step: int, error: DataError) -> None:
+        """Too many samples of a step are dropped: the steps before it are finished and kept, then the run ends."""
+        drawn = self.flows.samples.close(step).drawn
+        self.calls.forget([draw.id for draw in drawn])
+        self.flows.queue.put_back(drawn)
+        self._reports.pop(step, None)
+        self._opened, self._too_few = step, error
+
+    @property
+    def _shortage(self) -> DataError | None:
+        """Why no more steps can begin, if that is so."""
+        rollouts = self.flows.rollouts
+        return self._too_few if rollouts is None else rollouts.failure
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
@@ -330,6 +359,7 @@ class MasterWorker:
         self.calls.forget(ids)
         self._loaded.discard(step)
         self.steps_done = step + 1
+        self._end_early()
         record |= self._evaluate(self.steps_done) if self._is_evaluation_due() else {}
         self._last_record = record
         self.outputs.metrics.write(self.steps_done, record)

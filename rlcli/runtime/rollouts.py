@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
+from rlcli.errors import DataError
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.admission import Admission, Limits, Ready
@@ -49,6 +50,8 @@ class Rollouts:
         self._ahead = {mfc.name: mfc for mfc in ahead}
         self._calls = calls
         self._updates = updates_per_step(self._graph)
+        self.failure: DataError | None = None
+        """Why nothing more is made: too much of it is dropped."""
         self._reports: dict[int, dict[str, Running]] = {}
         """Chunk → its calls that are done, by name."""
         self._last_expired = 0
@@ -57,6 +60,8 @@ class Rollouts:
 
     def advance(self) -> None:
         """Draw what may be drawn, and start what may run."""
+        if self.failure is not None:
+            return
         while (drawn := self.admission.admit(self.limit)) is not None:
             self._load(*drawn)
         while tasks := self.admission.startable():
@@ -83,14 +88,19 @@ class Rollouts:
         version = None
         if running.mfc.interface_type is ModelInterfaceType.GENERATE and running.mfc.model_name in self._updates:
             version = running.version // self._updates[running.mfc.model_name]
-        self._calls.forget(self.admission.finish(task, running.dropped(), version))
+        try:
+            self._calls.forget(self.admission.finish(task, running.dropped(), version))
+        except DataError as error:
+            self.failure = error
 
     # -- for training ----------------------------------------------------------------------------------------
 
     def has_batch(self, step: int, size: int) -> bool:
         """Whether a step can begin. What has become too stale for it is given back."""
+        if not self.admission.has(size):
+            return False
         self._calls.forget(self.admission.expire(step))
-        return len(self.admission.ready) >= size
+        return self.admission.has(size)
 
     def close(self, step: int, ids: Iterable[str]) -> Ahead:
         """A step is done with its samples."""

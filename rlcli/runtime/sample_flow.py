@@ -86,9 +86,13 @@ class SampleQueue:
         """The row whose turn it is where one of the first pass over a stream turned out not to be there."""
         return Draw(*self._order.at(draw.row), draw.attempt)
 
+    def put_back(self, draws: Sequence[Draw]) -> None:
+        """To the front, in their order, as if they had not been taken."""
+        self._returned.extendleft(reversed(draws))
+
     def give_back(self, draws: Sequence[Draw]) -> None:
         """To the front, in their order: they are begun once more."""
-        self._returned.extendleft(draw.again for draw in reversed(draws))
+        self.put_back([draw.again for draw in draws])
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,34 @@ def test_where_everything_is_dropped_the_run_ends_with_a_reason(train, project):
     assert by_state(project / "run", "trained") == []
 
 
+def test_where_too_few_are_left_later_the_steps_before_are_kept(train, resume, project):
+    """The second step needs one draw more than the first. With more redraws nothing was lost."""
+    settings = ("train.eval.dataset=null", "graph.score.interface={type: toy_reward, args: {drop: 3}}")
+    whole = train(*settings, "train.prompts_per_draw=1", "train.max_redraws=20", name="whole")
+    with pytest.raises(DataError, match="step 2: 7 of the 8 samples of a batch are left"):
+        train(*settings, "train.prompts_per_draw=1", "train.max_redraws=12")
+    assert numbers(project / "run") == numbers(whole)[:1]
+    folder = resume("train.max_redraws=20")
+    assert numbers(folder) == numbers(whole)
+    assert (folder / "ledger.jsonl").read_text() == (whole / "ledger.jsonl").read_text()
+
+
+@pytest.mark.parametrize("ahead", [(), ("train.max_staleness=1",)], ids=["", "ahead"])
+def test_epochs_end_with_their_rows_though_some_were_dropped(train, resume, ahead):
+    """Sixty rows are eight steps of eight; a third is dropped. The last batch is filled from the next epoch."""
+    folder = train("train.steps=null", "train.epochs=3", *DROPPING, *ahead)
+    trained, dropped = by_state(folder, "trained"), by_state(folder, "dropped")
+    drawn = {*trained, *dropped}
+    assert {f"e{epoch}r{row}" for epoch in range(3) for row in range(20)} <= drawn
+    beyond = [id_ for id_ in trained if id_.startswith("e3")]
+    steps = len(trained) // 8
+    assert (len(trained), len(beyond) < 8, steps < 8) == (steps * 8, True, True)
+    assert json.loads((folder / "status.json").read_text())["state"] == "done"
+    assert [record["step"] for record in numbers(folder)] == list(range(1, steps + 1))
+    resume("train.epochs=4")
+    assert {f"e3r{row}" for row in range(20)} <= {*by_state(folder, "trained"), *by_state(folder, "dropped")}
+
+
 def test_a_reason_that_is_not_declared_is_the_components_fault(train):
     with pytest.raises(
         ProjectError, match=r"dropped sample row-.* for 'other'; its DROPS declares divisible"

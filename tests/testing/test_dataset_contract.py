@@ -314,6 +314,32 @@ def test_a_stream_is_told_so_first_and_tried_no_further(make_trial):
     assert {check.reason for check in others} == {"not tried: it cannot be built"}
 
 
+READ_FORWARD = """\
+    def rows_from(self, epoch, start):
+        return (self.item(index) for index in range(start, len(self.rows)))
+
+    def item(self, index):
+"""
+STREAM = (
+    ("    def __len__(self):\n        return len(self.rows)\n", ""),
+    ("    def __getitem__(self, index):\n", READ_FORWARD),
+    ("    def preview(", "    def shown("),
+)
+
+
+def test_a_stream_is_tried_by_its_first_rows(make_trial):
+    trial = make_trial(*STREAM)
+    checks = run_checks([Subject("dataset", trial.name, trial.file)], Mock())[0].checks
+    assert [(check.words, check.failure.found) for check in checks if check.failure is not None] == []
+    (continues,) = [check for check in checks if check.words == "a stream continues from any place"]
+    assert continues.reason is None or "no stream" not in continues.reason
+
+
+def test_a_stream_that_does_not_continue_where_it_was(make_trial):
+    trial = make_trial(*STREAM, ("range(start, len", "range(start // 2, len"))
+    assert violation(trial, "test_continues").found.startswith("from row 1 on ")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "found"),
     [

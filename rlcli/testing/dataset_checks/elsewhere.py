@@ -16,6 +16,7 @@ from rlcli.api.data import DatasetUtility
 from rlcli.checkpoint.light_tokenizer import LightTokenizer
 from rlcli.project import PACKAGE, VARIABLE, current_project
 from rlcli.registry import load, make_dataset
+from rlcli.testing.dataset_checks.first_rows import by_number
 from rlcli.testing.dataset_checks.trial import Trial, content_of, id_of, shown_rows, suited
 
 HASH_SEEDS = ("0", "1")
@@ -80,7 +81,7 @@ def _main(order: Mapping[str, Any]) -> None:
     tokenizer = LightTokenizer(Tokenizer.from_str(words.pop("backend")), **words)
     datasets = {name: DatasetAbstraction(*described) for name, described in order["datasets"].items()}
     util = DatasetUtility(1, 0, 1, suited(tokenizer, load("datasets", order["name"])), datasets)
-    print(json.dumps(told(make_dataset(DatasetAbstraction(order["name"], order["args"]), util))))
+    print(json.dumps(told(by_number(make_dataset(DatasetAbstraction(order["name"], order["args"]), util)))))
 
 
 if __name__ == "__main__":

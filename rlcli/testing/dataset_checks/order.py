@@ -6,6 +6,7 @@ import copy
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.checkpoint.light_tokenizer import LightTokenizer
 from rlcli.testing.contract import Contract, Violation, place_of
 from rlcli.testing.dataset_checks.elsewhere import answers, told
+from rlcli.testing.dataset_checks.first_rows import LOOKED_AT, FirstRows, reader
 from rlcli.testing.dataset_checks.trial import (
     Trial,
     content_of,
@@ -35,7 +37,7 @@ class OrderChecks(Contract):
     def test_rows_end(self, trial: Trial) -> None:
         """there are as many rows as it says"""
         dataset = trial.demand()
-        place = place_of(type(dataset).__getitem__)
+        place = place_of(reader(dataset))
         if not len(dataset):
             raise Violation("it has no rows", "", place_of(type(dataset).__len__))
         dataset[len(dataset) - 1 if trial.reads_file else 0]
@@ -108,6 +110,22 @@ class OrderChecks(Contract):
                     place_of(trial.cls.preview),
                 )
 
+    def test_continues(self, trial: Trial) -> None:
+        """a stream continues from any place"""
+        dataset = trial.demand()
+        if not isinstance(dataset, FirstRows):
+            pytest.skip("is no stream")
+        for start in range(1, len(dataset) + (len(dataset) < LOOKED_AT)):
+            again = list(islice(trial.demand().rows_from(0, start), LOOKED_AT - start))
+            found = first_difference(dataset.rows[start:], again)
+            if found or len(again) != len(dataset) - start:
+                what = found or f"there are {len(again)} rows"
+                raise Violation(
+                    f"from row {start} on {what}",
+                    "rows_from(epoch, start) gives what is left of rows_from(epoch, 0), so that a run can be resumed",
+                    place_of(reader(dataset)),
+                )
+
     def test_any_order(self, trial: Trial) -> None:
         """a row is the same whenever it is asked for"""
         used = trial.demand()
@@ -137,7 +155,7 @@ class OrderChecks(Contract):
             raise Violation(
                 f"after samples were changed, {found}",
                 "make the tensors and lists of a sample when it is asked for, or copy them",
-                place_of(type(dataset).__getitem__),
+                place_of(reader(dataset)),
             )
 
     def test_neighbours(self, trial: Trial) -> None:

@@ -10,6 +10,7 @@ import pytest
 from rlcli.api.data import SequenceSample
 from rlcli.api.preview import Preview, preview_of
 from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.dataset_checks.first_rows import reader
 from rlcli.testing.dataset_checks.trial import Trial, first_difference, needs_template, read
 from rlcli.testing.tokenizer import byte_tokenizer
 
@@ -49,7 +50,7 @@ class SampleChecks(Contract):
         for index, sample in enumerate(read(dataset)):
             what = _wrong_sample(sample, trial.keys or set(getattr(dataset, "keys", ())), len(trial.tokenizer))
             if what:
-                raise Violation(f"row {index}: {what}", "", place_of(type(dataset).__getitem__))
+                raise Violation(f"row {index}: {what}", "", place_of(reader(dataset)))
 
     def test_samples_make_a_batch(self, trial: Trial) -> None:
         """samples gather into a batch, which can travel"""
@@ -61,14 +62,14 @@ class SampleChecks(Contract):
             raise Violation(
                 f"a batch cannot be sent to another process: {error}",
                 "ids are strings or ints, metadata what JSON can hold",
-                place_of(type(dataset).__getitem__),
+                place_of(reader(dataset)),
             ) from error
         found = first_difference(batch.unpack(), arrived.unpack())
         if found:
             raise Violation(
                 f"a batch arrives changed: {found}",
                 "metadata are numbers, strings, lists and mappings with string keys",
-                place_of(type(dataset).__getitem__),
+                place_of(reader(dataset)),
             )
 
     def test_masks(self, trial: Trial) -> None:
@@ -83,7 +84,7 @@ class SampleChecks(Contract):
                     raise Violation(
                         f"row {index}: {sum(trained)} of {len(trained)} tokens are trained on",
                         "prompt_mask is True on the prompt and False on the answer; prompt_lens counts the prompt",
-                        place_of(type(dataset).__getitem__),
+                        place_of(reader(dataset)),
                     )
 
     @pytest.mark.parametrize("habit", HABITS)
@@ -95,7 +96,7 @@ class SampleChecks(Contract):
             for tokens, trained in _sequences(sample):
                 found, cause = _wrong_special_tokens(tokens, trained, tokenizer.bos_token_id, tokenizer.eos_token_id)
                 if found:
-                    raise Violation(f"row {index}, with {habit}: {found}", cause, place_of(type(dataset).__getitem__))
+                    raise Violation(f"row {index}, with {habit}: {found}", cause, place_of(reader(dataset)))
 
     @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
     def test_texts_come_back(self, trial: Trial, chat: bool) -> None:
@@ -112,7 +113,7 @@ class SampleChecks(Contract):
                     raise Violation(
                         f"row {index}: {found}",
                         "encode prompt and answer each with the tokenizer, then lay them end to end; mask the prompt",
-                        place_of(type(dataset).__getitem__),
+                        place_of(reader(dataset)),
                     )
 
     def test_preview(self, trial: Trial) -> None:

@@ -17,6 +17,7 @@ from rlcli.api.declared_keys import declared_keys
 from rlcli.errors import RlcliError
 from rlcli.registry import load, make_dataset, signature
 from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.dataset_checks.first_rows import by_number
 from rlcli.testing.tokenizer import as_transformers
 
 MOST_ROWS = 32
@@ -118,12 +119,13 @@ class Trial:
     ) -> Any:
         """The dataset, of other rows or another file's lines if they are given. Raises whatever it raises."""
         util = DatasetUtility(seed, rank, ranks, suited(tokenizer or self.tokenizer, self.cls), self.datasets)
-        return make_dataset(DatasetAbstraction(self.name, self.args_for(rows, lines=lines, **args)), util)
+        return by_number(make_dataset(DatasetAbstraction(self.name, self.args_for(rows, lines=lines, **args)), util))
 
     def make_of_whole_file(self) -> Any:
         """The dataset of all rows of the file that `args` name."""
         util = DatasetUtility(1, 0, 1, suited(self.tokenizer, self.cls), self.datasets)
-        return make_dataset(DatasetAbstraction(self.name, {**self.args_for(), **self.args, **self._unlimited()}), util)
+        args = {**self.args_for(), **self.args, **self._unlimited()}
+        return by_number(make_dataset(DatasetAbstraction(self.name, args), util))
 
     def args_for(
         self, rows: Sequence[Mapping[str, Any]] | None = None, *, lines: Sequence[Line] | None = None, **args: Any

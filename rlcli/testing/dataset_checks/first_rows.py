@@ -1,0 +1,47 @@
+"""A stream as the checks of datasets see it: its first rows, by number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.dataset import is_stream
+
+LOOKED_AT = 64
+"""Rows of a stream."""
+
+
+class FirstRows:
+    """The first rows of a stream; for anything else it answers as the dataset does."""
+
+    def __init__(self, stream: Any):
+        self.stream = stream
+        self.rows: list[SequenceSample] = list(islice(stream.rows_from(0, 0), LOOKED_AT))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> SequenceSample:
+        """Read again, as a run that is resumed would."""
+        if not 0 <= index < len(self.rows):
+            raise IndexError(index)
+        row: SequenceSample = next(iter(self.stream.rows_from(0, index)))
+        return row
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def by_number(dataset: Any) -> Any:
+    """A dataset whose rows can be asked for by number."""
+    return FirstRows(dataset) if is_stream(dataset) else dataset
+
+
+def reader(dataset: Any) -> Callable[..., Any]:
+    """The method that gives its rows."""
+    method: Callable[..., Any] = (
+        type(dataset.stream).rows_from if isinstance(dataset, FirstRows) else type(dataset).__getitem__
+    )
+    return method

@@ -1,6 +1,5 @@
 """`kill -9` at any moment, then `rlcli resume`: the bytes of a run that was never killed. For every algorithm."""
 
-import fcntl
 import json
 import os
 import runpy
@@ -14,8 +13,8 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("kill_anywhere.py")
 KILL_ANYWHERE = runpy.run_path(str(SCRIPT))
-NAMES = ("ALGORITHMS", "AHEAD", "QUICK", "frozen", "result")
-ALGORITHMS, AHEAD, QUICK, frozen, result = (KILL_ANYWHERE[name] for name in NAMES)
+NAMES = ("ALGORITHMS", "AHEAD", "QUICK", "frozen", "is_free", "result")
+ALGORITHMS, AHEAD, QUICK, frozen, is_free, result = (KILL_ANYWHERE[name] for name in NAMES)
 HOME = str(Path(__file__).resolve().parents[2])
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": HOME}
 KILLS = "4"
@@ -78,13 +77,3 @@ def frozen_at_step_2(folder, *settings):
         cwd=folder.parent, env=ENVIRONMENT | faults, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     return process, frozen(events, process)
-
-
-def is_free(lock):
-    """Whether no process holds it any more."""
-    with lock.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True

@@ -6,12 +6,11 @@ It holds descriptions of samples, never their tensors.
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlcli.api.dataflow import ModelInterfaceType
-from rlcli.api.key_meaning import SEQUENCES, SOURCE
 from rlcli.errors import DataError, ResourceError, Stopped
 from rlcli.observe.display import Display
 from rlcli.observe.run_directory import RunDirectory
@@ -31,6 +30,7 @@ from rlcli.runtime.requests import Requests
 from rlcli.runtime.roles import training_steps
 from rlcli.runtime.sample_flow import Draw
 from rlcli.runtime.scheduler import Task
+from rlcli.runtime.totals import Totals
 from rlcli.runtime.transport import Transport
 from rlcli.topology import Topology
 
@@ -74,11 +74,7 @@ class MasterWorker:
         self._reports: dict[int, dict[str, Running]] = {}
         """Step → its calls that are done, by name."""
         self._nonfinite = NonfiniteSteps(directory, display, recipe.train.max_nonfinite_streak)
-        self._sources = sources_of(recipe.datasets[recipe.train.dataset])
-        self._used: Counter[str] = Counter()
-        """Of each of these datasets, the samples that were trained on."""
-        self._tokens = 0
-        """Of these samples."""
+        self._totals = Totals(self.calls.buffer, sources_of(recipe.datasets[recipe.train.dataset]))
         self._last_record: dict[str, float] = {}
         self._too_few: DataError | None = None
         """Too many samples of a step were dropped."""
@@ -168,8 +164,7 @@ class MasterWorker:
         self.steps_done = self._opened = state.step
         self.checkpoints.starts_from(state.step)
         self._nonfinite.restore(state.nonfinite)
-        self._used = Counter(state.used)
-        self._tokens = state.tokens
+        self._totals.restore(state.tokens, state.used)
 
     def _train(self) -> None:
         """Keep every worker busy until all steps are done, or those that were begun when the run was to stop."""
@@ -325,8 +320,8 @@ class MasterWorker:
             ready=[one.as_json() | {"name": names[one.draw.id]} for one in ready],
             datasets=self._digests,
             nonfinite=self._nonfinite.streak,
-            used=dict(self._used),
-            tokens=self._tokens,
+            used=dict(self._totals.used),
+            tokens=self._totals.tokens,
         )
         began = time.perf_counter()
         samples = self.calls.buffer.kept_by(list(names))
@@ -341,14 +336,12 @@ class MasterWorker:
         ids = samples.batch or []
         ahead = self.flows.rollouts.close(step, ids) if self.flows.rollouts is not None else None
         reports = [*(ahead.reports if ahead is not None else ()), *reports]
-        tokens = sum(self.calls.buffer.sequence_lengths(ids, SEQUENCES))
+        tokens = self._totals.count(ids)
         record = named_reports(reports, Running.reports, lambda mfc: mfc.model_name)
         record |= ahead.numbers if ahead is not None else {}
         record |= {f"time/{name}": took for one in reports for name, took in one.times().items()}
         record |= {**self.calls.times.report(seconds), "tokens_per_second": tokens / seconds}
-        self._tokens += tokens
-        record |= {"total/samples": float(self.flows.sizes.place(step + 1)), "total/tokens": float(self._tokens)}
-        record |= self._count_sources(ids)
+        record |= self._totals.numbers(self.flows.sizes.place(step + 1))
         if self.flows.samples.drops:
             record |= samples.counts(reason for mfc in train_graph(self.recipe) for reason in mfc.drops)
         if self._checkpoint_seconds is not None:
@@ -372,13 +365,6 @@ class MasterWorker:
         self.directory.write_status("running", self.steps_done, self.steps)
         self._nonfinite.watch(self.steps_done, record, ids)
         self.calls.times.begin()
-
-    def _count_sources(self, ids: Sequence[str]) -> dict[str, float]:
-        """How much of each dataset that the training dataset is made of has been trained on."""
-        if not self._sources:
-            return {}
-        self._used.update(self.calls.buffer.metadata(ids, SOURCE))
-        return {f"used/{name}": float(self._used[name]) for name in self._sources}
 
     def _is_evaluation_due(self) -> bool:
         ev = self.recipe.train.eval

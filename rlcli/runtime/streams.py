@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.dataset import is_stream
 from rlcli.errors import DataError
+from rlcli.runtime.data_order import digest_rows, epoch_of
 from rlcli.runtime.origin import RowOrigin
 from rlcli.runtime.output_checks import checked_row
 
@@ -66,3 +68,23 @@ class StreamRows:
             what = f"dataset {self._name} has {rows} rows in pass {epoch + 1}, and had {self.length} in another"
             raise DataError(what, hint="a stream gives the same number of rows in every pass", code="F31")
         self.length = rows
+
+
+def by_number(dataset: Any, name: str) -> Any:
+    """A dataset whose rows `read_row` can be asked for."""
+    return StreamRows(dataset, name) if is_stream(dataset) else dataset
+
+
+def read_row(source: Any, name: str, id_: str, row: int) -> SequenceSample | None:
+    """The row of a sample, if it can be used; None where a stream has ended before it."""
+    if isinstance(source, StreamRows):
+        return source.row(epoch_of(id_), row)
+    return checked_row(source[row], RowOrigin(name, row))
+
+
+def described_rows(datasets: Mapping[str, Any]) -> dict[str, Any]:
+    """How many rows datasets have, None of streams, and what tells them from others."""
+    return {
+        "rows": {name: None if is_stream(dataset) else len(dataset) for name, dataset in datasets.items()},
+        "digests": {name: digest_rows(dataset, name) for name, dataset in datasets.items()},
+    }

@@ -16,7 +16,6 @@ from rlcli import registry
 from rlcli.api.config import FinetuneSpec, ModelInterfaceAbstraction, ModelVersion, stable_seed
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
-from rlcli.api.dataset import is_stream
 from rlcli.api.key_meaning import ATTEMPT, PLACE
 from rlcli.api.model import Model, ModelBackend, ModelInterface, call_interface
 from rlcli.checkpoint.disk import failures_told
@@ -25,12 +24,12 @@ from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.role_sources import prompt_role
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.component_faults import component_faults_told
-from rlcli.runtime.data_order import digest_rows, epoch_of, row_of
+from rlcli.runtime.data_order import row_of
 from rlcli.runtime.heap import keep_freed_memory
 from rlcli.runtime.measures import Moments, measures, shown_scores
 from rlcli.runtime.messages import Request, Tell
-from rlcli.runtime.origin import Origin, RowOrigin, origin_of_call
-from rlcli.runtime.output_checks import checked_output, checked_row, read_counts, read_drops, read_stats
+from rlcli.runtime.origin import Origin, origin_of_call
+from rlcli.runtime.output_checks import checked_output, read_counts, read_drops, read_stats
 from rlcli.runtime.readable_samples import describe_samples
 from rlcli.runtime.roles import Meshes, build_roles, role_tokenizer
 from rlcli.runtime.sample_files import read_samples, write_samples
@@ -43,7 +42,7 @@ from rlcli.runtime.saving import (
     write_and_report,
     write_roles,
 )
-from rlcli.runtime.streams import StreamRows
+from rlcli.runtime.streams import StreamRows, by_number, described_rows, read_row
 from rlcli.runtime.weight_flow import WeightTransfer, make_channels, remote_copy
 from rlcli.topology import Topology
 
@@ -119,12 +118,8 @@ class ModelWorker:
         for name in self.recipe.used_datasets:
             if self.rank == 0 or self._takes_rows(name):
                 self.datasets[name] = registry.make_dataset(described[name], util)
-        streams = {name: dataset for name, dataset in self.datasets.items() if is_stream(dataset)}
-        answer = {
-            "rows": {name: None if name in streams else len(dataset) for name, dataset in self.datasets.items()},
-            "digests": {name: digest_rows(dataset, name) for name, dataset in self.datasets.items()},
-        } if self.rank == 0 else {}  # fmt: skip
-        self.datasets |= {name: StreamRows(dataset, name) for name, dataset in streams.items()}
+        answer = described_rows(self.datasets) if self.rank == 0 else {}
+        self.datasets = {name: by_number(dataset, name) for name, dataset in self.datasets.items()}
         return answer
 
     def _takes_rows(self, dataset: str) -> bool:
@@ -158,13 +153,10 @@ class ModelWorker:
         ended before some of them also which these are, and how many it has."""
         source, batch, names, missing = self.datasets[dataset], [], {}, []
         for id_, row, attempt in rows:
-            if isinstance(source, StreamRows):
-                read = source.row(epoch_of(id_), row)
-                if read is None:
-                    missing.append(id_)
-                    continue
-            else:
-                read = checked_row(source[row], RowOrigin(dataset, row))
+            read = read_row(source, dataset, id_, row)
+            if read is None:
+                missing.append(id_)
+                continue
             sample = read.to(self.device)  # shares none of the dataset's lists
             names[id_] = str(sample.ids[0])
             sample.ids = [id_]
@@ -172,8 +164,7 @@ class ModelWorker:
             self.samples.add(sample)
             batch.append(sample.meta())
         described = SequenceSample.gather(batch).as_json() if batch else None
-        length = source.length if isinstance(source, StreamRows) else None
-        return {"batch": described, "names": names, "missing": missing, "length": length}
+        return {"batch": described, "names": names, "missing": missing, "length": getattr(source, "length", None)}
 
     def clear(self, ids: Sequence[str]) -> dict[str, Any]:
         self.samples.forget(ids)

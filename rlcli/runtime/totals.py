@@ -1,0 +1,38 @@
+"""What a run has trained on so far, in tokens and by dataset."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from rlcli.api.key_meaning import SEQUENCES, SOURCE
+from rlcli.runtime.buffer import Buffer
+
+
+class Totals:
+    """Counts the samples of one step after the other."""
+
+    def __init__(self, buffer: Buffer, sources: Sequence[str]):
+        """`sources`: the datasets that the training dataset is made of; none: it is one by itself."""
+        self.tokens = 0
+        self.used: Counter[str] = Counter()
+        """Of each of these datasets, the samples."""
+        self._buffer = buffer
+        self._sources = sources
+
+    def restore(self, tokens: int, used: Mapping[str, int]) -> None:
+        """Continue with what a checkpoint knows."""
+        self.tokens, self.used = tokens, Counter(used)
+
+    def count(self, ids: Sequence[str]) -> int:
+        """Add the samples of a step; returns their tokens."""
+        tokens = sum(self._buffer.sequence_lengths(ids, SEQUENCES))
+        self.tokens += tokens
+        if self._sources:
+            self.used.update(self._buffer.metadata(ids, SOURCE))
+        return tokens
+
+    def numbers(self, samples: int) -> dict[str, float]:
+        """For the metrics. `samples`: of all steps that are done."""
+        used = {f"used/{name}": float(self.used[name]) for name in self._sources}
+        return {"total/samples": float(samples), "total/tokens": float(self.tokens), **used}

@@ -40,11 +40,13 @@ class WeightBlock:
         """The numbers that both have; None if there are none."""
         if self.name != other.name:
             return None
-        ends = zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True)
-        region = tuple(slice(max(a, b), min(a + of_a, b + of_b)) for a, of_a, b, of_b in ends)
-        if any(part.stop <= part.start for part in region):
-            return None
-        return WeightBlock.of_region(self.name, self.shape, region)
+        region = []
+        for mine, of_mine, theirs, of_theirs in zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True):
+            start, stop = max(mine, theirs), min(mine + of_mine, theirs + of_theirs)
+            if stop <= start:
+                return None
+            region.append(slice(start, stop))
+        return WeightBlock.of_region(self.name, self.shape, tuple(region))
 
     def within(self, outer: WeightBlock) -> Region:
         """Where it is in a tensor that holds `outer`."""

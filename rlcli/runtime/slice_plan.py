@@ -37,6 +37,7 @@ class Bucket:
 
     names: frozenset[str]
     slices: tuple[Slice, ...]
+    """Those that a rank sends, receives or keeps."""
 
     def wanted_by(self, rank: int) -> list[WeightBlock]:
         """The blocks that the target has on a rank, in the order in which they are taken."""
@@ -51,9 +52,9 @@ class Bucket:
         return found
 
 
-def plan_slices(held: Blocks, wanted: Blocks, size: int) -> list[Bucket]:
-    """The buckets, of at most `size` numbers, or of one parameter that has more. A slice comes from the rank that wants
-    it, if that holds it too, else from the holder that has the least to send.
+def plan_slices(held: Blocks, wanted: Blocks, size: int, rank: int) -> list[Bucket]:
+    """The buckets of a rank, of at most `size` numbers, or of one parameter that has more. A slice comes from the rank
+    that wants it, if that holds it too, else from the holder that has the least to send.
 
     Raises WorkerError if the holders do not have every number of a parameter that is wanted.
     """
@@ -68,7 +69,7 @@ def plan_slices(held: Blocks, wanted: Blocks, size: int) -> list[Bucket]:
     return [
         Bucket(
             frozenset(names),
-            tuple(one for name in names for one in _slices(holders[name], wanting.get(name, {}), load)),
+            tuple(one for name in names for one in _slices(holders[name], wanting.get(name, {}), load, rank)),
         )
         for names in _in_buckets(shapes, size)
     ]
@@ -84,19 +85,27 @@ def _by_name(blocks: Blocks) -> dict[str, dict[WeightBlock, list[int]]]:
 
 
 def _slices(
-    holders: Mapping[WeightBlock, Sequence[int]], wanting: Mapping[WeightBlock, Sequence[int]], load: Counter[int]
+    holders: Mapping[WeightBlock, Sequence[int]],
+    wanting: Mapping[WeightBlock, Sequence[int]],
+    load: Counter[int],
+    rank: int,
 ) -> Iterator[Slice]:
     for wanted, targets in wanting.items():
         found = [(held, common) for held in holders if (common := wanted.common(held)) is not None]
         if any(block.shape != wanted.shape for block in holders) or sum(c.numbers for _, c in found) != wanted.numbers:
             what = f"the source does not hold every number of {wanted.name}, of shape {list(wanted.shape)}, once"
             raise WorkerError(what, code="F18")
-        for target in targets:
-            for held, common in found:
-                ranks = holders[held]
-                source = target if target in ranks else min(ranks, key=lambda rank: (load[rank], rank))
-                load[source] += common.numbers if source != target else 0
-                yield Slice(source, target, common, held, wanted)
+        for held, common in found:
+            ranks, numbers = holders[held], common.numbers
+            own = set(ranks)
+            for target in targets:
+                if target in own:
+                    source = target
+                else:
+                    source = min(ranks, key=load.__getitem__) if len(ranks) > 1 else ranks[0]
+                    load[source] += numbers
+                if rank in (source, target):
+                    yield Slice(source, target, common, held, wanted)
 
 
 def _in_buckets(shapes: Mapping[str, Sequence[int]], size: int) -> Iterator[list[str]]:

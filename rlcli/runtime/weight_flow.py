@@ -3,7 +3,7 @@
 Both sides register once which blocks of which parameters each rank holds. From these every rank makes the same plan:
 which rank sends which slices to which other one, in buckets of whole parameters. An engine that cannot say what its
 ranks hold counts as one whose ranks all have all of it: it gathers one parameter at a time. Beyond what is its own, no
-rank holds more than what it sends and receives of a bucket.
+rank holds more than one message that it sends, and what it receives of a bucket.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class WeightTransfer(GivesParameters):
         wanted = list(_readers(self._target)) if self._target is not None else []
         told = {rank: self._told(rank, [given, wanted]) for rank in self._channel.members}
         held, followed = ({rank: both[side] for rank, both in told.items()} for side in (0, 1))
-        return plan_slices(held, followed, self._bucket)
+        return plan_slices(held, followed, self._bucket, self._rank)
 
     def _told(self, rank: int, own: Sequence[Sequence[WeightBlock]]) -> list[list[WeightBlock]]:
         """The layouts of a rank, which tells the others."""
@@ -124,28 +124,36 @@ class WeightTransfer(GivesParameters):
     # -- a bucket --------------------------------------------------------------------------------------------
 
     def _exchange(self, bucket: Bucket, read: Mapping[WeightBlock, torch.Tensor]) -> list[tuple[Slice, torch.Tensor]]:
-        """Send this rank's slices, and return those for it, float32 on its device."""
+        """Send this rank's slices, and return those for it, float32 on its device.
 
-        def own(one: Slice) -> torch.Tensor:
-            return read[one.held][one.block.within(one.held)].to(self._device, torch.float32)
+        In each round a rank sends to one other and receives from one, as many places after and before it: so it holds
+        one message at a time, whatever number of ranks want the same.
+        """
 
-        operations, incoming = [], []
-        for (source, target), slices in bucket.pairs.items():
-            if source != target and self._rank in (source, target):
-                size = sum(one.block.numbers for one in slices)
-                if self._rank == source:
-                    message = self._message([own(one) for one in slices])
-                    operations.append(dist.P2POp(dist.isend, message, target, self._channel.group))
-                else:
-                    message = torch.empty(size + 2 * TAIL, device=self._device)
-                    operations.append(dist.P2POp(dist.irecv, message, source, self._channel.group))
-                    incoming.append((slices, message))
-        for work in dist.batch_isend_irecv(operations) if operations else ():
-            work.wait()
-        found = [(one, own(one)) for one in bucket.pairs.get((self._rank, self._rank), ())]
-        for slices, message in incoming:
-            found += self._opened(slices, message)
+        def own(source: int, target: int) -> list[tuple[Slice, torch.Tensor]]:
+            slices = bucket.pairs.get((source, target), ())
+            return [(one, self._part(read[one.held], one)) for one in slices]
+
+        found = own(self._rank, self._rank)
+        members = self._channel.members
+        place = members.index(self._rank)
+        for shift in range(1, len(members)):
+            target, source = members[(place + shift) % len(members)], members[place - shift]
+            operations, message = [], None
+            if leaving := own(self._rank, target):
+                sent = self._message([part for _, part in leaving])
+                operations.append(dist.P2POp(dist.isend, sent, target, self._channel.group))
+            if coming := bucket.pairs.get((source, self._rank)):
+                message = torch.empty(sum(one.block.numbers for one in coming) + 2 * TAIL, device=self._device)
+                operations.append(dist.P2POp(dist.irecv, message, source, self._channel.group))
+            for work in dist.batch_isend_irecv(operations) if operations else ():
+                work.wait()
+            if coming and message is not None:
+                found += self._opened(coming, message)
         return found
+
+    def _part(self, held: torch.Tensor, one: Slice) -> torch.Tensor:
+        return held[one.block.within(one.held)].to(self._device, torch.float32)
 
     def _message(self, slices: Sequence[torch.Tensor]) -> torch.Tensor:
         """[n + 10] float32: the numbers of all slices, end to end, then the bits of the tail."""

@@ -54,9 +54,17 @@ def test_what_is_wanted_arrives_whole_from_ranks_that_have_it(held, wanted, size
         return whole[block.name][tuple(slice(a, a + n) for a, n in zip(block.offsets, block.sizes, strict=True))]
 
     arrived = {(rank, block): np.full(block.sizes, -1) for rank, blocks in wanted.items() for block in blocks}
-    plan = plan_slices(held, wanted, size)
-    for bucket in plan:
-        for one in bucket.slices:
+    plans = {rank: plan_slices(held, wanted, size, rank) for rank in range(5)}
+    for rank, plan in plans.items():
+        told = [one for bucket in plan for one in bucket.slices]
+        assert all(rank in (one.source, one.target) for one in told)
+        for one in told:  # the other end knows of it too
+            others = plans[one.source + one.target - rank]
+            assert one in [other for bucket in others for other in bucket.slices]
+    for plan in plans.values():
+        assert [bucket.names for bucket in plan] == [bucket.names for bucket in plans[0]]
+    for target, plan in plans.items():
+        for one in (one for bucket in plan for one in bucket.slices if one.target == target):
             assert one.held in held[one.source]
             assert one.wanted in wanted[one.target]
             place = arrived[one.target, one.wanted]
@@ -64,20 +72,23 @@ def test_what_is_wanted_arrives_whole_from_ranks_that_have_it(held, wanted, size
             place[one.block.within(one.wanted)] = read(one.held)[one.block.within(one.held)]
     for (_, block), numbers in arrived.items():
         assert (numbers == read(block)).all()
-    names = [name for bucket in plan for name in bucket.names]
+    names = [name for bucket in plans[0] for name in bucket.names]
     assert sorted(names) == sorted(SHAPES)
-    assert all(len(b.names) == 1 or sum(math.prod(SHAPES[name]) for name in b.names) <= size for b in plan)
+    assert all(len(b.names) == 1 or sum(math.prod(SHAPES[name]) for name in b.names) <= size for b in plans[0])
 
 
 def test_what_a_rank_has_itself_does_not_travel():
     whole = WeightBlock.whole("w", (4, 2))
-    (bucket,) = plan_slices({0: [whole], 1: [whole]}, {1: [whole], 2: [whole]}, 100)
-    assert [(one.source, one.target) for one in bucket.slices] == [(1, 1), (0, 2)]
+    ends = []
+    for rank in range(3):
+        (bucket,) = plan_slices({0: [whole], 1: [whole]}, {1: [whole], 2: [whole]}, 100, rank)
+        ends.append([(one.source, one.target) for one in bucket.slices])
+    assert ends == [[(0, 2)], [(1, 1)], [(0, 2)]]
 
 
 def test_holders_of_the_same_share_the_sending():
     blocks = [WeightBlock.whole(f"w{number}", (10,)) for number in range(6)]
-    plan = plan_slices({0: blocks, 1: blocks, 2: blocks}, {3: blocks}, 100)
+    plan = plan_slices({0: blocks, 1: blocks, 2: blocks}, {3: blocks}, 100, 3)
     assert Counter(one.source for bucket in plan for one in bucket.slices) == {0: 2, 1: 2, 2: 2}
 
 
@@ -92,4 +103,4 @@ def test_holders_of_the_same_share_the_sending():
 )
 def test_a_source_that_lacks_numbers_is_refused(held, what):
     with pytest.raises(WorkerError, match=what):
-        plan_slices(held, {1: [WeightBlock.whole("w", (4,))]}, 100)
+        plan_slices(held, {1: [WeightBlock.whole("w", (4,))]}, 100, 1)

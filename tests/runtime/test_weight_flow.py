@@ -237,3 +237,15 @@ def test_a_follower_whose_copy_failed_is_not_used_until_it_is_restored(tmp_path,
     ask("run_call", call="ref_inf", ids=["a"])
     ask("copy_weights", source="actor", target="ref", eta=1.0)
     assert follower.version.global_step == 3
+
+
+@pytest.mark.parametrize("count", [0, 5, weight_flow.DIGEST_ROW - 1, weight_flow.DIGEST_ROW, 20_000])
+def test_a_digest_weighs_each_number_by_its_place(count):
+    numbers = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    bits = numbers.view(torch.int32).tolist()
+    wanted = [sum(bits), sum(place * one for place, one in enumerate(bits))]
+    assert [one % 2**64 for one in weight_flow._digest(numbers)] == [one % 2**64 for one in wanted]
+    if count:
+        moved = numbers.clone()
+        moved[[1, 3]] = numbers[[3, 1]]
+        assert weight_flow._digest(moved) != weight_flow._digest(numbers)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -16,7 +16,7 @@ from rlcli.api.flat_parts import FlatPart
 from rlcli.api.model import EngineState, GivesParameters, Model, ModelOutput, PipelinableEngine
 
 from ._engine import TransformersEngine
-from ._put_away import PutAway
+from ._put_away import PutAway, copied_to_host, copy_into
 from ._recomputation import RecomputedLayers
 from ._zero import configuration, import_deepspeed, own_group, surroundings
 from ._zero_stages import divide_parameters, make_stage
@@ -121,10 +121,28 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
 
     def offload(self) -> None:
         """Weights return with the next pass, the optimizer's state with the next step."""
-        here = self._device.type
-        weights = (tensor for tensor in self._zero.weight_tensors() if tensor.device.type == here)
-        self._away_weights.put_away(weights, self._zero.scratch())
-        self._away_optimizer.put_away(tensor for tensor in self._zero.optimizer_tensors() if tensor.device.type == here)
+        self._away_weights.put_away(self._on_device(self._zero.weight_tensors()), self._zero.scratch())
+        self._offload_optimizer()
+
+    def _offload_optimizer(self) -> None:
+        self._away_optimizer.put_away(self._on_device(self._zero.optimizer_tensors()))
+
+    def _on_device(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        return [tensor for tensor in tensors if tensor.device.type == self._device.type]
+
+    @contextmanager
+    def _brought_back(self) -> Iterator[bool]:
+        """Everything is on the device; what was away is put away again at the end. Whether something was."""
+        with_weights, with_optimizer = self._away_weights.is_away, self._away_optimizer.is_away
+        self._onload()
+        self._away_optimizer.bring_back()
+        try:
+            yield with_weights or with_optimizer
+        finally:
+            if with_weights:
+                self.offload()
+            elif with_optimizer:
+                self._offload_optimizer()
 
     def _onload(self) -> None:
         self._away_weights.bring_back()
@@ -132,13 +150,21 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
     # -- state -----------------------------------------------------------------------------------------------
 
     def state(self, room_for_optimizer: bool = False) -> EngineState:
-        self._away_optimizer.bring_back()
-        if room_for_optimizer:
-            self._zero.make_moments()
+        """Live; of an offloaded engine copies on the host, for which the device is used only meanwhile."""
+        with self._brought_back() as was_away:
+            if room_for_optimizer:
+                self._zero.make_moments()
+            state = self._live_state()
+            return copied_to_host(state) if was_away else state
+
+    def _live_state(self) -> EngineState:
         return EngineState(self.named_weights(), self._zero.moments())
 
     def state_was_filled(self, state: EngineState) -> None:
-        self._weights_changed()
+        with self._brought_back():
+            if state.is_copy:
+                copy_into(self._live_state(), state)
+            self._weights_changed()
 
     def _weights_changed(self) -> None:
         with self._surroundings():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -218,7 +219,23 @@ class MegatronEngine(TrainEngine):
         """Weights return with the next pass, the buffer of gradients and the optimizer's state with the next step."""
         self._away_weights.put_away((*self.stage.parameters(), *self.stage.buffers()))
         self._away_gradients.put_away((), [buffer.grad_data for buffer in self.wrapped.buffers])
+        self._offload_optimizer()
+
+    def _offload_optimizer(self) -> None:
         self._away_optimizer.put_away(self.optimizer.kept_tensors())
+
+    @contextmanager
+    def _brought_back(self) -> Iterator[None]:
+        """Weights and optimizer are on the device; what was away is put away again at the end."""
+        with_weights, with_optimizer = self._away_weights.is_away, self._away_optimizer.is_away
+        self._onload()
+        try:
+            yield
+        finally:
+            if with_weights:
+                self.offload()
+            elif with_optimizer:
+                self._offload_optimizer()
 
     def _onload(self) -> None:
         """What is trained is in the optimizer where parameters are rounded."""
@@ -292,11 +309,12 @@ class MegatronEngine(TrainEngine):
     # -- saving ----------------------------------------------------------------------------------------------
 
     def state(self, room_for_optimizer: bool = False) -> EngineState:
-        self._onload()
-        return self._state.give(room_for_optimizer)
+        with self._brought_back():
+            return self._state.give(room_for_optimizer)
 
     def state_was_filled(self, state: EngineState) -> None:
-        self._state.take(state)
+        with self._brought_back():
+            self._state.take(state)
 
     def save_description(self, tokenizer: Any, folder: str) -> None:
         describe(self.lm, torch.float32, tokenizer, folder)

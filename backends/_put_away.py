@@ -5,9 +5,16 @@ Memory is taken from under the tensors, so that whatever views share it share it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
+
+from rlcli.api.flat_parts import FlatPart
+from rlcli.api.model import EngineState
+
+Held = torch.Tensor | FlatPart
+"""What a state has of a tensor: all of it, or a part."""
 
 
 class PutAway:
@@ -15,6 +22,10 @@ class PutAway:
 
     def __init__(self) -> None:
         self._away: list[tuple[torch.UntypedStorage, int, torch.UntypedStorage | None]] = []
+
+    @property
+    def is_away(self) -> bool:
+        return bool(self._away)
 
     def put_away(self, kept: Iterable[torch.Tensor], scratch: Iterable[torch.Tensor] = ()) -> None:
         """`kept` return as they are, `scratch` returns as zeros. Those that are away already are left alone."""
@@ -39,3 +50,31 @@ class PutAway:
 
 def _on_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return storage.clone() if storage.device.type == "cpu" else storage.cpu()
+
+
+# -- the state of what is away -------------------------------------------------------------------------------------
+
+
+def copied_to_host(state: EngineState) -> EngineState:
+    """Copies that nothing else uses."""
+    return EngineState(_copies(state.weights), _copies(state.optimizer), is_copy=True)
+
+
+def copy_into(state: EngineState, copies: EngineState) -> None:
+    """Give the live tensors of `state` the numbers of such copies."""
+    for live, given in ((state.weights, copies.weights), (state.optimizer, copies.optimizer)):
+        for name, tensor in given.items():
+            _own(live[name]).detach().copy_(_own(tensor))
+
+
+def _copies(tensors: Mapping[str, Held]) -> dict[str, Held]:
+    return {name: _copy(tensor) for name, tensor in tensors.items()}
+
+
+def _copy(tensor: Held) -> Held:
+    own = _own(tensor).detach().to("cpu", copy=True)
+    return replace(tensor, held=own) if isinstance(tensor, FlatPart) else own
+
+
+def _own(tensor: Held) -> torch.Tensor:
+    return tensor.held if isinstance(tensor, FlatPart) else tensor

@@ -97,7 +97,8 @@ class EngineState:
     optimizer: Mapping[str, torch.Tensor | FlatPart] = field(default_factory=dict)
     """`<weight>/<moment>`; empty without an optimizer, or before its first step."""
     is_copy: bool = False
-    """The tensors are copies on the host that nothing else uses, for an engine whose own have another form."""
+    """The tensors are copies on the host that nothing else uses, for an engine whose own have another form or are
+    offloaded."""
 
 
 class ForwardEngine(abc.ABC):

@@ -1,18 +1,22 @@
 """Paths of engines: training, scores, generation, checkpoints, weight copies."""
 
 import functools
+import gc
 import math
 
 import torch
 
 from rlcli.api.config import FinetuneSpec, GenerationHyperparameters, ModelBackendAbstraction
-from rlcli.api.model import MicroBatchSpec, Model
+from rlcli.api.flat_parts import FlatPart
+from rlcli.api.model import GenerationEngine, MicroBatchSpec, Model
 from rlcli.api.model_source import open_source
+from rlcli.checkpoint.families import family_of
 from rlcli.checkpoint.state import copy_to_host, fill, write_optimizer, write_weights
 from rlcli.registry import make_backend
 from rlcli.testing.backend.base import answer_loss, answer_weight, batch, prompts, value_loss, value_weight
 from rlcli.testing.batches import make_batch
 from rlcli.testing.held_source import HeldSource
+from rlcli.testing.pretend_cuda.libraries import deepspeed_on_cuda
 from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
 
 SPEC = FinetuneSpec(total_train_steps=10, dataset_size=100, train_batch_size=10)
@@ -22,15 +26,21 @@ CUT = MicroBatchSpec(n_mbs=2)
 def role(device, module=None, backend="fsdp", seed=0, tokenizer=None, **args):
     """A model on `device` under a backend that computes in float32."""
     source = HeldSource(module or tiny_model(seed=seed))
-    model = Model("actor", None, tokenizer or TinyTokenizer(), device, source=source)
+    family = family_of(source.config.model_type)
+    model = Model("actor", None, tokenizer or TinyTokenizer(), device, source=source, family=family)
     settings = {"dtype": "float32", **args}
-    if backend == "fsdp":  # Adam's first steps make much of rounding, unless eps is felt
+    if backend != "inference":  # Adam's first steps make much of rounding, unless eps is felt
         settings = {"lr": 1e-2, "eps": 1e-2, **settings}
     return make_backend(ModelBackendAbstraction(backend, settings)).initialize(model, SPEC)
 
 
 def weights(engine):
-    return {name: tensor.cpu().clone() for name, tensor in engine.state().weights.items()}
+    return {name: own(tensor).cpu().clone() for name, tensor in engine.state().weights.items()}
+
+
+def own(tensor):
+    """On one rank, its part of a tensor is all of it."""
+    return tensor.held.view(tensor.shape) if isinstance(tensor, FlatPart) else tensor
 
 
 def train(engine, steps=2, first=0, loss=answer_loss, weight=answer_weight):
@@ -53,8 +63,8 @@ def engine_trains(device, folder, family="llama", tolerance=None, **args):
     return [{name: step[name] for name in ("loss", "grad_norm", "entropy", "loss_weight")} for step in stats]
 
 
-def engine_trains_a_value_head(device, folder):
-    engine = role(device, tiny_model(head="value")).module
+def engine_trains_a_value_head(device, folder, **args):
+    engine = role(device, tiny_model(head="value"), **args).module
     return train(engine, loss=value_loss, weight=value_weight), weights(engine)
 
 
@@ -89,46 +99,66 @@ def engine_generates(device, folder, family="llama", dtype="float32", **settings
     return responses(role(device, tiny_model(family), "inference", dtype=dtype).module, **settings)
 
 
-def engine_is_offloaded(device, folder):
-    """Offloaded, an engine still gives its state; it comes back for the next pass."""
-    engine = role(device).module
+def engine_is_offloaded(device, folder, generates=True, **args):
+    """Offloaded, an engine still gives its state and takes no room on the device for it; it comes back for the next
+    pass."""
+    engine = role(device, **args).module
     stats = train(engine)
     engine.offload()
+    there = memory_of(device)
     state = engine.state()
-    assert {tensor.device.type for tensor in state.weights.values()} == {"cpu"}
-    assert {tensor.device.type for tensor in state.optimizer.values() if tensor.dim()} == {"cpu"}
+    tensors = {**state.weights, **state.optimizer}
+    assert {own(tensor).device.type for tensor in tensors.values() if tensor.dim()} == {"cpu"}
     copied = copy_to_host(state, leads=True)
+    del state, tensors
+    assert memory_of(device) == there
+    engine.forward(prompt_tokens(device))  # weights return, the optimizer stays
+    there, kept = memory_of(device), engine.state()
+    del kept
+    assert memory_of(device) == there
     stats += train(engine, 1, first=2)
-    assert {tensor.device.type for tensor in engine.state().weights.values()} == {device.type}
     engine.offload()
-    made = responses(engine, greedy=True)
+    made = responses(engine, greedy=True) if generates else None
     engine.offload()
     engine.save_to_hf(None, str(folder / "export"))
     return stats, len(copied.weights), made, weights(engine)
 
 
-def engine_continues_from_a_checkpoint(device, folder):
+def memory_of(device):
+    """Bytes that are in use on a CUDA device."""
+    gc.collect()
+    return torch.cuda.memory_allocated() if device.type == "cuda" else 0
+
+
+def engine_continues_from_a_checkpoint(device, folder, others=2, **args):
     """Into an engine that is offloaded, and into one that has trained."""
-    engine = role(device).module
+    engine = role(device, **args).module
     train(engine)
+    engine.offload()
     kept = copy_to_host(engine.state(), leads=True)
     (folder / "models").mkdir()
     write_weights(kept, folder / "models", 0)
     write_optimizer(kept, folder / "optim", 0)
-    others = [role(device, seed=seed).module for seed in (1, 2)]
+    others = [role(device, seed=1 + number, **args).module for number in range(others)]
     others[0].offload()
-    train(others[1], 1)
+    for other in others[1:]:
+        train(other, 1)
     for other in others:
+        there = memory_of(device)
         state = other.state(room_for_optimizer=True)
         fill(state.weights, folder / "models")
         fill(state.optimizer, folder / "optim")
         other.state_was_filled(state)
+        del state
+        assert memory_of(device) <= there + 200  # counts of steps
     expected = train(engine, 1, first=2)
+    trained = weights(engine)
     for other in others:
         assert train(other, 1, first=2) == expected
-        assert all(torch.equal(weight, weights(other)[name]) for name, weight in weights(engine).items())
+        same = weights(other)
+        assert all(torch.equal(weight, same[name]) for name, weight in trained.items())
     engine.save_description(None, str(folder / "models"))
-    return expected, weights(engine)
+    return expected, trained
 
 
 def engine_loads_a_folder(device, folder):
@@ -160,8 +190,46 @@ def engine_follows_another(device, folder):
     return found
 
 
+def engine_hands_weights_on(device, folder, **args):
+    """It follows another engine and is followed, offloaded as well; what came is what it scores with."""
+    source, target = role(device, seed=1, backend="inference").module, role(device, seed=2, **args).module
+    target.take_parameters(source, 0.5)
+    target.offload()
+    target.take_parameters(source, 0.5)
+    source.take_parameters(target, 0.5)
+    return weights(source), weights(target), target.forward(batch().to(device), CUT).cpu()
+
+
 def prompt_tokens(device):
     return make_batch(["packed_input_ids"], [[(2, 1)]], vocabulary=VOCABULARY, end=END).to(device)
+
+
+def of_deepspeed(path, **args):
+    """With the numbers of fsdp on the CPU."""
+
+    def either(device, folder):
+        if device.type == "cpu":
+            return path(device, folder)
+        with deepspeed_on_cuda():
+            return path(device, folder, backend="deepspeed", **args)
+
+    return either
+
+
+def of_megatron(path, **args):
+    """With the numbers of fsdp on the CPU, where Megatron does not run."""
+
+    def either(device, folder):
+        return path(device, folder, backend="fsdp" if device.type == "cpu" else "megatron", **args)
+
+    return either
+
+
+def engine_without_generation(device, folder):
+    """Of megatron, which is no engine that generates; a recipe that asks it to is refused."""
+    if device.type == "cpu":
+        return False
+    return isinstance(role(device, backend="megatron").module, GenerationEngine)
 
 
 ENGINES = {
@@ -185,4 +253,16 @@ ENGINES = {
     "checkpoint": engine_continues_from_a_checkpoint,
     "loading": engine_loads_a_folder,
     "weight copies": engine_follows_another,
+    "deepspeed, stage 1, offload": of_deepspeed(engine_is_offloaded, zero_stage=1),
+    "deepspeed, stage 1, checkpoint": of_deepspeed(engine_continues_from_a_checkpoint, others=1, zero_stage=1),
+    "deepspeed, stage 1, weight copies": of_deepspeed(engine_hands_weights_on, zero_stage=1),
+    "deepspeed, stage 3, offload": of_deepspeed(engine_is_offloaded, zero_stage=3),
+    "deepspeed, stage 3, checkpoint": of_deepspeed(engine_continues_from_a_checkpoint, others=1, zero_stage=3),
+    "deepspeed, stage 3, weight copies": of_deepspeed(engine_hands_weights_on, zero_stage=3),
+    "megatron, training, recomputed": of_megatron(engine_trains, gradient_checkpointing=True),
+    "megatron, value head": of_megatron(engine_trains_a_value_head),
+    "megatron, offload": of_megatron(engine_is_offloaded, generates=False),
+    "megatron, checkpoint": of_megatron(engine_continues_from_a_checkpoint, others=1),
+    "megatron, weight copies": of_megatron(engine_hands_weights_on),
+    "megatron, no generation": engine_without_generation,
 }

@@ -109,6 +109,9 @@ class DeviceTensor(torch.Tensor):
     def is_pinned(self, *args: Any) -> bool:
         return False
 
+    def record_stream(self, stream: Any) -> None:
+        """Work on a stream is done as soon as it is ordered; memory may be given back at once."""
+
     def type(self, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs:
             return super().type(*args, **kwargs)

@@ -1,0 +1,21 @@
+"""Libraries that decide once for a whole process whether it has CUDA devices."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def deepspeed_on_cuda() -> Iterator[None]:
+    """DeepSpeed, which must have been imported, takes the device of this process for a CUDA device, whatever it found
+    when it was imported."""
+    from deepspeed.accelerator import real_accelerator
+    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+
+    before = real_accelerator.get_accelerator()
+    real_accelerator.set_accelerator(CUDA_Accelerator())
+    try:
+        yield
+    finally:
+        real_accelerator.set_accelerator(before)

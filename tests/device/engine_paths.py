@@ -23,11 +23,11 @@ SPEC = FinetuneSpec(total_train_steps=10, dataset_size=100, train_batch_size=10)
 CUT = MicroBatchSpec(n_mbs=2)
 
 
-def role(device, module=None, backend="fsdp", seed=0, tokenizer=None, **args):
+def role(device, module=None, backend="fsdp", seed=0, tokenizer=None, mesh=None, **args):
     """A model on `device` under a backend that computes in float32."""
     source = HeldSource(module or tiny_model(seed=seed))
     family = family_of(source.config.model_type)
-    model = Model("actor", None, tokenizer or TinyTokenizer(), device, source=source, family=family)
+    model = Model("actor", None, tokenizer or TinyTokenizer(), device, source=source, family=family, device_mesh=mesh)
     settings = {"dtype": "float32", **args}
     if backend != "inference":  # Adam's first steps make much of rounding, unless eps is felt
         settings = {"lr": 1e-2, "eps": 1e-2, **settings}

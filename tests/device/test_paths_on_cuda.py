@@ -20,6 +20,7 @@ from rlcli.testing.pretend_cuda.paths import Function, device_functions, functio
 
 from .engine_paths import ENGINES
 from .interface_paths import INTERFACES
+from .rank_paths import RANKS
 from .runtime_paths import HOME, OF_RANKS, RUN_ON_RANKS, RUNTIME
 
 if torch.version.cuda or torch.version.hip:
@@ -29,7 +30,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 PATHS = {
     f"{kind}: {name}": path
-    for kind, paths in {"engine": ENGINES, "interface": INTERFACES, "runtime": RUNTIME}.items()
+    for kind, paths in {"engine": ENGINES, "interface": INTERFACES, "runtime": RUNTIME, "ranks": RANKS}.items()
     for name, path in paths.items()
 }
 ROUGH = ("16 bits", "dtype of the device")
@@ -54,7 +55,7 @@ def libraries():
 def on_cuda(name):
     """What a path returns on the pretend device; it runs once, whoever asks first."""
     with tempfile.TemporaryDirectory() as folder:
-        if PATHS[name] in OF_RANKS:  # they have a device of their own each
+        if PATHS[name] in OF_RANKS or name.startswith("ranks"):  # they have a device of their own each
             return PATHS[name](CUDA, Path(folder))
         with pretend_cuda(), functions_run(HOME) as run:
             made = PATHS[name](CUDA, Path(folder))
@@ -88,10 +89,6 @@ NOT_HERE = {
     "rlcli/checkpoint/conversion_check.py": "`rlcli convert` compares models on the host",
     "rlcli/api/sample_json.py _tensor": "reads JSON, on the host; a run moves what it reads",
     "backends/_tensor_parallel.py": "belongs to several ranks",
-    "backends/_megatron_engine.py _described": "belongs to several stages",
-    "backends/_megatron_engine.py _empty": "belongs to several stages",
-    "backends/_megatron_state.py StageState._make_mesh": "belongs to several ranks",
-    "backends/_megatron_state.py _part_of": "belongs to several ranks",
     "rlcli/ops/vocabulary.py": "belongs to several ranks",
     "rlcli/runtime/roles.py _device_mesh": "belongs to several ranks",
     "backends/_deepspeed_memory.py": "speaks of a device, and uses none",

@@ -1,0 +1,47 @@
+"""Paths of engines that belong to several ranks: each has a pretend device of its own, gloo is between them."""
+
+from torch.distributed.device_mesh import init_device_mesh
+
+from rlcli.checkpoint.state import copy_to_host
+from rlcli.runtime.roles import MESH_ORDER
+from rlcli.testing.pretend_cuda.paths import Function, functions_run
+from rlcli.testing.ranks import run_on_ranks
+
+from .engine_paths import role, train, weights
+from .runtime_paths import HOME, RUN_ON_RANKS, on
+
+
+def divided(backend, **degrees):
+    """Two ranks that share a model, which trains as it does whole, on the CPU."""
+
+    def path(device, folder):
+        if device.type == "cpu":
+            engine = role(device).module
+            return train(engine)[-1]["loss"], sums(weights(engine).items())
+        answers = run_on_ranks(2, lambda rank: part_of(device, rank))
+        RUN_ON_RANKS.update(Function(*one) for answer in answers for one in answer["run"])
+        return answers[0]["loss"], answers[0]["sums"]
+
+    def part_of(device, rank):
+        with on(device), functions_run(HOME) as run:
+            engine = role(device, backend=backend, mesh=mesh_of(device, degrees)).module
+            loss = train(engine)[-1]["loss"]
+            copy_to_host(engine.state(), leads=rank == 0)
+            found = sums(engine.whole_parameters())
+        return {"loss": loss, "sums": found, "run": [[one.file, one.name] for one in run]}
+
+    return path
+
+
+def mesh_of(device, degrees):
+    """As a run makes it, which names the kind of its devices; `mesh_of_ranks` says it is the CPU."""
+    return init_device_mesh(device.type, tuple(degrees.get(name, 1) for name in MESH_ORDER), mesh_dim_names=MESH_ORDER)
+
+
+def sums(parameters):
+    return {name: parameter.detach().double().abs().sum().item() for name, parameter in parameters}
+
+
+RANKS = {
+    "megatron, stages": divided("megatron", pp=2),
+}

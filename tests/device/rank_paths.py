@@ -7,34 +7,37 @@ from rlcli.runtime.roles import MESH_ORDER
 from rlcli.testing.pretend_cuda.paths import Function, functions_run
 from rlcli.testing.ranks import run_on_ranks
 
-from .engine_paths import role, train, weights
+from .engine_paths import responses, role, train, weights
 from .runtime_paths import HOME, RUN_ON_RANKS, on
 
 
 def divided(backend, **degrees):
-    """Two ranks that share a model, which trains as it does whole, on the CPU."""
+    """Two ranks that share a model, which trains as it does whole, on the CPU. (What both have counts twice, and is
+    divided by twice the weight.)"""
 
     def path(device, folder):
         if device.type == "cpu":
             engine = role(device).module
-            return train(engine)[-1]["loss"], sums(weights(engine).items())
+            return train(engine)[-1]["loss"], answers_of(engine), sums(weights(engine).items())
         answers = run_on_ranks(2, lambda rank: part_of(device, rank))
         RUN_ON_RANKS.update(Function(*one) for answer in answers for one in answer["run"])
-        return answers[0]["loss"], answers[0]["sums"]
+        return answers[0]["numbers"]
 
     def part_of(device, rank):
         with on(device), functions_run(HOME) as run:
             engine = role(device, backend=backend, mesh=mesh_of(device, degrees)).module
-            loss = train(engine)[-1]["loss"]
+            numbers = [train(engine)[-1]["loss"], answers_of(engine), sums(engine.whole_parameters())]
             copy_to_host(engine.state(), leads=rank == 0)
-            found = sums(engine.whole_parameters())
-        return {"loss": loss, "sums": found, "run": [[one.file, one.name] for one in run]}
+        return {"numbers": numbers, "run": [[one.file, one.name] for one in run]}
+
+    def answers_of(engine):
+        return responses(engine, greedy=True)[0] if backend == "fsdp" else []
 
     return path
 
 
 def mesh_of(device, degrees):
-    """As a run makes it, which names the kind of its devices; `mesh_of_ranks` says it is the CPU."""
+    """As a run makes it, which names the kind of its devices."""
     return init_device_mesh(device.type, tuple(degrees.get(name, 1) for name in MESH_ORDER), mesh_dim_names=MESH_ORDER)
 
 
@@ -43,5 +46,7 @@ def sums(parameters):
 
 
 RANKS = {
+    "fsdp, sharded": divided("fsdp", dp=2),
+    "fsdp, tensor-parallel": divided("fsdp", tp=2),
     "megatron, stages": divided("megatron", pp=2),
 }

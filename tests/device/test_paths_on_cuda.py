@@ -88,13 +88,10 @@ NOT_HERE = {
     "rlcli/api/engine.py ForwardEngine.device": "is that of engines without a device",
     "rlcli/checkpoint/conversion_check.py": "`rlcli convert` compares models on the host",
     "rlcli/api/sample_json.py _tensor": "reads JSON, on the host; a run moves what it reads",
-    "backends/_tensor_parallel.py": "belongs to several ranks",
-    "rlcli/ops/vocabulary.py": "belongs to several ranks",
     "rlcli/runtime/roles.py _device_mesh": "belongs to several ranks",
     "backends/_deepspeed_memory.py": "speaks of a device, and uses none",
     "rlcli/ops/evaluation.py pass_at_k": "counts answers, on the host",
     "rlcli/runtime/harness.py": "needs lm-eval, an extra",
-    "rlcli/runtime/worker.py ModelWorker.copy_weights": "belongs to several ranks",
     "rlcli/runtime/worker_main.py _start": "begins a process that talks by NCCL",
 }
 """Functions, or files, that no path on one device can run, and why."""

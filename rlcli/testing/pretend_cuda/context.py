@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils._device import _device_constructors
 
 from rlcli.testing.pretend_cuda.answers import torch_accelerator, torch_cuda, torch_cuda_nvtx
@@ -54,7 +55,12 @@ def _torch_answers() -> Iterator[None]:
         stack.enter_context(_replaced(torch, torch_functions()))
         stack.enter_context(_replaced(torch.Tensor, tensor_methods()))
         stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", swap_tensors))
+        stack.enter_context(mock.patch.object(DTensor, "device", property(_device_of_part), create=True))
         yield
+
+
+def _device_of_part(whole: DTensor) -> torch.device:
+    return whole._local_tensor.device
 
 
 def _replaced(module: Any, answers: dict[str, Any], only_known: bool = False) -> Any:

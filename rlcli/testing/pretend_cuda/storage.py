@@ -24,6 +24,9 @@ class DeviceStorage:
     def nbytes(self) -> int:
         return self._host.nbytes()
 
+    def size(self) -> int:
+        return self._host.nbytes()
+
     def resize_(self, size: int) -> DeviceStorage:
         self._host.resize_(size)
         self._allocation.move(self._host.data_ptr(), size)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
@@ -142,6 +144,8 @@ class Operations(TorchDispatchMode):
     """Sees what has no tensor of the device yet: factories, and copies from the host."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it calls again with its local tensors
         return carry_out(func, args, kwargs or {})
 
 
@@ -259,6 +263,8 @@ def _on_host(leaf: Any) -> Any:
 
 
 def _returned(made: torch.Tensor, place: Device, same: Mapping[int, DeviceTensor]) -> torch.Tensor:
+    if isinstance(made, AsyncCollectiveTensor):
+        made = made.wait()  # gloo has no streams to wait on later
     known = same.get(id(made))
     if known is None:
         return made if place is None else DeviceTensor(made, place)

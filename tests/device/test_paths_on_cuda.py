@@ -92,12 +92,12 @@ NOT_HERE = {
     "backends/_deepspeed_memory.py": "speaks of a device, and uses none",
     "rlcli/ops/evaluation.py pass_at_k": "counts answers, on the host",
     "rlcli/runtime/harness.py": "needs lm-eval, an extra",
-    "rlcli/runtime/worker.py ModelWorker._copy": "belongs to several ranks",
     "rlcli/runtime/worker_main.py _start": "begins a process that talks by NCCL",
 }
 """Functions, or files, that no path on one device can run, and why."""
 
 
+@pytest.mark.timeout(600)  # run by itself it runs every path
 def test_every_function_that_knows_a_device_has_run():
     for name in PATHS:
         on_cuda(name)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlcli.backends._process_group import _group_of_one
 from rlcli.backends._zero import import_deepspeed
 from rlcli.testing.pretend_cuda import pretend_cuda
 from rlcli.testing.pretend_cuda.paths import Function, device_functions, functions_run
@@ -44,7 +45,10 @@ def libraries():
     """Loaded once, here: deepspeed as for the CPU, which other tests of the process may use; megatron as for GPUs."""
     import_deepspeed(CPU)
     with pretend_cuda():
-        importlib.import_module("rlcli.backends._megatron_engine")
+        model = importlib.import_module("rlcli.backends._megatron_model")
+    # What a process makes once may be there from other tests; it is to be made here.
+    model.get_cuda_rng_tracker().reset()
+    _group_of_one.cache_clear()
     gc.collect()
     gc.freeze()  # what is loaded: deepspeed and the paths have the garbage collector look through all objects
     yield

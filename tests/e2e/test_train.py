@@ -109,13 +109,13 @@ def test_a_role_that_follows_the_actor_samples_with_the_weights_of_the_step(trai
 
 
 def test_generation_may_run_one_step_ahead_on_devices_of_its_own(train, tiny_ppo):
-    devices = {"actor": 0, "critic": 0, "ref": 0, "rollout": 1}
+    devices = {"actor": 0, "critic": 0, "ref": 0, "actor.rollout": 1}
     run = train(
         "ppo_math", "--with", "async", *tiny_ppo[:-1], "train.steps=5", "launch=local", "cluster.devices_per_node=2",
         *(f"models.{role}.devices={device}" for role, device in devices.items()),
     )  # fmt: skip
     assert run.code == 0, run.err
-    staleness = [step["rollout/staleness"] for step in run.steps]
+    staleness = [step["actor_rollout/staleness"] for step in run.steps]
     assert staleness[0] == 0
     assert set(staleness) == {0, 1}
     ledger = [json.loads(line) for line in (run.folder / "ledger.jsonl").read_text().splitlines()]

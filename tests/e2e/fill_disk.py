@@ -14,7 +14,18 @@ import sys
 import time
 from pathlib import Path
 
-from kill_anywhere import ALGORITHMS, APART, QUICK, check_staleness, finish, has_accounted, is_free, quietly, result
+from kill_anywhere import (
+    ALGORITHMS,
+    APART,
+    QUICK,
+    check_staleness,
+    finish,
+    has_accounted,
+    is_free,
+    quietly,
+    reference_run,
+    result,
+)
 from warm_command import load_everything
 
 CHECKPOINTS = ("checkpoint.every_steps=1", "checkpoint.max_failed_saves=0", "checkpoint.keep_last=1")
@@ -55,11 +66,9 @@ def main(name: str, times: int, seed: int, home: Path) -> None:
     settings = (*(ALGORITHMS | APART)[name], *quick, *CHECKPOINTS)
     home.mkdir(parents=True, exist_ok=True)
     os.chdir(home)
-    draws, began = random.Random(seed), time.monotonic()
-    if finish(quietly(["train", *settings, "--run-dir", "reference"])):
-        raise SystemExit(Path("log.txt").read_text())
-    seconds = time.monotonic() - began
-    expected, codes, differing = result(Path("reference")), [], []
+    draws = random.Random(seed)
+    seconds, expected = reference_run(settings)
+    codes, differing = [], []
     for number in range(times):
         folder = Path(f"run{number}")
         codes.append(run_on_full_disk(settings, folder, draws.uniform(0.3, 0.9) * seconds))

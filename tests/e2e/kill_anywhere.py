@@ -176,16 +176,22 @@ def kill_and_resume(
     return moments, accounted
 
 
+def reference_run(settings: tuple[str, ...]) -> tuple[float, dict[str, str]]:
+    """A run that nothing interrupts, in the folder `reference`: its seconds and its result."""
+    began = time.monotonic()
+    if finish(quietly(["train", *settings, "--run-dir", "reference"])):
+        raise SystemExit(Path("log.txt").read_text())
+    return time.monotonic() - began, result(Path("reference"))
+
+
 def main(algorithm: str, kills: int, seed: int, home: Path) -> None:
     load_everything()
     settings = (*(ALGORITHMS | APART | AHEAD)[algorithm], *QUICK)
     home.mkdir(parents=True, exist_ok=True)
     os.chdir(home)
-    draws, began = random.Random(seed), time.monotonic()
-    if finish(quietly(["train", *settings, "--run-dir", "reference"])):
-        raise SystemExit(Path("log.txt").read_text())
-    seconds = time.monotonic() - began
-    expected, made, accounted, differing = result(Path("reference")), 0, 0, []
+    draws = random.Random(seed)
+    seconds, expected = reference_run(settings)
+    made, accounted, differing = 0, 0, []
     while made < kills:
         folder = Path(f"run{made}")
         moments, found = kill_and_resume(settings, folder, seconds, draws)

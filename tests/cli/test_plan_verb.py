@@ -62,11 +62,11 @@ def test_all_of_it_is_in_the_json(rlcli):
         ("actor", [0]), ("critic", [0]), ("ref", [0]), ("reward", [0]),
     ]  # fmt: skip
     assert told["stages"][0] == ["actor_gen"]
-    assert {held["role"]: held["parameters"] for held in told["memory"]["held"]}["actor"] == 1098368
+    assert {held["role"]: held["parameters"] for held in told["memory"]["held"]}["actor"] == 852608
     assert {peak["verdict"] for peak in told["memory"]["peaks"]} == {"ok"}
     assert all(peak["total"] >= peak["held"] > 0 for peak in told["memory"]["peaks"])
     assert told["memory"]["within_percent"] == 15
-    assert told["storage"]["checkpoint"] == 12 * (1098368 + 1098497)
+    assert told["storage"]["checkpoint"] == 12 * (852608 + 852737)
     assert told["storage"]["free"] > 0
     assert "sbatch" not in told
     assert "#SBATCH" in document(rlcli, "ppo_math", "--sbatch")["sbatch"]
@@ -142,7 +142,7 @@ def backends(rlcli, tmp_path, monkeypatch):
 def test_a_users_backend_says_itself_what_it_takes(rlcli, backends):
     told = document(rlcli, "ppo_math", f"{REF}{{_replace_: true, type: with_memory, args: {{per_token: 7}}}}")["memory"]
     assert (told["unknown"], told["within_percent"]) == ({}, 40)
-    assert {held["role"]: held["total"] for held in told["held"]}["ref"] == 2 * 1098368
+    assert {held["role"]: held["total"] for held in told["held"]}["ref"] == 2 * 852608
     (peak,) = [peak for peak in told["peaks"] if peak["call"] == "ref_inf"]
     assert peak["activations"] == 7 * (16384 // 104 * 104)  # of whole sequences: groups of four may be cut
     two = document(rlcli, "ppo_math", f"{REF}{{_replace_: true, type: with_memory}}", "--devices", "2")["memory"]
@@ -152,7 +152,7 @@ def test_a_users_backend_says_itself_what_it_takes(rlcli, backends):
 def test_a_backend_that_says_nothing_is_named(rlcli, backends):
     _, out, _ = rlcli("plan", "ppo_math", f"{REF}{{_replace_: true, type: without}}")
     assert "memory of ref is unknown: the backend without does not estimate it" in " ".join(out.split())
-    assert "ref      0       1.1 M" in out
+    assert "ref      0       853 K" in out
     code, _, err = rlcli("plan", "ppo_math", f"{REF}{{_replace_: true, type: with_a_typo}}")
     assert code == 2
     assert "MEMORY of Mine is '_my_memory.Mine'; there is no such attribute" in err

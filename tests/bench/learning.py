@@ -7,7 +7,7 @@
 
 Each row of `sft` and `ppo` is a run of `rlcli train`, with as many ranks as its layout has. SFT begins with random
 weights; the rows must have the losses of the first to within 1e-4, else the exit code is 1. PPO answers a held-out set
-before, during and after training; without `--model`, the result of the warm start `sft_math` (two to three minutes),
+before, during and after training; without `--model`, the result of the warm start `sft_math` (about two minutes),
 all rows begin with that. megatron needs a GPU: its ranks get a pretend device that computes in host memory.
 
 The rows of `flows` are PPO too, with the decoupled loss: generation in process, or by a rollout on a rank of its own

@@ -12,6 +12,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from rlcli.errors import ResourceError
+
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 
@@ -78,6 +80,15 @@ def make_folder(path: Path) -> None:
 def open_private(path: Path, flags: int) -> int:
     """A descriptor of a file that is made with mode 0600; a symbolic link in its place is refused."""
     return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+
+
+def private_file(path: Path, flags: int) -> int:
+    """As `open_private`, to write; a place that cannot be written is the user's to mend: raises ResourceError F75."""
+    try:
+        return open_private(path, os.O_WRONLY | flags)
+    except OSError as error:
+        what = f"not writable: {error.strerror or error}"
+        raise ResourceError(what, where=str(path), hint="remove it, or choose another folder", code="F75") from None
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -30,6 +30,14 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def ended_how(code: int, out_of_memory: bool | None = None) -> str:
+    """An exit code in words, to follow the name of a process."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    guess = {True: " (out of memory)", False: "", None: " (out of memory?)"}[out_of_memory]
+    return f"was killed by {signal.Signals(-code).name}{guess if -code == signal.SIGKILL else ''}"
+
+
 def start_isolated(command: Sequence[str], **variables: str) -> Popen[bytes]:
     """Start a command that reads tasks from stdin and writes replies to stdout, as the leader of a process group."""
     import subprocess

@@ -3,27 +3,66 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.launch import lifeline
+from rlcli.launch.children import Members, run_environment
 from rlcli.launch.cores import available_cores
+from rlcli.launch.launcher import Death
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.transport import Transport
     from rlcli.topology import Topology
+    from rlcli.topology.groups import Group
 
 
-def start_inline(recipe: Recipe, topology: Topology) -> Transport:
-    """A worker for rank 0, here."""
-    import torch
+class InlineLauncher:
+    """One rank, here."""
 
-    from rlcli.runtime.roles import pick_device
-    from rlcli.runtime.transport import InlineTransport
-    from rlcli.runtime.worker import ModelWorker
+    def __init__(self, recipe: Recipe, topology: Topology):
+        self._recipe, self._topology = recipe, topology
 
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(available_cores())
-    transport = InlineTransport(lambda request: worker.handle(request), lifeline.waiting)
-    worker = ModelWorker(recipe, topology, 0, pick_device(recipe.cluster.device, 0), {}, transport.report)
-    return transport
+    def start(self, groups: Sequence[Group], run_dir: Path) -> InlineRunning:
+        import torch
+
+        from rlcli.runtime.roles import pick_device
+        from rlcli.runtime.transport import InlineTransport
+        from rlcli.runtime.worker import ModelWorker
+
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(available_cores())
+        transport = InlineTransport(lambda request: worker.handle(request), lifeline.waiting)
+        device = pick_device(self._recipe.cluster.device, 0)
+        worker = ModelWorker(self._recipe, self._topology, 0, device, {}, transport.report)
+        members = Members(run_dir / "logs", "127.0.0.1", lambda node: (run_environment(1), None))
+        try:
+            for group in groups:
+                if group.kind != "ranks":
+                    members.start(group)
+        except BaseException:
+            members.stop(0)
+            raise
+        return InlineRunning(transport, members)
+
+
+class InlineRunning:
+    """A rank that lives and dies with this process, and the servers and pools of the run."""
+
+    def __init__(self, transport: Transport, members: Members):
+        self.transport, self._members = transport, members
+
+    def addresses(self) -> dict[tuple[str, int], str]:
+        return self._members.addresses()
+
+    def deaths(self) -> list[Death]:
+        return self._members.deaths()
+
+    def restart(self, group: str, index: int) -> None:
+        self._members.restart(group, index)
+
+    def stop(self, grace: float, show_stacks: bool = False) -> None:
+        self.transport.close()
+        self._members.stop(grace)

@@ -1,195 +1,143 @@
-"""One process per device on this machine, started by torchrun; the master stays in the process that was called."""
+"""One process per device on this machine, as one node or as several; the master stays in the process that was called.
+
+Each node has an agent, which is torchrun (see `node`). Several nodes of one machine share no more than several machines
+do: each has a temporary and a working folder of its own, all share the run's folder and reach each other by TCP.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
-import re
-import signal
-import subprocess
 import sys
 import time
-import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rlcli.errors import HangError, ResourceError, WorkerError
-from rlcli.files import open_private
-from rlcli.launch.cores import available_cores
+from rlcli.errors import UsageError
+from rlcli.files import private_file
+from rlcli.launch.children import GONE_WITHIN, Members, Process, end_session, run_environment, start_child
+from rlcli.launch.launcher import Death
 from rlcli.launch.meeting import MeetingFolder
-from rlcli.processes import STOP_SIGNALS, die_with_parent
-from rlcli.project import VARIABLE, current_project
-from rlcli.runtime.worker_main import MASTER, MEETING
+from rlcli.launch.node import start_time
+from rlcli.launch.world import World, write_records
+from rlcli.runtime.worker_main import MEETING, WORKER_FILE
+from rlcli.topology.groups import RANKS, Group
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.transport import ZmqMaster
-    from rlcli.topology import Topology
 
-WORKER_FILE = "worker.json"
 PROCESSES_FILE = "procs.json"
-GRACE = 10.0
-"""Seconds that processes may take to be gone once they are ended."""
-REPORT_WITHIN = 5.0
-"""Seconds within which torchrun reports a rank that failed."""
-LAST_LINES = 12
 
 
-def torchrun_command(run_dir: Path, ranks: int, meeting: Path) -> list[str]:
-    """What starts the ranks. They meet in files, so nothing listens but on loopback."""
-    return [
-        sys.executable, "-m", "rlcli.runtime.torchrun", "--nnodes=1", f"--nproc-per-node={ranks}", "--max-restarts=0",
-        "--signals-to-handle=SIGQUIT",
-        "--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={meeting / 'torchrun'}",
-        f"--rdzv-id={uuid.uuid4().hex}", f"--log-dir={run_dir / 'logs' / 'torchrun'}",
-        "-m", "rlcli.runtime.worker_main", str(run_dir),
-    ]  # fmt: skip
+class LocalLauncher:
+    """Starts all processes of a run on this machine, but for nodes that are started by hand (`launch.by_hand`)."""
+
+    def __init__(self, recipe: Recipe):
+        self._recipe = recipe
+
+    def start(self, groups: Sequence[Group], run_dir: Path) -> LocalRunning:
+        from rlcli.recipe.files import for_any_folder
+
+        (run_dir / "logs").mkdir(mode=0o700, exist_ok=True)
+        recipe = for_any_folder(self._recipe).model_dump(mode="json")
+        with os.fdopen(private_file(run_dir / WORKER_FILE, os.O_TRUNC), "w") as file:
+            json.dump(recipe, file)
+        return LocalRunning(self._recipe, groups, run_dir)
 
 
-def worker_environment(ranks: int, meeting: Path) -> dict[str, str]:
-    """Cores are shared out, not fought for; components are found as they are found here."""
-    environment = {
-        "OMP_NUM_THREADS": str(max(1, available_cores() // ranks)),
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
-        **os.environ,
-        "PYTHONSAFEPATH": "1",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        MEETING: str(meeting),
-        MASTER: str(os.getpid()),
-    }
-    project = current_project()
-    if project is not None:
-        environment[VARIABLE] = str(project)
-    package_home = str(Path(__file__).resolve().parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH")]))
-    return environment
+class LocalRunning:
+    """The processes of one run."""
 
-
-def start_torchrun(run_dir: Path, ranks: int, meeting: Path) -> subprocess.Popen[bytes]:
-    """It leads a session of its own, and ends with this process."""
-    with os.fdopen(_private_file(run_dir / "logs" / "torchrun.log"), "wb") as log:
-        return subprocess.Popen(
-            torchrun_command(run_dir, ranks, meeting),
-            env=worker_environment(ranks, meeting),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=functools.partial(_become_child, os.getpid()),
-        )
-
-
-class LocalRanks:
-    """The ranks of one run; leaving the context ends them all."""
-
-    transport: ZmqMaster
-
-    def __init__(self, recipe: Recipe, topology: Topology, run_dir: Path):
-        from rlcli.runtime.transport import ZmqMaster
-
-        self._run_dir = run_dir
-        self._logs = run_dir / "logs"
-        self._logs.mkdir(mode=0o700, exist_ok=True)
-        _write_private(run_dir / WORKER_FILE, json.dumps(recipe.model_dump(mode="json")))
-        ranks = topology.world_size
-        with contextlib.ExitStack() as undo:
-            self._meeting = MeetingFolder()
-            undo.callback(self._meeting.close)
-            self.transport = ZmqMaster(self._meeting.path, ranks, self._check_alive)
-            undo.callback(self.transport.close)
-            self._process = start_torchrun(run_dir, ranks, self._meeting.path)
-            undo.pop_all()
+    def __init__(self, recipe: Recipe, groups: Sequence[Group], run_dir: Path):
+        self._recipe, self._run_dir = recipe, run_dir
+        self._agents: dict[int, Process] = {}
         self._started: dict[int, float] = {}
+        """Pid → start time, of what runs here."""
+        ranks = next(group for group in groups if group.name == RANKS)
+        with contextlib.ExitStack() as undo:
+            self._own = MeetingFolder()
+            undo.callback(self._own.close)
+            self._world = World(recipe, ranks, run_dir, self._own.path, self._agent_exit)
+            undo.pop_all()
+        self._members = Members(run_dir / "logs", "127.0.0.1", self._place)
         try:
-            self.transport.wait_for_workers(recipe.launch.startup_deadline)
+            for node in self._nodes:
+                environment, folder = self._place(node)
+                self._agents[node] = start_agent(run_dir, node, environment, folder)
+            for group in groups:
+                if group is not ranks:
+                    self._members.start(group)
+            self._world.wait()
             self._note_processes()
-        except BaseException as error:
-            self.__exit__(type(error), error, None)
+        except BaseException:
+            self.stop(0)
             raise
 
-    def _note_processes(self) -> None:
-        """procs.json: pid and start time of every process, enough to end it even if we cannot."""
-        import psutil
+    @property
+    def transport(self) -> ZmqMaster:
+        return self._world.transport
 
-        pids = {"torchrun": self._process.pid, **{f"rank{r}": pid for r, pid in sorted(self.transport.pids.items())}}
-        self._started = {pid: psutil.Process(pid).create_time() for pid in pids.values() if psutil.pid_exists(pid)}
-        entries = [{"name": name, "pid": pid, "started": self._started.get(pid)} for name, pid in pids.items()]
-        _write_private(self._run_dir / PROCESSES_FILE, json.dumps(entries, indent=2) + "\n")
+    @property
+    def _nodes(self) -> range:
+        """Those that are started here."""
+        return range(1 if self._recipe.launch.by_hand else self._recipe.cluster.nodes)
 
-    def _check_alive(self) -> None:
-        """Raises WorkerError once torchrun has ended, which it does when a rank has failed, or a rank has just left."""
-        gone = self._first_that_left() if self._process.poll() is None else None
-        if gone is not None:
-            self._await_torchrun()
-        if self._process.poll() is None:
-            if gone is None:
-                return
-            what = f"rank {gone} ended with exit code 0 before the run was over: sys.exit or os._exit was called"
-            place = f"rank {gone} pid {self.transport.pids[gone]}"
-            raise WorkerError(what, where=place, hint=f"its log is {self._logs / f'rank{gone}.log'}", code="F01")
-        rank, what = self._culprit()
-        log = self._logs / ("torchrun.log" if rank is None else f"rank{rank}.log")
-        lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if log.exists() else []
-        if any(line.strip() for line in lines):
-            what = "\n".join([f"{what}; last lines of {log.name}:", *(f"  {line}" for line in lines)])
-        place = "torchrun" if rank is None else f"rank {rank} pid {self.transport.pids.get(rank, '?')}"
-        raise WorkerError(what, where=place, hint=f"the whole story is in {self._logs}", code="F01")
+    def _place(self, node: int) -> tuple[Mapping[str, str], Path | None]:
+        """Environment and working folder of a node's processes."""
+        environment = run_environment(self._recipe.cluster.devices_per_node * len(self._nodes))
+        environment[MEETING] = str(self._world.meeting)
+        if len(self._nodes) == 1:
+            return environment, None
+        home = self._own.path / f"node{node}"
+        for folder in (home / "tmp", home / "work"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return environment | {"TMPDIR": str(home / "tmp")}, home / "work"
 
-    def _first_that_left(self) -> int | None:
-        """A rank that has ended without being asked to; torchrun does not report one whose exit code is 0."""
-        import psutil
+    def addresses(self) -> dict[tuple[str, int], str]:
+        return self._members.addresses()
 
-        if self.transport.has_let_go:
-            return None
-        for rank, pid in self.transport.pids.items():
-            try:
-                if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                    return rank
-            except psutil.NoSuchProcess:
-                return rank
-        return None
+    def deaths(self) -> list[Death]:
+        return [*self._world.deaths(), *self._members.deaths()]
 
-    def _await_torchrun(self) -> None:
-        """If the rank failed, torchrun notices, and reports its exit code."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(REPORT_WITHIN)
+    def restart(self, group: str, index: int) -> None:
+        if group == RANKS:
+            raise UsageError("a rank cannot be replaced: the world ends with it, and restarts from the last commit")
+        self._members.restart(group, index)
+        self._note_processes()
 
-    def _culprit(self) -> tuple[int | None, str]:
-        """Which rank ended first, and how, from torchrun's own report."""
-        report = (self._logs / "torchrun.log").read_text(errors="replace").rpartition("Root Cause")[2]
-        rank = re.search(r"^\s*rank\s*:\s*(\d+)", report, re.MULTILINE)
-        code = re.search(r"^\s*exitcode\s*:\s*(-?\d+)", report, re.MULTILINE)
-        if rank is None or code is None:
-            return None, f"the workers ended with exit code {self._process.returncode}"
-        number = int(code[1])
-        if number >= 0:
-            return int(rank[1]), f"rank {rank[1]} ended with exit code {number}"
-        name = signal.Signals(-number).name
-        why = " (out of memory?)" if name == "SIGKILL" else ""
-        return int(rank[1]), f"rank {rank[1]} was killed by {name}{why}"
-
-    def wait(self) -> None:
-        """Until the ranks have ended by themselves, which they do after `shutdown`."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=60)
-
-    def close(self) -> None:
-        """End every process of the run that is left; nothing outlives it."""
-        _kill_session(self._process.pid)
-        end = time.monotonic() + GRACE
-        while time.monotonic() < end and not _session_is_empty(self._process):
-            time.sleep(0.05)
+    def stop(self, grace: float, show_stacks: bool = False) -> None:
+        """Nothing outlives the run: ranks die with their agents by their parent-death signal."""
+        if show_stacks:
+            self._world.ask_for_stacks(self._started)
+        end = time.monotonic() + grace
+        while time.monotonic() < end and not self._have_ended():
+            time.sleep(0.02)
+        self._world.dismiss(self._agents)
+        for agent in self._agents.values():
+            end_session(agent)
+        self._members.stop(grace)
         self._end_stragglers()
-        self.transport.close()
-        self._meeting.close()
+        self._world.close()
+        self._own.close()
+
+    def _have_ended(self) -> bool:
+        return not any(agent.poll() is None for agent in self._agents.values()) and not self._world.others(self._agents)
+
+    def _agent_exit(self, node: int) -> int | None:
+        return self._agents[node].poll() if node in self._agents else None
+
+    def _note_processes(self) -> None:
+        """Write down who they are."""
+        members = [(f"{name}{index}", 0, pid, start_time(pid)) for (name, index), pid in self._members.pids().items()]
+        records = [*self._world.records(), *members]
+        self._started = {pid: t for _, node, pid, t in records if node in self._nodes and t is not None}
+        write_records(self._run_dir / PROCESSES_FILE, records)
 
     def _end_stragglers(self) -> None:
-        """The ranks die with torchrun by their parent-death signal; this is for one that somehow did not."""
+        """This is for a process that somehow did not end with its parent."""
         import psutil
 
         for pid, started in self._started.items():
@@ -197,62 +145,13 @@ class LocalRanks:
                 process = psutil.Process(pid)
                 if process.create_time() == started:
                     process.kill()
-                    process.wait(GRACE)
-
-    def _ask_for_stacks(self) -> None:
-        """Every rank writes to its log where it is."""
-        for pid in self.transport.pids.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1)
-        time.sleep(1.0)
-
-    def __enter__(self) -> LocalRanks:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if isinstance(error, HangError):
-            self._ask_for_stacks()
-        self.close()
+                    process.wait(GONE_WITHIN)
 
 
-def _write_private(path: Path, text: str) -> None:
-    with os.fdopen(_private_file(path), "w") as file:
-        file.write(text)
+def start_agent(run_dir: Path, node: int, environment: Mapping[str, str], folder: Path | None) -> Process:
+    """It leads a session of its own, and ends with this process."""
+    return start_child(agent_command(run_dir, node), run_dir / "logs" / f"node{node}.log", environment, folder)
 
 
-def _private_file(path: Path) -> int:
-    """A new file for its owner alone. Raises ResourceError F75, also for a link, which would lead elsewhere."""
-    try:
-        return open_private(path, os.O_WRONLY | os.O_TRUNC)
-    except OSError as error:
-        what = f"not writable: {error.strerror or error}"
-        raise ResourceError(what, where=str(path), hint="remove it, or choose another folder", code="F75") from None
-
-
-def _kill_session(pid: int) -> None:
-    """The ranks are in sessions of their own; they die with torchrun by their parent-death signal."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def _session_is_empty(process: subprocess.Popen[bytes]) -> bool:
-    process.poll()
-    try:
-        os.killpg(process.pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def _become_child(parent: int) -> None:
-    """Runs in the child between fork and exec: SIGKILL for it when its parent is gone.
-
-    Signals that ask for an orderly stop are the parent's affair, also where a scheduler sends them to every process.
-    """
-    die_with_parent()
-    if os.getppid() != parent:  # it was gone before we asked
-        os._exit(1)
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+def agent_command(run_dir: Path, node: int) -> list[str]:
+    return [sys.executable, "-P", "-m", "rlcli.launch.node", str(run_dir.absolute()), str(node)]

@@ -22,9 +22,11 @@ from rlcli.launch.meeting import remove_abandoned
 from rlcli.launch.preflight.before_start import check_before_start
 from rlcli.launch.stopping import StopSignals
 from rlcli.project import planted
+from rlcli.topology.groups import process_groups
 
 if TYPE_CHECKING:
     from rlcli.checkpoint.verify import Checkpoint
+    from rlcli.launch.launcher import Launcher
     from rlcli.observe.display import Display
     from rlcli.observe.report import Outcome
     from rlcli.observe.run_directory import RunDirectory
@@ -40,6 +42,8 @@ log = logging.getLogger(__name__)
 DIGEST_FILE = "recipe.digest"
 STEP = "step"
 """What the display calls the steps of the run that was asked for; those of a warm start it calls by its name."""
+LEAVE_WITHIN = 60.0
+"""Seconds that processes which were let go may take to end."""
 RESUMES = "resumes.jsonl"
 """One line for each time that the run was resumed."""
 
@@ -302,18 +306,23 @@ def _status_of_failures(run: RunDirectory, has_begun: Callable[[], bool]) -> Ite
 @contextmanager
 def workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Transport]:
     """The workers of a recipe, in this process or in others, whose logs go to the folder."""
+    running = launcher_of(recipe, topology).start(process_groups(topology), run_dir)
+    try:
+        yield running.transport
+    except BaseException as error:
+        running.stop(0, show_stacks=isinstance(error, HangError))
+        raise
+    running.stop(LEAVE_WITHIN)
+
+
+def launcher_of(recipe: Recipe, topology: Topology) -> Launcher:
     if recipe.launch.type == "inline":
-        from rlcli.launch.inline import start_inline
+        from rlcli.launch.inline import InlineLauncher
 
-        transport = start_inline(recipe, topology)
-        yield transport
-        transport.close()
-        return
-    from rlcli.launch.local import LocalRanks
+        return InlineLauncher(recipe, topology)
+    from rlcli.launch.local import LocalLauncher
 
-    with LocalRanks(recipe, topology, run_dir) as ranks:
-        yield ranks.transport
-        ranks.wait()
+    return LocalLauncher(recipe)
 
 
 def outcome_of(recipe: Recipe, run: RunDirectory, seconds: float | None = None) -> Outcome:

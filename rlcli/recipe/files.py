@@ -38,6 +38,16 @@ def with_found_files(recipe: Recipe, tree: Mapping, path: Path, layers: Sequence
     return Recipe.model_validate(data)
 
 
+def for_any_folder(recipe: Recipe) -> Recipe:
+    """The same, for processes that may work in another folder: files that were found have absolute paths."""
+    data = recipe.model_dump()
+    for place in (*_dataset_files(recipe), *_interface_files(recipe), *_model_folders(recipe)):
+        text = _get(data, place)
+        if not text.startswith((HUB, BUILTIN)) and Path(text).exists():
+            _put(data, place, str(Path(text).absolute()))
+    return Recipe.model_validate(data)
+
+
 def _dataset_files(recipe: Recipe) -> Iterator[TreePath]:
     for name, dataset in recipe.datasets.items():
         if isinstance(dataset.args.get("path"), str):

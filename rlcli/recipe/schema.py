@@ -201,7 +201,12 @@ class Launch(Section):
     """How the workers are started."""
 
     type: Literal["inline", "local"] = "inline"
-    """inline: in one process, one device; local: one process per device on this machine, by torchrun."""
+    """inline: in one process, one device; local: one process per device on this machine, by torchrun. With several
+    cluster.nodes local starts as many on this machine, each with a temporary and a working folder of its own."""
+    by_hand: bool = False
+    """Start the first node only, and wait for the others: `rlcli plan --commands` prints how to start them."""
+    interface: str = "lo"
+    """Network interface through which several nodes reach each other; lo: all of them are on this machine."""
     max_restarts: NotNegative = 0
     """Restarts from the last checkpoint after a process of the run has died or hung."""
     startup_deadline: Seconds = 600.0

@@ -1,83 +1,157 @@
-"""The connection between master and workers: one socket, encrypted with a key of the run, and a token.
+"""The connections between the master and the processes of a run: who may speak, and where.
 
-On one machine it is a Unix socket in a folder that only its owner may enter. A peer must know the master's CURVE key,
-made for this run; until it has proved that, at most one of its frames is kept in memory. Address, key and token reach
-the workers in a file of that folder, never by a command line or the environment.
+There are two sockets, one for requests and replies, one for heartbeats (see `pulse`). On one node they are Unix sockets
+in a folder that only its owner may enter; between nodes TCP on one interface. Either way a peer must know the master's
+CURVE key, made for this run, to be understood at all, and prove that it has the run's client key before the master
+keeps more than one frame of it. Addresses, keys and token reach the processes in a file for their owner alone, never by
+a command line or the environment.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
-import os
 import secrets
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcli.errors import ResourceError
-from rlcli.files import open_private
+from rlcli.errors import HangError, ResourceError
+from rlcli.files import replace_file
 from rlcli.runtime.messages import LARGEST, ProtocolError
 
 CONTROL_FILE = "control.json"
 SOCKET = "control"
-"""Name of the Unix socket; `launch.meeting` keeps its path within what a socket's address can hold."""
+"""Name of the Unix socket for requests; `launch.meeting` keeps its path within what a socket's address can hold."""
+PULSES = "pulses"
+"""Name of the other one."""
 
 FRAME = 1 << 18
-"""Bytes of a frame. A message takes as many as it needs; of a peer that has not proved that it knows the key, no more
+"""Bytes of a frame. A message takes as many as it needs; of a peer that has not proved that it has the key, no more
 than one is held in memory."""
 ENCRYPTION = 1 << 10
 """Bytes that encryption may add to a frame."""
+HANDSHAKE_WITHIN = 10_000
+"""Milliseconds after which a connection is closed whose peer has not proved anything."""
+ZAP = "inproc://zeromq.zap.01"
+"""Where libzmq asks whether a client's key is one of ours."""
 
 
 @dataclass(frozen=True)
 class Control:
-    """What a worker must know to speak with the master."""
+    """What a process of a run must know to speak with the master."""
 
-    address: str
+    requests: str
+    """Address of the socket for requests and replies."""
+    pulses: str
+    """Address of the one for heartbeats."""
     key: str
-    """The master's public CURVE key, which serves as a secret: it is given to the run's workers only."""
+    """The master's public CURVE key, which serves as a secret too: it is given to the run's processes only."""
+    client: str
+    """Their public key, the same for all."""
+    secret: str
+    """Their secret key."""
     token: bytes
+    """In every message."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether there are processes on other nodes, whose life the master's end does not end by itself."""
+        return self.requests.startswith("tcp://")
 
     @classmethod
     def read(cls, folder: Path) -> Control:
         fields = json.loads((folder / CONTROL_FILE).read_text())
-        return cls(fields["address"], fields["key"], bytes.fromhex(fields["token"]))
+        return cls(**fields | {"token": bytes.fromhex(fields["token"])})
+
+    @classmethod
+    def wait_for(cls, folder: Path, deadline: float) -> Control:
+        """That of a master which may not have started yet. Raises HangError after `deadline` seconds."""
+        end = time.monotonic() + deadline
+        while not (folder / CONTROL_FILE).is_file():
+            if time.monotonic() > end:
+                what = f"no run has begun in {folder.parent} within {deadline:.0f} s"
+                raise HangError(what, hint="start its first node; both must see the same run folder")
+            time.sleep(0.2)
+        return cls.read(folder)
 
     def write(self, folder: Path) -> None:
-        descriptor = open_private(folder / CONTROL_FILE, os.O_WRONLY | os.O_EXCL)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump({"address": self.address, "key": self.key, "token": self.token.hex()}, file)
+        """In one piece, so that nobody reads half of it."""
+        replace_file(folder / CONTROL_FILE, json.dumps(asdict(self) | {"token": self.token.hex()}).encode())
 
-    def connect(self, context: Any) -> Any:
-        """A worker's socket."""
+    def connect(self, context: Any, address: str) -> Any:
+        """A socket of a process of the run."""
         zmq = zeromq()
 
         socket = _new_socket(context, zmq.DEALER)
         socket.curve_serverkey = self.key.encode()
-        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
-        socket.connect(self.address)
+        socket.curve_publickey, socket.curve_secretkey = self.client.encode(), self.secret.encode()
+        socket.connect(address)
         return socket
 
 
-def listen(context: Any, folder: Path) -> tuple[Any, Control]:
-    """The master's socket, and what a worker must know, which is also written into the folder.
+@dataclass(frozen=True)
+class Listening:
+    """The master's sockets."""
 
-    Raises ResourceError if the ZeroMQ here was built without CURVE.
+    requests: Any
+    pulses: Any
+    doorkeeper: Any
+    """On which libzmq asks about clients; `Control` says who is one of ours."""
+    control: Control
+
+    def close(self) -> None:
+        for socket in (self.requests, self.pulses, self.doorkeeper):
+            socket.close()
+
+
+def listen(context: Any, folder: Path, host: str | None) -> Listening:
+    """The master's sockets: in the folder, or on the host's address. What a process must know is written into the
+    folder.
+
+    Raises ResourceError if the ZeroMQ here was built without CURVE, or the address cannot be listened on.
     """
     zmq = zeromq()
 
     if not zmq.has("curve"):
         raise ResourceError("this pyzmq was built without CURVE", hint="pip install --force-reinstall pyzmq")
     public, secret = zmq.curve_keypair()
-    socket = _new_socket(context, zmq.ROUTER)
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.curve_server = True
-    socket.curve_secretkey = secret
-    control = Control(f"ipc://{folder / SOCKET}", public.decode(), secrets.token_bytes(32))
-    socket.bind(control.address)
+    doorkeeper = context.socket(zmq.REP)
+    doorkeeper.setsockopt(zmq.LINGER, 0)
+    doorkeeper.bind(ZAP)  # before there is a door
+    sockets, addresses = [doorkeeper], []
+    try:
+        for name in (SOCKET, PULSES):
+            socket = _new_socket(context, zmq.ROUTER)
+            sockets.append(socket)
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            socket.curve_server = True
+            socket.curve_secretkey = secret
+            socket.bind(f"ipc://{folder / name}" if host is None else f"tcp://{host}:*")
+            addresses.append(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+    except zmq.ZMQError as error:
+        for socket in sockets:
+            socket.close()
+        what = f"cannot listen on {host or folder}: {error}"
+        raise ResourceError(what, hint="launch.interface names the network interface", code="F58") from error
+    client, client_secret = (key.decode() for key in zmq.curve_keypair())
+    requests, pulses = addresses
+    control = Control(requests, pulses, public.decode(), client, client_secret, secrets.token_bytes(32))
     control.write(folder)
-    return socket, control
+    return Listening(sockets[1], sockets[2], doorkeeper, control)
+
+
+def answer_doorkeeper(listening: Listening) -> None:
+    """Let a client in, or not: by its key (ZeroMQ's protocol for this is RFC 27, ZAP)."""
+    zmq = zeromq()
+
+    version, sequence, _, _, _, mechanism, *credentials = listening.doorkeeper.recv_multipart()
+    ours = zmq.utils.z85.decode(listening.control.client.encode())
+    is_ours = mechanism == b"CURVE" and len(credentials) == 1 and hmac.compare_digest(credentials[0], ours)
+    verdict = (b"200", b"OK") if is_ours else (b"400", b"unknown key")
+    listening.doorkeeper.send_multipart([version, sequence, *verdict, b"", b""])
 
 
 def split(message: bytes) -> list[bytes]:
@@ -99,11 +173,13 @@ def _new_socket(context: Any, kind: int) -> Any:
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 1000)
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME + ENCRYPTION)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_WITHIN)
     return socket
 
 
 def zeromq() -> Any:
     """The module, untyped: its constants are made at run time."""
     import zmq
+    import zmq.utils.z85
 
     return zmq

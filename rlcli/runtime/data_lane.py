@@ -20,7 +20,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.runtime.buffer import Transfer
 from rlcli.runtime.messages import LAST_MOVE, Failure, Request
 from rlcli.runtime.sample_store import SampleStore
-from rlcli.runtime.transport import LANE, ZmqWorker
+from rlcli.runtime.transport import ZmqWorker
 
 
 class DataLane:
@@ -33,11 +33,11 @@ class DataLane:
         self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._thread: threading.Thread | None = None
 
-    def start(self, folder: Path, failure: Callable[[BaseException], Failure]) -> None:
+    def start(self, folder: Path, main: ZmqWorker, failure: Callable[[BaseException], Failure]) -> None:
         """Answer the master's requests for moves, until it wants no more."""
 
         def serve() -> None:
-            link = ZmqWorker(folder, self._rank, LANE)
+            link = ZmqWorker(folder, self._rank, main=main)
             link.serve(self.handle, failure, until=LAST_MOVE)
             link.close()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import threading
+import signal
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +21,7 @@ from rlcli.errors import HangError, RlcliError, WorkerError
 from rlcli.runtime.control import CONTROL_FILE, Control, join, listen, split, zeromq
 from rlcli.runtime.messages import LARGEST, Failure, ProtocolError, Reply, Report, Request, pack, unpack
 from rlcli.runtime.own_pauses import OwnPauses
+from rlcli.runtime.pulse import BEAT_SECONDS, LOST_AFTER, Peer, Pulse, Pulses
 
 log = logging.getLogger(__name__)
 
@@ -28,18 +29,16 @@ HELLO = "hello"
 """Name of the report that a worker is up, or cannot start."""
 LANE = "lane"
 """Name of the report that the data lane of a worker is up."""
-BEAT = "beat"
-"""Name of the reports that a worker sends every second, whatever it is doing."""
-
 LAST_REQUEST = "shutdown"
 
-BEAT_SECONDS = 1.0
 SILENT = 10.0
 """Seconds without a heartbeat after which a rank is named as the one that hangs."""
 LONGEST_SILENCE = 300.0
 """Seconds without a heartbeat after which a rank counts as hanging, whatever the other deadlines are."""
 LAST_GASP = 5.0
 """Seconds to find out whether an unexpected error of one rank is the echo of another rank's death."""
+MISSED = 3 * BEAT_SECONDS
+"""Seconds of silence that are enough to be suspected of that death."""
 
 
 class Transport(Protocol):
@@ -112,17 +111,20 @@ class InlineTransport:
 
 
 class ZmqMaster:
-    """The master's socket. `is_alive` raises when the workers' processes have ended."""
+    """The master's socket. `is_alive` raises when processes of the run have ended, or are silent for longer than so
+    many seconds on another node."""
 
-    def __init__(self, folder: Path, world_size: int, is_alive: Callable[[], None]):
-        """Listen in a private folder, where the workers find what they must know to connect."""
+    def __init__(self, folder: Path, world_size: int, is_alive: Callable[[float], None], host: str | None = None):
+        """Listen on the host's address, or else in a private folder, where in either case the workers find what they
+        must know to connect."""
         self._context = zeromq().Context()
         try:
-            self._socket, control = listen(self._context, folder)
+            self._listening = listen(self._context, folder, host)
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._token = control.token
+        self._socket, self._token = self._listening.requests, self._listening.control.token
+        self.pulses = Pulses(self._listening)
         self.on_report: Callable[[Report], None] = _ignore
         self._is_alive = is_alive
         self._world_size = world_size
@@ -131,7 +133,6 @@ class ZmqMaster:
         """Rank → its data lane."""
         self._with_lane: set[int] = set()
         """The ranks that have a lane, be it up or not."""
-        self._heard: dict[int, float] = {}
         self._pauses = OwnPauses()
         self._listening_since = time.monotonic()
         self._paused = 0.0
@@ -193,7 +194,8 @@ class ZmqMaster:
                     self._await_death()
                 return message
             if not has_message:  # what a rank sent before it died is heard first
-                self._is_alive()
+                self._is_alive(LOST_AFTER)
+                self._check_connections()
             self._check_clocks(end, deadline if limit is None else limit, waiting_for)
 
     def _own_pause(self) -> float:
@@ -206,7 +208,7 @@ class ZmqMaster:
         return seconds
 
     def _read(self) -> Reply | Report | None:
-        """The message that has arrived; None for a heartbeat, or for one that is not from our workers."""
+        """The message that has arrived; None for one that is not from our workers."""
         identity, *frames = self._socket.recv_multipart()
         try:
             message: Reply | Report = unpack(join(frames), self._token, Reply, Report)
@@ -216,21 +218,31 @@ class ZmqMaster:
             self.rejected += 1
             log.warning("a message on the control socket was thrown away: %s", error)
             return None
-        self._heard[message.rank] = time.monotonic()
         if isinstance(message, Report) and message.name == HELLO:
             self._identities[message.rank] = identity
             self.pids[message.rank] = int(message.value.get("pid", 0))
             self._with_lane |= {message.rank} if message.value.get("has_lane") else set()
         if isinstance(message, Report) and message.name == LANE:
             self._lanes[message.rank] = identity
-        return None if isinstance(message, Report) and message.name == BEAT else message
+        return message
+
+    def silences(self) -> dict[Peer, float]:
+        """Seconds since each process was heard, those left out in which the master did not listen."""
+        now = time.monotonic()
+        return {peer: now - max(heard, self._listening_since) for peer, heard in sorted(self.pulses.heard.items())}
+
+    def _check_connections(self) -> None:
+        """Raises WorkerError if a worker has lost its connection to us: requests or replies may be lost."""
+        for (kind, rank), told in self.pulses.told.items():
+            if kind == "rank" and told.get("has_lost_connection") and not self.has_let_go:
+                what = f"the connection between the master and rank {rank} was lost"
+                hint = "the network between the nodes, or a firewall, has closed it"
+                raise WorkerError(what, where=f"rank {rank} pid {self.pids.get(rank)}", hint=hint, code="F08")
 
     def _check_clocks(self, end: float, limit: float, waiting_for: str) -> None:
         """Raises HangError if the answer is late, or a rank has been silent for too long."""
-        now = time.monotonic()
-        silences = {rank: now - max(heard, self._listening_since) for rank, heard in sorted(self._heard.items())}
-        silent = {rank: seconds for rank, seconds in silences.items() if seconds > SILENT}
-        is_late = now > end
+        silent = {n: seconds for (kind, n), seconds in self.silences().items() if kind == "rank" and seconds > SILENT}
+        is_late = time.monotonic() > end
         if not is_late and max(silent.values(), default=0.0) <= LONGEST_SILENCE:
             return
         names = [f"rank {rank} has been silent for {seconds:.0f} s" for rank, seconds in silent.items()]
@@ -246,31 +258,33 @@ class ZmqMaster:
         """When a rank dies the others fail at their next collective; the death is what the user must hear of."""
         end = time.monotonic() + LAST_GASP
         while time.monotonic() < end:
-            self._is_alive()
+            self._is_alive(LOST_AFTER)
             time.sleep(0.05)
+        self._is_alive(MISSED)
 
     def close(self) -> None:
-        self._socket.close()
+        self.pulses.close()
+        self._listening.close()
         self._context.term()
         self._control.unlink(missing_ok=True)
 
 
 class ZmqWorker:
-    """A worker's socket, or that of its data lane, which says LANE for hello. For the worker a thread of its own sends
-    heartbeats, also while a request is being worked on."""
+    """A worker's socket, or that of its data lane, which says LANE for hello."""
 
-    def __init__(self, folder: Path, rank: int, hello: str = HELLO):
-        """Connect to the master that listens in this folder."""
-        self._hello = hello
+    def __init__(self, folder: Path, rank: int, node: int = 0, main: ZmqWorker | None = None):
+        """Connect to the master that listens in this folder; `main`: whose data lane it is."""
+        self._hello = HELLO if main is None else LANE
         self._control = Control.read(folder)
         self._token = self._control.token
         self._rank = rank
-        self._context = zeromq().Context()
-        self._socket = self._control.connect(self._context)
-        self._ended = threading.Event()
-        self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        if hello == HELLO:
-            self._beats.start()
+        self._context: Any = zeromq().Context() if main is None else main._context
+        self._socket = self._control.connect(self._context, self._control.requests)
+        self._is_main = main is None
+        self.pulse: Pulse = main.pulse if main else Pulse(self._context, self._control, ("rank", rank), _end_here)
+        self.pulse.watch(self._socket)
+        if main is None:
+            self.pulse.tell(node=node, started=_start_time())
 
     def fail(self, failure: Failure) -> None:
         """Tell the master that this rank cannot start."""
@@ -279,7 +293,7 @@ class ZmqWorker:
     def report(self, name: str, value: dict[str, Any], failure: Failure | None = None) -> None:
         """Tell the master something that it has not asked for. For any thread: it goes over a socket of its own, so it
         may overtake replies and other reports."""
-        socket = self._control.connect(self._context)
+        socket = self._control.connect(self._context, self._control.requests)
         socket.send_multipart(self._frames(Report(self._rank, name, value, failure)))
         socket.close()
 
@@ -292,7 +306,7 @@ class ZmqWorker:
     ) -> None:
         """Say hello, and whether a lane will too; then answer requests one after the other until `until` was asked for.
 
-        Waiting here has no deadline: the parent-death signal ends a worker whose master is gone.
+        Waiting here has no deadline: a worker ends with its parent, and on several nodes when it has lost the master.
         """
         self._send(Report(self._rank, self._hello, {"pid": os.getpid(), "has_lane": has_lane}))
         while True:
@@ -310,11 +324,11 @@ class ZmqWorker:
                 return
 
     def close(self) -> None:
-        self._ended.set()
-        if self._hello == HELLO:
-            self._beats.join()
+        if self._is_main:
+            self.pulse.close()
         self._socket.close()
-        self._context.term()
+        if self._is_main:
+            self._context.term()
 
     def _send(self, message: Reply | Report) -> None:
         self._socket.send_multipart(self._frames(message))
@@ -326,11 +340,18 @@ class ZmqWorker:
             packed = pack(replace(message, value={}, failure=Failure.of(RlcliError(what), "", "")), self._token)
         return split(packed)
 
-    def _beat(self) -> None:
-        socket = self._control.connect(self._context)
-        while not self._ended.wait(BEAT_SECONDS):
-            socket.send(pack(Report(self._rank, BEAT), self._token))
-        socket.close()
+
+def _end_here(why: str) -> None:
+    """End this process at once, whatever its other threads are doing."""
+    log.error("%s: this rank ends", why)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _start_time() -> float:
+    """Of this process: it tells the process from a later one of the same number."""
+    import psutil
+
+    return float(psutil.Process().create_time())
 
 
 def _ignore(report: Report) -> None:

@@ -22,11 +22,16 @@ if TYPE_CHECKING:
     from rlcli.runtime.worker import ModelWorker
 
 MEETING = "RLCLI_MEETING"
-"""Names the folder in which master and ranks meet (see `launch.meeting`)."""
+"""Names the folder in which master, agents and ranks meet (see `launch.meeting`)."""
 STORE = "ranks"
-"""File there through which the ranks find each other. A file, for a TCP store would listen on every interface."""
-MASTER = "RLCLI_MASTER"
-"""Process id of the master, torchrun's parent."""
+"""File there through which the ranks find each other. A file, for a TCP store would listen on every interface, and take
+what anyone sends."""
+WORKER_FILE = "worker.json"
+"""The recipe as ranks and agents read it, in the run's folder."""
+AGENT = "RLCLI_AGENT"
+"""Process id of the node's agent, the parent of its ranks."""
+NODE = "GROUP_RANK"
+"""The number of the node, as torchrun gives it to ranks."""
 
 
 def main(run_dir: Path) -> None:
@@ -50,7 +55,7 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
         return Failure.of(error, f"rank {rank} pid {os.getpid()}", text)
 
     meeting = Path(os.environ[MEETING])
-    link = ZmqWorker(meeting, rank)
+    link = ZmqWorker(meeting, rank, int(os.environ[NODE]))
     try:
         worker, lane = _start(run_dir, rank, local_rank, link.report)
     except Exception as error:
@@ -58,7 +63,7 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
         link.close()
         sys.exit(1)
     if lane is not None:
-        lane.start(meeting, failure)
+        lane.start(meeting, link, failure)
     link.serve(worker.handle, failure, has_lane=lane is not None)
     if lane is not None:
         lane.join()
@@ -82,7 +87,7 @@ def _start(run_dir: Path, rank: int, local_rank: int, report: Tell) -> tuple[Mod
     from rlcli.runtime.worker import ModelWorker
     from rlcli.topology import plan_topology
 
-    recipe = Recipe.model_validate(json.loads((run_dir / "worker.json").read_text()))
+    recipe = Recipe.model_validate(json.loads((run_dir / WORKER_FILE).read_text()))
     topology = plan_topology(recipe)
     device = pick_device(recipe.cluster.device, local_rank)
     if device.type == "cuda":
@@ -108,22 +113,10 @@ def _log_to(path: Path) -> None:
 
 
 def _die_with_parent() -> None:
-    """SIGKILL when torchrun is gone; torchrun itself dies with the master. Before the seconds that torch takes to load.
-
-    Torchrun may be gone before we ask: then whoever adopts orphans here is our parent, and no child of the master.
-    """
+    """SIGKILL when the agent is gone, which ends with the master. Before the seconds that torch takes to load."""
     die_with_parent()
-    if _parent_of(os.getppid()) != int(os.environ[MASTER]):
+    if os.getppid() != int(os.environ[AGENT]):  # it was gone before we asked
         sys.exit(1)
-
-
-def _parent_of(pid: int) -> int | None:
-    """None if there is no such process any more."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    return int(status.rpartition(")")[2].split()[1])  # the name before it may hold anything
 
 
 def _leave_stopping_to_the_master() -> None:

@@ -1,12 +1,13 @@
 """Ranks that are forks of the master, as the master may be one of a process that has everything loaded.
 
-They do what they do under torchrun, for which a small process stands in: it ends all ranks once one has failed, and
-reports which. What the real one does, `tests/launch` shows.
+They do what they do under a node's agent, for which a small process stands in: it ends all ranks once one has failed,
+and reports which. What the real one does, `tests/launch` shows.
 """
 
 import contextlib
 import functools
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -18,10 +19,13 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+import zmq
 
 from rlcli.launch import local
 from rlcli.processes import die_with_parent
 from rlcli.runtime import worker_main
+from rlcli.runtime.control import Control
+from rlcli.runtime.pulse import Pulse
 from rlcli.testing.ranks import leave_groups_of_parent
 
 Prepare = Callable[[int], object]
@@ -31,36 +35,37 @@ Prepare = Callable[[int], object]
 @contextlib.contextmanager
 def forked_ranks(prepare: Prepare = lambda ranks: None) -> Iterator[None]:
     """Runs that this process is the master of have such ranks."""
-    with mock.patch.object(local, "start_torchrun", functools.partial(_Torchrun, prepare)):
+    with mock.patch.object(local, "start_agent", functools.partial(_Agent, prepare)):
         yield
 
 
-class _Torchrun:
-    """As much of a `subprocess.Popen` as `LocalRanks` uses."""
+class _Agent:
+    """As much of a `subprocess.Popen` as launchers use. One node; what it does, `rlcli.launch.node` does too."""
 
-    def __init__(self, prepare: Prepare, run_dir: Path, ranks: int, meeting: Path):
+    def __init__(self, prepare: Prepare, run_dir: Path, node: int, environment: dict[str, str], folder: Path | None):
         self.returncode: int | None = None
-        variables = local.worker_environment(ranks, meeting) | {
-            "WORLD_SIZE": str(ranks),
-            "LOCAL_WORLD_SIZE": str(ranks),
-        }
+        recipe = json.loads((run_dir / worker_main.WORKER_FILE).read_text())
+        ranks = recipe["cluster"]["devices_per_node"]
+        sizes = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        lo = {"GLOO_SOCKET_IFNAME": "lo"}
 
         def rank(number: int) -> None:
-            os.environ.update({"RANK": str(number), "LOCAL_RANK": str(number)})
+            os.environ.update({"RANK": str(number), "LOCAL_RANK": str(number), worker_main.NODE: "0"})
             torch.set_num_threads(1)
             held = prepare(ranks)
             worker_main.main(run_dir)
             del held
 
-        def torchrun() -> None:
+        def agent() -> None:
             os.setsid()
             die_with_parent()
-            os.environ.update(variables)
+            os.environ.update({**environment, **sizes, **lo, worker_main.AGENT: str(os.getpid())})
             for stream in (1, 2):
-                redirect(stream, run_dir / "logs" / "torchrun.log")
-            _watch({fork(lambda number=number: rank(number)): number for number in range(ranks)})
+                redirect(stream, run_dir / "logs" / "node0.log")
+            started = {fork(lambda number=number: rank(number)): number for number in range(ranks)}
+            _watch(started, Path(environment[worker_main.MEETING]))
 
-        self.pid = fork(torchrun)
+        self.pid = fork(agent)
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -77,16 +82,21 @@ class _Torchrun:
             time.sleep(0.005)
 
 
-def _watch(ranks: dict[int, int]) -> None:
-    """Until all have ended (pid → number), or one has failed."""
+def _watch(ranks: dict[int, int], meeting: Path) -> None:
+    """Until all have ended (pid → number), or one has failed, which the master is told."""
+    context = zmq.Context()
+    pulse = Pulse(context, Control.read(meeting), ("node", 0), lambda why: os._exit(1))
     while ranks:
         pid, status = os.wait()
         number, code = ranks.pop(pid), os.waitstatus_to_exitcode(status)
         if code:
             for other in ranks:
                 os.kill(other, signal.SIGKILL)
-            print(f"Root Cause (first observed failure):\n  rank      : {number}\n  exitcode  : {code}", flush=True)
-            sys.exit(1)
+            pulse.tell_last(5, rank=number, exit=code)
+            os._exit(1)
+    pulse.tell_last(5, is_over=True)
+    pulse.close()
+    context.term()
 
 
 def fork(work: Callable[[], object]) -> int:

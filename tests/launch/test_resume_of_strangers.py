@@ -122,7 +122,7 @@ def test_a_result_that_another_has_planted_is_not_started_from(project, everybod
     assert "another user" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["worker.json", "logs/torchrun.log"])
+@pytest.mark.parametrize("name", ["worker.json", "logs/node0.log"])
 def test_a_link_in_the_place_of_a_file_of_the_run_leads_nowhere(trained, tmp_path, monkeypatch, everybody, name):
     precious = tmp_path / "precious"
     precious.write_text("mine")

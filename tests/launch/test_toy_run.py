@@ -168,14 +168,15 @@ def test_nothing_listens_beyond_this_machine_and_no_secret_is_on_a_command_line(
         wait_for(lambda: (project / "run/procs.json").exists())
         wait_for(lambda: status(project / "run")["state"] == "running")
         family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        meeting = Path(next(p for p in family if "torchrun" in " ".join(p.cmdline())).environ()[MEETING])
-        token = Control.read(meeting).token.hex()
+        meeting = Path(next(p for p in family if "rlcli.launch.node" in p.cmdline()).environ()[MEETING])
+        control = Control.read(meeting)
+        secrets = (control.token.hex(), control.key, control.client, control.secret)
         listening = [c.laddr.ip for p in family for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
         assert set(listening) <= {"127.0.0.1"}
-        assert not any(token in " ".join(p.cmdline()) for p in family)
-        assert not any(token in value for p in family for value in p.environ().values())
+        assert not any(secret in " ".join(p.cmdline()) for p in family for secret in secrets)
+        assert not any(secret in value for p in family for value in p.environ().values() for secret in secrets)
         noted = json.loads((project / "run/procs.json").read_text())
-        assert [entry["name"] for entry in noted] == ["torchrun", "rank0", "rank1"]
+        assert [entry["name"] for entry in noted] == ["node0", "rank0", "rank1"]
         for path in (project / "run").rglob("*"):
             assert not stat.S_IMODE(path.stat().st_mode) & 0o077 or "torchrun" in str(path), path
     finally:

@@ -1,4 +1,4 @@
-"""A master in whose folder others send what they like: its memory stays what it is."""
+"""A master to whose sockets others send what they like: its memory stays what it is."""
 
 import os
 import socket
@@ -18,19 +18,19 @@ import sys
 from pathlib import Path
 from rlcli.runtime.transport import ZmqMaster
 
-ZmqMaster(Path(sys.argv[1]), 1, lambda: None)
+ZmqMaster(Path(sys.argv[1]), 1, lambda patience: None, *sys.argv[2:])
 print("up", flush=True)
 sys.stdin.read()
 """
 
 
-@pytest.fixture
-def busy_master():
+@pytest.fixture(params=[[], ["127.0.0.1"]], ids=["in a folder", "by TCP"])
+def busy_master(request):
     """A master that reads nothing, in a process of its own; returns what a worker of it must know, and its memory."""
     meeting = MeetingFolder()
     home = str(Path(__file__).parents[2])
     process = subprocess.Popen(
-        [sys.executable, "-c", BUSY_MASTER, str(meeting.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, "-c", BUSY_MASTER, str(meeting.path), *request.param], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": home},
     )  # fmt: skip
     assert process.stdout.readline() == b"up\n"
@@ -49,7 +49,7 @@ def flood_without_the_key(told):
     """Well-formed messages, 400 MiB of them."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.linger = 0
-        stranger.connect(told.address)
+        stranger.connect(told.requests)
         for _ in range(100):
             try:
                 stranger.send(b"x" * (4 << 20), zmq.NOBLOCK)
@@ -58,15 +58,37 @@ def flood_without_the_key(told):
         time.sleep(1)
 
 
+def flood_with_the_masters_key_alone(told):
+    """400 MiB from one who has seen the master's public key, and has no key of the run."""
+    public, secret = zmq.curve_keypair()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 0
+        stranger.curve_serverkey, stranger.curve_publickey, stranger.curve_secretkey = told.key.encode(), public, secret
+        stranger.connect(told.pulses)
+        for _ in range(100):
+            try:
+                stranger.send(b"x" * (4 << 20), zmq.NOBLOCK)
+            except zmq.Again:
+                time.sleep(0.01)
+        time.sleep(1)
+
+
+def raw_address(address):
+    if address.startswith("ipc://"):
+        return address.removeprefix("ipc://")
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    return host, int(port)
+
+
 def flood_below_zeromq(told):
     """Greetings, and after them a frame of 60 MiB that never ends, on many connections."""
     connections = []
     for mechanism in (b"NULL", b"CURVE") * 8:
-        connection = socket.socket(socket.AF_UNIX)
+        connection = socket.socket(socket.AF_INET if told.is_remote else socket.AF_UNIX)
         connection.settimeout(2)
         connections.append(connection)
         try:
-            connection.connect(told.address.removeprefix("ipc://"))
+            connection.connect(raw_address(told.requests))
             connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + mechanism.ljust(20, b"\0") + bytes(32))
             time.sleep(0.02)
             connection.sendall(b"\x06" + (60 << 20).to_bytes(8, "big") + b"\x05HELLO")
@@ -79,7 +101,10 @@ def flood_below_zeromq(told):
         connection.close()
 
 
-@pytest.mark.parametrize("flood", [flood_without_the_key, flood_below_zeromq])
+FLOODS = [flood_without_the_key, flood_with_the_masters_key_alone, flood_below_zeromq]
+
+
+@pytest.mark.parametrize("flood", FLOODS)
 def test_a_flood_of_strangers_takes_no_memory(busy_master, flood):
     told, resident = busy_master
     before = resident()

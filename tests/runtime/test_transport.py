@@ -3,6 +3,7 @@
 import stat
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import zmq
 
 from rlcli import errors
 from rlcli.launch.meeting import MeetingFolder
-from rlcli.runtime import control, messages, own_pauses, transport
+from rlcli.runtime import control, messages, own_pauses, pulse, transport
 from rlcli.runtime.control import Control
 from rlcli.runtime.messages import Failure, ProtocolError, Reply, Report, Request, pack
 from rlcli.runtime.requests import Requests
@@ -21,14 +22,14 @@ from rlcli.runtime.transport import HELLO, InlineTransport, ZmqMaster, ZmqWorker
 class Ranks:
     """A master, and workers that are threads of this process."""
 
-    def __init__(self, size=1):
+    def __init__(self, size=1, host=None):
         self.meeting = MeetingFolder()
         self.folder = self.meeting.path
         self.dead = None
-        self.master = ZmqMaster(self.folder, size, self.check)
+        self.master = ZmqMaster(self.folder, size, self.check, host)
         self.threads = []
 
-    def check(self):
+    def check(self, patience):
         if self.dead:
             raise errors.WorkerError(self.dead)
 
@@ -43,7 +44,8 @@ class Ranks:
 
     def stranger(self):
         """A socket that knows address and key, and not the token."""
-        socket = Control.read(self.folder).connect(zmq.Context.instance())
+        control = Control.read(self.folder)
+        socket = control.connect(zmq.Context.instance(), control.requests)
         socket.linger = 0
         return socket
 
@@ -56,9 +58,9 @@ class Ranks:
         self.meeting.close()
 
 
-@pytest.fixture
-def ranks():
-    made = Ranks()
+@pytest.fixture(params=[None, "127.0.0.1"], ids=["one node", "several"])
+def ranks(request):
+    made = Ranks(host=request.param)
     yield made
     made.close()
 
@@ -76,10 +78,43 @@ def test_questions_reach_the_worker_and_answers_the_master(ranks):
     assert ranks.master.receive(10, "answers") == Reply(2, 0, {"op": "second"})
 
 
-def test_the_master_listens_in_a_folder_for_its_owner_alone(ranks):
-    address = ranks.master._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-    assert Path(address.removeprefix("ipc://")).parent == ranks.folder
+def test_on_one_node_the_master_listens_in_a_folder_for_its_owner_alone():
+    ranks = Ranks()
+    control = Control.read(ranks.folder)
+    for address in (control.requests, control.pulses):
+        assert Path(address.removeprefix("ipc://")).parent == ranks.folder
     assert stat.S_IMODE(ranks.folder.stat().st_mode) == 0o700
+    ranks.close()
+
+
+def test_between_nodes_it_listens_on_one_interface():
+    ranks = Ranks(host="127.0.0.1")
+    control = Control.read(ranks.folder)
+    assert [address.rpartition(":")[0] for address in (control.requests, control.pulses)] == ["tcp://127.0.0.1"] * 2
+    ranks.close()
+
+
+def test_an_address_that_is_not_ours_cannot_be_listened_on(tmp_path):
+    with pytest.raises(errors.ResourceError, match="cannot listen on 192.0.2.1") as raised:
+        ZmqMaster(tmp_path, 1, lambda patience: None, "192.0.2.1")
+    assert raised.value.code == "F58"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("field", ["client", "key"])
+def test_a_key_of_another_run_is_not_let_in(ranks, field):
+    other, secret = (key.decode() for key in zmq.curve_keypair())
+    wrong = {"client": other, "secret": secret} if field == "client" else {"key": other}
+    control = replace(Control.read(ranks.folder), **wrong)
+    with zmq.Context() as context:
+        stranger = control.connect(context, control.requests)
+        stranger.linger = 0
+        stranger.send(pack(Report(0, HELLO, {"pid": 1}), control.token))
+        with pytest.raises(errors.HangError, match="rank 0 to start"):
+            ranks.master.wait_for_workers(1)
+        stranger.close()
+    assert ranks.master.pids == {}
+    assert ranks.master.rejected == 0
 
 
 def test_what_opens_the_socket_is_for_the_owner_alone(ranks):
@@ -206,7 +241,7 @@ def clock(monkeypatch):
     (3600, r"^error\[HANG\] rank 0 pid \d+: rank 0 has been silent for \d+ s: waiting for actor_train"),
 ])  # fmt: skip
 def test_a_rank_without_heartbeat_is_the_one_that_is_named(ranks, monkeypatch, clock, deadline, says):
-    monkeypatch.setattr(transport, "BEAT_SECONDS", 1000.0)
+    monkeypatch.setattr(pulse, "BEAT_SECONDS", 1000.0)
     monkeypatch.setattr(own_pauses, "PAUSE", 1000.0)
     monkeypatch.setattr(transport, "LONGEST_SILENCE", 20.0)
     ranks.start(0, echo)
@@ -220,7 +255,7 @@ def test_a_rank_without_heartbeat_is_the_one_that_is_named(ranks, monkeypatch, c
 
 def test_a_master_that_was_away_blames_nobody(monkeypatch, clock):
     """Stopped by Ctrl-Z for an hour: the ranks' heartbeats are there, and unread."""
-    monkeypatch.setattr(transport, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(pulse, "BEAT_SECONDS", 0.1)
     ranks, hold = Ranks(2), threading.Event()
     for rank in range(2):
         ranks.start(rank, lambda request: {} if request.op == "shutdown" else {"held": hold.wait(20)})

@@ -22,11 +22,7 @@ def check(notes: Notes) -> None:
     if launch == "inline" and world > 1:
         what = f"launch inline runs one process, but the cluster has {world} devices"
         key: Path = ("launch", "type") if notes.is_set(("launch",)) else ("cluster", "devices_per_node")
-        hint = "use launch=local" if cluster.nodes == 1 else None
-        notes.note("R49", what, key, hint, needs=needs)
-    if launch == "local" and cluster.nodes > 1:
-        what = f"launch local stays on this machine, but the cluster has {cluster.nodes} nodes"
-        notes.note("R49", what, ("cluster", "nodes"), "use cluster.nodes=1", needs=needs)
+        notes.note("R49", what, key, "use launch=local", needs=needs)
     for name, role in notes.recipe.models.items():
         _role(notes, name, role, world)
 

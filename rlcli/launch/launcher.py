@@ -1,0 +1,58 @@
+"""What every launcher does: start the groups of a run, and answer for their processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from rlcli.processes import ended_how
+
+if TYPE_CHECKING:
+    from rlcli.runtime.transport import Transport
+    from rlcli.topology.groups import Group
+
+
+@dataclass(frozen=True)
+class Death:
+    """A process that has ended without being asked to."""
+
+    group: str
+    index: int
+    node: int
+    exit: int
+    """Exit code; a negative number is the signal that killed it."""
+    out_of_memory: bool | None = None
+    """Whether the kernel killed it for want of memory; None where that cannot be told."""
+
+    def __str__(self) -> str:
+        return ended_how(self.exit, self.out_of_memory)
+
+
+class Running(Protocol):
+    """The processes of a run that were started."""
+
+    @property
+    def transport(self) -> Transport:
+        """The master's connection to the ranks."""
+
+    def addresses(self) -> dict[tuple[str, int], str]:
+        """(group, index) → `host:port` of each process of a server."""
+
+    def deaths(self) -> list[Death]:
+        """The processes that have ended and were not replaced, in the order in which that was noticed."""
+
+    def restart(self, group: str, index: int) -> None:
+        """Replace a process of a server or a pool, dead or alive; it may get another address."""
+
+    def stop(self, grace: float, show_stacks: bool = False) -> None:
+        """End all processes: those that do not end by themselves within `grace` seconds are killed. `show_stacks`: have
+        ranks write to their logs where they are first."""
+
+
+class Launcher(Protocol):
+    """Starts processes."""
+
+    def start(self, groups: Sequence[Group], run_dir: Path) -> Running:
+        """Start all processes of a run, and wait until its ranks are up. Nothing is left behind if that fails."""

@@ -1,0 +1,209 @@
+"""The agent of one node: `python -P -m rlcli.launch.node RUN_DIR NODE`. It is torchrun, with three differences.
+
+The agents of several nodes find each other through a file of the run's folder, which only its owner may enter, where
+torchrun would open a port that takes what anyone sends. What is left when a rank has died is ended by SIGKILL: ranks do
+not listen to SIGTERM (see `worker_main`), and torchrun would wait half a minute for them. And the agent is known to the
+master by its heartbeats, in which it says which ranks have ended, and how; it ends when it has lost the master.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.errors import RlcliError
+from rlcli.launch.cores import available_cores
+from rlcli.runtime.control import Control, zeromq
+from rlcli.runtime.pulse import END, Pulse
+from rlcli.runtime.worker_main import AGENT, MEETING, WORKER_FILE
+
+if TYPE_CHECKING:
+    from rlcli.recipe.schema import Recipe
+
+SHARED_MEETING = "meeting"
+"""Where the processes of several nodes meet, in the run's folder."""
+STORE = "agents"
+"""File there through which the agents find each other."""
+BEGUN_WITHIN = 600.0
+"""Seconds that an agent which was started by hand waits for the first node."""
+HEARD_WITHIN = 5.0
+"""Seconds for the master to hear the last that an agent has to say."""
+LOOK_SECONDS = 1.0
+"""Between two looks at which ranks are there."""
+FAILED, LOST = 7, 8
+"""Exit codes: a process of the run has failed; the master is lost."""
+
+
+def main(run_dir: Path, node: int) -> int:
+    """Run the ranks of a node. Returns the exit code."""
+    meeting = Path(os.environ.setdefault(MEETING, str(run_dir / SHARED_MEETING)))
+    try:
+        control = Control.wait_for(meeting, BEGUN_WITHIN)
+    except RlcliError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    recipe = _read_recipe(run_dir)
+    _prepare_environment(recipe)
+    context = zeromq().Context()
+    pulse = Pulse(context, control, ("node", node), _end_here)
+    pulse.tell(host=socket.gethostname(), started=start_time(os.getpid()))
+    threading.Thread(target=_watch_ranks, args=(pulse,), daemon=True).start()
+    failed = _run_ranks(recipe, run_dir, meeting, node)
+    pulse.tell_last(HEARD_WITHIN, is_over=True, **failed)
+    pulse.close()
+    context.term()
+    return FAILED if failed else 0
+
+
+def torchrun_arguments(run_dir: Path, nodes: int, devices_per_node: int, node: int) -> list[str]:
+    return [
+        f"--nnodes={nodes}", f"--node-rank={node}", f"--nproc-per-node={devices_per_node}", "--max-restarts=0",
+        "--signals-to-handle=SIGQUIT", "--rdzv-backend=rlcli", f"--rdzv-id={run_dir.name}",
+        f"--log-dir={run_dir / 'logs' / 'torchrun' / f'node{node}'}", "-m", "rlcli.runtime.worker_main", str(run_dir),
+    ]  # fmt: skip
+
+
+def start_time(pid: int) -> float | None:
+    """When a process began, which tells it from a later one of the same number; None if there is none."""
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return float(psutil.Process(pid).create_time())
+    return None
+
+
+def _read_recipe(run_dir: Path) -> Recipe:
+    from rlcli.recipe.schema import Recipe
+
+    return Recipe.model_validate(json.loads((run_dir / WORKER_FILE).read_text()))
+
+
+def _prepare_environment(recipe: Recipe) -> None:
+    """What ranks inherit. Cores are shared out, not fought for; what is set already stays."""
+    ours = {
+        "OMP_NUM_THREADS": str(max(1, available_cores() // recipe.cluster.devices_per_node)),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GLOO_SOCKET_IFNAME": recipe.launch.interface,
+        "NCCL_SOCKET_IFNAME": recipe.launch.interface,
+    }
+    os.environ.update({name: value for name, value in ours.items() if name not in os.environ})
+    os.environ.update({"PYTHONSAFEPATH": "1", AGENT: str(os.getpid())})
+
+
+def _run_ranks(recipe: Recipe, run_dir: Path, meeting: Path, node: int) -> dict[str, Any]:
+    """Until all ranks have ended. Returns nothing if they did so by themselves, else what the master must know."""
+    from torch.distributed.elastic.multiprocessing import api
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    api._get_default_signal = lambda: signal.SIGKILL
+    nodes = recipe.cluster.nodes
+    _meet_in(meeting / STORE, node, nodes)
+    kills = count_memory_kills()
+    try:
+        run(parse_args(torchrun_arguments(run_dir, nodes, recipe.cluster.devices_per_node, node)))
+    except ChildFailedError as error:
+        print(error, file=sys.stderr, flush=True)
+        rank, failure = error.get_first_failure()
+        after = count_memory_kills()
+        is_known = kills is not None and after is not None
+        return {
+            "rank": rank,
+            "exit": failure.exitcode,
+            "out_of_memory": after > kills if is_known else None,  # type: ignore[operator]
+        }
+    except Exception as error:  # torchrun's own
+        traceback.print_exc()
+        return {"failure": f"{type(error).__name__}: {error}"}
+    return {}
+
+
+def _meet_in(file: Path, node: int, nodes: int) -> None:
+    """Have agents find each other in a file; each has the number that it was given."""
+    from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
+    from torch.distributed.elastic.rendezvous import (
+        RendezvousHandler,
+        RendezvousInfo,
+        RendezvousParameters,
+        RendezvousStoreInfo,
+        rendezvous_handler_registry,
+    )
+
+    class Meeting(RendezvousHandler):
+        def __init__(self, parameters: RendezvousParameters):
+            self._run_id = parameters.run_id
+            self._store: Store = FileStore(str(file))
+
+        def next_rendezvous(self) -> RendezvousInfo:
+            nobody = RendezvousStoreInfo("127.0.0.1", 0)  # ranks are given a store of their own
+            return RendezvousInfo(self._store, node, nodes, nobody)
+
+        def get_backend(self) -> str:
+            return "rlcli"
+
+        def get_run_id(self) -> str:
+            return self._run_id
+
+        def is_closed(self) -> bool:
+            return False
+
+        def set_closed(self) -> None:
+            """Nobody joins later."""
+
+        def num_nodes_waiting(self) -> int:
+            return 0
+
+        def shutdown(self) -> bool:
+            return True
+
+        @property
+        def use_agent_store(self) -> bool:
+            return False
+
+    rendezvous_handler_registry.register("rlcli", Meeting)
+
+
+def _watch_ranks(pulse: Pulse) -> None:
+    """Tell of each rank that has ended, also with exit code 0, of which torchrun says nothing."""
+    import psutil
+
+    seen, gone = set[int](), set[int]()
+    while True:
+        time.sleep(LOOK_SECONDS)
+        alive = {one.pid for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE}
+        seen |= alive
+        if seen - alive != gone:
+            gone = seen - alive
+            pulse.tell(gone=sorted(gone))
+
+
+def count_memory_kills(membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Processes of our control group that the kernel has killed for want of memory; None where it does not count."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        place = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
+        for line in (root / place.lstrip("/") / "memory.events").read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return None
+
+
+def _end_here(why: str) -> None:
+    """End this process at once; its ranks die with it."""
+    print(f"rlcli: {why}; this node ends", file=sys.stderr, flush=True)
+    os._exit(FAILED if why == END else LOST)
+
+
+if __name__ == "__main__":
+    arguments: Sequence[str] = sys.argv[1:]
+    sys.exit(main(Path(arguments[0]).absolute(), int(arguments[1])))

@@ -1,0 +1,187 @@
+"""The ranks of a run as the master sees them, whoever has started them: their connection, and which have died."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.errors import WorkerError
+from rlcli.files import private_file
+from rlcli.launch.interfaces import address_of
+from rlcli.launch.launcher import Death
+from rlcli.launch.node import SHARED_MEETING
+from rlcli.processes import ended_how
+from rlcli.topology.groups import RANKS, Group
+
+if TYPE_CHECKING:
+    from rlcli.recipe.schema import Recipe
+
+REPORT_WITHIN = 5.0
+"""Seconds within which an agent reports a rank that failed."""
+LEAVE_WITHIN = 3.0
+"""Seconds for agents of other launchers or machines to hear that the run is over."""
+LAST_LINES = 12
+Record = tuple[str, int, int, float | None]
+"""Of a process: name, node, pid, start time."""
+
+
+class World:
+    """All ranks of a run, and the agents of their nodes."""
+
+    def __init__(self, recipe: Recipe, ranks: Group, run_dir: Path, own: Path, agent_exit: Callable[[int], int | None]):
+        """Listen to them. `own`: a folder of this machine in which they meet if all are here; `agent_exit`: the exit
+        code of a node's agent, as far as its launcher knows it."""
+        from rlcli.runtime.transport import ZmqMaster
+
+        self._ranks, self._logs, self._agent_exit = ranks, run_dir / "logs", agent_exit
+        self._has_nodes = recipe.cluster.nodes > 1
+        self._deadline = recipe.launch.startup_deadline
+        self.meeting = own
+        if self._has_nodes:
+            self.meeting = run_dir / SHARED_MEETING
+            shutil.rmtree(self.meeting, ignore_errors=True)
+            self.meeting.mkdir(mode=0o700)
+        host = address_of(recipe.launch.interface) if self._has_nodes else None
+        self.transport = ZmqMaster(self.meeting, len(ranks.nodes), self._check_alive, host)
+
+    def wait(self) -> None:
+        """Until all ranks are up."""
+        self.transport.wait_for_workers(self._deadline)
+
+    # -- who is alive ----------------------------------------------------------------------------------------
+
+    def deaths(self) -> list[Death]:
+        """The first rank that each agent reports, or all of an agent that died itself."""
+        reported = [
+            Death(RANKS, told["rank"], node, told["exit"], told.get("out_of_memory"))
+            for node, told in self._told().items()
+            if "rank" in told
+        ]
+        with_agents = [
+            Death(RANKS, rank, node, code)
+            for node in sorted({*self._ranks.nodes})
+            if (code := self._agent_exit(node)) is not None and not self._has_finished(node)
+            for rank in self._ranks.on_node(node)
+        ]
+        return reported or with_agents
+
+    def records(self) -> list[Record]:
+        """The processes that have said who they are."""
+        told = self.transport.pulses.told
+        agents = [(f"node{node}", node, said["pid"], said.get("started")) for node, said in self._told().items()]
+        ranks = [
+            (f"rank{rank}", self._ranks.nodes[rank], pid, told.get(("rank", rank), {}).get("started"))
+            for rank, pid in sorted(self.transport.pids.items())
+        ]
+        return [*agents, *ranks]
+
+    def _told(self) -> dict[int, dict[str, Any]]:
+        """Node → what its agent says."""
+        return {node: told for (kind, node), told in sorted(self.transport.pulses.told.items()) if kind == "node"}
+
+    def _has_finished(self, node: int) -> bool:
+        return self.transport.has_let_go or bool(self._told().get(node, {}).get("is_over"))
+
+    def _check_alive(self, patience: float) -> None:
+        """Raises WorkerError once a rank or an agent has ended, or an agent on another node is silent for longer than
+        `patience` seconds."""
+        gone = self._first_that_left()
+        if gone is not None:
+            self._await_report()
+        for node, told in self._told().items():
+            if "rank" in told:
+                raise self._rank_error(node, told["rank"], ended_how(told["exit"], told.get("out_of_memory")))
+            if "failure" in told:
+                raise self._node_error(node, told["failure"])
+        for node in sorted({*self._ranks.nodes}):
+            code = self._agent_exit(node)
+            if code is not None and not self._has_finished(node):
+                raise self._node_error(node, f"its agent {ended_how(code)}")
+        if gone is not None:
+            what = "ended with exit code 0 before the run was over: sys.exit or os._exit was called"
+            raise self._rank_error(*gone, what)
+        if self._has_nodes:
+            self._check_silence(patience)
+
+    def _check_silence(self, patience: float) -> None:
+        for (kind, node), seconds in self.transport.silences().items():
+            if kind == "node" and seconds > patience and not self._has_finished(node):
+                raise self._node_error(node, f"its agent has not been heard for {seconds:.0f} s")
+
+    def _first_that_left(self) -> tuple[int, int] | None:
+        """(node, rank) of one that has ended without being asked to; torchrun does not report it if its exit code is
+        0."""
+        if self.transport.has_let_go:
+            return None
+        ranks = {(self._ranks.nodes[rank], pid): rank for rank, pid in self.transport.pids.items()}
+        for node, told in self._told().items():
+            for pid in told.get("gone", ()):
+                if (node, pid) in ranks:
+                    return node, ranks[node, pid]
+        return None
+
+    def _await_report(self) -> None:
+        """If a rank failed, its agent notices, and reports how."""
+        end = time.monotonic() + REPORT_WITHIN
+        while time.monotonic() < end and not any("rank" in told for told in self._told().values()):
+            time.sleep(0.05)
+
+    # -- what is said of it ----------------------------------------------------------------------------------
+
+    def _rank_error(self, node: int, rank: int, how: str) -> WorkerError:
+        where = f"rank {rank} pid {self.transport.pids.get(rank, '?')}"
+        where = f"node {node}, {where}" if self._has_nodes else where
+        return self._error(f"rank {rank} {how}", where, self._logs / f"rank{rank}.log")
+
+    def _node_error(self, node: int, how: str) -> WorkerError:
+        held = self._ranks.on_node(node)
+        ranks = f"ranks {held[0]}-{held[-1]}" if len(held) > 1 else f"rank {held[0]}"
+        what = f"node {node} is lost, and with it {ranks}: {how}"
+        return self._error(what, f"node {node}", self._logs / f"node{node}.log")
+
+    def _error(self, what: str, where: str, log: Path) -> WorkerError:
+        lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if log.exists() else []
+        if any(line.strip() for line in lines):
+            what = "\n".join([f"{what}; last lines of {log.name}:", *(f"  {line}" for line in lines)])
+        return WorkerError(what, where=where, hint=f"the whole story is in {self._logs}", code="F01")
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def others(self, ours: Mapping[int, object]) -> set[int]:
+        """The nodes whose agents have not said that they are done, but for ours."""
+        return {node for node, told in self._told().items() if node not in ours and "is_over" not in told}
+
+    def dismiss(self, ours: Mapping[int, object]) -> None:
+        """Let agents know that the run has ended, and wait for those that we cannot end ourselves."""
+        self.transport.pulses.is_over = True
+        end = time.monotonic() + LEAVE_WITHIN
+        while time.monotonic() < end and not self._are_dismissed(self.others(ours)):
+            time.sleep(0.05)
+
+    def _are_dismissed(self, nodes: set[int]) -> bool:
+        return {("node", node) for node in nodes} <= self.transport.pulses.dismissed
+
+    def ask_for_stacks(self, here: Mapping[int, float]) -> None:
+        """The ranks among the processes of this machine (pid → start time) write to their logs where they are."""
+        for pid in self.transport.pids.values():
+            if pid in here:
+                os.kill(pid, signal.SIGUSR1)
+        time.sleep(1.0)
+
+    def close(self) -> None:
+        self.transport.close()
+        if self._has_nodes:
+            shutil.rmtree(self.meeting, ignore_errors=True)
+
+
+def write_records(file: Path, records: list[Record]) -> None:
+    """Node, pid and start time of every process, enough to end it even if its launcher cannot."""
+    entries = [{"name": name, "node": node, "pid": pid, "started": began} for name, node, pid, began in records]
+    with os.fdopen(private_file(file, os.O_TRUNC), "w") as opened:
+        opened.write(json.dumps(entries, indent=2) + "\n")

@@ -1,0 +1,180 @@
+"""Heartbeats: by them the master knows who is alive, and on several nodes each process knows that the master is.
+
+Each process of a run sends one every second in a thread of its own, with what it has to say about itself; the master
+answers in a thread too, so that neither side's work delays them. Between nodes, who has had no answer for three long
+heartbeats ends itself. On one node nobody judges by silence: there a process dies with its parent, and a master that
+was stopped by Ctrl-Z for an hour may continue.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from rlcli.runtime.control import Control, Listening, answer_doorkeeper, join, zeromq
+from rlcli.runtime.messages import ProtocolError, Report, Request, pack, unpack
+from rlcli.runtime.own_pauses import OwnPauses
+
+log = logging.getLogger(__name__)
+
+BEAT_SECONDS = 1.0
+HEARTBEAT = 5.0
+"""Seconds without a sign of life that count as one heartbeat missed."""
+LOST_AFTER = 3 * HEARTBEAT
+"""Seconds after which a process on another node has lost the master, or the master it."""
+TICK = 0.2
+
+Kind = Literal["rank", "node"]
+Peer = tuple[Kind, int]
+
+ANSWER, END = "all is well", "the run has ended"
+"""What the master answers."""
+
+
+class Pulses:
+    """The master's end."""
+
+    def __init__(self, listening: Listening):
+        self._listening = listening
+        self._token = listening.control.token
+        self.heard: dict[Peer, float] = {}
+        """When each was heard last."""
+        self.told: dict[Peer, dict[str, Any]] = {}
+        """What each says about itself."""
+        self.is_over = False
+        """From now on all are asked to end."""
+        self.dismissed: set[Peer] = set()
+        """Those that were."""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="pulses", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        zmq = zeromq()
+
+        poller = zmq.Poller()
+        for socket in (self._listening.doorkeeper, self._listening.pulses):
+            poller.register(socket, zmq.POLLIN)
+        while not self._ended.is_set():
+            ready = dict(poller.poll(int(TICK * 1000)))
+            if self._listening.doorkeeper in ready:
+                answer_doorkeeper(self._listening)
+            if self._listening.pulses in ready:
+                self._answer(*self._listening.pulses.recv_multipart())
+
+    def _answer(self, identity: bytes, *frames: bytes) -> None:
+        zmq = zeromq()
+
+        try:
+            beat = unpack(join(frames), self._token, Report)
+        except ProtocolError as error:
+            log.warning("a heartbeat was thrown away: %s", error)
+            return
+        peer: Peer = (beat.name, beat.rank)
+        self.told[peer] = beat.value
+        self.heard[peer] = time.monotonic()
+        try:
+            answer = pack(Request(0, END if self.is_over else ANSWER), self._token)
+            self._listening.pulses.send_multipart([identity, answer], zmq.NOBLOCK)
+            self.dismissed |= {peer} if self.is_over else set()
+        except zmq.ZMQError:  # it has left, or reads nothing; its silence will be noticed
+            return
+
+
+class Pulse:
+    """A process's end. `lost` is called, in a thread, once the master is lost or says that the run is over."""
+
+    def __init__(self, context: Any, control: Control, peer: Peer, lost: Callable[[str], None]):
+        self._context, self._control, self._peer, self._lost = context, control, peer, lost
+        self._told: dict[str, Any] = {"pid": os.getpid()}
+        self._to_watch: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._is_due = threading.Event()
+        self._ended = threading.Event()
+        self._answered = 0
+        """Beats that the master has answered."""
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def tell(self, **facts: Any) -> None:
+        """Say something about this process, from now on; the first time at once."""
+        self._told = self._told | facts
+        self._is_due.set()
+
+    def tell_last(self, deadline: float, **facts: Any) -> None:
+        """Say something and wait, up to `deadline` seconds, until the master has heard it."""
+        said = self._answered
+        self.tell(**facts)
+        end = time.monotonic() + deadline
+        while self._answered < said + 2 and time.monotonic() < end:  # one answer may have been on its way
+            self._is_due.set()
+            time.sleep(TICK / 2)
+
+    def watch(self, socket: Any) -> None:
+        """Tell the master once a connection of ours to it is lost: what was on its way is lost too."""
+        zmq = zeromq()
+
+        if self._control.is_remote:
+            self._to_watch.put(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        zmq = zeromq()
+
+        socket = self._control.connect(self._context, self._control.pulses)
+        poller, watched = zmq.Poller(), list[Any]()
+        poller.register(socket, zmq.POLLIN)
+        pauses, heard, due = OwnPauses(), time.monotonic(), 0.0
+        while not self._ended.is_set():
+            while not self._to_watch.empty():
+                watched.append(self._to_watch.get())
+                poller.register(watched[-1], zmq.POLLIN)
+            now = time.monotonic()
+            heard += pauses.since_last_look()
+            if now >= due or self._is_due.is_set():
+                self._is_due.clear()
+                due = now + BEAT_SECONDS
+                self._send(socket)
+            ready = dict(poller.poll(int(TICK * 1000)))
+            if socket in ready and self._is_answer(socket.recv_multipart()):
+                heard = time.monotonic()
+                self._answered += 1
+            for one in {*watched} & ready.keys():
+                poller.unregister(one)
+                self.tell(has_lost_connection=True)
+            if self._control.is_remote and time.monotonic() - heard > LOST_AFTER:
+                self._lost(f"the master has not been heard for {LOST_AFTER:.0f} s")
+        for one in (socket, *watched):
+            one.close(linger=0)
+        while not self._to_watch.empty():
+            self._to_watch.get().close(linger=0)
+
+    def _send(self, socket: Any) -> None:
+        zmq = zeromq()
+
+        kind, number = self._peer
+        try:
+            socket.send(pack(Report(number, kind, self._told), self._control.token), zmq.NOBLOCK)
+        except zmq.Again:  # the master has not read for long; what is on its way will do
+            return
+
+    def _is_answer(self, frames: list[bytes]) -> bool:
+        try:
+            answer = unpack(join(frames), self._control.token, Request)
+        except ProtocolError as error:
+            log.warning("an answer to a heartbeat was thrown away: %s", error)
+            return False
+        if answer.op == END:
+            self._lost(END)
+        return True

@@ -1,0 +1,65 @@
+"""What an agent does otherwise than torchrun: the rest of the ranks is ended at once, and agents meet in a file."""
+
+import signal
+from unittest import mock
+
+import psutil
+import pytest
+from torch.distributed.elastic import rendezvous
+from torch.distributed.elastic.multiprocessing import api
+from torch.distributed.run import config_from_args, parse_args
+
+from rlcli.launch import node
+from rlcli.launch.node import count_memory_kills, torchrun_arguments
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """torch's table of rendezvous, of which this test may change a copy."""
+    fresh = rendezvous.RendezvousHandlerRegistry()
+    monkeypatch.setattr(rendezvous, "rendezvous_handler_registry", fresh)
+    return fresh
+
+
+def parameters():
+    return rendezvous.RendezvousParameters("rlcli", "", "run", 2, 2)
+
+
+def test_what_is_left_is_ended_by_sigkill(monkeypatch, tmp_path, registry):
+    """torch asks a private function for the signal; should it do so no more, this fails."""
+    monkeypatch.setattr(api, "_get_default_signal", lambda: signal.SIGTERM)
+    recipe = mock.Mock(cluster=mock.Mock(nodes=1, devices_per_node=1))
+    with mock.patch("torch.distributed.run.run"):
+        assert node._run_ranks(recipe, tmp_path, tmp_path, 0) == {}
+    api.PContext.close(context := mock.Mock(_tail_logs=[]))
+    context._close.assert_called_once_with(death_sig=signal.SIGKILL, timeout=mock.ANY)
+
+
+def test_agents_have_the_numbers_that_they_were_given_and_nothing_listens(tmp_path, registry):
+    node._meet_in(tmp_path / "agents", 1, 2)
+    listening = {c.laddr for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN}
+    second = registry.create_handler(parameters()).next_rendezvous()
+    assert (second.rank, second.world_size) == (1, 2)
+    second.store.set("key", b"value")
+    assert {c.laddr for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN} == listening
+    fresh = rendezvous.RendezvousHandlerRegistry()
+    with mock.patch.object(rendezvous, "rendezvous_handler_registry", fresh):
+        node._meet_in(tmp_path / "agents", 0, 2)
+    assert fresh.create_handler(parameters()).next_rendezvous().store.get("key") == b"value"
+
+
+def test_torchrun_knows_what_it_is_given(tmp_path):
+    config, command, arguments = config_from_args(parse_args(torchrun_arguments(tmp_path, 2, 4, 1)))
+    assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (2, 2, 4, 0)
+    assert config.rdzv_backend == "rlcli"
+    assert arguments[-1] == str(tmp_path)
+
+
+def test_processes_killed_for_want_of_memory_are_counted_where_the_kernel_counts(tmp_path):
+    (tmp_path / "membership").write_text("0::/job/step\n")
+    assert count_memory_kills(tmp_path / "membership", tmp_path) is None
+    (tmp_path / "job/step").mkdir(parents=True)
+    (tmp_path / "job/step/memory.events").write_text("low 0\nhigh 7\noom 3\noom_kill 2\n")
+    assert count_memory_kills(tmp_path / "membership", tmp_path) == 2
+    (tmp_path / "membership").write_text("4:memory:/job\n")
+    assert count_memory_kills(tmp_path / "membership", tmp_path) is None

@@ -1,0 +1,188 @@
+"""Heartbeats between nodes, and what a network that misbehaves does to them."""
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zmq
+
+from rlcli.errors import WorkerError
+from rlcli.launch.meeting import MeetingFolder
+from rlcli.runtime import pulse
+from rlcli.runtime.control import CONTROL_FILE, Control
+from rlcli.runtime.messages import Failure, Reply, Request
+from rlcli.runtime.pulse import END, Pulse
+from rlcli.runtime.transport import ZmqMaster, ZmqWorker
+from rlcli.testing.tcp_proxy import TcpProxy
+
+BEAT = 0.1
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(pulse, "BEAT_SECONDS", BEAT)
+    monkeypatch.setattr(pulse, "TICK", 0.02)
+    monkeypatch.setattr(pulse, "LOST_AFTER", 3.0)
+
+
+@pytest.fixture
+def master():
+    meeting = MeetingFolder()
+    made = ZmqMaster(meeting.path, 1, lambda patience: None, "127.0.0.1")
+    made.folder = meeting.path
+    yield made
+    made.close()
+    meeting.close()
+
+
+class Peer:
+    """A process of the run that notes when it ought to end."""
+
+    def __init__(self, control):
+        self.why = []
+        self.is_lost = threading.Event()
+        self.context = zmq.Context()
+        self.pulse = Pulse(self.context, control, ("node", 1), self.lose)
+
+    def lose(self, why):
+        self.why.append(why)
+        self.is_lost.set()
+
+    def close(self):
+        self.pulse.close()
+        self.context.term()
+
+
+def wait_for(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def proxied(control, requests=None, pulses=None):
+    """The same with other addresses."""
+    return replace(
+        control,
+        requests=f"tcp://{requests.address}" if requests else control.requests,
+        pulses=f"tcp://{pulses.address}" if pulses else control.pulses,
+    )
+
+
+def target(address):
+    return address.removeprefix("tcp://")
+
+
+def test_the_master_knows_what_each_says_about_itself(master):
+    peer = Peer(Control.read(master.folder))
+    peer.pulse.tell(host="there")
+    wait_for(lambda: master.pulses.told.get(("node", 1), {}).get("host") == "there")
+    peer.pulse.tell_last(10, is_over=True)
+    assert master.pulses.told["node", 1]["is_over"]
+    peer.close()
+
+
+def test_who_loses_the_master_ends_itself(master):
+    peer = Peer(Control.read(master.folder))
+    wait_for(lambda: ("node", 1) in master.pulses.heard)
+    master.pulses.close()
+    assert not peer.is_lost.wait(1.0)
+    assert peer.is_lost.wait(10)
+    assert "has not been heard for 3 s" in peer.why[0]
+    peer.close()
+
+
+def test_on_one_node_silence_is_nobodys_end():
+    """There the parent's death is; and the master may be stopped for hours."""
+    meeting = MeetingFolder()
+    master = ZmqMaster(meeting.path, 1, lambda patience: None)
+    peer = Peer(Control.read(meeting.path))
+    wait_for(lambda: ("node", 1) in master.pulses.heard)
+    master.pulses.close()
+    assert not peer.is_lost.wait(4.5)
+    peer.close()
+    master.close()
+    meeting.close()
+
+
+def test_all_are_told_when_the_run_has_ended(master):
+    peer = Peer(Control.read(master.folder))
+    wait_for(lambda: ("node", 1) in master.pulses.heard)
+    master.pulses.is_over = True
+    assert peer.is_lost.wait(10)
+    assert peer.why[0] == END
+    assert ("node", 1) in master.pulses.dismissed
+    peer.close()
+
+
+def test_heartbeats_of_strangers_are_not_heard(master):
+    peer = Peer(replace(Control.read(master.folder), token=b"wrong" * 6))
+    assert not peer.is_lost.wait(1.0)
+    assert master.pulses.heard == {}
+    peer.close()
+
+
+def test_a_connection_that_is_reset_is_made_again(master):
+    control = Control.read(master.folder)
+    with TcpProxy(target(control.pulses)) as proxy:
+        peer = Peer(proxied(control, pulses=proxy))
+        wait_for(lambda: ("node", 1) in master.pulses.heard)
+        assert proxy.reset() == 1
+        began = time.monotonic()
+        wait_for(lambda: master.pulses.heard["node", 1] > began + 0.5)
+        assert not peer.is_lost.is_set()
+        peer.close()
+
+
+def test_a_delay_shorter_than_three_heartbeats_ends_nobody(master):
+    control = Control.read(master.folder)
+    with TcpProxy(target(control.pulses)) as proxy:
+        peer = Peer(proxied(control, pulses=proxy))
+        wait_for(lambda: ("node", 1) in master.pulses.heard)
+        proxy.delay = 1.0  # there and back: two thirds of what is allowed, as 10 s are of 15
+        assert not peer.is_lost.wait(5)
+        peer.close()
+
+
+def test_a_connection_that_is_not_read_any_more_is_noticed_at_both_ends(master):
+    control = Control.read(master.folder)
+    with TcpProxy(target(control.pulses)) as proxy:
+        peer = Peer(proxied(control, pulses=proxy))
+        wait_for(lambda: ("node", 1) in master.pulses.heard)
+        proxy.is_stalled = True
+        assert peer.is_lost.wait(10)
+        assert master.silences()["node", 1] > 2
+        peer.close()
+
+
+def test_requests_that_may_be_lost_with_their_connection_end_the_run(master):
+    """The worker is named at once, and not when a call's hour is over."""
+    control = Control.read(master.folder)
+    with TcpProxy(target(control.requests)) as proxy:
+        (master.folder / "elsewhere").mkdir()
+        proxied(control, requests=proxy).write(master.folder / "elsewhere")
+        threading.Thread(target=serve, args=(master.folder / "elsewhere",), daemon=True).start()
+        master.wait_for_workers(30)
+        master.send(0, Request(1, "call"))
+        assert master.receive(30, "call") == Reply(1, 0, {})
+        proxy.delay = 1.0
+        master.send(0, Request(2, "call"))
+        assert master.receive(30, "call") == Reply(2, 0, {})
+        assert proxy.reset() == 1
+        with pytest.raises(WorkerError, match="the connection between the master and rank 0 was lost") as raised:
+            master.receive(30, "call")
+        assert raised.value.where.startswith("rank 0 pid")
+
+
+def serve(folder: Path):
+    link = ZmqWorker(folder, 0)
+    link.serve(lambda request: {}, lambda error: Failure.of(error, "rank 0", ""))
+
+
+def test_the_file_with_the_keys_is_there_in_one_piece(tmp_path):
+    whole = Control("tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "k", "c", "s", b"t" * 32)
+    whole.write(tmp_path)
+    assert Control.read(tmp_path) == whole
+    assert [file.name for file in tmp_path.iterdir()] == [CONTROL_FILE]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,6 +27,10 @@ def plan(
     device_memory: Annotated[
         float | None, typer.Option("--device-memory", metavar="GIB", help="Of a device: what fits, what would help.")
     ] = None,
+    commands: Annotated[bool, typer.Option("--commands", help="Print the command for each node instead.")] = False,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", metavar="DIR", help="For --commands: folder of the run.")
+    ] = None,
     sbatch: Annotated[bool, typer.Option("--sbatch", help="Print a Slurm job script instead.")] = False,
     time: Annotated[str, typer.Option("--time", metavar="TIME", help="Of the job: 90m, 8h, 2d, 8:00:00.")] = "8h",
     partition: Annotated[str | None, typer.Option("--partition", metavar="NAME", help="Of the job.")] = None,
@@ -45,7 +50,18 @@ def plan(
         raise UsageError(f"--device-memory is {device_memory}; it must be a number of GiB", hint="for example 80")
     resolved = load(recipe, overrides, with_)
     made = make_plan(resolved, round(device_memory * GIB) if device_memory is not None else None, nodes, devices)
-    if sbatch:
+    if commands:
+        from dataclasses import asdict
+
+        from rlcli.launch.commands import command_lines, node_commands
+
+        started = node_commands(made.resolved, made.topology, recipe, tuple(with_ or ()), run_dir)
+        if as_json:
+            print_json(plan_json(made) | {"commands": [asdict(one) for one in started]})
+        else:
+            for line in command_lines(started, made.recipe.launch.interface):
+                print_text(line)
+    elif sbatch:
         from rlcli.launch.slurm import Job, job_script
 
         job = Job(time=time, partition=partition, account=account)

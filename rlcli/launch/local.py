@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from rlcli.files import private_file
 from rlcli.launch.children import GONE_WITHIN, Members, Process, end_session, run_environment, start_child
 from rlcli.launch.launcher import Death
 from rlcli.launch.meeting import MeetingFolder
-from rlcli.launch.node import start_time
+from rlcli.launch.node import agent_command, start_time
 from rlcli.launch.world import World, write_records
 from rlcli.runtime.worker_main import MEETING, WORKER_FILE
 from rlcli.topology.groups import RANKS, Group
@@ -151,7 +150,3 @@ class LocalRunning:
 def start_agent(run_dir: Path, node: int, environment: Mapping[str, str], folder: Path | None) -> Process:
     """It leads a session of its own, and ends with this process."""
     return start_child(agent_command(run_dir, node), run_dir / "logs" / f"node{node}.log", environment, folder)
-
-
-def agent_command(run_dir: Path, node: int) -> list[str]:
-    return [sys.executable, "-P", "-m", "rlcli.launch.node", str(run_dir.absolute()), str(node)]

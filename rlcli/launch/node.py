@@ -34,8 +34,8 @@ SHARED_MEETING = "meeting"
 """Where the processes of several nodes meet, in the run's folder."""
 STORE = "agents"
 """File there through which the agents find each other."""
-BEGUN_WITHIN = 600.0
-"""Seconds that an agent which was started by hand waits for the first node."""
+BEGUN_WITHIN = 3600.0
+"""Seconds that an agent which was started by hand waits for the first node; the recipe may run others first."""
 HEARD_WITHIN = 5.0
 """Seconds for the master to hear the last that an agent has to say."""
 LOOK_SECONDS = 1.0
@@ -63,6 +63,11 @@ def main(run_dir: Path, node: int) -> int:
     pulse.close()
     context.term()
     return FAILED if failed else 0
+
+
+def agent_command(run_dir: Path, node: int) -> list[str]:
+    """What starts the agent of a node."""
+    return [sys.executable, "-P", "-m", "rlcli.launch.node", str(run_dir.absolute()), str(node)]
 
 
 def torchrun_arguments(run_dir: Path, nodes: int, devices_per_node: int, node: int) -> list[str]:

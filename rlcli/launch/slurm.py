@@ -56,8 +56,8 @@ def job_script(resolved: Resolved, topology: Topology, job: Job, recipe: str, wi
     is_cpu = topology.device == "cpu"
     cores = CORES_PER_WORKER if is_cpu else CORES_PER_GPU
     project = current_project()
-    layers = [part for layer in with_ for part in ("--with", _place(layer, job.folder))]
-    arguments = [*layers, "--", _place(recipe, job.folder), *resolved.overrides]
+    layers = [part for layer in with_ for part in ("--with", place_of(layer, job.folder))]
+    arguments = [*layers, "--", place_of(recipe, job.folder), *resolved.overrides]
     template = Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(TEMPLATE.read_text())
     return template.render(
         name=resolved.recipe.name,
@@ -79,7 +79,7 @@ def job_script(resolved: Resolved, topology: Topology, job: Job, recipe: str, wi
     )
 
 
-def _place(name: str, folder: Path) -> str:
+def place_of(name: str, folder: Path) -> str:
     """A file by its whole path, a name as it is."""
     return next((str((folder / file).resolve()) for file in (name, f"{name}.yaml") if (folder / file).is_file()), name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import time
@@ -11,11 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli.errors import WorkerError
+from rlcli.errors import HangError, WorkerError
 from rlcli.files import private_file
 from rlcli.launch.interfaces import address_of
 from rlcli.launch.launcher import Death
-from rlcli.launch.node import SHARED_MEETING
+from rlcli.launch.node import SHARED_MEETING, agent_command
 from rlcli.processes import ended_how
 from rlcli.topology.groups import RANKS, Group
 
@@ -42,17 +43,25 @@ class World:
         self._ranks, self._logs, self._agent_exit = ranks, run_dir / "logs", agent_exit
         self._has_nodes = recipe.cluster.nodes > 1
         self._deadline = recipe.launch.startup_deadline
+        host = address_of(recipe.launch.interface) if self._has_nodes else None
         self.meeting = own
         if self._has_nodes:
             self.meeting = run_dir / SHARED_MEETING
             shutil.rmtree(self.meeting, ignore_errors=True)
             self.meeting.mkdir(mode=0o700)
-        host = address_of(recipe.launch.interface) if self._has_nodes else None
         self.transport = ZmqMaster(self.meeting, len(ranks.nodes), self._check_alive, host)
 
     def wait(self) -> None:
-        """Until all ranks are up."""
-        self.transport.wait_for_workers(self._deadline)
+        """Until all ranks are up. Raises HangError, WorkerError, and the error of a rank that cannot start."""
+        try:
+            self.transport.wait_for_workers(self._deadline)
+        except HangError:
+            missing = sorted({*self._ranks.nodes} - {*self._told()})
+            if not missing:
+                raise
+            what = f"node {missing[0]} has not come within {self._deadline:.0f} s (launch.startup_deadline)"
+            hint = f"start it: {shlex.join(agent_command(self._logs.parent, missing[0]))}"
+            raise HangError(what, where=f"node {missing[0]}", hint=hint) from None
 
     # -- who is alive ----------------------------------------------------------------------------------------
 

@@ -37,6 +37,8 @@ LONGEST_SILENCE = 300.0
 """Seconds without a heartbeat after which a rank counts as hanging, whatever the other deadlines are."""
 LAST_GASP = 5.0
 """Seconds to find out whether an unexpected error of one rank is the echo of another rank's death."""
+REPORT_WITHIN = 30_000
+"""Milliseconds for a report to reach a busy master."""
 MISSED = 3 * BEAT_SECONDS
 """Seconds of silence that are enough to be suspected of that death."""
 
@@ -233,7 +235,7 @@ class ZmqMaster:
 
     def _check_connections(self) -> None:
         """Raises WorkerError if a worker has lost its connection to us: requests or replies may be lost."""
-        for (kind, rank), told in self.pulses.told.items():
+        for (kind, rank), told in list(self.pulses.told.items()):
             if kind == "rank" and told.get("has_lost_connection") and not self.has_let_go:
                 what = f"the connection between the master and rank {rank} was lost"
                 hint = "the network between the nodes, or a firewall, has closed it"
@@ -295,7 +297,7 @@ class ZmqWorker:
         may overtake replies and other reports."""
         socket = self._control.connect(self._context, self._control.requests)
         socket.send_multipart(self._frames(Report(self._rank, name, value, failure)))
-        socket.close()
+        socket.close(linger=REPORT_WITHIN)
 
     def serve(
         self,

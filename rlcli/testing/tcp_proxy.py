@@ -22,7 +22,7 @@ class TcpProxy:
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = "127.0.0.1:{}".format(self._listener.getsockname()[1])
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.delay = 0.0
         """Seconds by which everything arrives later from now on."""
         self.is_stalled = False

@@ -1,4 +1,4 @@
-"""The processes that a run consists of, as data. Launchers start them; nothing above a launcher knows where they run."""
+"""The processes that a run consists of, as data. Launchers start them; nothing above them knows where a group runs."""
 
 from __future__ import annotations
 

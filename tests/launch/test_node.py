@@ -49,7 +49,7 @@ def test_agents_have_the_numbers_that_they_were_given_and_nothing_listens(tmp_pa
 
 
 def test_torchrun_knows_what_it_is_given(tmp_path):
-    config, command, arguments = config_from_args(parse_args(torchrun_arguments(tmp_path, 2, 4, 1)))
+    config, _, arguments = config_from_args(parse_args(torchrun_arguments(tmp_path, 2, 4, 1)))
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (2, 2, 4, 0)
     assert config.rdzv_backend == "rlcli"
     assert arguments[-1] == str(tmp_path)

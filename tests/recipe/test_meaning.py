@@ -71,7 +71,7 @@ REPOSITORY = Path(__file__).parents[2]
         ("models: {actor: {devices: all}}\n", ("R49", "bad.yaml:2:27")),
         ("models: {actor: {mesh: {tp: 2}}}\n", ("R49", "bad.yaml:2:18")),
         ("launch: local\ncluster: {devices_per_node: 8}\n", ("R49", "small.yaml:15:21")),
-        ("launch: local\ncluster: {nodes: 2}\n", ("R49", "bad.yaml:3:18")),
+        ("cluster: {nodes: 2}\n", ("R49", "bad.yaml:2:10")),
         ("checkpoint: {roles: [actr]}\n", ("R71", "bad.yaml:2:22")),
     ],
 )

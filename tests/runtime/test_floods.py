@@ -30,8 +30,8 @@ def busy_master(request):
     meeting = MeetingFolder()
     home = str(Path(__file__).parents[2])
     process = subprocess.Popen(
-        [sys.executable, "-c", BUSY_MASTER, str(meeting.path), *request.param], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": home},
+        [sys.executable, "-c", BUSY_MASTER, str(meeting.path), *request.param],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": home},
     )  # fmt: skip
     assert process.stdout.readline() == b"up\n"
 

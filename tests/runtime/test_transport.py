@@ -95,7 +95,7 @@ def test_between_nodes_it_listens_on_one_interface():
 
 
 def test_an_address_that_is_not_ours_cannot_be_listened_on(tmp_path):
-    with pytest.raises(errors.ResourceError, match="cannot listen on 192.0.2.1") as raised:
+    with pytest.raises(errors.ResourceError, match=r"cannot listen on 192\.0\.2\.1") as raised:
         ZmqMaster(tmp_path, 1, lambda patience: None, "192.0.2.1")
     assert raised.value.code == "F58"
     assert not list(tmp_path.iterdir())

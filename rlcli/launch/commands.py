@@ -1,0 +1,78 @@
+"""The command for each node of a run, to be typed there: text without secrets."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlcli.launch.node import agent_command
+from rlcli.launch.slurm import place_of
+from rlcli.project import VARIABLE, current_project
+from rlcli.topology.groups import process_groups
+
+if TYPE_CHECKING:
+    from rlcli.recipe.resolve import Resolved
+    from rlcli.topology import Topology
+
+BY_HAND = "launch.by_hand=true"
+
+
+@dataclass(frozen=True)
+class NodeCommand:
+    """What starts one node."""
+
+    node: int
+    ranks: tuple[int, ...]
+    command: str
+    about: str
+    """For whoever types it."""
+
+
+def node_commands(
+    resolved: Resolved, topology: Topology, recipe: str, with_: Sequence[str] = (), run_dir: Path | None = None
+) -> list[NodeCommand]:
+    """One for each node; the first one's starts the run. `recipe` and `with_` are as the user gave them; `run_dir`:
+    the folder that all nodes share, by default a new one."""
+    folder = Path.cwd()
+    run_dir = (run_dir or _new_folder(resolved)).absolute()
+    has_nodes = topology.nodes > 1
+    layers = [part for layer in with_ for part in ("--with", place_of(layer, folder))]
+    overrides = [*resolved.overrides, *([BY_HAND] if has_nodes and BY_HAND not in resolved.overrides else [])]
+    options = ["--run-dir", str(run_dir), *layers]
+    train = [sys.executable, "-P", "-m", "rlcli", "train", *options, "--", place_of(recipe, folder), *overrides]
+    first = f"cd {shlex.quote(str(folder))} && {_with_project(train)}"
+    (ranks,) = (group for group in process_groups(topology) if group.kind == "ranks")
+    deadline = resolved.recipe.launch.startup_deadline
+    about = f"waits for the others, up to {deadline:g} s (launch.startup_deadline)" if has_nodes else "all there is"
+    commands = [NodeCommand(0, ranks.on_node(0), first, f"the master too; {about}")]
+    for node in range(1, topology.nodes):
+        command = _with_project(agent_command(run_dir, node))
+        commands.append(NodeCommand(node, ranks.on_node(node), command, "must see the same run folder"))
+    return commands
+
+
+def command_lines(commands: Sequence[NodeCommand], interface: str) -> list[str]:
+    """As they are printed: comments and commands, which a shell takes as they are."""
+    lines = []
+    for one in commands:
+        ranks = f"rank {one.ranks[0]}" if len(one.ranks) == 1 else f"ranks {one.ranks[0]}-{one.ranks[-1]}"
+        lines += [f"# node {one.node}: {ranks}; {one.about}", one.command, ""]
+    if len(commands) > 1 and interface == "lo":
+        lines += ["# launch.interface is lo, so all nodes are on one machine; name that which connects yours", ""]
+    return lines[:-1]
+
+
+def _with_project(command: Sequence[str]) -> str:
+    """Components are found as they are found here."""
+    project = current_project()
+    return shlex.join(["env", f"{VARIABLE}={project}", *command] if project is not None else command)
+
+
+def _new_folder(resolved: Resolved) -> Path:
+    now = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path(resolved.recipe.log.dir).expanduser() / resolved.recipe.name / now

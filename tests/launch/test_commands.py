@@ -1,0 +1,56 @@
+"""The commands that `rlcli plan --commands` prints."""
+
+import shlex
+import sys
+import time
+
+from rlcli.launch.commands import command_lines, node_commands
+from rlcli.recipe.resolve import load_recipe
+from rlcli.topology import plan_topology
+
+
+def commands(*overrides, recipe="ppo_math", **options):
+    resolved = load_recipe(recipe, overrides)
+    return node_commands(resolved, plan_topology(resolved.recipe), recipe, **options)
+
+
+def test_each_node_has_one_and_the_first_has_the_master(tmp_path):
+    first, second = commands("launch=local", "cluster.nodes=2", "cluster.devices_per_node=2", run_dir=tmp_path / "r")
+    assert (first.node, first.ranks, second.node, second.ranks) == (0, (0, 1), 1, (2, 3))
+    folder, _, train = first.command.partition(" && ")
+    assert folder.startswith("cd ")
+    assert shlex.split(train)[-5:] == [
+        "ppo_math", "launch=local", "cluster.nodes=2", "cluster.devices_per_node=2", "launch.by_hand=true",
+    ]  # fmt: skip
+    assert shlex.split(second.command)[-6:] == [
+        sys.executable, "-P", "-m", "rlcli.launch.node", str(tmp_path / "r"), "1",
+    ]  # fmt: skip
+
+
+def test_what_a_shell_would_take_apart_is_quoted(tmp_path):
+    folder = tmp_path / "a b'$(touch x);\n"
+    first, second = commands("launch=local", "cluster.nodes=2", "name=x", run_dir=folder)
+    assert str(folder) in shlex.split(first.command)
+    assert str(folder) in shlex.split(second.command)
+
+
+def test_one_node_has_one_command():
+    (only,) = commands()
+    assert "launch.by_hand" not in only.command
+    assert len(command_lines([only], "lo")) == 2
+
+
+def test_comments_say_what_each_line_is_for():
+    lines = command_lines(commands("launch=local", "cluster.nodes=3"), "lo")
+    assert [line.split(";")[0] for line in lines if line.startswith("# node")] == [
+        "# node 0: rank 0", "# node 1: rank 1", "# node 2: rank 2",
+    ]  # fmt: skip
+    assert "name that which connects yours" in lines[-1]
+    assert all(line.startswith(("#", "cd ", "env ", sys.executable)) for line in lines if line)
+
+
+def test_many_nodes_are_printed_in_an_instant():
+    began = time.process_time()
+    devices = [f"models.{role}.devices=0-7" for role in ("actor", "critic", "ref", "reward")]
+    assert len(commands("launch=local", "cluster.nodes=2048", "cluster.devices_per_node=8", *devices)) == 2048
+    assert time.process_time() - began < 2

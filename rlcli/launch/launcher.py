@@ -24,7 +24,7 @@ class Death:
     exit: int
     """Exit code; a negative number is the signal that killed it."""
     out_of_memory: bool | None = None
-    """Whether the kernel killed it for want of memory; None where that cannot be told."""
+    """Whether the kernel killed it because memory ran out; None if unknown."""
 
     def __str__(self) -> str:
         return ended_how(self.exit, self.out_of_memory)

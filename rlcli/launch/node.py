@@ -193,7 +193,7 @@ def _watch_ranks(pulse: Pulse) -> None:
 
 
 def count_memory_kills(membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Processes of our control group that the kernel has killed for want of memory; None where it does not count."""
+    """Processes of our control group that the kernel killed because memory ran out; None if it does not count them."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
         place = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
         for line in (root / place.lstrip("/") / "memory.events").read_text().splitlines():

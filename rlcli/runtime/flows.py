@@ -50,10 +50,8 @@ class Flows:
         """How many samples may be accepted while `step` steps are done. Once all rows are drawn: those that fill the
         last batch."""
         assert self.rollouts is not None
-        most, accepted = (
-            self.sizes.place(min(step + max_staleness + 1, self.scheduler.steps)),
-            self.rollouts.admission.accepted,
-        )
+        accepted = self.rollouts.admission.accepted
+        most = self.sizes.place(min(step + max_staleness + 1, self.scheduler.steps))
         if not self._are_rows_drawn:
             return most
         return min(most, next(place for k in count(step) if (place := self.sizes.place(k)) >= accepted))

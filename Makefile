@@ -7,10 +7,12 @@ WORKERS ?= auto
 BIN := .venv/bin
 STAMP := .venv/.stamp
 TEST_STAMP := .venv/.stamp-test
+SGLANG := .venv-sglang
+SGLANG_LIST := tests/servers/requirements.txt
 # Compiling every module of torch and transformers takes longer than downloading them; Python compiles what it imports.
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile
 
-.PHONY: help train test check lint floors types wheel clean setup
+.PHONY: help train test test-servers check lint floors types wheel clean setup
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +26,17 @@ test: export OMP_WAIT_POLICY = PASSIVE
 # In the order of their names: xdist would begin with the files of most tests, and end with the few that take longest.
 test: $(TEST_STAMP) ## run the tests, a process per core (WORKERS=0: in this one; ARGS=… goes to pytest)
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Not part of `make test`: the environment takes minutes and 3 GB, and a server a minute to start.
+test-servers: export OMP_NUM_THREADS = 1
+test-servers: export OMP_WAIT_POLICY = PASSIVE
+test-servers: export RLCLI_SGLANG_PYTHON = $(CURDIR)/$(SGLANG)/bin/python
+test-servers: $(TEST_STAMP) ## run the generation contract against a real SGLang server, on the CPU
+	@if $(MAKE) --no-print-directory $(SGLANG)/.stamp; then \
+	  $(BIN)/python -m pytest tests/servers $(ARGS); \
+	else \
+	  echo "!!! SGLang could not be installed here: NOTHING WAS TESTED AGAINST A REAL SERVER" >&2; \
+	fi
 
 check: lint floors types test wheel ## all that must hold before a change lands
 
@@ -67,6 +80,15 @@ $(TEST_STAMP): $(STAMP)
 	@$(INSTALL) --editable '.[test]'
 	@touch $(TEST_STAMP)
 
-clean: ## remove what building and checking made (.venv and runs stay)
+# SGLang asks for CUDA builds that a CPU does not need, so what it does need is listed, and it is installed alone.
+$(SGLANG)/.stamp: $(SGLANG_LIST)
+	@echo "set-up: SGLang, in an environment of its own (some minutes)"
+	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
+	@$(SGLANG)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -r $(SGLANG_LIST)
+	@sed -n 's/^# alone: //p' $(SGLANG_LIST) | \
+	  xargs $(SGLANG)/bin/python -m pip install -qq --no-compile --disable-pip-version-check --no-deps
+	@touch $@
+
+clean: ## remove what building and checking made (environments and runs stay)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -not -path './.venv*/*' -prune -exec rm -rf {} +

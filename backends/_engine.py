@@ -23,6 +23,7 @@ from rlcli.api.model import (
     GivesParameters,
     Model,
     ModelOutput,
+    ResponseStream,
 )
 from rlcli.api.model_export import own_weights
 from rlcli.api.model_source import ModelSource, fill, local_part, materialize
@@ -31,6 +32,7 @@ from rlcli.errors import ModelError
 
 from ._generation import Decoder, Sampler
 from ._generation_copy import GenerationCopy
+from ._generation_stream import DecodingStream
 from ._saving import Ranks, describe, save_model
 from ._tensor_parallel import parallelize
 from ._transformers import PackedModel, compute_dtype
@@ -52,6 +54,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         self.save_dtype = model.save_dtype or model.source.dtype
         self._kv_cache_tokens = kv_cache_tokens
         self._device = model.device
+        self._weights_number = 0
         self._dp_group = self._mesh["dp"].get_group() if dimension(self._mesh, "dp") else None
         self._copy: GenerationCopy | None = None
         if self.is_sharded or self.packed.compute_dtype is not torch.float32:
@@ -122,6 +125,17 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         with self.generator() as lm:
             yield from self._decoder(lm, tokenizer, gconfig).stream(prompts, seeds)
 
+    @property
+    def weights_number(self) -> int:
+        return self._weights_number
+
+    def open(self, tokenizer: Any, gconfig: GenerationHyperparameters, longest_prompt: int) -> ResponseStream:
+        longest = longest_prompt + gconfig.max_new_tokens
+        self._check_length(longest)
+        return DecodingStream(
+            self.generator, lambda lm: self._decoder(lm, tokenizer, gconfig), lambda: self._weights_number, longest
+        )
+
     def _decoder(self, lm: nn.Module, tokenizer: Any, gconfig: GenerationHyperparameters) -> Decoder:
         ends = torch.tensor(sorted({tokenizer.eos_token_id, *gconfig.stop_token_ids}), device=self._device)
         sampler = Sampler(gconfig, ends, self.vocabulary)
@@ -133,7 +147,11 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         prompts = list(input_.data["packed_prompts"].split(input_.flat_seqlens("packed_prompts")))
         if min((len(prompt) for prompt in prompts), default=1) == 0:
             raise ModelError("a prompt has no tokens; there is nothing to answer")
-        longest = max((len(prompt) for prompt in prompts), default=0) + gconfig.max_new_tokens
+        self._check_length(max((len(prompt) for prompt in prompts), default=0) + gconfig.max_new_tokens)
+        return prompts
+
+    def _check_length(self, longest: int) -> None:
+        """Of a prompt and its response. Raises ModelError."""
         limit = getattr(self.lm.config, "max_position_embeddings", None)
         if limit is not None and longest > limit:
             raise ModelError(
@@ -146,7 +164,6 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
                 f"{self._kv_cache_tokens}",
                 hint=f"raise models.{self.role}.backend.args.kv_cache_tokens, or lower generation.max_new_tokens",
             )
-        return prompts
 
     @contextmanager
     def generator(self) -> Iterator[nn.Module]:
@@ -167,6 +184,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     # -- weights ---------------------------------------------------------------------------------------------
 
     def take_parameters(self, source: GivesParameters, eta: float) -> None:
+        self._weights_number += 1
         mine: dict[str, list[tuple[WeightBlock, torch.Tensor]]] = {}
         for name, parameter in self._held_parameters().items():
             mine[name] = list(held_blocks(name, parameter))

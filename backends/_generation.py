@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -174,38 +174,35 @@ class Decoder:
         total = len(seeds)
         if not total:
             return
-        longest = max(len(p) for p in prompts) + limit
+        decoding = self.decoding(total, max(len(p) for p in prompts) + limit)
+        for number, seed in enumerate(seeds):
+            decoding.submit(Begun(number, prompts[number // group], seed))
+        with compute_in(self.dtype, self.device):
+            while decoding.is_busy:
+                yield decoding.rows, decoding.advance()
+                for one, by_itself in decoding.collect():
+                    made.tokens[one.number], made.logprobs[one.number] = one.tokens, one.logprobs
+                    made.ended[one.number] = by_itself
+
+    def decoding(self, total: int, longest: int) -> Decoding:
+        """Room for responses that with their prompts have at most `longest` tokens, of which at most `total` are in the
+        making at once. Raises ValueError where the cache has no room for one."""
         slots = concurrent_responses(total, longest, self.gconfig.max_concurrent_responses, self.cache_tokens)
         if not slots:
             raise ValueError(f"a KV cache of {self.cache_tokens} tokens has no room for a response of {longest}")
-        cache = SlotCache(slots, longest)
-        rows = _Rows(slots, limit, self.device)
-        waiting = deque(range(total))
-        with compute_in(self.dtype, self.device):
-            while waiting or rows.active:
-                first = 0
-                if waiting and rows.active < slots:
-                    first = rows.active  # the others do not advance
-                    batch = [waiting.popleft() for _ in range(min(slots - rows.active, len(waiting)))]
-                    self._admit(cache, rows, batch, [prompts[i // group] for i in batch], [seeds[i] for i in batch])
-                else:
-                    self._advance(cache, rows)
-                yield rows, first
-                for number, tokens, logprobs, ended in rows.collect(self.sampler.end_ids, limit):
-                    made.tokens[number], made.logprobs[number], made.ended[number] = tokens, logprobs, ended
-                rows.compact(cache)
+        return Decoding(self, slots, longest)
 
-    def _admit(self, cache: SlotCache, rows: _Rows, responses: list[int], prompts: list[torch.Tensor],
-               seeds: list[int]) -> None:  # fmt: skip
-        """Prefill the prompts of new responses, each different prompt once, and draw their first tokens."""
+    def prefill(self, cache: SlotCache, rows: _Rows, batch: Sequence[Begun]) -> None:
+        """Read what there is of responses, each different text once, and draw their next tokens."""
+        texts = [one.text for one in batch]
         distinct: dict[int, int] = {}
-        for prompt in prompts:
-            distinct.setdefault(id(prompt), len(distinct))
-        unique = list({id(prompt): prompt for prompt in prompts}.values())
-        lengths = [len(prompt) for prompt in unique]
+        for text in texts:
+            distinct.setdefault(id(text), len(distinct))
+        unique = list({id(text): text for text in texts}.values())
+        lengths = [len(text) for text in unique]
         starts = [sum(lengths[:i]) for i in range(len(lengths))]
-        which = [distinct[id(prompt)] for prompt in prompts]
-        new_rows = rows.add(responses, [lengths[w] for w in which], seeds)
+        which = [distinct[id(text)] for text in texts]
+        new_rows = rows.add(batch)
 
         source = torch.cat([torch.arange(starts[w], starts[w] + lengths[w]) for w in which]).to(self.device)
         at = torch.cat([torch.full((lengths[w],), row) for w, row in zip(which, new_rows.tolist(), strict=True)])
@@ -217,7 +214,7 @@ class Decoder:
         last = torch.tensor([starts[w] + lengths[w] - 1 for w in which], device=self.device)
         self._sample(rows, hidden[0, last], new_rows.to(self.device))
 
-    def _advance(self, cache: SlotCache, rows: _Rows) -> None:
+    def next_tokens(self, cache: SlotCache, rows: _Rows) -> None:
         """One more token for every active row."""
         active = torch.arange(rows.active, device=self.device)
         columns = rows.prompt_length[active] + rows.drawn[active] - 1
@@ -252,6 +249,81 @@ def _unfinished(responses: int) -> GeneratedResponses:
     )
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A response in the making, with the tokens that it has so far."""
+
+    number: int
+    prompt: torch.Tensor
+    seed: int
+    tokens: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    logprobs: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+
+    @property
+    def text(self) -> torch.Tensor:
+        """The prompt itself as long as there is nothing else."""
+        return torch.cat([self.prompt, self.tokens.to(self.prompt)]) if len(self.tokens) else self.prompt
+
+
+class Decoding:
+    """Responses in the making: those that have a slot of the cache, and those that wait for one."""
+
+    def __init__(self, decoder: Decoder, slots: int, longest: int):
+        self._decoder = decoder
+        self._slots = slots
+        self._limit = decoder.gconfig.max_new_tokens
+        self._cache = SlotCache(slots, longest)
+        self._waiting: deque[Begun] = deque()
+        self._known: dict[int, Begun] = {}
+        """Those with a slot, by number, as they were when they got it."""
+        self.rows = _Rows(slots, self._limit, decoder.device)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._waiting or self.rows.active)
+
+    def submit(self, response: Begun) -> None:
+        self._waiting.append(response)
+
+    def continue_with(self, decoder: Decoder) -> None:
+        """With another one, of other weights. Nothing has a slot."""
+        self._decoder = decoder
+
+    def advance(self) -> int:
+        """One forward pass, after which the rows from the returned one on have a new token."""
+        first = 0
+        if self._waiting and self.rows.active < self._slots:
+            first = self.rows.active  # the others do not advance
+            free = min(self._slots - first, len(self._waiting))
+            batch = [self._waiting.popleft() for _ in range(free)]
+            self._known |= {one.number: one for one in batch}
+            self._decoder.prefill(self._cache, self.rows, batch)
+        else:
+            self._decoder.next_tokens(self._cache, self.rows)
+        return first
+
+    def collect(self) -> list[tuple[Begun, bool]]:
+        """Responses that have just finished, and whether by themselves; they make room for others."""
+        finished = [
+            (replace(self._known.pop(number), tokens=tokens, logprobs=logprobs), by_itself)
+            for number, tokens, logprobs, by_itself in self.rows.collect(self._decoder.sampler.end_ids, self._limit)
+        ]
+        self.rows.compact(self._cache)
+        return finished
+
+    def retract(self) -> list[Begun]:
+        """All that is in the making, which waits for a slot again, the oldest first; the cache is empty."""
+        begun = [
+            replace(self._known.pop(number), tokens=tokens, logprobs=logprobs)
+            for number, tokens, logprobs in self.rows.retract()
+        ]
+        self._waiting.extendleft(sorted(begun, key=lambda one: -one.number))
+        return list(self._waiting)
+
+    def clear(self) -> None:
+        self._waiting.clear()
+
+
 class _Rows:
     """The state of the responses being decoded: one row per cache slot, active rows in front."""
 
@@ -266,15 +338,21 @@ class _Rows:
         self.uniform = torch.zeros(slots, limit, dtype=torch.float64, device=device)
         self._finished: list[int] = []
 
-    def add(self, responses: list[int], prompt_lengths: list[int], seeds: list[int]) -> torch.Tensor:
-        rows = torch.arange(self.active, self.active + len(responses))
+    def add(self, batch: Sequence[Begun]) -> torch.Tensor:
+        rows = torch.arange(self.active, self.active + len(batch))
         limit, device = self.uniform.shape[1], self.uniform.device
-        streams = [torch.rand(limit, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in seeds]
-        self.prompt_length[rows] = torch.tensor(prompt_lengths, device=device)
-        self.drawn[rows] = 0
+        streams = [
+            torch.rand(limit, dtype=torch.float64, generator=torch.Generator().manual_seed(one.seed)) for one in batch
+        ]
+        self.prompt_length[rows] = torch.tensor([len(one.prompt) for one in batch], device=device)
+        self.drawn[rows] = torch.tensor([len(one.tokens) for one in batch], device=device)
         self.uniform[rows] = torch.stack(streams).to(device)
-        self.response.extend(responses)
-        self.active += len(responses)
+        for row, one in zip(rows.tolist(), batch, strict=True):
+            if len(one.tokens):
+                self.tokens[row, : len(one.tokens)] = one.tokens.to(device)
+                self.logprobs[row, : len(one.tokens)] = one.logprobs.to(device)
+        self.response.extend(one.number for one in batch)
+        self.active += len(batch)
         return rows
 
     def collect(self, end_ids: torch.Tensor, limit: int) -> list[tuple[int, torch.Tensor, torch.Tensor, bool]]:
@@ -290,6 +368,17 @@ class _Rows:
             (self.response[row], tokens[i, : drawn[row]].clone(), logprobs[i, : drawn[row]].clone(), by_itself[row])
             for i, row in enumerate(self._finished)
         ]
+
+    def retract(self) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+        """Empty all rows: (number, tokens, log-probs) of each."""
+        drawn = self.drawn[: self.active].tolist()
+        begun = [
+            (number, self.tokens[row, : drawn[row]].cpu().clone(), self.logprobs[row, : drawn[row]].cpu().clone())
+            for row, number in enumerate(self.response)
+        ]
+        self.active = 0
+        self.response.clear()
+        return begun
 
     def compact(self, cache: SlotCache) -> None:
         """Close the gaps that finished rows leave, by moving the hindmost rows into them."""

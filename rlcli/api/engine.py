@@ -1,9 +1,9 @@
 """Engines: models under a backend, and the batch logic that all of them share.
 
-There are three contracts. A `ForwardEngine` scores sequences, a `TrainEngine` also trains, a `GenerationEngine` writes
-responses; an engine offers the ones it can. The loss of a batch is a pure function that returns a **sum** over the
-tokens of one micro-batch; the engine divides it by the weight summed over all micro-batches and all ranks. So loss,
-gradient and update do not depend on how the batch was cut.
+There are four contracts. What `HoldsWeights` can follow others and be checkpointed; a `ForwardEngine` also scores
+sequences, a `TrainEngine` trains; a `GenerationEngine` writes responses. An engine offers the ones it can. The loss of
+a batch is a pure function that returns a **sum** over the tokens of one micro-batch; the engine divides it by the
+weight summed over all micro-batches and all ranks. So loss, gradient and update do not depend on how the batch was cut.
 
 An engine gets all micro-batches of a step at once (`forward_backward_batch`), as pipeline schedules and deferred
 reductions need. One without such a schedule is written over `rlcli.api.engine_loop`.
@@ -19,9 +19,10 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from rlcli.api.config import GenerationHyperparameters, MicroBatchSpec
+from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.flat_parts import FlatPart
+from rlcli.api.generation import GenerationEngine
 from rlcli.api.key_meaning import SEQUENCES
 from rlcli.api.loss_stats import Stats, as_scalar, read_loss, reduce_stats
 from rlcli.api.micro_batches import Cut, MicroBatch, idle_micro_batch, rows_in_order, split_batch
@@ -74,18 +75,6 @@ class GivesParameters(Protocol):
     def parameter_blocks(self) -> Iterator[tuple[WeightBlock, torch.Tensor]]: ...
 
 
-@dataclass
-class GeneratedResponses:
-    """Responses in prompt-major order: prompt 0's group, then prompt 1's, …; N = prompts · responses_per_prompt."""
-
-    tokens: list[torch.Tensor]
-    """N tensors [R_i] int64: the response tokens, the end-of-sequence token included when it was sampled."""
-    logprobs: list[torch.Tensor]
-    """N tensors [R_i] float32: log-prob of each token under the temperature-divided distribution."""
-    ended: torch.Tensor
-    """[N] bool: the response ended by itself (False: it was cut off at max_new_tokens)."""
-
-
 @dataclass(frozen=True)
 class EngineState:
     """What a checkpoint holds of an engine: its live tensors by name, or copies of them. Loading fills them in place,
@@ -101,35 +90,12 @@ class EngineState:
     offloaded."""
 
 
-class ForwardEngine(abc.ABC):
-    """A model that scores sequences. Weights go in and out, and can be checkpointed."""
-
-    # -- what an engine supplies -----------------------------------------------------------------------------
-
-    @abc.abstractmethod
-    def forward_batch(self, micro_batches: Sequence[MicroBatch], hook: Hook[T]) -> list[T]:
-        """`hook(output, sample)` of every micro-batch that is not idle, in order.
-
-        Every rank of the role is given equally many micro-batches. On pipeline stages before the last the list is
-        empty.
-        """
+class HoldsWeights(abc.ABC):
+    """An engine with weights that go in and out, and can be checkpointed: on its device, or wherever it keeps them."""
 
     @abc.abstractmethod
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
         """Write a folder that `transformers.from_pretrained` reads. Every rank of the role calls it."""
-
-    def all_reduce(self, value: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        """`value` reduced ("sum", "max" or "min") over the data-parallel ranks; the same on all of them."""
-        return value
-
-    def from_last_stage(self, value: torch.Tensor) -> torch.Tensor:
-        """The `value` of the last pipeline stage, on every stage; that of other stages may have any shape."""
-        return value
-
-    @property
-    def is_last_stage(self) -> bool:
-        """Whether this rank holds the model's head."""
-        return True
 
     @property
     def dp_size(self) -> int:
@@ -137,6 +103,7 @@ class ForwardEngine(abc.ABC):
 
     @property
     def device(self) -> torch.device:
+        """Of the batches that it is given."""
         return torch.device("cpu")
 
     def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -189,7 +156,34 @@ class ForwardEngine(abc.ABC):
         """Keep the weights, and the optimizer's state, in host memory until they are needed again."""
         raise NotImplementedError(f"{type(self).__name__} cannot be offloaded")
 
-    def train(self, mode: bool = True) -> None:  # noqa: B027 - dropout is off by default, so most engines do nothing
+
+class ForwardEngine(HoldsWeights):
+    """A model that scores sequences."""
+
+    # -- what an engine supplies -----------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def forward_batch(self, micro_batches: Sequence[MicroBatch], hook: Hook[T]) -> list[T]:
+        """`hook(output, sample)` of every micro-batch that is not idle, in order.
+
+        Every rank of the role is given equally many micro-batches. On pipeline stages before the last the list is
+        empty.
+        """
+
+    def all_reduce(self, value: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        """`value` reduced ("sum", "max" or "min") over the data-parallel ranks; the same on all of them."""
+        return value
+
+    def from_last_stage(self, value: torch.Tensor) -> torch.Tensor:
+        """The `value` of the last pipeline stage, on every stage; that of other stages may have any shape."""
+        return value
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank holds the model's head."""
+        return True
+
+    def train(self, mode: bool = True) -> None:
         """Training mode."""
 
     def eval(self) -> None:
@@ -324,40 +318,6 @@ class TrainEngine(ForwardEngine):
         if scope == "dp":
             return weight.to(self.device).clamp(min=torch.finfo(torch.float32).tiny) * self.dp_size, float(total)
         raise ValueError(f"token_normalize_scope is {scope!r}; it must be 'global' or 'dp'")
-
-
-class GenerationEngine(abc.ABC):
-    """A model that writes responses."""
-
-    @abc.abstractmethod
-    def generate(
-        self,
-        input_: SequenceSample,
-        tokenizer: Any,
-        gconfig: GenerationHyperparameters,
-        seeds: Sequence[int],
-    ) -> GeneratedResponses:
-        """Sample responses to `packed_prompts`; `seeds` has one seed per response, in prompt-major order.
-
-        A response depends on its prompt, the weights and its seed alone, never on the rest of the batch, if the backend
-        is `REPRODUCIBLE`.
-        """
-
-    def stream(
-        self,
-        input_: SequenceSample,
-        tokenizer: Any,
-        gconfig: GenerationHyperparameters,
-        seeds: Sequence[int],
-    ) -> Iterator[tuple[int, int]]:
-        """The same responses token by token: (number of the response, its next token), as soon as it is sampled.
-
-        Closing the iterator abandons what is unfinished. An engine that cannot give single tokens gives all of them
-        once it is done, as here.
-        """
-        for number, tokens in enumerate(self.generate(input_, tokenizer, gconfig, seeds).tokens):
-            for token in tokens.tolist():
-                yield number, token
 
 
 class PipelinableEngine(TrainEngine, GenerationEngine):

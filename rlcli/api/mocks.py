@@ -12,7 +12,7 @@ import torch
 
 from rlcli.api.config import GenerationHyperparameters, stable_seed
 from rlcli.api.data import SequenceSample
-from rlcli.api.engine import GeneratedResponses
+from rlcli.api.generation import GeneratedResponses
 from rlcli.api.key_meaning import FLAGS, LOGPROBS, MEANINGS, NUMBERED, PROMPT_MASK, REALS, SCORES, SEQUENCES
 from rlcli.api.model import Model
 

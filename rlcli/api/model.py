@@ -28,15 +28,15 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.engine import (
     EngineState,
     ForwardEngine,
-    GeneratedResponses,
-    GenerationEngine,
     GivesParameters,
+    HoldsWeights,
     LossFn,
     ModelOutput,
     PipelinableEngine,
     TrainEngine,
 )
 from rlcli.api.family import HFFamily, register_hf_family
+from rlcli.api.generation import FinishedResponse, GeneratedResponses, GenerationEngine, ResponseStream, Segment
 from rlcli.api.interface import EvalLoader, ModelInterface
 from rlcli.api.loss_stats import Stats
 from rlcli.api.model_source import ModelSource
@@ -48,12 +48,14 @@ __all__ = [
     "EngineState",
     "EvalLoader",
     "FinetuneSpec",
+    "FinishedResponse",
     "ForwardEngine",
     "GeneratedResponses",
     "GenerationEngine",
     "GenerationHyperparameters",
     "GivesParameters",
     "HFFamily",
+    "HoldsWeights",
     "LossFn",
     "MicroBatchSpec",
     "Model",
@@ -65,6 +67,8 @@ __all__ = [
     "ModelSource",
     "ModelVersion",
     "PipelinableEngine",
+    "ResponseStream",
+    "Segment",
     "Stats",
     "TrainEngine",
     "call_interface",
@@ -128,6 +132,7 @@ def call_interface(
     engine = model.module
     if isinstance(engine, ForwardEngine):
         engine.train(call == "train_step")
+    if isinstance(engine, HoldsWeights):
         device = engine.device
         data = data.to(device) if isinstance(data, SequenceSample) else [batch.to(device) for batch in data]
     if call == "evaluate":
@@ -154,6 +159,8 @@ class ModelBackend(abc.ABC):
     """Distributions that it needs beyond those of rlcli, as pip knows them; a run without them does not start."""
     TRAINS: ClassVar[bool] = True
     """Its engines are `TrainEngine`s."""
+    SCORES: ClassVar[bool] = True
+    """Its engines are `ForwardEngine`s."""
     GENERATES: ClassVar[bool] = True
     """Its engines are `GenerationEngine`s."""
     REPRODUCIBLE: ClassVar[bool] = True

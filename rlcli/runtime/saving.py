@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rlcli.api.model import ForwardEngine, Model
+from rlcli.api.model import HoldsWeights, Model
 from rlcli.checkpoint.commit import seal
 from rlcli.checkpoint.disk import disk_failure
 from rlcli.checkpoint.manifest import FileDigest
@@ -46,7 +46,7 @@ def write_and_report(
 
 def has_state(model: Model) -> bool:
     """Whether the role's engine can be checkpointed at all; one that a user wrote may not."""
-    return getattr(type(model.module), "state", ForwardEngine.state) is not ForwardEngine.state
+    return getattr(type(model.module), "state", HoldsWeights.state) is not HoldsWeights.state
 
 
 def bytes_to_save(models: Mapping[str, Model], trained: Sequence[str], topology: Topology, rank: int) -> int:

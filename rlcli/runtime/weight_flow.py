@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from rlcli.api.config import ModelVersion
 from rlcli.api.dataflow import MFCDef, ParamReallocHook
-from rlcli.api.engine import ForwardEngine, GivesParameters
+from rlcli.api.engine import GivesParameters, HoldsWeights
 from rlcli.api.model import Model
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import WorkerError
@@ -68,7 +68,7 @@ class WeightTransfer(GivesParameters):
         rank: int,
         device: torch.device,
         source: Model | None,
-        target: ForwardEngine | None,
+        target: HoldsWeights | None,
         bucket: int = BUCKET,
     ):
         """`source` and `target` on the ranks that have them; `bucket` the numbers of a bucket."""
@@ -174,13 +174,13 @@ class WeightTransfer(GivesParameters):
         return [(one, part.view(one.block.sizes)) for one, part in zip(slices, parts, strict=True)]
 
 
-def _readers(engine: ForwardEngine) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
+def _readers(engine: HoldsWeights) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
     """The blocks of an engine on this rank, to be read in this order."""
     held = engine.weight_blocks()
     return held if held is not None else _gathered(engine)
 
 
-def _gathered(engine: ForwardEngine) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
+def _gathered(engine: HoldsWeights) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
     """Of an engine that cannot say what its ranks hold: whole parameters, one gathered after the other."""
     shapes = [(name, whole.shape) for name, whole in engine.whole_parameters()]
     whole = engine.whole_parameters()

@@ -7,7 +7,7 @@ from collections.abc import Mapping as ReadMapping
 from rlcli.api.default_backends import TRAINED, WEIGHTLESS
 from rlcli.recipe.components import argument_of, dataset_keys, declared, lacks_method
 from rlcli.recipe.graph import GraphProblem, graph_problems, producers
-from rlcli.recipe.lengths import responses_of
+from rlcli.recipe.lengths import responses_of, written_beyond
 from rlcli.recipe.meaning.keys import (
     check_declared,
     check_made,
@@ -26,6 +26,13 @@ from rlcli.recipe.tree import Path, dotted
 
 MODELLESS_CALLS = ("inference", "evaluate")
 """Calls that an interface may answer without a model."""
+
+ABILITIES = (
+    (("train_step",), "TRAINS", "train"),
+    (("inference", "evaluate"), "SCORES", "score"),
+    (("generate",), "GENERATES", "generate"),
+)
+"""Calls, what a backend must declare for them, and a verb for it."""
 
 
 def check(notes: Notes) -> None:
@@ -143,8 +150,10 @@ def _role(notes: Notes, call: Call, path: Path) -> None:
         what = f"models.{name} has the head value; {dotted(path)} generates, which needs the head lm"
         notes.note("R71", what, ("models", name, "head"), needs=[asked, (*path, "model")])
     backend = role.backend.type if role.backend is not None else ""
-    for kind, able, verb in (("train_step", "TRAINS", "train"), ("generate", "GENERATES", "generate")):
-        if call.call == kind and declared("backends", backend, able) is False:
+    for kinds, able, verb in ABILITIES:
+        if call.call in kinds and declared("backends", backend, able) is False:
+            if able == "SCORES" and written_beyond(call) is not None:
+                continue  # its interface answers by generating
             what = f"the backend {backend} of models.{name} cannot {verb}, which {dotted(path)} asks of it"
             place = ("models", name, "backend", "type")
             notes.note("R71", what, place, f"for example {TRAINED}", needs=[asked, (*path, "model")])

@@ -12,12 +12,20 @@ from rlcli.testing.backend.generation import GenerationChecks
 from rlcli.testing.backend.optimizer import OptimizerChecks
 from rlcli.testing.backend.ranks import RanksChecks
 from rlcli.testing.backend.state import StateChecks
+from rlcli.testing.backend.streams import StreamChecks
 from rlcli.testing.backend.training import TrainingChecks
 
 __all__ = ["BackendContract"]
 
 
 class BackendContract(  # pytest runs the checks of the last base first
-    RanksChecks, StateChecks, GenerationChecks, OptimizerChecks, TrainingChecks, ForwardChecks, DeclarationChecks
+    RanksChecks,
+    StateChecks,
+    StreamChecks,
+    GenerationChecks,
+    OptimizerChecks,
+    TrainingChecks,
+    ForwardChecks,
+    DeclarationChecks,
 ):
     """All checks of a backend; subclasses give its `name`, and `families` that it runs."""

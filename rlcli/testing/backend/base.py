@@ -17,8 +17,9 @@ from torch import nn
 
 from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import ForwardEngine, Model, ModelBackend, ModelOutput, TrainEngine
+from rlcli.api.model import HoldsWeights, Model, ModelBackend, ModelOutput, TrainEngine
 from rlcli.checkpoint.families import family_of
+from rlcli.errors import UsageError
 from rlcli.registry import make_backend, signature
 from rlcli.testing.backend.plain import TEMPERATURE, AdamW, Loss, acting, plain_answer_loss, value_targets
 from rlcli.testing.batches import make_batch
@@ -92,20 +93,28 @@ class BackendChecks(Contract):
         )  # fmt: skip
         spec = FinetuneSpec(total_train_steps=TOTAL_STEPS, dataset_size=100, train_batch_size=10)
         backend = self.backend(**({"dtype": "float32"} | wanted))
-        made = backend.initialize(model, spec).module
+        try:
+            made = backend.initialize(model, spec).module
+        except UsageError as error:  # such as an argument that says where its servers are
+            pytest.skip(f"not tried: {error.what}")
         if made is None:
             pytest.skip("makes no engine")
-        if not isinstance(made, ForwardEngine):
-            cause = "put a ForwardEngine there, or None"
+        if not isinstance(made, HoldsWeights):
+            cause = "put an engine that HoldsWeights there, or None"
             raise Violation(f"model.module is a {type(made).__name__}", cause, place(backend, "_initialize"))
         return made
 
+    def scoring_engine(self, family: str | None = None, **wanted: Any) -> Any:
+        """One that scores sequences; skips the check if the backend's do not."""
+        if not type(self.backend()).SCORES:
+            pytest.skip("does not score")
+        return self.engine(family, **wanted)
+
     def trained_engine(self, family: str | None = None, **wanted: Any) -> Any:
         """One that has an optimizer; skips the check if the backend does not train."""
-        engine = self.engine(family, **wanted)
         if not self.trains():
             pytest.skip("does not train")
-        return engine
+        return self.engine(family, **wanted)
 
     def trains(self) -> bool:
         return type(self.backend()).TRAINS
@@ -144,7 +153,7 @@ class BackendChecks(Contract):
 
     # -- looking ---------------------------------------------------------------------------------------------
 
-    def weights(self, engine: ForwardEngine, look: Path | None = None) -> Weights:
+    def weights(self, engine: HoldsWeights, look: Path | None = None) -> Weights:
         """A copy of all parameters, whole, under the names of transformers. Every rank takes part.
 
         `look`: of several ranks, a folder not yet there that all see: it may be one of them that writes an export.
@@ -163,7 +172,7 @@ def _whole(tensor: Any) -> torch.Tensor:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
 
 
-def export(engine: ForwardEngine, folder: Path) -> None:
+def export(engine: HoldsWeights, folder: Path) -> None:
     """Write a folder for transformers; afterwards every rank can read it."""
     engine.save_to_hf(None, str(folder))
     meet()
@@ -181,7 +190,7 @@ def meet() -> None:
         dist.barrier()
 
 
-def _exported_weights(engine: ForwardEngine, folder: Path) -> Weights:
+def _exported_weights(engine: HoldsWeights, folder: Path) -> Weights:
     """What an export to `folder` holds; the folder is gone then."""
     export(engine, folder)
     weights = exported(folder)
@@ -195,9 +204,9 @@ def _exported_weights(engine: ForwardEngine, folder: Path) -> Weights:
     return weights
 
 
-def offers(engine: ForwardEngine, method: str) -> bool:
+def offers(engine: HoldsWeights, method: str) -> bool:
     """Whether the engine has its own version of one of the methods that an engine may leave out."""
-    return getattr(type(engine), method) is not getattr(ForwardEngine, method)
+    return getattr(type(engine), method) is not getattr(HoldsWeights, method)
 
 
 def place(engine: object, *methods: str) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from rlcli.api.model import ForwardEngine, GenerationEngine, Model, ModelBackend, TrainEngine
+from rlcli.api.model import ForwardEngine, GenerationEngine, HoldsWeights, Model, ModelBackend, TrainEngine
 from rlcli.errors import RlcliError
 from rlcli.recipe.mesh import DIMENSIONS
 from rlcli.testing.backend.base import BackendChecks, place
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.declaration import DeclaredSubject
 from rlcli.testing.tiny_models import tiny_model
+
+ABILITIES = {"TRAINS": TrainEngine, "SCORES": ForwardEngine, "GENERATES": GenerationEngine}
+"""What a backend declares, and the contract of its engines that this means."""
 
 
 class DeclarationChecks(DeclaredSubject, BackendChecks):
@@ -25,9 +28,9 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
             raise Violation(f"DIMENSIONS is {declared}", f"choose from {', '.join(DIMENSIONS)}", place_of(cls))
 
     def test_engines_are_what_the_class_says(self) -> None:
-        """TRAINS and GENERATES say what its engines can do"""
+        """TRAINS, SCORES and GENERATES say what its engines can do"""
         cls, engine = type(self.backend()), self.engine()
-        for name, contract in (("TRAINS", TrainEngine), ("GENERATES", GenerationEngine)):
+        for name, contract in ABILITIES.items():
             says, is_one = getattr(cls, name), isinstance(engine, contract)
             if says and not is_one:
                 found = f"{name} is True, and its engine is no {contract.__name__}"
@@ -59,6 +62,6 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
             what = f"{type(error).__name__} for a role without weights: {error}"
             cause = "raise ModelError with a hint: use backend: null for such a role"
             raise Violation(what, cause, place(backend, "_initialize")) from error
-        if made is not None and not isinstance(made, ForwardEngine):
+        if made is not None and not isinstance(made, HoldsWeights):
             what = f"model.module is a {type(made).__name__} for a role without weights"
             raise Violation(what, "put an engine there, or None", place(backend, "_initialize"))

@@ -33,7 +33,7 @@ class ForwardChecks(BackendChecks):
     def test_scores_are_those_of_each_sequence_alone(self) -> None:
         """log-probs and entropies: each sequence as if alone"""
         for family in self.families:
-            engine, plain, sample = self.engine(family), tiny_model(family).double(), batch()
+            engine, plain, sample = self.scoring_engine(family), tiny_model(family).double(), batch()
             for temperature in (1.0, TEMPERATURE):
                 with torch.no_grad():
                     wanted = scores_of(plain, sample, temperature)
@@ -46,7 +46,7 @@ class ForwardChecks(BackendChecks):
     def test_logits_are_those_of_each_sequence_alone(self) -> None:
         """logits: each sequence as if alone"""
         for family in self.families:
-            engine, plain = self.engine(family), tiny_model(family).double()
+            engine, plain = self.scoring_engine(family), tiny_model(family).double()
             with torch.no_grad():
                 wanted = torch.cat(logits_of(plain, batch()))
             where = place(engine, "forward_micro_batch", "forward_batch")
@@ -55,7 +55,7 @@ class ForwardChecks(BackendChecks):
     def test_values_come_from_the_value_head(self) -> None:
         """values: the value head's, each sequence as if alone"""
         for family in self.families:
-            engine, plain = self.engine(family, head="value"), tiny_model(family, head="value").double()
+            engine, plain = self.scoring_engine(family, head="value"), tiny_model(family, head="value").double()
             with torch.no_grad():
                 wanted = torch.cat(logits_of(plain, batch()))[:, 0]
             found = engine.forward(batch(), post_hook=lambda output, _: output.values)
@@ -65,11 +65,11 @@ class ForwardChecks(BackendChecks):
     def test_bfloat16_stays_close(self) -> None:
         """dtype bfloat16: log-probs and values move, but not far"""
         if not hasattr(self.backend(), "dtype"):
-            self.engine()
+            self.scoring_engine()
             pytest.skip("has no setting dtype")
         found = {}
         for dtype in ("float32", "bfloat16"):
-            heads = {head: self.engine(head=head, dtype=dtype) for head in ("lm", "value")}
+            heads = {head: self.scoring_engine(head=head, dtype=dtype) for head in ("lm", "value")}
             values = heads["value"].forward(batch(), post_hook=lambda output, _: output.values)
             found[dtype] = {"log-probs": scores(heads["lm"], batch(), "log-probs"), "values": values}
         for what, fine in found["float32"].items():
@@ -81,7 +81,7 @@ class ForwardChecks(BackendChecks):
 
     def test_outputs_do_not_depend_on_the_cut(self) -> None:
         """outputs are the same, in order, for any micro-batches"""
-        engine, sample = self.engine(), batch()
+        engine, sample = self.scoring_engine(), batch()
         whole = scores(engine, sample, "log-probs")
         for how, cut in CUTS.items():
             where = place(engine, "forward", "forward_micro_batch")
@@ -90,7 +90,7 @@ class ForwardChecks(BackendChecks):
 
     def test_the_token_cap_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """no forward pass has more tokens than max_tokens_per_mb"""
-        engine = self.engine()
+        engine = self.scoring_engine()
         seen: list[int] = []
         forward = engine.forward_batch
 
@@ -107,7 +107,7 @@ class ForwardChecks(BackendChecks):
 
     def test_edge_batches(self) -> None:
         """one token, one sequence, no sequence at all"""
-        engine = self.engine()
+        engine = self.scoring_engine()
         where = place(engine, "forward_micro_batch", "forward")
         for lengths, rows in (([(1, 0)], 0), ([(1, 1)], 1), ([(1, 0), (1, 0), (2, 4)], 5)):
             found = len(scores(engine, batch(lengths=lengths), "log-probs"))
@@ -122,7 +122,7 @@ class ForwardChecks(BackendChecks):
 
     def test_a_forward_pass_leaves_nothing_behind(self) -> None:
         """a forward pass keeps no gradient, changes no weight"""
-        engine = self.engine()
+        engine = self.scoring_engine()
         before = self.weights(engine)
         found = scores(engine, batch(), "log-probs")
         if found.requires_grad:

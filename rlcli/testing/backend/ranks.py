@@ -79,7 +79,7 @@ class RanksChecks(BackendChecks):
     def live(self, folder: Path) -> Lives:
         """One rank alone, then those of each layout."""
         with self.at_device():
-            self.engine()  # skips where there is none
+            self.scoring_engine()  # skips where there is none
         lives = Lives(folder, {})
         try:
             alone = Life(self, {}, folder)

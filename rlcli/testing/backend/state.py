@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlcli.api.model import ForwardEngine
+from rlcli.api.model import ForwardEngine, HoldsWeights
 from rlcli.api.value_model import value_model_class
 from rlcli.checkpoint.state import copy_to_host, fill, write_optimizer, write_weights
 from rlcli.testing.backend.base import SETTINGS, BackendChecks, batch, offers, place, require_close, train
@@ -60,7 +60,7 @@ class StateChecks(BackendChecks):
     def test_exports_are_read_by_transformers(self, tmp_path: Path) -> None:
         """an export, loaded by transformers: equal logits"""
         for family in self.families:
-            for head in ("lm", "value"):
+            for head in ("lm", "value") if type(self.backend()).SCORES else ("lm",):
                 engine = self.engine(family, head=head, lr=0.05)
                 if self.trains() and head == "lm":
                     train(engine, 0)
@@ -80,11 +80,13 @@ class StateChecks(BackendChecks):
         for step in range(2):
             engine.offload()
             engine.offload()
-            if not torch.equal(scores(engine, batch(), "log-probs"), scores(other, batch(), "log-probs")):
+            if isinstance(engine, ForwardEngine) and not torch.equal(
+                scores(engine, batch(), "log-probs"), scores(other, batch(), "log-probs")
+            ):
                 raise Violation("log-probs differ after offload", "bring the weights back unchanged", where)
             if self.generates():
                 engine.offload()
-                if generate(engine).tokens[0].tolist() != generate(other).tokens[0].tolist():
+                if generate(engine, greedy=True).tokens[0].tolist() != generate(other, greedy=True).tokens[0].tolist():
                     raise Violation("responses differ after offload", "bring the weights back before generating", where)
             if self.trains():
                 engine.offload()
@@ -100,7 +102,7 @@ class StateChecks(BackendChecks):
             pytest.skip("cannot be checkpointed")
         return engine
 
-    def _require_equal(self, found: ForwardEngine, wanted: ForwardEngine, what: str) -> None:
+    def _require_equal(self, found: HoldsWeights, wanted: HoldsWeights, what: str) -> None:
         mine, theirs = self.weights(found), self.weights(wanted)
         differ = [name for name in theirs if not torch.equal(mine[name], theirs[name])]
         if differ:
@@ -109,7 +111,7 @@ class StateChecks(BackendChecks):
             whole = f"{what}: {len(differ)} of {len(theirs)} weights differ, by {apart:.2g} ({differ[0]})"
             raise Violation(whole, cause, place(found, "state", "offload"))
 
-    def _require_export(self, engine: ForwardEngine, folder: Path, head: str, method: str) -> None:
+    def _require_export(self, engine: HoldsWeights, folder: Path, head: str, method: str) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         kind: Any = AutoModelForCausalLM if head == "lm" else value_model_class(AutoConfig.from_pretrained(folder))
@@ -123,6 +125,8 @@ class StateChecks(BackendChecks):
         if differ:
             what = f"{len(differ)} weights in the folder of {method} are not the engine's, {differ[0]} among them"
             raise Violation(what, "write the weights as they are now, in their own dtype", where)
+        if not isinstance(engine, ForwardEngine):
+            return
         with torch.no_grad():
             wanted = torch.cat(logits_of(loaded.eval(), batch()))
         hook = None if head == "lm" else lambda output, _: output.values[:, None]
@@ -131,7 +135,7 @@ class StateChecks(BackendChecks):
         require_close(f"{head} outputs of the folder of {method}", found, wanted, self.tolerance, cause, where)
 
 
-def save(engine: ForwardEngine, folder: Path, rank: int = 0) -> None:
+def save(engine: HoldsWeights, folder: Path, rank: int = 0) -> None:
     """As a run's checkpoint is written: each rank its part."""
     copy = copy_to_host(engine.state(), leads=rank == 0)
     for part in ("models", "optim"):
@@ -140,7 +144,7 @@ def save(engine: ForwardEngine, folder: Path, rank: int = 0) -> None:
     write_optimizer(copy, folder / "optim", rank)
 
 
-def restore(engine: ForwardEngine, folder: Path) -> None:
+def restore(engine: HoldsWeights, folder: Path) -> None:
     """As a run's checkpoint is read, by any number of ranks."""
     state = engine.state(room_for_optimizer=True)
     fill(state.weights, folder / "models")

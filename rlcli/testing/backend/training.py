@@ -104,7 +104,7 @@ class TrainingChecks(BackendChecks):
         """after eval() no dropout, in recomputed passes neither"""
         if "gpt2" not in self.families:
             pytest.skip("not tried: runs none of the tiny models with dropout")
-        plain = scores(self.engine("gpt2"), batch(), "log-probs")
+        plain = scores(self.scoring_engine("gpt2"), batch(), "log-probs")
         for recompute in (False, True):
             leaky = tiny_model("gpt2", embd_pdrop=0.5, resid_pdrop=0.5).train()
             engine = self.engine(lm=leaky, gradient_checkpointing=recompute)

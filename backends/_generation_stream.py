@@ -1,0 +1,103 @@
+"""Responses of an engine over transformers, one by one, while its weights change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from rlcli.api.model import FinishedResponse, ResponseStream, Segment
+
+from ._generation import Begun, Decoder, Decoding
+from ._transformers import compute_in
+
+
+class DecodingStream(ResponseStream):
+    """Works while somebody collects."""
+
+    def __init__(
+        self,
+        generator: Callable[[], AbstractContextManager[nn.Module]],
+        decoder: Callable[[nn.Module], Decoder],
+        weights_number: Callable[[], int],
+        longest: int,
+    ):
+        """`generator`: the model with the weights of now; `longest`: tokens of a prompt and its response."""
+        self._generator = generator
+        self._make_decoder = decoder
+        self._weights_number = weights_number
+        self._longest = longest
+        self._using = ExitStack()
+        self._paused = False
+        self._submitted = 0
+        self._segments: dict[int, tuple[Segment, ...]] = {}
+        """Number of a response in the making → those with earlier weights."""
+        self._decoder = self._start()
+        self._decoding: Decoding = self._decoder.decoding(self._decoder.gconfig.max_concurrent_responses, longest)
+
+    def submit(self, prompt: torch.Tensor, seed: int) -> int:
+        longest = len(prompt) + self._decoder.gconfig.max_new_tokens
+        if not len(prompt) or longest > self._longest:
+            raise ValueError(f"a prompt of {len(prompt)} tokens in a stream for texts of 1 to {self._longest}")
+        number, self._submitted = self._submitted, self._submitted + 1
+        self._decoding.submit(Begun(number, prompt, seed))
+        return number
+
+    @torch.no_grad()
+    def collect(self) -> list[FinishedResponse]:
+        if self._paused:
+            return []
+        if self._weights_number() != self._started_with:
+            raise RuntimeError("the engine was given other weights while responses were in the making: pause first")
+        with compute_in(self._decoder.dtype, self._decoder.device):
+            while self._decoding.is_busy:
+                self._decoding.advance()
+                if finished := self._decoding.collect():
+                    return [self._finished(one, ended=by_itself) for one, by_itself in finished]
+        return []
+
+    def pause(self) -> None:
+        if self._paused:
+            return
+        for one in self._decoding.retract():
+            self._segments[one.number] = self._segments_of(one)
+        self._using.close()
+        self._paused = True
+
+    def resume(self) -> None:
+        if self._paused:
+            self._decoder = self._start()
+            self._decoding.continue_with(self._decoder)
+            self._paused = False
+
+    def abort(self) -> list[FinishedResponse]:
+        begun = self._decoding.retract()
+        self._decoding.clear()
+        return [replace(self._finished(one, ended=False), is_aborted=True) for one in begun]
+
+    def close(self) -> None:
+        self._decoding.retract()
+        self._decoding.clear()
+        self._using.close()
+
+    def _start(self) -> Decoder:
+        self._started_with = self._weights_number()
+        return self._make_decoder(self._using.enter_context(self._generator()))
+
+    def _finished(self, one: Begun, ended: bool) -> FinishedResponse:
+        segments = self._segments_of(one)
+        self._segments.pop(one.number, None)
+        return FinishedResponse(one.number, one.tokens, one.logprobs, ended, segments)
+
+    def _segments_of(self, one: Begun) -> tuple[Segment, ...]:
+        """Those that it had, and what has been sampled since; neighbours with the same weights are one."""
+        earlier = self._segments.get(one.number, ())
+        start, end = earlier[-1].end if earlier else 0, len(one.tokens)
+        if start == end:
+            return earlier
+        if earlier and earlier[-1].weights == self._started_with:
+            return (*earlier[:-1], replace(earlier[-1], end=end))
+        return (*earlier, Segment(self._started_with, start, end))

@@ -1,0 +1,190 @@
+"""The engine of a role whose responses come from servers: it holds no model, only the servers' weights as files."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlcli.api.config import GenerationHyperparameters, stable_seed
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import (
+    EngineState,
+    FinishedResponse,
+    GeneratedResponses,
+    GenerationEngine,
+    GivesParameters,
+    HoldsWeights,
+    Model,
+    ResponseStream,
+)
+from rlcli.api.weight_blocks import WeightBlock
+from rlcli.errors import ModelError, WorkerError
+
+from ._saving import Ranks, describe, save_model
+from ._sglang_pool import Servers
+from ._sglang_protocol import Sampling, read_answer, request_body
+from ._sglang_response import Response
+from ._sglang_server import Server
+from ._sglang_stream import ServerStream
+from ._sglang_weights import WeightFolder
+
+CONTINUATIONS = 100
+"""How often the rest of one response is asked for anew, beyond once per token."""
+
+
+class SGLangEngine(HoldsWeights, GenerationEngine):
+    """Generates, and follows another role. Every rank of the role has servers of its own."""
+
+    def __init__(
+        self, model: Model, weights: WeightFolder, servers: Servers, root: Path, most_at_once: int, on_pause: str
+    ):
+        assert model.source is not None
+        self.role = model.name
+        self._weights = weights
+        self._servers = servers
+        self._root = root
+        self._most_at_once = most_at_once
+        self._on_pause = on_pause
+        ids = weights.model.config.vocab_size
+        self._ids = ids, min(ids, len(model.tokenizer) if model.tokenizer is not None else ids)
+        """Rows of the embedding matrix, and how many of them have a token."""
+        self._mesh = model.device_mesh
+        self._save_dtype = model.save_dtype or model.source.dtype
+        self._push()
+
+    @property
+    def dp_size(self) -> int:
+        return int(self._mesh["dp"].size()) if self._mesh is not None else 1
+
+    # -- generation ------------------------------------------------------------------------------------------
+
+    def generate(
+        self, input_: SequenceSample, tokenizer: Any, gconfig: GenerationHyperparameters, seeds: Sequence[int]
+    ) -> GeneratedResponses:
+        prompts = self._prompts(input_, gconfig)
+        if len(seeds) != len(prompts) * gconfig.responses_per_prompt:
+            raise ValueError(f"{len(prompts)} prompts of {gconfig.responses_per_prompt} responses, {len(seeds)} seeds")
+        made: dict[int, FinishedResponse] = {}
+        with self.open(tokenizer, gconfig, 0) as stream:
+            for number, seed in enumerate(seeds):
+                stream.submit(prompts[number // gconfig.responses_per_prompt], seed)
+            while len(made) < len(seeds):
+                made |= {one.number: one for one in stream.collect()}
+        in_order = [made[number] for number in range(len(seeds))]
+        return GeneratedResponses(
+            [one.tokens for one in in_order],
+            [one.logprobs for one in in_order],
+            torch.tensor([one.ended for one in in_order], dtype=torch.bool),
+        )
+
+    @property
+    def weights_number(self) -> int:
+        return self._weights.number
+
+    def open(self, tokenizer: Any, gconfig: GenerationHyperparameters, longest_prompt: int) -> ResponseStream:
+        self._check_length(longest_prompt + gconfig.max_new_tokens)
+        sampling = Sampling.of(gconfig, tokenizer, *self._ids)
+        self._servers.restore()
+        at_once = min(self._most_at_once, gconfig.max_concurrent_responses)
+        return ServerStream(
+            self._servers,
+            lambda prompt, seed, stop: self._respond(prompt, sampling, gconfig.max_new_tokens, seed, stop),
+            at_once,
+            self._on_pause,
+        )
+
+    def _respond(self, prompt: list[int], sampling: Sampling, limit: int, seed: int, stop: threading.Event) -> Response:
+        """A whole response, in as many pieces as the server gives it in."""
+        response = Response(sampling)
+        for asked in range(limit + CONTINUATIONS):
+            left = limit - len(response.tokens)
+            its_seed = seed if not asked else stable_seed(seed, asked)
+            body = request_body(prompt + response.tokens, sampling, left, its_seed, uuid.uuid4().hex)
+            served = self._servers.generate(body, stop)
+            if served is None:  # nobody wants it any more
+                response.is_aborted = True
+                return response
+            server, raw = served
+            answer = read_answer(raw, sampling, left, server.endpoint.hostile)
+            if answer.is_aborted and not stop.is_set():
+                raise WorkerError(f"{server.name} was told by somebody else to end a response", code="F90")
+            response.add(answer, lambda label, server=server: self._number_of(label, server))
+            response.is_aborted = answer.is_aborted
+            if len(response.tokens) == limit or response.has_ended or response.is_aborted:
+                return response
+        what = f"role {self.role} keeps sampling ids from {sampling.tokens} on, for which its tokenizer has no tokens"
+        raise ModelError(what, hint="is the tokenizer that of the model?")
+
+    def _number_of(self, label: str, server: Server) -> int:
+        number = self._servers.number(label)
+        if number is None:
+            what = f"{server.name} sampled with weights that somebody else has given it ({label[:40]!r})"
+            raise WorkerError(what, hint="a server belongs to one run", code="F92")
+        return number
+
+    def _prompts(self, input_: SequenceSample, gconfig: GenerationHyperparameters) -> list[torch.Tensor]:
+        """One tensor of ids each, all of which leave room for their responses. Raises ModelError."""
+        assert input_.data is not None
+        packed = input_.data["packed_prompts"]
+        assert packed is not None
+        prompts = list(packed.split(input_.flat_seqlens("packed_prompts")))
+        if min(map(len, prompts), default=1) == 0:
+            raise ModelError("a prompt has no tokens; there is nothing to answer")
+        self._check_length(max(map(len, prompts), default=0) + gconfig.max_new_tokens)
+        return prompts
+
+    def _check_length(self, longest: int) -> None:
+        """Of a prompt and its response. Raises ModelError."""
+        limit = getattr(self._weights.model.config, "max_position_embeddings", None)
+        if limit is not None and longest > limit:
+            raise ModelError(
+                f"prompt and response of role {self.role} may reach {longest} tokens; the model has {limit} positions",
+                hint="lower generation.max_new_tokens or the dataset's max_length",
+            )
+
+    # -- weights ---------------------------------------------------------------------------------------------
+
+    def take_parameters(self, source: GivesParameters, eta: float) -> None:
+        self._weights.follow(source, eta)
+        self._push()
+
+    def weight_blocks(self) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
+        return self._weights.blocks()
+
+    def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._weights.parameters()
+
+    def offload(self) -> None:
+        """The servers give back the memory of their devices until the next call, or the next weights."""
+        self._servers.release()
+
+    def _push(self) -> None:
+        self._servers.update(self._weights.folder, self._weights.number)
+
+    # -- saving ----------------------------------------------------------------------------------------------
+
+    def state(self, room_for_optimizer: bool = False) -> EngineState:
+        return EngineState(self._weights.copies(), is_copy=True)
+
+    def state_was_filled(self, state: EngineState) -> None:
+        self._weights.fill({name: tensor for name, tensor in state.weights.items() if isinstance(tensor, torch.Tensor)})
+        self._push()
+
+    def save_description(self, tokenizer: Any, folder: str) -> None:
+        describe(self._weights.model, torch.float32, tokenizer, folder)
+
+    def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
+        leads = self._mesh is None or not any(self._mesh.get_coordinate())
+        ranks = Ranks(leads, self._mesh.get_all_groups() if self._mesh is not None else (), self.device)
+        model = self._weights.model
+        save_model(model, self.whole_parameters(), tokenizer, Path(save_dir), self._save_dtype, ranks)
+
+    def close(self) -> None:
+        self._servers.close()
+        shutil.rmtree(self._root, ignore_errors=True)

@@ -1,0 +1,139 @@
+"""Requests to one inference server, each within a deadline by the clock, and its answers, which are not trusted."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from rlcli.errors import RlcliError, WorkerError, escape_control
+
+MOST_BYTES = 64 << 20
+"""Of an answer."""
+BUSY = (429, 502, 503, 504)
+"""Status codes of a server that starts or ends, or of what is in front of one that does."""
+SHOWN = 200
+"""Characters of an answer that an error shows."""
+
+
+class ServerGone(Exception):
+    """There was no answer, or half of one: the server may be dead, or the connection."""
+
+
+class ServerLate(Exception):
+    """No answer within the deadline."""
+
+
+class ServerRefused(Exception):
+    """The server understood, and said no."""
+
+    def __init__(self, status: int, said: str):
+        super().__init__(f"status {status}: {said}")
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a server answers. It is sent `key` and nothing else of this machine; redirects are not followed."""
+
+    url: str
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.username:
+            raise ValueError(f"a url is {self.url!r}; it must be like http://127.0.0.1:30000")
+
+    @property
+    def host(self) -> str:
+        return str(urlsplit(self.url).hostname)
+
+    def get(self, path: str, seconds: float) -> Any:
+        """Raises what `post` does."""
+        return self._ask("GET", path, None, seconds)
+
+    def post(self, path: str, body: Mapping[str, Any], seconds: float) -> Any:
+        """The answer, decoded from JSON; None if it is empty.
+
+        Raises ServerGone, ServerLate, ServerRefused, or WorkerError for an answer that no such server gives.
+        """
+        return self._ask("POST", path, json.dumps(body).encode(), seconds)
+
+    def _ask(self, method: str, path: str, body: bytes | None, seconds: float) -> Any:
+        parts = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=seconds)
+        headers = {"Content-Type": "application/json", "Accept": "application/json", "Connection": "close"}
+        headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        cut = _Cut(seconds)
+        try:
+            connection.connect()
+            cut.watch(connection.sock)
+            connection.request(method, path, body, headers)
+            response = connection.getresponse()
+            content = response.read(MOST_BYTES + 1)
+        except ssl.SSLCertVerificationError as problem:
+            raise self.hostile(f"has a certificate that is not trusted: {problem}") from None
+        except (OSError, http.client.HTTPException) as problem:
+            if cut.is_done or isinstance(problem, TimeoutError):
+                raise ServerLate(f"no answer to {path} within {seconds:.3g} s") from None
+            raise ServerGone(f"{type(problem).__name__}: {problem}") from None
+        finally:
+            cut.cancel()
+            connection.close()
+        if cut.is_done:
+            raise ServerLate(f"no answer to {path} within {seconds:.3g} s")
+        return self._read(path, response, content)
+
+    def _read(self, path: str, response: http.client.HTTPResponse, content: bytes) -> Any:
+        if len(content) > MOST_BYTES:
+            raise self.hostile(f"answers {path} with more than {MOST_BYTES >> 20} MiB")
+        promised = response.getheader("Content-Length")
+        if promised is not None and promised.isdecimal() and len(content) < int(promised):
+            raise ServerGone(f"the answer to {path} ends after {len(content)} of {promised} bytes")
+        if response.status in BUSY:
+            raise ServerGone(f"status {response.status}: {self._shown(content)}")
+        if response.status != 200:
+            raise ServerRefused(response.status, self._shown(content))
+        try:
+            return json.loads(content) if content.strip() else None
+        except (ValueError, RecursionError):
+            raise self.hostile(f"answers {path} with what is not JSON: {self._shown(content)!r}") from None
+
+    def _shown(self, content: bytes) -> str:
+        text = escape_control(content[:SHOWN].decode(errors="replace"))
+        return text.replace(self.key, "<redacted>") if self.key else text
+
+    def hostile(self, what: str) -> RlcliError:
+        """An error about an answer that no such server gives."""
+        return WorkerError(f"the server at {self.url} {what}", hint="is it SGLang 0.5.21 or later?", code="F90")
+
+
+class _Cut:
+    """Shuts a connection down once its time is over, whatever drips in meanwhile."""
+
+    def __init__(self, seconds: float):
+        self.is_done = False
+        self._seconds = seconds
+        self._timer: threading.Timer | None = None
+
+    def watch(self, connected: socket.socket) -> None:
+        self._timer = threading.Timer(self._seconds, self._cut, (connected,))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _cut(self, connected: socket.socket) -> None:
+        self.is_done = True
+        with contextlib.suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,282 @@
+"""Several servers that hold the same weights: each request goes to the one with the least to do.
+
+Requests are admitted as long as nobody holds them back. An update holds them back, waits until none is in flight (or
+has them paused), and counts only if all servers hold the new weights; otherwise nothing is admitted any more. A server
+that dies is started again and given the present weights, and what it was asked is asked again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import HangError, ModelError, RlcliError, WorkerError
+
+from ._sglang_http import ServerGone, ServerLate, ServerRefused
+from ._sglang_server import PROBE_S, TRIES, Server
+from ._sglang_update import Update
+
+LOOK_AGAIN_S = 1.0
+"""For whoever waits to be admitted, to see whether it is still wanted."""
+BEHIND = (ServerGone, ServerLate, ServerRefused)
+"""What keeps a server from taking an update."""
+MEMORY = ("kv_cache", "weights")
+"""What servers give back while others train, in this order; it comes back in the opposite one."""
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds."""
+
+    request: float
+    update: float
+
+
+class Servers:
+    """All of them; `generate` may be called by many threads."""
+
+    def __init__(self, servers: Sequence[Server], way: str, deadlines: Deadlines):
+        """`way` of updates: disk or process_group."""
+        self.servers = servers
+        self._way = way
+        self._deadlines = deadlines
+        self._run = uuid.uuid4().hex[:8]
+        """Tells our weights from those that somebody else gives to a server."""
+        self._changed = threading.Condition()
+        self._holds = 0
+        self._present: Update | None = None
+        self._broken: RlcliError | None = None
+        self._released = False
+        self._paused: str | None = None
+        """How requests in flight are kept."""
+
+    # -- weights ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Have all running. Raises WorkerError, ResourceError."""
+        self._on_all(Server.start)
+
+    def label(self, number: int) -> str:
+        """What servers call our weights."""
+        return f"{self._run}-{number}"
+
+    def number(self, label: str) -> int | None:
+        """The number of weights that a server names; None if they are not ours."""
+        run, _, number = label.partition("-")
+        return int(number) if run == self._run and number.isdecimal() else None
+
+    def update(self, folder: Path, number: int) -> None:
+        """Have all servers take weights, and be ready. Waits until no request is in flight, unless they are paused.
+
+        Raises WorkerError if one of them cannot; then none is asked for anything any more.
+        """
+        with self.held(drained=self._paused is None):
+            update = Update(folder, self.label(number), flushes=self._paused != "in_place")
+            try:
+                self._resume("weights")
+                self._on_all(lambda server: self._bring(server, update))
+                self._check_digests()
+                self._resume("kv_cache")
+            except RlcliError as error:
+                self._broken = error
+                raise
+            self._present = update
+            self._released = False
+
+    def _bring(self, server: Server, update: Update) -> None:
+        """Have a server that runs take weights; one that fails is started again, and has to take them then."""
+        with server.lock:
+            life = server.lifes
+            try:
+                server.take(update, self._way, self._deadlines.update)
+            except BEHIND as problem:
+                self._revive(server, life, problem, update)
+            else:
+                server.lifes += server.lifes == 0
+                server.is_ready = True
+
+    def _revive(self, server: Server, life: int, problem: Exception, update: Update) -> None:
+        """Start a server that failed in one of its lives, unless that has been done, with weights.
+
+        Raises WorkerError if it does not come back with them.
+        """
+        with server.lock:
+            if server.lifes != life and server.is_ready:
+                return
+            server.is_ready = False
+            if server.process is not None and server.process.exit_code is None:
+                server.stop()
+            try:
+                server.start()
+                server.take(update, self._way, self._deadlines.update)
+            except BEHIND as again:
+                what = f"{server.name} failed ({problem}), and did not take the weights after that: {again}"
+                raise WorkerError(what, code="F92") from problem
+            server.lifes += 1
+            server.breaks = 0
+            server.is_ready = True
+        with self._changed:
+            self._changed.notify_all()
+
+    def _check_digests(self) -> None:
+        """Servers that hold the same weights say so, if they can."""
+        digests = {repr(server.digest): server for server in self.servers if server.ranks == self.servers[0].ranks}
+        if len(digests) > 1:
+            names = " and ".join(server.name for server in digests.values())
+            raise WorkerError(f"{names} hold different weights after one update", code="F92")
+
+    def _on_all(self, act: Callable[[Server], Any]) -> None:
+        with ThreadPoolExecutor(len(self.servers)) as threads:
+            for done in [threads.submit(act, server) for server in self.servers]:
+                done.result()
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def generate(self, body: Mapping[str, Any], stop: threading.Event) -> tuple[Server, Any] | None:
+        """The answer of the server that has the least to do, and which one that is; None once `stop` is set.
+
+        Raises HangError, ModelError, WorkerError. A request whose server has died is asked again.
+        """
+        while (admitted := self._admitted(stop)) is not None:
+            server, life = admitted
+            try:
+                return server, server.endpoint.post("/generate", body, self._deadlines.request)
+            except ServerRefused as problem:
+                raise ModelError(f"{server.name} refuses a request: {problem}", code="F90") from None
+            except ServerGone as problem:
+                failed: Exception = problem
+            except ServerLate as problem:
+                if server.answers("/health_generate"):
+                    raise HangError(f"{server.name} lives, but gave {problem}", code="F91") from None
+                failed = problem
+            finally:
+                self._let_go(server)
+            if not stop.is_set():
+                self._lost(server, life, failed)
+        return None
+
+    def _admitted(self, stop: threading.Event) -> tuple[Server, int] | None:
+        """A server, and which of its lives this is."""
+        with self._changed:
+            while not stop.is_set():
+                if self._broken is not None:
+                    raise self._broken
+                if self._released and not self._holds:
+                    raise RuntimeError("servers are asked while their memory is given back")
+                if not self._holds and any(server.is_ready for server in self.servers):
+                    break
+                self._changed.wait(LOOK_AGAIN_S)
+            else:
+                return None
+            server = min((one for one in self.servers if one.is_ready), key=lambda one: one.in_flight)
+            server.in_flight += 1
+            return server, server.lifes
+
+    def _let_go(self, server: Server) -> None:
+        with self._changed:
+            server.in_flight -= 1
+            self._changed.notify_all()
+
+    def _lost(self, server: Server, life: int, problem: Exception) -> None:
+        """What to do about a server that gave no answer: nothing, if only the connection broke."""
+        with server.lock:
+            if server.lifes != life:
+                return
+            dead = server.process is not None and server.process.exit_code is not None
+            if not dead and server.breaks < TRIES and server.answers("/ready") and self._has_present(server):
+                server.breaks += 1
+                return
+            assert self._present is not None
+            try:
+                self._revive(server, life, problem, self._present)
+            except RlcliError as error:
+                with self._changed:
+                    self._broken = error
+                    self._changed.notify_all()
+                raise
+
+    def _has_present(self, server: Server) -> bool:
+        try:
+            return self._present is not None and server.label() == self._present.label
+        except BEHIND:
+            return False
+
+    # -- pauses and memory -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def paused(self, mode: str) -> Iterator[None]:
+        """Requests in flight wait, and none is admitted. `mode`: retract (keys and values are computed anew afterwards)
+        or in_place (they are kept, whatever becomes of the weights)."""
+        with self.held(drained=False):
+            self.tell("/pause_generation", {"mode": mode})
+            self._paused = mode
+            try:
+                yield
+            finally:
+                self._paused = None
+                self.tell("/continue_generation", {})
+
+    @contextmanager
+    def held(self, drained: bool = True) -> Iterator[None]:
+        """No request is admitted; `drained`: and none is in flight."""
+        with self._changed:
+            self._holds += 1
+            end = time.monotonic() + self._deadlines.request
+            while drained and any(server.in_flight for server in self.servers):
+                if not self._changed.wait(max(0.0, end - time.monotonic())):
+                    self._holds -= 1
+                    raise HangError("requests are still in flight, and keep the servers from new weights", code="F91")
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._holds -= 1
+                self._changed.notify_all()
+
+    def tell(self, path: str, body: Mapping[str, Any]) -> None:
+        """Ask the same of all. Raises WorkerError."""
+
+        def ask(server: Server) -> None:
+            try:
+                server.endpoint.post(path, body, self._deadlines.update)
+            except BEHIND as problem:
+                raise WorkerError(f"{server.name} failed at {path}: {problem}", code="F91") from problem
+
+        self._on_all(ask)
+
+    def release(self) -> None:
+        """Give back the memory of the device, until the next update. What was in it is lost."""
+        if self._released:
+            return
+        with self.held():
+            self._released = True
+            for what in MEMORY:
+                self.tell("/release_memory_occupation", {"tags": [what]})
+
+    def restore(self) -> None:
+        """Have servers that gave their memory back hold the present weights again."""
+        if self._released and self._present is not None:
+            self.update(self._present.folder, self.number(self._present.label) or 0)
+
+    def _resume(self, what: str) -> None:
+        if self._released:
+            self.tell("/resume_memory_occupation", {"tags": [what]})
+
+    def abort(self) -> None:
+        """End what is in flight; servers that do not answer are not waited for."""
+        for server in self.servers:
+            try:
+                server.endpoint.post("/abort_request", {"abort_all": True}, PROBE_S)
+            except (*BEHIND, RlcliError):
+                continue
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.stop()

@@ -1,0 +1,116 @@
+"""What a request for a response says in SGLang's protocol, and what an answer must be to count as one.
+
+Log-probs are those of the whole distribution at the temperature. The server reports these as long as nothing is taken
+out of the distribution before it computes them, so neither bans nor bias are sent: where the server stops at a token
+that ends nothing here, or has sampled an id that the tokenizer does not have, the rest is asked for anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlcli.api.config import GenerationHyperparameters
+from rlcli.errors import ModelError, RlcliError
+
+ROUNDING = 1e-3
+"""How far above 0 a log-prob may be."""
+ALMOST_NOTHING = 1e-10
+"""A top_p that leaves the most likely token alone."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn, and which ids there are."""
+
+    parameters: dict[str, Any]
+    ends: frozenset[int]
+    """Tokens that end a response."""
+    tokens: int
+    """Ids from here on have no token: the embedding matrix is padded."""
+    ids: int
+    """Rows of the embedding matrix."""
+
+    @classmethod
+    def of(cls, gconfig: GenerationHyperparameters, tokenizer: Any, ids: int, tokens: int) -> Sampling:
+        """Raises ModelError for settings under which the server's log-probs are other ones."""
+        if gconfig.min_new_tokens:
+            what = "a server of sglang reports other log-probs while it keeps a response from ending (min_new_tokens)"
+            raise ModelError(what, hint="set generation.min_new_tokens=0", code="F93")
+        ends = frozenset({tokenizer.eos_token_id, *gconfig.stop_token_ids})
+        top_k, top_p = gconfig.top_k or -1, gconfig.top_p
+        if gconfig.greedy or top_k == 1:  # its own greedy mode leaves the temperature out of the log-probs
+            top_k, top_p = -1, ALMOST_NOTHING
+        parameters = {
+            "temperature": gconfig.temperature, "top_p": top_p, "top_k": top_k, "stop_token_ids": sorted(ends),
+        }  # fmt: skip
+        return cls(parameters, ends, tokens, ids)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens of an answer that were sampled with the same weights."""
+
+    label: str
+    """The version that the server reports for them."""
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    tokens: list[int]
+    logprobs: list[float]
+    spans: list[Span]
+    is_aborted: bool
+
+
+def request_body(prompt: Sequence[int], sampling: Sampling, new_tokens: int, seed: int, rid: str) -> dict[str, Any]:
+    parameters = {**sampling.parameters, "max_new_tokens": new_tokens, "sampling_seed": seed}
+    return {"input_ids": list(prompt), "rid": rid, "sampling_params": parameters, "return_logprob": True}
+
+
+def read_answer(raw: Any, sampling: Sampling, new_tokens: int, hostile: Callable[[str], RlcliError]) -> Answer:
+    """Raises what `hostile` makes of what is wrong with an answer."""
+    try:
+        return _answer(raw, sampling, new_tokens)
+    except (KeyError, TypeError, IndexError, AttributeError) as problem:
+        raise hostile(f"gives an answer without what belongs to it: {problem!r}") from None
+    except ValueError as problem:
+        raise hostile(f"gives an answer {problem}") from None
+
+
+def _answer(raw: Any, sampling: Sampling, new_tokens: int) -> Answer:
+    meta, tokens = raw["meta_info"], raw["output_ids"]
+    finish = meta["finish_reason"]["type"]
+    if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < sampling.ids for token in tokens):
+        raise ValueError(f"with tokens that are no ids below {sampling.ids}")
+    if finish not in ("stop", "length", "abort"):
+        raise ValueError(f"that ended for an unknown reason: {str(finish)[:40]!r}")
+    if (
+        len(tokens) > new_tokens
+        or (finish == "length" and len(tokens) < new_tokens)
+        or (finish == "stop" and not tokens)
+    ):
+        raise ValueError(f"of {len(tokens)} tokens that ended by {finish!r}, where {new_tokens} were asked for")
+    given = meta["output_token_logprobs"]
+    if len(given) != len(tokens) or any(one[1] != token for one, token in zip(given, tokens, strict=True)):
+        raise ValueError(f"of {len(tokens)} tokens with log-probs of {len(given)} tokens, or of other ones")
+    logprobs = [one[0] for one in given]
+    if not all(isinstance(one, float | int) and math.isfinite(one) and one <= ROUNDING for one in logprobs):
+        raise ValueError("with log-probs that are no finite numbers up to 0")
+    return Answer(tokens, [float(one) for one in logprobs], _spans(meta, len(tokens)), finish == "abort")
+
+
+def _spans(meta: dict[str, Any], length: int) -> list[Span]:
+    """By the versions of the weights; older servers know the last one alone."""
+    told = meta.get("weight_versions")
+    if told is None:
+        told = [{"version": meta["weight_version"], "start": 0, "end": length}]
+    spans = [Span(str(one["version"]), int(one["start"]), int(one["end"])) for one in told]
+    edges = [0, *(span.end for span in spans)]
+    if length and (edges[:-1] != [span.start for span in spans] or edges[-1] != length or edges != sorted(edges)):
+        raise ValueError(f"whose versions of weights do not add up to its {length} tokens")
+    return spans if length else []

@@ -1,0 +1,50 @@
+"""A response as it grows, from the answers that it is given in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from rlcli.api.model import FinishedResponse, Segment
+
+from ._sglang_protocol import Answer, Sampling
+
+
+@dataclass
+class Response:
+    """What has been sampled so far."""
+
+    sampling: Sampling
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    is_aborted: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.tokens) and self.tokens[-1] in self.sampling.ends
+
+    def add(self, answer: Answer, number_of: Callable[[str], int]) -> None:
+        """All of an answer, up to the first id that has no token: that one is drawn anew, which makes the others as
+        likely as they would be if it could not be drawn. `number_of`: that of weights, by the server's label."""
+        beyond = (place for place, token in enumerate(answer.tokens) if token >= self.sampling.tokens)
+        end, before = next(beyond, len(answer.tokens)), len(self.tokens)
+        self.tokens += answer.tokens[:end]
+        self.logprobs += answer.logprobs[:end]
+        for span in answer.spans:
+            self._extend(Segment(number_of(span.label), before + span.start, before + min(span.end, end)))
+
+    def _extend(self, segment: Segment) -> None:
+        if segment.start >= segment.end:
+            return
+        if self.segments and self.segments[-1].weights == segment.weights:
+            self.segments[-1] = replace(self.segments[-1], end=segment.end)
+        else:
+            self.segments.append(segment)
+
+    def finished(self, number: int) -> FinishedResponse:
+        tokens = torch.tensor(self.tokens, dtype=torch.int64)
+        logprobs = torch.tensor(self.logprobs, dtype=torch.float32)
+        return FinishedResponse(number, tokens, logprobs, self.has_ended, tuple(self.segments), self.is_aborted)

@@ -1,0 +1,175 @@
+"""One inference server: ours, which is started and started again, or one that is there already."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import ResourceError, RlcliError, WorkerError
+from rlcli.files import FILE_MODE
+from rlcli.server_process import ServerProcess, free_port
+
+from ._sglang_http import Endpoint, ServerGone, ServerLate, ServerRefused
+from ._sglang_update import Update, by_process_group, from_disk
+
+PROBE_S = 30.0
+"""For a question that takes a server no time, on a busy machine."""
+LOOK_EVERY_S = 0.25
+LIFES = 4
+"""How often a server of ours is started within a run: once, and again after it has died."""
+TRIES = 3
+"""How often a connection may break under one server before that is its end."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a server is started."""
+
+    python: str
+    model: Path
+    options: Mapping[str, Any]
+    environment: Mapping[str, str]
+    tp: int
+    folder: Path
+    """For its settings and its log."""
+    seconds: float
+    """Until it is ready."""
+
+    def start(self, number: int) -> tuple[ServerProcess, Endpoint]:
+        """Raises ResourceError if there is no such Python."""
+        key, port = secrets.token_urlsafe(32), free_port()
+        settings = {  # JSON is YAML; a file, because arguments can be seen by everybody on the machine
+            "model-path": str(self.model), "load-format": "dummy", "skip-tokenizer-init": True, "host": "127.0.0.1",
+            "port": port, "api-key": key, "tp-size": self.tp, **self.options,
+        }  # fmt: skip
+        config = self.folder / f"server-{number}.yaml"
+        _write_private(
+            config, "".join(f"{name.replace('_', '-')}: {json.dumps(value)}\n" for name, value in settings.items())
+        )
+        environment = {"HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo", **self.environment}
+        command = [self.python, "-m", "sglang.launch_server", "--config", str(config)]
+        try:
+            process = ServerProcess(command, self.folder / f"server-{number}.log", environment)
+        except OSError as problem:
+            raise ResourceError(f"no server could be started: {problem}", code="F91") from problem
+        return process, Endpoint(f"http://127.0.0.1:{port}", key)
+
+
+@dataclass
+class Server:
+    """A server, and what the client knows of it. Whoever changes it holds the lock."""
+
+    number: int
+    endpoint: Endpoint
+    launch: Launch | None = None
+    """None: it is the user's, who starts and ends it."""
+    process: ServerProcess | None = None
+    ranks: int = 1
+    is_ready: bool = False
+    """It has the present weights, and may be asked."""
+    in_flight: int = 0
+    lifes: int = 0
+    """How often it was made ready: what failed in an earlier life says nothing about this one."""
+    breaks: int = 0
+    """Connections that broke in this life, though the server was alive."""
+    digest: Any = None
+    """Of the weights that it holds, if it says so."""
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def name(self) -> str:
+        return f"the server at {self.endpoint.url}"
+
+    def start(self) -> None:
+        """Have it running and listening, without weights. Raises WorkerError, ResourceError."""
+        self.is_ready = False
+        if self.launch is None:
+            self._await(PROBE_S)
+            return
+        self.stop()
+        if self.lifes >= LIFES:
+            raise self.failure(f"has died {LIFES} times")
+        self.process, self.endpoint = self.launch.start(self.number)
+        self._await(self.launch.seconds)
+
+    def _await(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self.answers("/ready"):
+            if self.process is not None and self.process.exit_code is not None:
+                raise self.failure(f"ended before it was ready (exit {self.process.exit_code})")
+            if time.monotonic() >= end:
+                raise self.failure(f"was not ready within {seconds:.0f} s")
+            time.sleep(LOOK_EVERY_S)
+
+    def answers(self, path: str) -> bool:
+        """A probe: /ready, whether it takes requests; /health_generate, whether it can still write a token."""
+        try:
+            self.endpoint.get(path, PROBE_S)
+        except (ServerGone, ServerLate, ServerRefused):
+            return False
+        return True
+
+    def failure(self, what: str) -> RlcliError:
+        """With the last words of a server of ours."""
+        if self.process is None:
+            hint = "is it running, and on that address?"
+            return WorkerError(f"{self.name} {what}", hint=hint, code="F91")
+        words = self.process.last_words()
+        return WorkerError(f"{self.name} {what}; the end of {self.process.log}:\n{words}", code="F91")
+
+    # -- weights ---------------------------------------------------------------------------------------------
+
+    def take(self, update: Update, way: str, seconds: float) -> None:
+        """Have it hold new weights, and see that it does.
+
+        Raises ServerGone, ServerLate, ServerRefused, or WorkerError if it has other ones afterwards.
+        """
+        self.is_ready = False
+        if way == "disk":
+            from_disk(self.endpoint, update, seconds)
+        else:
+            by_process_group(self.endpoint, update, self.ranks, seconds)
+        found = self.label()
+        if found != update.label:
+            what = f"says that it has the weights {found!r}, after it took {update.label!r}"
+            raise self.endpoint.hostile(what)
+        self.digest = self._digest(seconds)
+
+    def label(self) -> str | None:
+        """The version of the weights that it has, as it says."""
+        info = self.endpoint.get("/model_info", PROBE_S)
+        found = info.get("weight_version") if isinstance(info, dict) else None
+        return found if isinstance(found, str) else None
+
+    def _digest(self, seconds: float) -> Any:
+        try:
+            answer = self.endpoint.post("/weights_checker", {"action": "checksum"}, seconds)
+        except ServerRefused:  # an older one
+            return None
+        return answer.get("per_engine_checksum") if isinstance(answer, dict) else None
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.stop()
+            self.process = None
+
+
+def attached(urls: Sequence[str], key: str | None, ranks: int) -> list[Server]:
+    return [Server(number, Endpoint(url.rstrip("/"), key), ranks=ranks) for number, url in enumerate(urls)]
+
+
+def own(launch: Launch, count: int) -> list[Server]:
+    return [Server(number, Endpoint("http://127.0.0.1:1"), launch, ranks=launch.tp) for number in range(count)]
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE), "w") as file:
+        file.write(text)

@@ -1,0 +1,157 @@
+"""How one server gets the weights of a folder: it reads them itself, or they are sent to it in a process group."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ._sglang_http import Endpoint, ServerGone
+
+BUCKET_BYTES = 256 << 20
+"""Of the tensors that move together, or one that is larger."""
+CODES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+WIND_UP_S = 10.0
+"""For our part of an exchange, once the server says that it is done with its own."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """New weights for a server."""
+
+    folder: Path
+    label: str
+    """What the server calls them from then on."""
+    flushes: bool
+    """It forgets keys and values that were computed with the old ones. (It refuses to while requests need them.)"""
+
+
+def from_disk(server: Endpoint, update: Update, seconds: float) -> None:
+    """The server reads the folder, which it must be able to see."""
+    body = {"model_path": str(update.folder), "weight_version": update.label, "flush_cache": update.flushes}
+    server.post("/update_weights_from_disk", body, seconds)
+
+
+def by_process_group(server: Endpoint, update: Update, ranks: int, seconds: float) -> None:
+    """Send the tensors to the server's `ranks` processes, one after the other.
+
+    The group lives as long as the update: an old one would break with a server that has been started again.
+    """
+    group = _Group(server, ranks, seconds)
+    try:
+        server.post("/begin_weight_update", {}, seconds)
+        buckets = _buckets(update.folder)
+        bucket = next(buckets)
+        while bucket is not None:
+            following = next(buckets, None)
+            last = {"weight_version": update.label} if following is None else {}
+            group.send(*bucket, {"flush_cache": update.flushes and following is None, **last})
+            bucket = following
+        server.post("/end_weight_update", {}, seconds)
+    finally:
+        group.close()
+
+
+class _Group:
+    """We are rank 0; the server's processes are the others. Gloo: our tensors are on the host."""
+
+    def __init__(self, server: Endpoint, ranks: int, seconds: float):
+        self._server = server
+        self._seconds = seconds
+        self._name = f"rlcli-{uuid.uuid4().hex}"
+        address = _address_towards(server.host)
+        listening = socket.create_server((address, 0))  # torch's own would listen on all interfaces
+        port = listening.getsockname()[1]
+        patience = timedelta(seconds=seconds)
+        store = dist.TCPStore(
+            address, port, is_master=True, timeout=patience, wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )  # fmt: skip
+        self._group: Any = None
+        body = {
+            "master_address": address, "master_port": port, "rank_offset": 1, "world_size": 1 + ranks,
+            "group_name": self._name, "backend": "gloo",
+        }  # fmt: skip
+
+        def join() -> None:
+            options = dist.ProcessGroupGloo._Options()
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+            options._timeout = patience
+            # as torch names the keys of a group, and SGLang those of a custom one
+            prefixed = dist.PrefixStore("cpu/", dist.PrefixStore(f"{self._name}/", dist.PrefixStore(self._name, store)))
+            self._group = dist.ProcessGroupGloo(prefixed, 0, 1 + ranks, options)
+
+        self._together("/init_weights_update_group", body, join)
+
+    def send(self, names: list[str], tensors: list[torch.Tensor], more: Mapping[str, Any]) -> None:
+        body = {
+            "names": names, "dtypes": [CODES[one.dtype] for one in tensors],
+            "shapes": [list(one.shape) for one in tensors], "group_name": self._name, **more,
+        }  # fmt: skip
+
+        def broadcast() -> None:
+            for tensor in tensors:
+                self._group.broadcast([tensor], dist.BroadcastOptions()).wait()
+
+        self._together("/update_weights_from_distributed", body, broadcast)
+
+    def close(self) -> None:
+        with suppress(Exception):  # the server may be gone, and its end of the group with it
+            self._server.post("/destroy_weights_update_group", {"group_name": self._name}, WIND_UP_S)
+        if self._group is not None:
+            self._group.abort()
+
+    def _together(self, path: str, body: Mapping[str, Any], own: Callable[[], None]) -> None:
+        """The server's part and ours, at the same time. A server that refuses its part leaves ours waiting in a thread,
+        until the group is closed or its time is over."""
+        failed: list[Exception] = []
+
+        def work() -> None:
+            try:
+                own()
+            except Exception as problem:
+                failed.append(problem)
+
+        ours = threading.Thread(target=work, name="weights to a server", daemon=True)
+        ours.start()
+        self._server.post(path, body, self._seconds)
+        ours.join(WIND_UP_S)
+        if failed or ours.is_alive():
+            raise ServerGone(f"the weights were not sent: {failed[0] if failed else 'the group is stuck'}")
+
+
+def _buckets(folder: Path) -> Iterator[tuple[list[str], list[torch.Tensor]]]:
+    """(names, tensors) of the files; one bucket at least."""
+    from safetensors import safe_open
+
+    names: list[str] = []
+    tensors: list[torch.Tensor] = []
+    size = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as stored:
+            for name in stored.keys():  # noqa: SIM118 - it is no dictionary
+                tensor = stored.get_tensor(name)
+                if names and size + tensor.nbytes > BUCKET_BYTES:
+                    yield names, tensors
+                    names, tensors, size = [], [], 0
+                names.append(name)
+                tensors.append(tensor)
+                size += tensor.nbytes
+    yield names, tensors
+
+
+def _address_towards(host: str) -> str:
+    """The address of this machine that a host is reached from."""
+    family, _, _, _, place = socket.getaddrinfo(host, 9, socket.AF_INET, socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as one:
+        one.connect(place)  # sends nothing
+        return str(one.getsockname()[0])

@@ -1,0 +1,111 @@
+"""The weights that servers generate with, as the client keeps them: a folder that transformers and SGLang read.
+
+New weights are written next to those in use, whole, before any server hears of them. So an update that fails on the way
+leaves the old ones as they were, a server that has died is given the present ones again, and a checkpoint is a copy.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlcli.api.model import GivesParameters, ModelSource
+from rlcli.api.model_export import own_weights
+from rlcli.api.model_source import fill_tensor, open_source
+from rlcli.api.weight_blocks import WeightBlock
+from rlcli.errors import ModelError
+from rlcli.files import make_folder
+
+from ._saving import Ranks, save_model
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class WeightFolder:
+    """float32, under the names that files of the model have."""
+
+    def __init__(self, role: str, source: ModelSource, root: Path):
+        """Begins with the weights of `source`, in a folder below `root`."""
+        make_folder(root)
+        self.number = 0
+        """How often there have been other weights."""
+        self.model: Any = source.skeleton()
+        """Without memory for its parameters."""
+        self._role = role
+        self._root = root
+        self._parameters: Shapes = {name: tuple(one.shape) for name, one in self.model.named_parameters()}
+        self._names = list(own_weights(self.model))
+        for name in set(self._names) - set(self._parameters):
+            fill_tensor(self.model.get_buffer(name), source, name)
+        self._source = self._saved((name, source.read(name)) for name in self._parameters)
+
+    @property
+    def folder(self) -> Path:
+        return self._root / f"weights-{self.number}"
+
+    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from ((name, self._source.read(name)) for name in self._parameters)
+
+    def copies(self) -> dict[str, torch.Tensor]:
+        """Parameters, each once, and the buffers that belong to the model's file."""
+        return {name: self._source.read(name) for name in self._names}
+
+    def blocks(self) -> dict[WeightBlock, Callable[[], torch.Tensor]]:
+        whole = {name: WeightBlock.whole(name, shape) for name, shape in self._parameters.items()}
+        return {block: lambda name=name: self._source.read(name) for name, block in whole.items()}
+
+    def follow(self, source: GivesParameters, eta: float) -> None:
+        """mine ← eta · theirs + (1 − eta) · mine. Raises ModelError for parameters that are not those of the model."""
+
+        def mixed() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, theirs in in_order(source, self._parameters, self._role):
+                yield name, theirs if eta == 1 else self._source.read(name).lerp(theirs, eta)
+
+        self._replace(mixed())
+
+    def fill(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Take over tensors as `copies` gives them."""
+        for name in set(self._names) - set(self._parameters):
+            self.model.get_buffer(name).copy_(weights[name])
+        self._replace((name, weights[name]) for name in self._parameters)
+
+    def _replace(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+        old = self.folder
+        self.number += 1
+        try:
+            self._source = self._saved(parameters)
+        except BaseException:
+            self.number -= 1
+            raise
+        shutil.rmtree(old)
+
+    def _saved(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> ModelSource:
+        alone = Ranks(leads=True, groups=(), device=torch.device("cpu"))
+        save_model(self.model, parameters, None, self.folder, torch.float32, alone)
+        return open_source(str(self.folder), head="lm", tokenizer=None, seed=0)
+
+
+def in_order(source: GivesParameters, shapes: Shapes, role: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters whole, float32 on the host, in the order of `shapes`; those that come before their turn are kept.
+
+    Raises ModelError for one that is missing, or of another shape.
+    """
+    missing = {name: WeightBlock.whole(name, shape).numbers for name, shape in shapes.items()}
+    arrived: dict[str, torch.Tensor] = {}
+    turns = iter(shapes)
+    turn = next(turns, None)
+    for block, numbers in source.parameter_blocks():
+        if shapes.get(block.name) != block.shape:
+            raise ModelError(f"role {role} has no parameter like {block.name} that it is to follow")
+        whole = arrived.setdefault(block.name, torch.empty(block.shape))
+        whole[block.within(WeightBlock.whole(block.name, block.shape))] = numbers.detach().to("cpu", torch.float32)
+        missing[block.name] -= block.numbers
+        while turn is not None and not missing[turn]:
+            yield turn, arrived.pop(turn)
+            turn = next(turns, None)
+    if turn is not None:
+        raise ModelError(f"role {role} was not given all of {turn}, which it is to follow")

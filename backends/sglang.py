@@ -1,0 +1,144 @@
+"""Responses come from SGLang servers, which the run starts, or which are there already.
+
+The role's ranks are clients: they need no device of their own. SGLang wants versions of torch and transformers of its
+own, so it is in another environment (`python`); nothing of it is imported here. It must be 0.5.21 or later.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rlcli.api.limits import Limits, check_limits
+from rlcli.api.model import Model, ModelBackend, register_backend
+from rlcli.errors import ModelError, UsageError
+
+CHOICES = {"update": ("process_group", "disk"), "on_pause": ("retract", "in_place")}
+
+
+@register_backend("sglang")
+@dataclass(frozen=True, kw_only=True)
+class SGLang(ModelBackend):
+    """Generates with servers, whose weights follow those of the role that is trained."""
+
+    TRAINS: ClassVar[bool] = False
+    SCORES: ClassVar[bool] = False
+    REPRODUCIBLE: ClassVar[bool] = False
+    MEMORY: ClassVar[str] = "_sglang_memory.ClientMemory"
+    LIMITS: ClassVar[Limits] = {
+        "servers": {"ge": 1}, "tp": {"ge": 1}, "max_concurrent_requests": {"ge": 1},
+        "start_deadline_s": {"gt": 0}, "request_deadline_s": {"gt": 0}, "update_deadline_s": {"gt": 0},
+    }  # fmt: skip
+    ON_RESUME: ClassVar[dict[str, str]] = {
+        "python": "safe", "servers": "safe", "tp": "safe", "options": "safe", "environment": "safe", "urls": "safe",
+        "api_key_env": "safe", "max_concurrent_requests": "safe", "update": "safe", "on_pause": "safe",
+        "weights_folder": "safe", "start_deadline_s": "safe", "request_deadline_s": "safe",
+        "update_deadline_s": "safe",
+    }  # fmt: skip
+
+    python: str | None = None
+    """The Python that has SGLang, such as `.venv-sglang/bin/python`: servers are started with it, and ended with the
+    run. null: they are at `urls`."""
+
+    servers: int = 1
+    """Servers that each rank of the role starts."""
+
+    tp: int = 1
+    """Processes of a server, which share its model (tensor parallelism)."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of SGLang's server that the run starts, such as `{mem_fraction_static: 0.6}`."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables of its processes, such as `{CUDA_VISIBLE_DEVICES: "4"}`."""
+
+    urls: tuple[str, ...] = ()
+    """Servers that are there already, such as `http://10.0.0.5:30000`; of several ranks each takes its share. They get
+    other weights, and belong to this run until it ends."""
+
+    api_key_env: str | None = None
+    """The variable of the environment that has the key of the servers at `urls`."""
+
+    max_concurrent_requests: int = 64
+    """Most responses that a rank asks for at once."""
+
+    update: str = "process_group"
+    """How servers get new weights: process_group (sent to them) or disk (they read `weights_folder`)."""
+
+    on_pause: str = "retract"
+    """What becomes of responses in the making when weights change: retract (they are read anew with the new weights, so
+    that log-probs are those of each segment's weights) or in_place (their keys and values are kept, which is faster;
+    log-probs are then approximate)."""
+
+    weights_folder: str | None = None
+    """Where the present weights are kept as files; servers at `urls` must see it if they update from disk. null: a
+    private folder among the temporary files of the machine."""
+
+    start_deadline_s: float = 900.0
+    """Seconds until a server must be ready."""
+
+    request_deadline_s: float = 1800.0
+    """Seconds for one response."""
+
+    update_deadline_s: float = 600.0
+    """Seconds for new weights."""
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
+
+    def _initialize(self, model: Model) -> Model:
+        from ._sglang_engine import SGLangEngine
+        from ._sglang_pool import Deadlines, Servers
+        from ._sglang_weights import WeightFolder
+
+        if model.source is None:
+            raise ModelError(f"role {model.name} has no weights to run", hint="use backend: null for such a role")
+        if model.source.head != "lm":
+            raise ModelError(f"role {model.name} has the head {model.source.head}, and servers only generate")
+        root = Path(tempfile.mkdtemp(prefix=f"{model.name}-", dir=self.weights_folder))
+        weights = WeightFolder(model.name, model.source, root)
+        servers = Servers(
+            self._servers(model, root, weights.folder), self.update,
+            Deadlines(self.request_deadline_s, self.update_deadline_s),
+        )  # fmt: skip
+        try:
+            servers.start()
+            model.module = SGLangEngine(model, weights, servers, root, self.max_concurrent_requests, self.on_pause)
+        except BaseException:
+            servers.close()
+            raise
+        return model
+
+    def _servers(self, model: Model, root: Path, folder: Path) -> list[Any]:
+        """Of this rank, none started yet. Raises UsageError."""
+        from ._sglang_server import Launch, attached, own
+
+        if bool(self.urls) == (self.python is not None):
+            what = f"the backend sglang of role {model.name} needs either python or urls"
+            hint = f"models.{model.name}.backend.args.python=PATH is the Python of an environment with SGLang"
+            raise UsageError(what, hint=hint, code="R39")
+        if self.python is not None:
+            launch = Launch(self.python, folder, self.options, self.environment, self.tp, root, self.start_deadline_s)
+            return own(launch, self.servers)
+        rank, ranks = (0, 1) if model.device_mesh is None else (model.device_mesh.get_rank(), model.device_mesh.size())
+        mine = self.urls[rank::ranks]
+        if not mine:
+            raise UsageError(f"role {model.name} has {ranks} ranks and {len(self.urls)} servers", code="R39")
+        return attached(mine, _key(os.environ, self.api_key_env), self.tp)
+
+    def destroy(self, model: Model) -> None:
+        if model.module is not None:
+            model.module.close()
+
+
+def _key(environment: Mapping[str, str], variable: str | None) -> str | None:
+    if variable is not None and not environment.get(variable):
+        raise UsageError(f"api_key_env names {variable}, which is not set", hint=f"export {variable}=…", code="R39")
+    return environment[variable] if variable is not None else None

@@ -1,0 +1,82 @@
+"""A server that is a process of its own: started, watched, and ended with all that it has started.
+
+Libraries' servers start processes that outlive them, and a death signal reaches direct children only. So a guardian
+(`server_guardian.py`) is between us and the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rlcli.files import open_private
+
+GUARDIAN = Path(__file__).with_name("server_guardian.py")
+OF_RANKS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME")
+OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "VIRTUAL_ENV")
+"""Variables that describe this process: its place in a world of ranks, and its Python."""
+PREFIXES = ("LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_", "RLCLI_", "PYTEST_")
+LOG_LINES = 12
+"""Last lines of a server's log that an error shows."""
+LOG_BYTES = 4096
+END_WITHIN = 10.0
+"""Seconds for a guardian to end what it guards."""
+
+
+class ServerProcess:
+    """A command that runs until it is stopped, or ends by itself."""
+
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None):
+        """`environment`: variables that it has besides ours. Its output is appended to `log`. Raises OSError."""
+        self.log = log
+        with os.fdopen(open_private(log, os.O_WRONLY | os.O_APPEND), "ab") as output:
+            self._guardian = subprocess.Popen(
+                [sys.executable, "-I", str(GUARDIAN), *command],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=_inherited() | dict(environment or {}),
+                start_new_session=True,  # a signal that stops the run is not for it
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative for the signal that ended it."""
+        return self._guardian.poll()
+
+    def stop(self) -> None:
+        """End it at once, and all that it has started."""
+        assert self._guardian.stdin is not None
+        self._guardian.stdin.close()
+        try:
+            self._guardian.wait(END_WITHIN)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._guardian.pid, signal.SIGKILL)
+            self._guardian.wait()
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+            return "\n".join(line for line in lines[-LOG_LINES:] if line.strip())
+        return ""
+
+
+def free_port() -> int:
+    """A port of this machine that nobody has now. Somebody may take it before a server does, which then ends."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _inherited() -> dict[str, str]:
+    ours = (*OF_RANKS, *OF_OUR_PYTHON)
+    return {name: value for name, value in os.environ.items() if name not in ours and not name.startswith(PREFIXES)}

@@ -1,0 +1,127 @@
+"""Streams: responses one by one, paused and continued with other weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rlcli.api.config import GenerationHyperparameters
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import FinishedResponse, GenerationEngine, ResponseStream
+from rlcli.testing.backend.base import BackendChecks, place, prompts
+from rlcli.testing.backend.generation import exported, generate
+from rlcli.testing.backend.plain import scores_of, sequences
+from rlcli.testing.contract import Violation
+from rlcli.testing.tiny_models import TinyTokenizer
+
+NEW_TOKENS = 40
+TEMPERATURE = 0.7
+LONGEST = 17
+
+
+class StreamChecks(BackendChecks):
+    """`open`, and what a stream does."""
+
+    rounding = 5e-4
+    """How far log-probs may be off."""
+
+    def test_a_stream_answers_like_a_batch(self) -> None:
+        """a stream's greedy answers are those of generate"""
+        engine = self.streaming_engine()
+        wanted = generate(engine, greedy=True).tokens
+        with self.stream(engine, greedy=True, max_new_tokens=12) as stream:
+            numbers = [stream.submit(prompt, seed) for seed, prompt in enumerate(asked())]
+            made = collect_all(stream, len(numbers))
+        where = place(engine, "open")
+        if sorted(made) != sorted(numbers):
+            raise Violation(f"responses {sorted(made)} to requests {sorted(numbers)}", "return each once", where)
+        for number, tokens in zip(numbers, wanted, strict=True):
+            if made[number].tokens.tolist() != tokens.tolist():
+                what = f"{made[number].tokens.tolist()} from a stream, {tokens.tolist()} of a batch"
+                raise Violation(what, "answer each prompt as if it were alone", where)
+
+    def test_a_pause_changes_no_log_prob(self) -> None:
+        """paused and given other weights: by segment, those of a recomputation"""
+        engine, other = self.streaming_engine(seed=1), self.engine(seed=2)
+        first = exported(engine)
+        second = exported(other)
+        with self.stream(engine) as stream:
+            for seed, prompt in enumerate(asked() * 2):
+                stream.submit(prompt, seed)
+            made = {one.number: one for one in stream.collect()}  # others are half done then
+            before = engine.weights_number
+            stream.pause()
+            engine.take_parameters(other, 1.0)
+            stream.resume()
+            made |= collect_all(stream, 2 * len(asked()) - len(made))
+        models = {before: first, engine.weights_number: second}
+        where = place(engine, "open")
+        for number, response in made.items():
+            self._require_log_probs(asked()[number % len(asked())], response, models, where)
+        if not any(len(response.segments) == 2 for response in made.values()):
+            raise Violation("no response has tokens of both weights", "continue what is in the making", where)
+
+    def test_abort_returns_what_there_is(self) -> None:
+        """abort: all that is in the making, with as many log-probs as tokens"""
+        engine = self.streaming_engine()
+        with self.stream(engine) as stream:
+            numbers = {stream.submit(prompt, seed) for seed, prompt in enumerate(asked())}
+            stream.pause()
+            made = {one.number: one for one in [*stream.collect(), *stream.abort()]}
+            again = stream.submit(asked()[0], 0)
+            stream.resume()
+            later = collect_all(stream, 1)
+        where = place(engine, "open")
+        if set(made) != numbers or set(later) != {again} or later[again].is_aborted:
+            what = f"{sorted(made)} of {sorted(numbers)} were returned, and then {sorted(later)}"
+            raise Violation(what, "return each once, and go on with what comes later", where)
+        if any(len(one.tokens) != len(one.logprobs) for one in made.values()):
+            raise Violation("tokens without log-probs", "return both as far as they are there", where)
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    def streaming_engine(self, **wanted: Any) -> Any:
+        engine = self.engine(**wanted)
+        if not isinstance(engine, GenerationEngine):
+            pytest.skip("does not generate")
+        if type(engine).open is GenerationEngine.open:
+            pytest.skip("answers whole batches only")
+        return engine
+
+    def stream(self, engine: GenerationEngine, **settings: Any) -> ResponseStream:
+        defaults = {"max_new_tokens": NEW_TOKENS, "temperature": TEMPERATURE, "max_concurrent_responses": 8}
+        return engine.open(TinyTokenizer(), GenerationHyperparameters(**(defaults | settings)), LONGEST)
+
+    def _require_log_probs(
+        self, prompt: torch.Tensor, response: FinishedResponse, models: dict[int, Any], where: str
+    ) -> None:
+        edges = [0, *(segment.end for segment in response.segments)]
+        if edges[:-1] != [segment.start for segment in response.segments] or edges[-1] != len(response.tokens):
+            raise Violation(f"{response.segments} of {len(response.tokens)} tokens", "cover each token once", where)
+        whole = torch.cat([prompt, response.tokens])
+        packed = SequenceSample.from_default(ids=["0"], seqlens=[len(whole)], data={"packed_input_ids": whole})
+        for segment in response.segments:
+            with torch.no_grad():
+                scored = scores_of(models[segment.weights], packed, TEMPERATURE)[0][len(prompt) - 1 :]
+            part = slice(segment.start, segment.end)
+            apart = float((scored[part] - response.logprobs[part]).abs().max())
+            if apart > self.rounding:
+                what = f"log-probs of tokens {segment.start} to {segment.end} are off by {apart:.2g}"
+                raise Violation(what, "read the whole prefix with the weights that continue it", where)
+
+
+def asked() -> list[torch.Tensor]:
+    return sequences(prompts(), "packed_prompts")
+
+
+def collect_all(stream: ResponseStream, number: int) -> dict[int, FinishedResponse]:
+    """By number."""
+    made: dict[int, FinishedResponse] = {}
+    while len(made) < number:
+        finished = stream.collect()
+        if not finished:
+            raise Violation(f"{len(made)} of {number} responses, and no more", "return every response")
+        made |= {one.number: one for one in finished}
+    return made

@@ -1,0 +1,57 @@
+"""A model of transformers behind the fake server, whose weights come from disk or by a process group."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+PATIENCE = timedelta(seconds=30)
+
+
+class TransformersModel:
+    """One that `rlcli.testing.tiny_models` makes, say. It begins with random weights."""
+
+    def __init__(self, config: Any):
+        from transformers import AutoModelForCausalLM
+
+        self.lm: Any = AutoModelForCausalLM.from_config(config).float().eval()
+        self._groups: dict[str, Any] = {}
+
+    @torch.no_grad()
+    def logits(self, tokens: tuple[int, ...]) -> list[float]:
+        made: list[float] = self.lm(input_ids=torch.tensor([tokens])).logits[0, -1].tolist()
+        return made
+
+    def load(self, folder: Path) -> None:
+        from safetensors.torch import load_file
+
+        for file in sorted(folder.glob("*.safetensors")):
+            self._take(load_file(file))
+
+    def join(self, address: str, port: int, rank: int, size: int, group: str) -> None:
+        """As SGLang makes a group, and torch the one of its backend in it."""
+        store: Any = dist.TCPStore(address, port, is_master=False, timeout=PATIENCE)
+        for prefix in (group, f"{group}/", "cpu/"):
+            store = dist.PrefixStore(prefix, store)
+        self._groups[group] = dist.ProcessGroupGloo(store, rank, size, PATIENCE)
+
+    def receive(self, group: str, names: list[str], dtypes: list[str], shapes: list[list[int]]) -> None:
+        arrived = {}
+        for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
+            arrived[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+            self._groups[group].broadcast([arrived[name]], dist.BroadcastOptions()).wait()
+        self._take(arrived)
+
+    def digest(self) -> str:
+        sums = {name: one.detach().double().sum().item() for name, one in self.lm.named_parameters()}
+        return repr(sorted(sums.items()))
+
+    def _take(self, weights: dict[str, torch.Tensor]) -> None:
+        own = dict(self.lm.named_parameters())
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                own[name if name in own else f"transformer.{name}"].copy_(tensor)

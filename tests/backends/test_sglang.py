@@ -1,0 +1,350 @@
+"""sglang: the contract over a fake server with a real model, and what becomes of servers that fail."""
+
+import json
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from rlcli.backends._sglang_http import Endpoint, ServerRefused
+from rlcli.errors import HangError, ModelError, WorkerError
+from rlcli.testing.backend import BackendContract
+from rlcli.testing.backend.generation import generate
+from rlcli.testing.fake_sglang import FakeSGLang, HashModel
+from rlcli.testing.fake_sglang_model import TransformersModel
+from rlcli.testing.held_source import HeldSource
+from rlcli.testing.tiny_models import tiny_model
+
+
+class Attached(BackendContract):
+    """Engines whose servers are fakes in this process."""
+
+    name = "sglang"
+    servers = 1
+    update = "process_group"
+
+    @pytest.fixture(autouse=True)
+    def _fakes(self, tmp_path):
+        self.tmp_path = tmp_path
+        with ExitStack() as self.stack:
+            self.fakes: list[FakeSGLang] = []
+            yield
+
+    def engine(self, family=None, **wanted):
+        lm = wanted.get("lm") or tiny_model(family or self.families[0])
+        mine = [self.stack.enter_context(FakeSGLang(TransformersModel(lm.config))) for _ in range(self.servers)]
+        self.fakes += mine
+        self.args = {
+            "urls": [fake.url for fake in mine], "update": self.update, "weights_folder": str(self.tmp_path),
+            "start_deadline_s": 20.0, "request_deadline_s": 20.0, "update_deadline_s": 20.0,
+        }  # fmt: skip
+        made = super().engine(family, **wanted)
+        self.stack.callback(made.close)
+        return made
+
+
+class TestContract(Attached):
+    def test_sampling_follows_the_distribution(self):
+        pytest.skip("that of the fake's own sampler")
+
+
+class TestContractFromDisk(TestContract):
+    update = "disk"
+
+
+class TestContractOfTwoServers(TestContract):
+    servers = 2
+    families = ("llama",)
+
+
+# -- servers that fail -----------------------------------------------------------------------------------------------
+
+QUICK = {"weights_folder": None, "start_deadline_s": 20.0, "request_deadline_s": 5.0, "update_deadline_s": 10.0}
+
+
+@pytest.fixture
+def attached(tmp_path):
+    """engine(n, **args) of n fakes in this process, and these."""
+    with ExitStack() as stack:
+        lm = tiny_model("llama")
+        config = tmp_path / "config"
+        config.mkdir()
+        (config / "config.json").write_text(json.dumps({"vocab_size": lm.config.vocab_size}))
+
+        def make(count=1, **args):
+            fakes = [stack.enter_context(FakeSGLang(HashModel(config))) for _ in range(count)]
+            checks = BackendContract()
+            checks.name, checks.args = "sglang", {
+                **QUICK, "urls": [fake.url for fake in fakes], "update": "disk", "weights_folder": str(tmp_path),
+                **args,
+            }  # fmt: skip
+            engine = checks.engine("llama", lm=lm)
+            stack.callback(engine.close)
+            return engine, fakes
+
+        yield make
+
+
+def names(error):
+    """The servers that an error names."""
+    return {word.strip("',;:)") for word in str(error).split() if word.startswith("http://")}
+
+
+def test_requests_go_to_the_server_with_the_least_to_do(attached):
+    engine, fakes = attached(2)
+    for fake in fakes:
+        fake.token_s = 0.005
+    generate(engine, responses_per_prompt=4)
+    assert sum(fake.count("/generate") for fake in fakes) == 20
+    assert all(fake.count("/generate") >= 6 for fake in fakes)
+
+
+def test_no_more_responses_at_once_than_allowed(attached):
+    engine, (fake,) = attached(1, max_concurrent_requests=3)
+    fake.token_s = 0.005
+    generate(engine, responses_per_prompt=4)
+    assert fake.most_at_once == 3
+    fake.most_at_once = 0
+    generate(engine, responses_per_prompt=2, max_concurrent_responses=2)
+    assert fake.most_at_once == 2
+
+
+@pytest.mark.parametrize("fault", ["reset", "half"])
+def test_a_connection_that_breaks_is_tried_again(attached, fault):
+    engine, (fake,) = attached()
+    wanted = generate(engine)
+    fake.fail("/generate", fault, fault)
+    found = generate(engine)
+    assert [one.tolist() for one in found.tokens] == [one.tolist() for one in wanted.tokens]
+    assert fake.count("/update_weights_from_disk") == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("garbage", "not JSON"), ("huge", "64 MiB"), ("refuse", "refuses a request")],
+)
+def test_answers_that_no_such_server_gives_end_the_call_and_name_it(attached, fault, said):
+    engine, fakes = attached(2)
+    fakes[1].fail("/generate", *[fault] * 50)
+    with pytest.raises((WorkerError, ModelError), match=said) as caught:
+        generate(engine)
+    assert fakes[1].url in str(caught.value)
+    assert fakes[0].url not in str(caught.value)
+
+
+SPOILED = {
+    "too short": lambda made: {**made, "output_ids": made["output_ids"][:-1]},
+    "an id beyond the vocabulary": lambda made: {**made, "output_ids": [97] * len(made["output_ids"])},
+    "ids that are no numbers": lambda made: {**made, "output_ids": ["1"] * len(made["output_ids"])},
+    "a NaN": lambda made: with_scores(made, float("nan")),
+    "a log-prob above 0": lambda made: with_scores(made, 0.5),
+    "a log-prob that is text": lambda made: with_scores(made, "-1"),
+    "no log-probs": lambda made: {**made, "meta_info": {**made["meta_info"], "output_token_logprobs": None}},
+    "no meta_info": lambda made: {"output_ids": made["output_ids"]},
+    "a list": lambda made: [made],
+    "null": lambda made: None,
+    "versions with a gap": lambda made: with_meta(made, weight_versions=[{"version": "x", "start": 1, "end": 2}]),
+    "an unknown end": lambda made: with_meta(made, finish_reason={"type": "tired"}),
+}
+
+
+def with_meta(made, **changes):
+    return {**made, "meta_info": {**made["meta_info"], **changes}}
+
+
+def with_scores(made, score):
+    return with_meta(made, output_token_logprobs=[[score, token, None] for token in made["output_ids"]])
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_a_spoiled_response_is_refused_and_its_server_named(attached, how):
+    engine, (fake,) = attached()
+    fake.spoil = SPOILED[how]
+    with pytest.raises(WorkerError) as caught:
+        generate(engine)
+    assert caught.value.code == "F90"
+    assert names(caught.value) == {fake.url}
+
+
+def test_a_silent_server_is_named_within_the_deadline(attached):
+    engine, (fake,) = attached(1, request_deadline_s=0.5)
+    fake.fail("/generate", *["silence"] * 10)
+    began = time.monotonic()
+    with pytest.raises(HangError, match=r"no answer to /generate within 0.5 s") as caught:
+        generate(engine)
+    assert time.monotonic() - began < 10
+    assert names(caught.value) == {fake.url}
+
+
+def test_weights_that_somebody_else_gave_a_server_are_noticed(attached):
+    engine, (fake,) = attached()
+    fake.label = "theirs"
+    with pytest.raises(WorkerError, match="somebody else"):
+        generate(engine)
+
+
+# -- updates ---------------------------------------------------------------------------------------------------------
+
+
+def follow(engine, seed):
+    """Have it follow a model of another seed."""
+    source = HeldSource(tiny_model("llama", seed=seed))
+    blocks = [(block, source.read(block.name)) for block in engine.weight_blocks()]
+    engine.take_parameters(SimpleNamespace(parameter_blocks=lambda: iter(blocks)), 1.0)
+
+
+def test_every_update_flushes_the_prefixes_and_changes_the_responses(attached):
+    engine, (fake,) = attached()
+    before = generate(engine, greedy=True).tokens
+    follow(engine, seed=7)
+    after = generate(engine, greedy=True).tokens
+    assert [one.tolist() for one in after] != [one.tolist() for one in before]
+    assert all(body["flush_cache"] for path, body in fake.calls if path.startswith("/update_weights"))
+
+
+def test_if_one_of_two_servers_does_not_take_an_update_none_is_asked_again(attached):
+    engine, fakes = attached(2)
+    fakes[1].fail("/update_weights_from_disk", "refuse", "refuse")
+    with pytest.raises(WorkerError, match="did not take the weights") as caught:
+        follow(engine, seed=7)
+    assert names(caught.value) == {fakes[1].url}
+    asked = [fake.count("/generate") for fake in fakes]
+    with pytest.raises(WorkerError, match="did not take the weights"):
+        generate(engine)
+    assert [fake.count("/generate") for fake in fakes] == asked
+
+
+def test_a_server_that_fails_an_update_once_is_given_it_again(attached):
+    engine, fakes = attached(2)
+    fakes[1].fail("/update_weights_from_disk", "reset")
+    follow(engine, seed=7)
+    assert fakes[0].label == fakes[1].label
+    generate(engine)
+
+
+def test_servers_that_say_they_hold_different_weights_are_found_out(attached):
+    engine, fakes = attached(2)
+    fakes[1].model.digest = lambda: "other"
+    with pytest.raises(WorkerError, match="hold different weights") as caught:
+        follow(engine, seed=7)
+    assert names(caught.value) == {fake.url for fake in fakes}
+
+
+def test_a_group_that_a_server_refuses_is_given_up_at_once(tmp_path):
+    checks = Attached()
+    checks.tmp_path, checks.fakes = tmp_path, []
+    with ExitStack() as checks.stack:
+        engine = checks.engine("llama")
+        checks.fakes[0].fail("/update_weights_from_distributed", "refuse", "refuse")
+        began = time.monotonic()
+        with pytest.raises(WorkerError, match="told to"):
+            follow(engine, seed=7)
+        assert time.monotonic() - began < 15
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_given_back_and_taken_in_order_and_nothing_is_asked_in_between(attached):
+    engine, (fake,) = attached()
+    generate(engine)
+    fake.calls.clear()
+    engine.offload()
+    engine.offload()
+    follow(engine, seed=7)
+    generate(engine)
+    tagged = [
+        (path.strip("/").partition("_")[0], *body.get("tags", ())) for path, body in fake.calls if body is not None
+    ]
+    order = list(dict.fromkeys(tagged))
+    assert order == [
+        ("release", "kv_cache"), ("release", "weights"), ("resume", "weights"), ("update",), ("weights",),
+        ("resume", "kv_cache"), ("generate",),
+    ]  # fmt: skip
+
+
+def test_a_call_after_offloading_has_the_weights_again(attached):
+    engine, (fake,) = attached()
+    wanted = generate(engine, greedy=True).tokens
+    engine.offload()
+    assert fake.label == "lost"
+    found = generate(engine, greedy=True).tokens
+    assert [one.tolist() for one in found] == [one.tolist() for one in wanted]
+
+
+# -- servers of the run ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(tmp_path):
+    """engine(n, **args) whose servers are processes that the backend starts."""
+    package = tmp_path / "path" / "sglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "launch_server.py").write_text("from rlcli.testing.fake_sglang import main\n\nmain()\n")
+    root = Path(__file__).resolve().parents[2]
+    with ExitStack() as stack:
+
+        def make(count=1, **args):
+            checks = BackendContract()
+            checks.name, checks.args = "sglang", {
+                **QUICK, "python": sys.executable, "servers": count, "update": "disk", "weights_folder": str(tmp_path),
+                "environment": {"PYTHONPATH": f"{package.parent}:{root}"}, **args,
+            }  # fmt: skip
+            engine = checks.engine("llama")
+            stack.callback(engine.close)
+            return engine
+
+        yield make
+
+
+def servers_of(engine):
+    return engine._servers.servers
+
+
+def processes(engine):
+    """Of each server, those below its guardian."""
+    guardians = [psutil.Process(server.process._guardian.pid) for server in servers_of(engine)]
+    return [guardian.children(recursive=True) for guardian in guardians]
+
+
+def test_a_server_that_is_killed_mid_rollout_comes_back_and_nothing_is_lost(started):
+    engine = started(2, options={"token_s": 0.05})
+    wanted = [one.tolist() for one in generate(engine, responses_per_prompt=4).tokens]
+    victim = processes(engine)[0][0]
+    killer = threading.Timer(0.3, victim.kill)
+    killer.start()
+    found = [one.tolist() for one in generate(engine, responses_per_prompt=4).tokens]
+    killer.join()
+    assert found == wanted
+    assert [server.lifes for server in servers_of(engine)] == [2, 1]
+
+
+def test_servers_end_with_the_engine(started):
+    engine = started()
+    (running,) = processes(engine)
+    assert running
+    engine.close()
+    assert not any(one.is_running() for one in running)
+
+
+def test_the_key_of_a_server_is_in_a_private_file_and_nowhere_else(started):
+    engine = started()
+    (server,) = servers_of(engine)
+    ((running,),) = processes(engine)
+    assert server.endpoint.key not in " ".join(running.cmdline())
+    assert server.endpoint.key not in str(running.environ())
+    assert Path(running.cmdline()[-1]).stat().st_mode & 0o777 == 0o600
+    with pytest.raises(ServerRefused, match="401"):
+        Endpoint(server.endpoint.url).get("/model_info", 5)
+
+
+def test_a_server_that_does_not_start_says_its_last_words(started):
+    with pytest.raises(WorkerError, match="No module named 'sglang'") as caught:
+        started(environment={"PYTHONPATH": "/nothing"})
+    assert caught.value.code == "F91"

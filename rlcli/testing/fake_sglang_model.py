@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 
+distributed: Any = torch.distributed
+"""Untyped, as stores and groups of a library's own are."""
 PATIENCE = timedelta(seconds=30)
 
 
@@ -34,16 +36,16 @@ class TransformersModel:
 
     def join(self, address: str, port: int, rank: int, size: int, group: str) -> None:
         """As SGLang makes a group, and torch the one of its backend in it."""
-        store: Any = dist.TCPStore(address, port, is_master=False, timeout=PATIENCE)
+        store: Any = distributed.TCPStore(address, port, is_master=False, timeout=PATIENCE)
         for prefix in (group, f"{group}/", "cpu/"):
-            store = dist.PrefixStore(prefix, store)
-        self._groups[group] = dist.ProcessGroupGloo(store, rank, size, PATIENCE)
+            store = distributed.PrefixStore(prefix, store)
+        self._groups[group] = distributed.ProcessGroupGloo(store, rank, size, PATIENCE)
 
     def receive(self, group: str, names: list[str], dtypes: list[str], shapes: list[list[int]]) -> None:
         arrived = {}
         for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
             arrived[name] = torch.empty(shape, dtype=getattr(torch, dtype))
-            self._groups[group].broadcast([arrived[name]], dist.BroadcastOptions()).wait()
+            self._groups[group].broadcast([arrived[name]], distributed.BroadcastOptions()).wait()
         self._take(arrived)
 
     def digest(self) -> str:

@@ -183,7 +183,7 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 def _held(held: Held, unit: int) -> list[str]:
     kept = held.kept
-    away = " (offloaded)" if held.away == held.total else " (optimizer offloaded)" if held.away else ""
+    away = " (offloaded)" if held.away and held.away == held.total else " (optimizer offloaded)" if held.away else ""
     columns = (kept.weights, kept.optimizer, kept.buffers, kept.total)
     return [f"{held.role}{away}", *(amount(part, unit) for part in columns)]
 

@@ -99,6 +99,25 @@ def engine_generates(device, folder, family="llama", dtype="float32", **settings
     return responses(role(device, tiny_model(family), "inference", dtype=dtype).module, **settings)
 
 
+def engine_is_paused(device, folder):
+    """With responses in the making, which continue with other weights."""
+    engine, other = (role(device, backend="inference", seed=seed).module for seed in (1, 2))
+    asked = GenerationHyperparameters(max_new_tokens=8, max_concurrent_responses=3)
+    given = prompts().to(engine.device)
+    texts = given.data["packed_prompts"].split(given.flat_seqlens("packed_prompts"))
+    with engine.open(TinyTokenizer(), asked, max(map(len, texts))) as stream:
+        for seed, text in enumerate(texts):
+            stream.submit(text, seed)
+        made = stream.collect()
+        stream.pause()
+        engine.take_parameters(other, 1.0)
+        stream.resume()
+        while finished := stream.collect():
+            made += finished
+    made.sort(key=lambda one: one.number)
+    return [one.tokens.tolist() for one in made], [one.logprobs for one in made], [len(one.segments) for one in made]
+
+
 def engine_is_offloaded(device, folder, generates=True, **args):
     """Offloaded, an engine still gives its state and takes no room on the device for it; it comes back for the next
     pass."""
@@ -247,6 +266,7 @@ ENGINES = {
     "generation": functools.partial(engine_generates, responses_per_prompt=3),
     "generation, greedy": functools.partial(engine_generates, greedy=True, max_concurrent_responses=2),
     "generation, truncated": functools.partial(engine_generates, top_p=0.8, top_k=20, min_new_tokens=3),
+    "generation, paused": engine_is_paused,
     "generation, windows": functools.partial(engine_generates, family="mistral", temperature=0.7),
     "generation, 16 bits": functools.partial(engine_generates, dtype="bfloat16", greedy=True),
     "offload": engine_is_offloaded,

@@ -89,7 +89,10 @@ def plain(found):
 ROOMS = ("backends", "interfaces", "rlcli/api", "rlcli/checkpoint", "rlcli/ops", "rlcli/runtime")
 
 NOT_HERE = {
-    "rlcli/api/engine.py ForwardEngine.device": "is that of engines without a device",
+    "rlcli/api/engine.py HoldsWeights.device": "is that of engines without a device",
+    "backends/_sglang_engine.py": "is on the host: servers have the devices",
+    "backends/_sglang_response.py": "is on the host",
+    "backends/_sglang_weights.py": "is on the host",
     "rlcli/checkpoint/conversion_check.py": "`rlcli convert` compares models on the host",
     "rlcli/api/sample_json.py _tensor": "reads JSON, on the host; a run moves what it reads",
     "rlcli/runtime/roles.py _device_mesh": "belongs to several ranks",

@@ -363,6 +363,15 @@ def test_an_engine_that_does_not_generate_is_refused_where_it_is_asked_to():
     load_recipe("ppo_math", ["models.critic.backend.type=megatron"])
 
 
+def test_an_engine_that_does_not_score_is_refused_where_it_is_asked_to():
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("ppo_math", ["models.ref.backend.type=sglang"])
+    (problem,) = caught.value.problems
+    assert problem.code == "R71"
+    assert problem.what == "the backend sglang of models.ref cannot score, which graph.ref_inf asks of it"
+    load_recipe("ppo_math", ["models.actor.rollout={backend: sglang}"])
+
+
 def test_a_reference_may_follow_the_actor():
     overrides = ["graph.actor_train.hooks={copy_to: ref, eta: 0.1}", "graph.ref_inf.hooks.offload=true"]
     calls = {mfc.name: mfc for mfc in train_graph(load_recipe("ppo_math", overrides).recipe)}

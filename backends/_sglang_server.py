@@ -19,7 +19,7 @@ from rlcli.server_process import ServerProcess, free_port
 from ._sglang_http import Endpoint, ServerGone, ServerLate, ServerRefused
 from ._sglang_update import Update, by_process_group, from_disk
 
-PROBE_S = 30.0
+PROBE_S = 120.0
 """For a question that takes a server no time, on a busy machine."""
 LOOK_EVERY_S = 0.25
 LIFES = 4

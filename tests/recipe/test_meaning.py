@@ -365,11 +365,10 @@ def test_an_engine_that_does_not_generate_is_refused_where_it_is_asked_to():
 
 def test_an_engine_that_does_not_score_is_refused_where_it_is_asked_to():
     with pytest.raises(RecipeError) as caught:
-        load_recipe("ppo_math", ["models.ref.backend.type=sglang"])
-    (problem,) = caught.value.problems
-    assert problem.code == "R71"
+        load_recipe("ppo_math", ["models.ref.backend={type: sglang}"])
+    (problem,) = (one for one in caught.value.problems if one.code == "R71")
     assert problem.what == "the backend sglang of models.ref cannot score, which graph.ref_inf asks of it"
-    load_recipe("ppo_math", ["models.actor.rollout={backend: sglang}"])
+    load_recipe("ppo_math", ["models.actor.rollout.backend=sglang"])
 
 
 def test_a_reference_may_follow_the_actor():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rlcli.api.limits import Limits, check_limits
+from rlcli.api.limits import Limits, check_arguments
+from rlcli.ops.schedules import ScheduleName, learning_rate
 
 if TYPE_CHECKING:
     from torch import nn
+
+ComputeDtype = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +43,8 @@ class AdamWSettings:
     warmup_steps: int = 0
     """Training steps over which the learning rate rises from near 0."""
 
-    schedule: str = "constant"
-    """Learning rate after the warm-up: constant, linear or cosine."""
+    schedule: ScheduleName = "constant"
+    """Learning rate after the warm-up."""
 
     min_lr_ratio: float = 0.0
     """What linear and cosine approach, as a share of the peak; they would reach it one step after the last."""
@@ -49,14 +52,8 @@ class AdamWSettings:
     max_grad_norm: float = 1.0
     """Gradients longer than this are scaled down to it."""
 
-    def __post_init__(self) -> None:
-        check_limits(self)
-        self.rate(0, total_steps=1)
-
     def rate(self, version_steps: int, total_steps: int) -> float:
         """The learning rate of training step `version_steps` (from 0)."""
-        from rlcli.ops.schedules import learning_rate
-
         return learning_rate(
             version_steps, peak=self.lr, total_steps=total_steps, warmup_steps=self.warmup_steps,
             schedule=self.schedule, floor=self.min_lr_ratio,
@@ -81,12 +78,11 @@ class AdamWSettings:
 class Precision:
     """In which numbers a model computes."""
 
-    dtype: str = "auto"
-    """Of matrix products: float32, bfloat16, or auto (bfloat16 where the hardware has it)."""
+    dtype: ComputeDtype = "auto"
+    """Of matrix products; auto: bfloat16 where the hardware has it, else float32."""
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("auto", "float32", "bfloat16"):
-            raise ValueError(f"dtype is {self.dtype!r}; it must be auto, float32 or bfloat16")
+        check_arguments(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +93,6 @@ class TrainingSettings(AdamWSettings, Precision):
 
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
-
-    def __post_init__(self) -> None:
-        AdamWSettings.__post_init__(self)
-        Precision.__post_init__(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +105,6 @@ class TransformersSettings(Precision):
     kv_cache_tokens: int | None = None
     """Tokens, of prompts and responses, that a rank's KV cache has room for. Each response reserves the longest prompt
     and `max_new_tokens`; as many are decoded at once as fit. null: room for `max_concurrent_responses` of them."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import ClassVar
 from rlcli.api.model import Model, ModelBackend, register_backend
 from rlcli.errors import ResourceError
 
-from ._settings import TrainingSettings
+from ._settings import ComputeDtype, TrainingSettings
 
 
 @register_backend("megatron")
@@ -27,7 +27,7 @@ class Megatron(TrainingSettings, ModelBackend):
     MEMORY: ClassVar[str] = "_megatron_memory.MegatronMemory"
     DEVICES: ClassVar[tuple[str, ...]] = ("cuda",)
 
-    dtype: str = "auto"
+    dtype: ComputeDtype = "auto"
     """Of parameters and products: float32, or bfloat16 with float32 copies in the optimizer. auto: bfloat16 where the
     hardware has it."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rlcli.api.data import DatasetUtility, Preview
-from rlcli.api.limits import Limits, check_limits
+from rlcli.api.limits import Limits, check_arguments
 
 from ._arithmetic import Problem, Problems
 from ._rendering import encode_answers, encode_prompts
@@ -38,7 +38,7 @@ class ArithmeticRows:
     _problems: Problems = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_limits(self)
+        check_arguments(self)
         self._problems = Problems(self.problems, seed=self.seed, levels=self.levels, held_out=self.held_out)
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from rlcli.api.data import DatasetUtility, SequenceSample, Survey
 from rlcli.api.declared_keys import declared_keys
-from rlcli.api.limits import Limits, check_limits
+from rlcli.api.limits import Limits, check_arguments
 
 from ._jsonl import Parsed, Row, read_rows
 from ._rendering import Overlong, Tokens, encode_prompts, uses_chat, within_limit
@@ -78,7 +78,7 @@ class FileRows:
     _make_survey: Callable[[], Survey] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_limits(self)
+        check_arguments(self)
         if self.is_stream and self.scores is not None:
             raise ValueError("scores choose among all rows, which streaming does not read: set max_rows as well")
         self._rows = [] if self.is_stream else self._encoded(self._chosen_rows())

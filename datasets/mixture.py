@@ -16,7 +16,7 @@ from rlcli.api.config import stable_seed
 from rlcli.api.data import DatasetUtility, Preview, SequenceSample, register_dataset
 from rlcli.api.dataset import is_stream
 from rlcli.api.key_meaning import SOURCE
-from rlcli.api.limits import Limits, check_limits
+from rlcli.api.limits import Limits, check_arguments
 from rlcli.api.preview import preview_of
 from rlcli.registry import make_dataset
 
@@ -56,7 +56,7 @@ class Mixture:
     _metadata: tuple[str, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_limits(self)
+        check_arguments(self)
         if not self.weights or not all(weight > 0 and math.isfinite(weight) for weight in self.weights.values()):
             raise ValueError(f"weights is {self.weights}; name at least one dataset, each with a number above 0")
         self._sources = {name: self._open(name) for name in self.weights}

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, get_args
 
-from rlcli.api.limits import check_limits
+from rlcli.api.limits import check_arguments
 
 
 @dataclass(kw_only=True)
 class Settings:
-    """Its numbers are checked when it is made."""
+    """Its numbers and choices are checked when it is made."""
 
     def __post_init__(self) -> None:
-        check_limits(self)
-
-    def _check_choice(self, name: str, allowed: Any) -> None:
-        if getattr(self, name) not in get_args(allowed):
-            choices = ", ".join(get_args(allowed))
-            raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {choices}")
+        check_arguments(self)

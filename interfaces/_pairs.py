@@ -20,10 +20,6 @@ class PairSettings(Settings):
     """pair: every pair counts alike, so prompts with many pairs count for more. prompt: every prompt counts alike, as
     the mean of its pairs. The numbers that are reported are averaged in the same way."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_choice("pair_aggregation", PairAggregationName)
-
     def pair_weights(self, batch: SequenceSample, counted: torch.Tensor | None = None) -> torch.Tensor:
         """[P] float32: the weight of each pair, 0 for those that `counted` [P] leaves out."""
         pairs = pairs_of(batch)

@@ -104,7 +104,6 @@ class KLPenalty(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choice("kl_estimator", KLEstimator)
         if self.adaptive_kl_ctl and self.kl_ctl == 0:
             raise ValueError("adaptive_kl_ctl multiplies kl_ctl, which is 0 and would stay 0")
         if self.adaptive_kl_ctl:
@@ -130,8 +129,6 @@ class KLPlacement(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choice("kl_in", KLPlace)
-        self._check_choice("kl_gradient", KLGradient)
         if self.kl_gradient == "naive" and self.kl_in == "reward":
             raise ValueError("kl_gradient has no effect with kl_in: reward")
 
@@ -235,12 +232,6 @@ class RelativeAdvantages(Advantages):
     credit: CreditName = "response"
     """response: each token is credited with all that its response earned. to_go: with what came after it, which
     differs where the KL penalty is in the reward, or rewards are dense."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_choice("baseline", BaselineName)
-        self._check_choice("scale", ScaleName)
-        self._check_choice("credit", CreditName)
 
     @property
     def compares_groups(self) -> bool:

@@ -95,10 +95,6 @@ class OptimizerSteps(Settings):
     token_normalize_scope: TokenNormalizeScope = "global"
     """What a loss is divided by: the tokens of all ranks (so their number does not matter), or each rank's."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_choice("token_normalize_scope", TokenNormalizeScope)
-
 
 @dataclass(kw_only=True)
 class OldPolicy(Settings):
@@ -131,7 +127,6 @@ class OldPolicy(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choice("behav_imp_weight_mode", BehaviourWeightMode)
         if self.behav_imp_weight_mode == "truncate" and self.behav_imp_weight_cap is None:
             raise ValueError("behav_imp_weight_mode: truncate needs behav_imp_weight_cap")
         if self.behav_imp_weight_cap is not None and not self.use_decoupled_loss:
@@ -193,8 +188,6 @@ class PolicyLoss(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choice("policy_loss", PolicyLossName)
-        self._check_choice("loss_aggregation", LossAggregationName)
         if (self.loss_constant is not None) != (self.loss_aggregation == "constant"):
             raise ValueError("loss_aggregation: constant divides by loss_constant: set both, or neither")
         if self.c_clip is not None and self.policy_loss != "ppo":
@@ -237,8 +230,3 @@ class CriticLoss(Settings):
 
     value_norm_eps: float = 1e-5
     """Added to the variance of returns."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_choice("value_loss", ValueLoss)
-        self._check_choice("value_norm_type", ValueNormType)

@@ -52,10 +52,6 @@ class BestOfNInterface(OptimizerSteps, ModelInterface):
     min_reward: float | None = None
     """Responses with a lower reward are never learned."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_choice("keep", Keep)
-
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """`minibatches` optimizer steps on the mean negative log-likelihood per token of the chosen responses.
 

@@ -92,9 +92,6 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choice("program", Part)
-        self._check_choice("score", ScoreBy)
-        self._check_choice("isolation", Isolation)
         limits = {
             "cpu_s": self.cpu_s, "wall_s": self.wall_s, "memory_bytes": self.memory_mib * _MIB,
             "file_bytes": self.file_mib * _MIB, "output_bytes": self.output_mib * _MIB, "processes": self.processes,

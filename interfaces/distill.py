@@ -47,10 +47,6 @@ class DistillInterface(OptimizerSteps, ModelInterface):
     ratio_cap: float = 2.0
     """With estimator: sampled, no token counts more often than this for having become likelier since it was sampled."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_choice("estimator", Estimator)
-
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
         """`packed_input_ids` → `teacher_distributions` [T - N, V] float32, the log-probs of every next token."""
 

@@ -64,8 +64,6 @@ class DPOSettings(PairSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choice("loss", PreferenceLossName)
-        self._check_choice("nll_aggregation", NLLAggregation)
         if self.label_smoothing and self.loss not in ("sigmoid", "robust"):
             raise ValueError(f"label_smoothing has no effect with loss: {self.loss}")
         if self.gamma and self.loss != "sigmoid":

@@ -67,12 +67,6 @@ class HFRewardInterface(Settings, ModelInterface):
     limit: int = field(init=False, default=0, repr=False)
     has_warned: bool = field(init=False, default=False, repr=False)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_choice("output", Output)
-        self._check_choice("text", Text)
-        self._check_choice("overlong", Overlong)
-
     @torch.no_grad()
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
         """`packed_input_ids` (and `prompt_mask`) → `rewards`; metadata `truncated`, the share of each sample's texts

@@ -75,7 +75,6 @@ class MathRewardInterface(RightOrWrong):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choice("on_error", OnError)
         self.pool = MathPool(self.workers, self.timeout_s)
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:

@@ -1,9 +1,10 @@
-"""Bounds of a component's numbers: declared once in its class, checked with the recipe and when it is made."""
+"""Bounds and choices of arguments: declared once in a class, checked with the recipe and when a component is made."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 Limits = Mapping[str, Mapping[str, float]]
 """Argument → its bounds, any of `BOUNDS`. Written as a literal, because it is read without importing the class:
@@ -12,19 +13,34 @@ Limits = Mapping[str, Mapping[str, float]]
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
-def check_limits(component: Any) -> None:
-    """Compare a component's numbers with the `LIMITS` of its class and its bases. Raises ValueError.
+def check_arguments(component: Any) -> None:
+    """Compare a component's values with the `LIMITS` of its class and its bases, and with the named `Literal` types of
+    its fields. Raises ValueError.
 
-    None is always within them: it stands for "off" or for a default.
+    None is always allowed: it stands for "off" or for a default.
     """
-    limits: dict[str, Mapping[str, float]] = {}
-    for cls in reversed(type(component).__mro__):
-        limits |= vars(cls).get("LIMITS", {})
+    limits, choices = _declared(type(component))
     for name, bounds in limits.items():
         value = getattr(component, name)
         if value is not None and not all(_holds(value, *bound) for bound in bounds.items()):
             words = " and ".join(f"{BOUNDS[kind]} {bound}" for kind, bound in bounds.items())
             raise ValueError(f"{name} is {value}; it must be {words}")
+    for name, allowed in choices.items():
+        value = getattr(component, name)
+        if value is not None and value not in allowed:
+            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(str, allowed))}")
+
+
+def _declared(cls: type) -> tuple[Limits, Mapping[str, tuple[Any, ...]]]:
+    limits: dict[str, Mapping[str, float]] = {}
+    choices: dict[str, tuple[Any, ...]] = {}
+    for base in reversed(cls.__mro__):
+        limits |= vars(base).get("LIMITS", {})
+        names = vars(sys.modules[base.__module__])
+        for field, annotation in vars(base).get("__annotations__", {}).items():
+            named = names.get(str(annotation).removesuffix(" | None"))
+            choices |= {field: get_args(named)} if get_origin(named) is Literal else {}
+    return limits, choices
 
 
 def _holds(value: float, kind: str, bound: float) -> bool:

@@ -30,18 +30,24 @@ LONGEST = 30
 
 def explain(
     recipe: RecipeName,
-    key: Annotated[str, typer.Argument(metavar="KEY", help="A key such as ppo.kl_ctl, or a section such as train.")],
+    key: Annotated[
+        str | None, typer.Argument(metavar="KEY", help="A key such as ppo.kl_ctl, or a section such as train.")
+    ] = None,
     overrides: Overrides = None,
     with_: With = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show where a value comes from, through all layers and references, and where it goes.
+    """Show where a value comes from, through all layers and references, and where it goes; or what a code of an error
+    means (`rlcli explain R42`).
 
     Example: rlcli explain ppo_math ppo.kl_ctl
     """
     from rlcli.cli.output import print_json
     from rlcli.recipe.explanation import explain as explained
 
+    if key is None:
+        _explain_code(recipe.upper(), as_json)
+        return
     resolved = load(recipe, overrides, with_)
     found = explained(resolved, key)
     if isinstance(found, list):
@@ -55,6 +61,22 @@ def explain(
         print_json(_as_json(found, reached))
     else:
         _print_value(found, reached, resolved)
+
+
+def _explain_code(code: str, as_json: bool) -> None:
+    from importlib.resources import files
+
+    from rlcli.cli.output import print_json, print_text
+    from rlcli.errors import UsageError
+
+    lines = files("rlcli.cli").joinpath("codes.txt").read_text(encoding="utf-8").splitlines()
+    meanings = dict(line.split(" ", 1) for line in lines)
+    if code not in meanings:
+        raise UsageError("rlcli explain needs RECIPE and KEY, or the code of an error", hint="rlcli explain R42")
+    if as_json:
+        print_json({"code": code, "meaning": meanings[code]})
+    else:
+        print_text(f"{code}  {meanings[code]}")
 
 
 def _print_section(key: str, leaves: list[Leaf], recipe: str, resolved: Resolved) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import itertools
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from rlcli import __version__
+from rlcli.cli import output
 from rlcli.cli.completion import ANSWER, answer
 from rlcli.cli.help import LazyVerbs, new_typer
 from rlcli.cli.mistakes import as_usage_error
@@ -71,6 +74,9 @@ and is imported when the verb is used."""
 LASTING = (*VERBS["Train"], "test", "convert", "eval", "generate", "chat")
 """Verbs that may go on for long, so that garbage is collected meanwhile."""
 
+QUIET = ("train", "resume", "validate")
+"""Verbs that do more about `--quiet` than to leave out talk."""
+
 ABOUT_KEYS = ("R35", "R37", "R39", "R42", "R43")
 """Ids of problems with keys and their values."""
 
@@ -99,7 +105,7 @@ app = new_typer(name="rlcli", cls=Verbs, help="Train language models by reinforc
 @app.callback(invoke_without_command=True)
 def _options(
     context: typer.Context,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", "-v", help="Show the traceback of an error.")] = False,
     project: Annotated[
         Path | None, typer.Option("--project", metavar="DIR", help="Folder of your components and recipes.")
     ] = None,
@@ -120,6 +126,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with the code of the outcome."""
     open_closed_streams()
     given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] != [ANSWER]:
+        given = _in_order(given)
     if given[:1] != [ANSWER] and any(word in LASTING for word in given):
         gc.enable()
     try:
@@ -135,6 +143,36 @@ def main(arguments: list[str] | None = None) -> None:
     lifeline.report(verdict=code)
     report_verdict(code)
     sys.exit(code)
+
+
+def _in_order(given: list[str]) -> list[str]:
+    """The arguments with the options that every verb knows where the parser wants them, wherever they were written; and
+    `help VERB` as `VERB --help`."""
+    before: list[str] = []
+    after: list[str] = []
+    rest: list[str] = []
+    words = iter(given)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if word == "--":
+            rest += [word, *words]
+        elif word in ("--debug", "--verbose", "-v"):
+            before.append("--debug")
+        elif name == "--project":
+            before += [word, *([] if equals else itertools.islice(words, 1))]
+        elif name in ("--color", "--no-color"):
+            os.environ["NO_COLOR" if name == "--no-color" or value == "never" else "FORCE_COLOR"] = "1"
+        elif word in ("--quiet", "-q"):
+            output.quiet = True
+            after += ["--quiet"] if _verb(given) in QUIET else []
+        elif word == "--json" and _verb(given):
+            after.append(word)
+        else:
+            rest.append(word)
+    if rest[:1] == ["help"]:
+        rest = [*rest[1:], "--help"]
+    verb = rest.index(_verb(rest)) + 1 if _verb(rest) else 0
+    return [*before, *rest[:verb], *(after if verb else []), *rest[verb:]]
 
 
 def _run(arguments: list[str], is_whole_process: bool) -> int:
@@ -167,7 +205,7 @@ def _run(arguments: list[str], is_whole_process: bool) -> int:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C while Python 3.11 made a class
             return 130
         if hasattr(error, "format_message"):  # click's, of which typer brings its own copy
-            return _report(as_usage_error(error), arguments)
+            return _report(as_usage_error(error, arguments), arguments)
         if isinstance(error, FileNotFoundError) and not _is_anywhere():
             gone = ResourceError("the working directory was deleted", hint="cd to a folder that exists")
             return _report(gone, arguments)
@@ -194,13 +232,15 @@ def _problems(error: RlcliError) -> list[dict[str, Any]]:
 
 
 def _closing_line(error: RecipeError | Errors, arguments: list[str]) -> str:
-    """`2 problems; nothing was started. Every key and its meaning: rlcli schema`; empty if there is nothing to add."""
+    """`2 problems; nothing was started. List the keys: rlcli show train`; empty if there is nothing to add."""
     count = len(error.problems)
     said = [f"{count} problems"] if count > 1 else []
     said += ["nothing was started"] if _verb(arguments) in VERBS["Train"] else []
     sentences = ["; ".join(said)] if said else []
     if any(problem.code in ABOUT_KEYS for problem in error.problems):
-        sentences.append("Every key and its meaning: rlcli schema")
+        words = " ".join(problem.what for problem in error.problems if problem.code in ABOUT_KEYS)
+        named = re.findall(r"\b(datasets|models|graph|train|generation|cluster|launch|checkpoint|log)\.\w", words)
+        sentences.append(f"List the keys: rlcli show {named[0] if named else 'SECTION'}")
     return ". ".join(sentences)
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from rlcli.errors import UsageError
 
-GLOBAL_OPTIONS = ("--debug", "--project", "--version")
-
 
 def unknown_verb(path: str, name: str, verbs: Iterable[str]) -> UsageError:
     """`path` is the command so far: `rlcli`, `rlcli ckpt`."""
@@ -22,8 +20,8 @@ def unknown_verb(path: str, name: str, verbs: Iterable[str]) -> UsageError:
     return UsageError(f"{path} has no verb {name!r}", hint=hint)
 
 
-def as_usage_error(error: Any) -> UsageError:
-    """The parser's complaint; it is told apart by its class's name, since typer brings its own click."""
+def as_usage_error(error: Any, arguments: list[str]) -> UsageError:
+    """The parser's complaint, recognised by the name of its class, because typer brings a click of its own."""
     from rlcli.cli.help import argument_name, split_example
 
     context = getattr(error, "ctx", None)
@@ -33,7 +31,7 @@ def as_usage_error(error: Any) -> UsageError:
     hint = f"for example: {example}" if example else f"{path} --help"
     match type(error).__name__:
         case "NoSuchOption":
-            return _unknown_option(path, error.option_name, command, context)
+            return _unknown_option(path, error.option_name, command, context, arguments)
         case "MissingParameter":
             option = next((name for name in error.param.opts if name.startswith("--")), None)
             return UsageError(f"{path} needs {option or argument_name(error.param)}", hint=hint)
@@ -50,11 +48,17 @@ def as_usage_error(error: Any) -> UsageError:
     return UsageError(message, hint=f"{path} --help")
 
 
-def _unknown_option(path: str, option: str, command: Any, context: Any) -> UsageError:
-    if option in GLOBAL_OPTIONS:
-        rest = path.partition(" ")[2]
-        value = " DIR" if option == "--project" else ""
-        return UsageError(f"{option} stands before the verb", hint=f"rlcli {option}{value} {rest} …")
+def _unknown_option(path: str, option: str, command: Any, context: Any, given: list[str]) -> UsageError:
+    word = option.lstrip("-").replace("-", "_")
+    if any("KEY=VALUE" in (parameter.metavar or "") for parameter in command.params):
+        from rlcli.recipe.schema import SECTIONS
+        from rlcli.recipe.synonyms import translated
+
+        key = word if word.split(".")[0] in SECTIONS or "." in word else translated([word])
+        if key is not None:
+            after = given[given.index(option) + 1 :] if option in given else []
+            value = after[0] if after and not after[0].startswith("-") else "VALUE"
+            return UsageError(f"{option} is a key of the recipe, not an option", hint=f"write {key}={value}")
     known = [name for parameter in command.get_params(context) for name in parameter.opts if name.startswith("-")]
     near = _near(option, known)
     return UsageError(

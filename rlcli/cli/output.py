@@ -6,11 +6,16 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
-from rlcli.errors import ResourceError, RlcliError, escape_control, in_signs_of
+from rlcli.errors import Errors, Problem, RecipeError, ResourceError, RlcliError, escape_control, in_signs_of, render
+
+quiet = False
+"""Whether to leave out all talk that is neither an error nor the result."""
 
 
 class OutputClosed(Exception):
@@ -47,17 +52,33 @@ def print_piece(text: str) -> None:
 
 
 def print_talk(text: str) -> None:
-    """A line of talk on stderr, safe for a terminal."""
-    _talk(escape_control(text))
+    """A line of talk on stderr, safe for a terminal; none with `--quiet`."""
+    if not quiet:
+        _talk(escape_control(text))
 
 
 def print_error(error: RlcliError) -> None:
-    """An error on stderr; on a terminal its id and its hint stand out."""
-    text = str(error)
+    """An error on stderr, each hint on a line of its own; a terminal's width is kept, and ids and hints stand out."""
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else sys.maxsize
+    text = "\n".join(_error_lines(error, width))
     if has_colour(sys.stderr):
         text = re.sub(r"^error\[\w+\]", "\x1b[1;31m\\g<0>\x1b[0m", text, flags=re.MULTILINE)
-        text = re.sub(r"(?<=[.?] )hint:", "\x1b[1m\\g<0>\x1b[0m", text)
+        text = re.sub(r"^  hint:", "\x1b[1m\\g<0>\x1b[0m", text, flags=re.MULTILINE)
     _talk(text)
+
+
+def _error_lines(error: RlcliError | Problem, width: int) -> Iterator[str]:
+    if isinstance(error, RecipeError | Errors):
+        for one in error.problems:
+            yield from _error_lines(one, width)
+        return
+    said = render(error.code, error.what, error.where, None).splitlines()
+    said += escape_control(f"  hint: {error.hint}").splitlines() if error.hint else []
+    layout = textwrap.TextWrapper(width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    for line in said:
+        yield from layout.wrap(line) if len(line) > width else [line]
+    if isinstance(error, Problem) and error.excerpt:
+        yield error.excerpt
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:

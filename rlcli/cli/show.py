@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -54,7 +55,38 @@ def show(
     if homes and len(what) == 1 and not of_recipe:
         _show_components(homes, as_json)
         return
+    if len(what) == 1 and not of_recipe and _show_section(what[0], as_json):
+        return
     _show_recipe(load(what[0], what[1:], with_), origins, every, as_json)
+
+
+def _show_section(name: str, as_json: bool) -> bool:
+    """The keys of a section, whose names no recipe has; False if it is none."""
+    from rlcli.cli.output import print_json, print_text
+    from rlcli.recipe.fields import fields_under
+    from rlcli.recipe.schema import SECTIONS
+
+    found = fields_under(name) if name.split(".")[0] in SECTIONS else []
+    rows = [(key, field.type, None if field.required else str(field.default_text), field.doc) for key, field in found]
+    if as_json and rows:
+        print_json({"section": name, "keys": [dict(zip(_COLUMNS, row, strict=True)) for row in rows]})
+    elif rows:
+        print_text(f"keys of {name}")
+        _print_keys(rows)
+    return bool(rows)
+
+
+_COLUMNS = ("name", "type", "default", "doc")
+
+
+def _print_keys(rows: Sequence[tuple[str, str, str | None, str]]) -> None:
+    """Each with its type, its default (None: required) and its meaning."""
+    from rlcli.cli.output import print_text
+
+    for name, kind, default, doc in rows:
+        print_text(f"  {name}  {kind}" + (", required" if default is None else f" = {default}" if default else ""))
+        if doc:
+            print_text(_filled(doc, indent=6))
 
 
 def _homes(name: str) -> list[tuple[str, str]]:
@@ -97,10 +129,12 @@ def _print_component(signature: Signature) -> None:
         print_text("takes no args")
         return
     print_text("args")
-    for name, argument in arguments:
-        print_text(f"  {name}  {_type_and_default(argument)}")
-        if argument.doc:
-            print_text(_filled(" ".join(argument.doc.split()), indent=6))
+    _print_keys(
+        [
+            (name, *_type_and_default(signature, argument), " ".join(argument.doc.split()))
+            for name, argument in arguments
+        ]
+    )
     print_talk(f"in a recipe: {SET_BY[signature.kind]}")
 
 
@@ -109,16 +143,11 @@ def _filled(text: str, indent: int = 0) -> str:
     return textwrap.fill(text, WIDTH - 1, initial_indent=space, subsequent_indent=space, break_on_hyphens=False)
 
 
-def _type_and_default(argument: Argument) -> str:
-    from rlcli.recipe.fields import default_text
+def _type_and_default(signature: Signature, argument: Argument) -> tuple[str, str | None]:
+    from rlcli.recipe.fields import argument_type, default_text
 
-    if argument.fields:
-        return argument.annotation  # what it holds follows
-    return (
-        f"{argument.annotation} = {default_text(argument)}"
-        if not argument.required
-        else f"{argument.annotation}, required"
-    )
+    default = "" if argument.fields else default_text(argument)  # of a section, what it holds follows
+    return argument_type(signature, argument), None if argument.required and not argument.fields else default
 
 
 def _calls(signature: Signature) -> list[str]:
@@ -128,7 +157,7 @@ def _calls(signature: Signature) -> list[str]:
 
 
 def _component_json(signature: Signature) -> dict[str, Any]:
-    from rlcli.recipe.fields import arguments_in
+    from rlcli.recipe.fields import argument_type, arguments_in
 
     return {
         "kind": signature.kind.removesuffix("s"),
@@ -140,7 +169,7 @@ def _component_json(signature: Signature) -> dict[str, Any]:
         "args": [
             {
                 "name": name,
-                "type": argument.annotation,
+                "type": argument_type(signature, argument),
                 "required": argument.required,
                 "default": argument.default_text,
                 "doc": " ".join(argument.doc.split()),

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
+
+ScheduleName = Literal["constant", "linear", "cosine"]
 
 
 def learning_rate(
-    step: int, *, peak: float, total_steps: int, warmup_steps: int = 0, schedule: str = "constant", floor: float = 0.0
+    step: int,
+    *,
+    peak: float,
+    total_steps: int,
+    warmup_steps: int = 0,
+    schedule: ScheduleName = "constant",
+    floor: float = 0.0,
 ) -> float:
     """The rate of training step `step` (from 0); above 0 at every step of a run whose `peak` is.
 

@@ -99,12 +99,12 @@ def _is_sure(tree: Mapping, name: str, role: Mapping, guess: str, doubts: Doubts
         return not misspelt and not any(doubts.about_part(("models", name, key)) for key in ("path", "init", "scratch"))
     if guess == default_backends.TRAINED:
         return True
-    graph = tree.get("graph")
-    if not isinstance(graph, Mapping):
+    graph, models = tree.get("graph"), tree.get("models")
+    if not isinstance(graph, Mapping) or not isinstance(models, Mapping):
         return False
     calls = [call for call in plain(graph).values() if isinstance(call, dict)]
     legal = get_args(Call.model_fields["call"].annotation)
-    knows = all(isinstance(call.get("model"), str) for call in calls)
+    knows = all(str(call.get("model")) in models.entries for call in calls)  # a misspelt one may be meant for any
     return knows and all(call.get("call") in legal for call in calls if call.get("model") == name)
 
 

@@ -8,18 +8,21 @@ import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path as File
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from rlcli.errors import UsageError
+from rlcli.errors import ProjectError, UsageError
 from rlcli.project import roots
-from rlcli.recipe.annotations import field_at, inside, section_of
+from rlcli.recipe.annotations import annotation_at, field_at, fields_of, inside, section_of
 from rlcli.recipe.components import KINDS, signature_of
 from rlcli.recipe.docs import doc_of
 from rlcli.recipe.layers import shown
-from rlcli.recipe.schema import Call, Recipe
+from rlcli.recipe.schema import Call, Component, Recipe
+from rlcli.recipe.suggest import PLACEHOLDERS
+from rlcli.recipe.tree import dotted
 from rlcli.registry import COMPUTED, Argument, Signature
 
 Path = tuple["str | int", ...]
@@ -48,7 +51,28 @@ def field_of(path: Path, recipe: Mapping[str, Any]) -> Field | None:
         return _section_field(path)
     signature, inside = found
     argument = next((a for name, a in arguments_in(signature) if name == inside), None)
-    return _argument_field(argument) if argument is not None else None
+    return _argument_field(signature, argument) if argument is not None else None
+
+
+def fields_under(name: str) -> list[tuple[str, Field]]:
+    """The keys of a section of the schema, or the one of that name, with those of the sections in it; none if there is
+    no such section. `<role>` stands for a name of the recipe's own."""
+    path = tuple(name.split("."))
+    found = _section_field(path)
+    below = list(_fields_in(annotation_at(Recipe, path), path)) if annotation_at(Recipe, path) is not None else []
+    return [(dotted(path), found)] if found is not None and not below else below
+
+
+def _fields_in(annotation: Any, path: Path) -> Iterator[tuple[str, Field]]:
+    section, named = section_of(annotation), inside(annotation, "x")
+    if section is None and section_of(named) not in (None, Component):
+        yield from _fields_in(named, (*path, PLACEHOLDERS.get(str(path[-1]), "<name>")))
+    elif section is not None and section is not Component:
+        for key, info in fields_of(section).items():
+            if deeper := list(_fields_in(info.annotation, (*path, key))) if section_of(info.annotation) else []:
+                yield from deeper
+            else:
+                yield dotted((*path, key)), _described(section, key, info)
 
 
 def component_at(path: Path, recipe: Mapping[str, Any]) -> tuple[Signature, str] | None:
@@ -150,9 +174,20 @@ def yaml_word(value: Any) -> str:
     return to_yaml({"v": value}, room=sys.maxsize).removeprefix("v: ").rstrip("\n")
 
 
-def _argument_field(argument: Argument) -> Field:
+def argument_type(signature: Signature, argument: Argument) -> str:
+    """Its type in words, with its bounds or choices; as its source has it where a recipe has no words for it."""
+    from rlcli.registry.arguments import type_of_argument
+
+    try:
+        bounds = signature.limits.get(argument.name, {}) if argument in signature.arguments else {}
+        return type_text(type_of_argument(argument), [SimpleNamespace(**bounds)])
+    except (ProjectError, _Wordless):
+        return argument.annotation
+
+
+def _argument_field(signature: Signature, argument: Argument) -> Field:
     return Field(
-        type=argument.annotation,
+        type=argument_type(signature, argument),
         doc=" ".join(argument.doc.split()),
         required=argument.required,
         default=argument.default,
@@ -177,24 +212,31 @@ def _section_field(path: Path) -> Field | None:
         annotation = inside(annotation, part)
         if annotation is None and part != path[-1]:
             return None
-    if field is None or section is None:
-        return None
+    return _described(section, str(path[-1]), field) if field is not None and section is not None else None
+
+
+def _described(section: type[BaseModel], key: str, field: FieldInfo) -> Field:
     default = field.get_default(call_default_factory=True) if not field.is_required() else None
     plain = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
     text = None if field.is_required() else yaml_word(plain)
-    if section is Call and path[-1] in ("inputs", "outputs"):
+    if section is Call and key in ("inputs", "outputs"):
         text = "as its interface declares"
     return Field(
         type=type_text(field.annotation, field.metadata),
-        doc=doc_of(section, str(path[-1])),
+        doc=doc_of(section, key),
         required=field.is_required(),
         default=list(plain) if isinstance(plain, tuple) else plain,
         default_text=text,
     )
 
 
-_WORDS = {str: "text", int: "int", float: "float", bool: "bool", type(None): "null", Any: "anything"}
+_WORDS: dict[Any, str] = {str: "text", File: "text", int: "int", float: "float", bool: "bool", Any: "anything"}
+_WORDS |= {type(None): "null", None: "null"}
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+class _Wordless(Exception):
+    """A type that cannot be put into words."""
 
 
 def type_text(annotation: Any, metadata: Any = ()) -> str:
@@ -202,19 +244,21 @@ def type_text(annotation: Any, metadata: Any = ()) -> str:
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         details = [d for item in inner[1:] for d in (item.metadata if isinstance(item, FieldInfo) else [item])]
-        return type_text(inner[0], details)
+        if any(isinstance(one, BeforeValidator) for one in details) and inner[0] is Any:
+            raise _Wordless
+        return type_text(inner[0], [*metadata, *details])
     if origin is Literal:
         return " | ".join(map(str, inner))
     if origin in (Union, types.UnionType):
-        return " | ".join(type_text(part) for part in inner)
-    if origin in (list, tuple):
+        return " | ".join(type_text(part, metadata) for part in inner)
+    if origin in (list, tuple, set, frozenset):
         return f"list of {type_text(inner[0])}"
     if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return "section"
-    bounds = [
-        f"{sign} {getattr(item, name)}" for item in metadata for name, sign in _BOUNDS.items() if hasattr(item, name)
-    ]
-    return " ".join([_WORDS.get(annotation, str(annotation)), *bounds])
+    if annotation not in _WORDS:
+        raise _Wordless
+    bounds = [f"{sign} {getattr(d, name)}" for d in metadata for name, sign in _BOUNDS.items() if hasattr(d, name)]
+    return " ".join([_WORDS[annotation], *(bounds if annotation in (int, float) else ())])
 
 
 def _fits(pattern: tuple[str, ...], path: Path) -> bool:

@@ -12,28 +12,28 @@ from rlcli.registry.requirements import missing_libraries
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
-    from rlcli.recipe.schema import Recipe
+    from rlcli.recipe.schema import Component, Recipe
     from rlcli.recipe.tree import Path
 
 
 def libraries_to_install(resolved: Resolved) -> Iterator[ResourceError]:
     """An error for each, at the first place of the recipe that names a component which requires it."""
     known: set[str] = set()
-    for path, kind, name in _components(resolved.recipe):
-        for error in missing_libraries(signature_of(kind, name)):
+    for path, kind, component in components_of(resolved.recipe):
+        for error in missing_libraries(signature_of(kind, component.type)):
             if error.what not in known:
                 place = str(resolved.origin((*path, "type")))
                 yield ResourceError(error.what, where=place, hint=error.hint, code=error.code)
             known.add(error.what)
 
 
-def _components(recipe: Recipe) -> Iterator[tuple[Path, str, str]]:
-    """(place, kind, name) of every component that is named."""
+def components_of(recipe: Recipe) -> Iterator[tuple[Path, str, Component]]:
+    """(place, kind, what is written there) of every component that is named."""
     for name, dataset in recipe.datasets.items():
-        yield ("datasets", name), "datasets", dataset.type
+        yield ("datasets", name), "datasets", dataset
     for name, role in recipe.models.items():
         if role.backend is not None:
-            yield ("models", name, "backend"), "backends", role.backend.type
+            yield ("models", name, "backend"), "backends", role.backend
     for graph, calls, _ in graphs_of(recipe):
         for name, call in calls.items():
-            yield (*graph, name, "interface"), "interfaces", call.interface.type
+            yield (*graph, name, "interface"), "interfaces", call.interface

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,6 +24,7 @@ from rlcli.recipe.problems import Problems
 from rlcli.recipe.removal import is_entry, removed_at, without_removed
 from rlcli.recipe.rollouts import as_rollout, with_rollouts
 from rlcli.recipe.schema import SECTIONS, Recipe
+from rlcli.recipe.scratch import check_scratch
 from rlcli.recipe.tree import (
     Entry,
     Mapping,
@@ -191,6 +193,7 @@ def resolve_layers(
     doubts = Doubts()
     tree = without_removed(Recipe, doubts.without_unsound(tree), problems)
     tree = check_components(with_backends(tree, doubts), problems, doubts)
+    tree = check_scratch(tree, problems, doubts)
     checked = check_against(Recipe, tree, problems, doubts, blocks=blocks)
     recipe, tree = checked.value, checked.tree
     if recipe is not None and not problems.is_cut_off:
@@ -263,7 +266,8 @@ def _orphaned_blocks(layers: Sequence[Mapping]) -> set[str]:
 
 def _laid_over(path: Path, layers: Sequence[Layer], override_trees: Sequence[Mapping], problems: Problems) -> Mapping:
     """All layers laid over each other, references as written."""
-    name = Scalar(path.stem, default_mark(), path.stem, plain=False)
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem).lstrip("._-")[:64] or "recipe"
+    name = Scalar(stem, default_mark(), stem, plain=False)
     own = next((layer for layer in layers if layer.path == path), layers[-1])
     tree: Node = Mapping({"name": Entry(name.mark, name)}, own.tree.mark)
     for upper in (*(layer.tree for layer in layers), *override_trees):

@@ -11,9 +11,12 @@ from rlcli.api.config import DatasetAbstraction, GenerationHyperparameters
 from rlcli.recipe.mesh import MAX_DEVICES_PER_NODE, MAX_NODES
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+LABEL_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+"""Without dots, which separate the keys of `models.actor.path`."""
 KEY_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+Label = Annotated[str, StringConstraints(pattern=LABEL_PATTERN)]
 Key = Annotated[str, StringConstraints(pattern=KEY_PATTERN)]
 Keys = Annotated[list[Key], Field(max_length=256)]
 Positive = Annotated[int, Field(ge=1)]
@@ -150,7 +153,7 @@ class Eval(Section):
     """Evaluate before the first step."""
     at_end: bool = True
     """Evaluate after the last step."""
-    graph: dict[Name, Call] = Field(default_factory=dict)
+    graph: dict[Label, Call] = Field(default_factory=dict)
     """Calls, written as in the graph: `rewards` become eval/reward, `solved` eval/accuracy, and the stats of
     a call to evaluate eval/<stat>."""
 
@@ -309,11 +312,11 @@ class Recipe(Section):
     """Name of the run; default: that of the file."""
     seed: NotNegative = 1
     """Root of every random draw."""
-    datasets: dict[Name, Component]
+    datasets: dict[Label, Component]
     """Where rows come from."""
-    models: dict[Name, Role]
+    models: dict[Label, Role]
     """The roles."""
-    graph: dict[Name, Call]
+    graph: dict[Label, Call]
     """The calls of one training step, linked by the keys they read and write."""
     train: Train
     """How long, and with which batches."""

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from rlcli.recipe.synonyms import translated
+from rlcli.recipe.synonyms import called_here, translated
 
 LOOKALIKES = dict(zip("аеорсухіјѕԁӏһԛԝьΑΒΕΖΗΙΚΜΝΟΡΤΥΧοαι", "aeopcyxijsdlhqwbABEZHIKMNOPTYXoai", strict=True))
 """Cyrillic and Greek letters that look like Latin ones."""
@@ -61,7 +61,7 @@ def suggest_key(
         return "R43", f"did you mean {elsewhere[0]}?"
     synonym = translated(foreign, words, list(roles))
     if synonym is not None and close_to(key, names, cutoff=A_SLIP) is None:
-        return "R42", f"known elsewhere as {key}; here it is {synonym}"
+        return "R42", called_here(key, synonym)
     if near is not None:
         return "R42", f"did you mean {near}?"
     if written:
@@ -81,14 +81,14 @@ def _homes() -> dict[str, list[str]]:
     return homes
 
 
-_PLACEHOLDERS = {"models": "<role>", "datasets": "<name>", "graph": "<call>"}
+PLACEHOLDERS = {"models": "<role>", "datasets": "<name>", "graph": "<call>"}
 
 
 def _walk(model: type[BaseModel], path: tuple[str, ...], homes: dict[str, list[str]]) -> None:
     for name, field in model.model_fields.items():
         homes.setdefault(name, []).append(".".join((*path, name)))
         for inner in sections_in(field.annotation):
-            many = (_PLACEHOLDERS[name],) if name in _PLACEHOLDERS else ()
+            many = (PLACEHOLDERS[name],) if name in PLACEHOLDERS else ()
             _walk(inner, (*path, name, *many), homes)
 
 

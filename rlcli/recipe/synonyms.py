@@ -157,6 +157,22 @@ SYNONYMS: Mapping[str, str] = {word: target for target, words in _WORDS.items() 
 """Word elsewhere → the key here."""
 
 
+_VALUES = {"gpu": "cuda", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+
+
+def word_here(word: str, legal: Collection[str]) -> str | None:
+    """Another word for one of the legal values."""
+    meant = _VALUES.get(word.lower())
+    return meant if meant in legal else None
+
+
+def called_here(word: str, key: str) -> str:
+    """The hint for another framework's word, which may count in another unit."""
+    is_size, is_count = "batch_size" in word or word == "mbs", key.endswith("batches")
+    unit = ", a count: into how many parts a batch is cut" if is_size and is_count else ""
+    return f'"{word}" is called {key} in rlcli{unit}'
+
+
 def translated(path: Iterable[str], words: Mapping[str, str] | None = None, roles: Collection[str] = ()) -> str | None:
     """The key that another framework's key means here; None if it is unknown. `words`: those for arguments of the
     recipe's interfaces. A role that the foreign key names, as `actor_rollout_ref.ref.…` does, is filled in."""

@@ -12,9 +12,10 @@ from pydantic import BaseModel, ValidationError
 
 from rlcli.recipe.annotations import annotation_at, fields_of, section_of, stand_in
 from rlcli.recipe.doubts import Doubts
+from rlcli.recipe.merge import whole_reference
 from rlcli.recipe.problems import Problems
 from rlcli.recipe.suggest import A_SLIP, close_to, suggest_key
-from rlcli.recipe.synonyms import translated
+from rlcli.recipe.synonyms import called_here, translated, word_here
 from rlcli.recipe.tree import (
     Entry,
     Listing,
@@ -168,8 +169,9 @@ class _Checker:
         elif "[key]" in error["loc"] or error["type"] == "string_pattern_mismatch":
             mark = key_mark(tree, path) if "[key]" in error["loc"] else None
             word = path[-1] if "[key]" in error["loc"] else getattr(at(tree, path), "value", "")
-            hint = "letters, digits and . _ - (at most 64), beginning with a letter or digit"
-            self.problems.add("R68", f"{word!r} is no legal name", mark or nearest(tree, path).mark, hint)
+            signs = "'_' or '-'" if "[key]" in error["loc"] else "'.', '_' or '-'"
+            hint = f"use up to 64 letters, digits, {signs}, starting with a letter or digit"
+            self.problems.add("R68", f"invalid name {word!r}", mark or nearest(tree, path).mark, hint)
         elif error["type"] == "missing":
             if not self.doubts.about(whole) and whole[:-1] not in self.doubts.lacking:
                 self.problems.add("R39", f"{dotted(whole)} is required", nearest(tree, path).mark)
@@ -195,7 +197,7 @@ class _Checker:
         is_call = dotted(("graph", *path)) in homes
         if any(meant.values()) and not is_call and close_to(str(path[-1]), legal, cutoff=A_SLIP) is None:
             for inside, target in meant.items():
-                known = f"known elsewhere as {dotted((*path, *inside)[-2:])}; here it is {target}" if target else None
+                known = called_here(dotted((*path, *inside)[-2:]), target) if target else None
                 self.note_key("R42", (*path, *inside), tree, known)
             return
         code, hint = suggest_key(str(path[-1]), legal, self.words, whole[:-1], self.roles, homes)
@@ -217,12 +219,20 @@ class _Checker:
     def note_value(self, errors: Sequence[Any], tree: Mapping, path: Path) -> None:
         node, error = at(tree, path), errors[0]
         assert node is not None
-        name = self.problems.name_at(node.mark) or dotted((*self.prefix, *path)) or "the recipe"
+        user, written = self.user_of(path), self.problems.name_at(node.mark)
+        name = (written if user is None else None) or dotted((*self.prefix, *path)) or "the recipe"
         code, what, advice = _describe(error, node, name) if len(errors) == 1 else _describe_union(errors, node, name)
         mark = node.mark
-        if isinstance(node, Mapping) and (entry := _blamed(error, node)) is not None:
+        if user is not None:
+            mark, what = user.mark, f"{what}, which it takes from {written or user.text} ({node.mark})"
+        elif isinstance(node, Mapping) and (entry := _blamed(error, node)) is not None:
             mark = node.entries[entry].node.mark
         self.problems.add(code, what, mark, advice, same=str(path[-1]) if path else None)
+
+    def user_of(self, path: Path) -> Scalar | None:
+        """Where a reference `${…}` is written that is itself the value at a path; None if it came another way."""
+        written = at(self.problems.written, (*self.prefix, *path)) if self.problems.written is not None else None
+        return written if isinstance(written, Scalar) and whole_reference(written) is not None else None
 
     def repaired(self, errors: Sequence[Any], tree: Mapping, path: Path) -> Mapping:
         """The tree without what was wrong at a path."""
@@ -285,7 +295,8 @@ def _describe(error: Any, node: Node, name: str) -> tuple[str, str, str | None]:
         return "R49", f"{name}: {error['ctx']['error']}", None
     if kind == "literal_error":
         legal = re.findall(r"'([^']*)'", error["ctx"]["expected"])
-        near = close_to(str(node.value), legal) if isinstance(node, Scalar) else None
+        word = str(node.value) if isinstance(node, Scalar) else ""
+        near = word_here(word, legal) or close_to(word, legal)
         what = f"{name} is{text or ' ' + kind_of(node)}; it must be {error['ctx']['expected']}"
         return "R37", what, f"did you mean {near}?" if near else None
     expected = _EXPECTED.get(kind.split("_")[0])

@@ -130,11 +130,12 @@ def _model(
             default, alias=argument.name, description=argument.doc or None, json_schema_extra=computed, **bounds
         )
         # An alias, because a field may be called like a method of pydantic's (copy, json, schema).
-        fields[f"arg_{argument.name}"] = (_type_of_argument(argument), info)
+        fields[f"arg_{argument.name}"] = (type_of_argument(argument), info)
     return create_model(name, __base__=base, **fields)
 
 
-def _type_of_argument(argument: Argument) -> Any:
+def type_of_argument(argument: Argument) -> Any:
+    """The type that its values are checked by. Raises ProjectError for an annotation that cannot be read."""
     assert argument.type_node is not None
     assert argument.module is not None
     try:

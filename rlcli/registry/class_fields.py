@@ -110,10 +110,11 @@ def arguments_of(definition: Definition, inside: tuple[str, ...] = ()) -> tuple[
 
 
 def is_dataclass(definition: Definition) -> bool:
-    """Whether the class has the standard decorator."""
+    """Whether the class has the standard decorator, or the one that transformers' configurations have."""
     assert isinstance(definition.node, ast.ClassDef)
     decorators = (d.func if isinstance(d, ast.Call) else d for d in definition.node.decorator_list)
-    return any(dotted(definition.module, d) == "dataclasses.dataclass" for d in decorators)
+    makers = ("dataclasses.dataclass", "huggingface_hub.dataclasses.strict")
+    return any(dotted(definition.module, d) in makers for d in decorators)
 
 
 def _is_circle(definition: Definition, inside: tuple[str, ...]) -> bool:

@@ -99,9 +99,8 @@ def test_the_summary_counts():
 
 @pytest.mark.parametrize(
     "arguments",
-    [["check", "sft_math"], ["check", "ppo_math"], ["check", "mine.yaml"], ["tokens", "mine.yaml", "--row", "1"],
-     ["doctor"]],
-)  # fmt: skip
+    [["tokens", "sft_math"], ["tokens", "mine.yaml", "--row", "1"], ["doctor"]],
+)
 def test_nothing_heavy_is_loaded(text_recipe, arguments):
     script = f"""
 import sys
@@ -116,6 +115,14 @@ print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False, cwd=text_recipe
     )
     assert done.stderr.strip().splitlines()[-1] == "[]"
+
+
+def test_arguments_that_contradict_each_other_are_found_in_the_whole_chain(rlcli, text_recipe):
+    code, out, _ = rlcli("check", "ppo_math", "ppo.behav_imp_weight_cap=2.0", "--rows", "2")
+    assert code == 2
+    assert "FAIL  arguments" in out
+    assert "behav_imp_weight_cap has no effect without" in " ".join(out.split())
+    assert "command line" in out
 
 
 def test_training_and_checking_refuse_the_same_model_files(rlcli, text_recipe):

@@ -358,3 +358,11 @@ def test_heads_that_tensor_parallel_ranks_cannot_share_are_refused_with_their_pl
     assert fault.hint == "use a divisor of both: 1, 2"
     (project / "rows.jsonl").write_text(2 * ROW)
     assert faults(*devices, "models.actor.mesh.tp=2", "train.prompts_per_step=2") == []
+
+
+def test_every_component_of_the_chain_is_made_before_the_first_run():
+    """also those of a warm start, whose arguments fit alone and not together"""
+    sound, torn = load_recipe("sft_math"), load_recipe("ppo_math", ["ppo.behav_imp_weight_cap=2.0"])
+    with pytest.raises(RlcliError, match="behav_imp_weight_cap has no effect without use_decoupled_loss") as caught:
+        check_before_start(sound, None, [torn])
+    assert caught.value.where == "command line"

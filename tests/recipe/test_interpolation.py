@@ -111,18 +111,18 @@ def test_a_circle_is_named_in_order_and_no_secret_is_told(folder: Path, monkeypa
 )
 def test_the_default_of_the_schema_where_no_layer_sets_a_value(folder: Path, reference, value):
     (folder / "top.yaml").write_text(
-        f"extends: small\nmodels: {{actor: {{scratch: {{model_type: llama, x: '${{{reference}}}'}}}}}}\n"
+        f"extends: small\nmodels: {{actor: {{scratch: {{rope_parameters: {{x: '${{{reference}}}'}}}}}}}}\n"
     )
     resolved = load_recipe("top.yaml")
-    assert resolved.recipe.models["actor"].scratch["x"] == value
-    assert str(resolved.origin("models.actor.scratch.x")) == "default"
+    assert resolved.recipe.models["actor"].scratch["rope_parameters"]["x"] == value
+    assert str(resolved.origin("models.actor.scratch.rope_parameters.x")) == "default"
 
 
 def test_a_section_that_no_layer_sets_is_taken_over_empty(folder: Path):
     (folder / "top.yaml").write_text(
-        "extends: small\nmodels: {actor: {scratch: {_replace_: true, model_type: llama, x: '${log}'}}}\n"
+        "extends: small\nmodels: {actor: {scratch: {_replace_: true, model_type: llama, rope_parameters: '${log}'}}}\n"
     )
-    assert load_recipe("top.yaml").recipe.models["actor"].scratch["x"] == {}
+    assert load_recipe("top.yaml").recipe.models["actor"].scratch["rope_parameters"] == {}
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_explicit_replace_and_append():
     ],
 )
 def test_markers_that_mean_nothing(folder: Path, lower, upper, code):
-    section = "models: {{actor: {{scratch: {{{}}}}}}}\n"
+    section = "models: {{actor: {{scratch: {{rope_parameters: {{{}}}}}}}}}\n"
     (folder / "lower.yaml").write_text("extends: small\n" + section.format(lower))
     (folder / "upper.yaml").write_text("extends: lower\n" + section.format(upper))
     with pytest.raises(RecipeError) as caught:
@@ -196,12 +196,12 @@ def test_a_missing_layer_names_the_chain(folder: Path):
 def test_overrides_lie_on_top(folder: Path):
     resolved = load_recipe(
         "small.yaml",
-        ["train.steps=7", "models.actor.scratch.x=a=b", "launch=local", "launch.max_restarts=2",
+        ["train.steps=7", "models.actor.scratch.rope_parameters.x=a=b", "launch=local", "launch.max_restarts=2",
          "graph.sft_train.inputs=[packed_input_ids, prompt_mask]", "models.actor.backend.args={lr: 1e-3}"],
     )  # fmt: skip
     recipe = resolved.recipe
     assert recipe.train.steps == 7
-    assert recipe.models["actor"].scratch == {"model_type": "llama", "x": "a=b"}
+    assert recipe.models["actor"].scratch == {"model_type": "llama", "rope_parameters": {"x": "a=b"}}
     assert (recipe.launch.type, recipe.launch.max_restarts) == ("local", 2)
     assert str(resolved.origin("train.steps")) == "command line"
 
@@ -266,3 +266,8 @@ def test_history_tells_the_whole_life_of_a_value(folder: Path):
         ("top.yaml:2:12", 10, "block.n"),
         ("command line", 11, "block.n"),
     ]
+
+
+def test_a_file_may_have_any_name(folder: Path):
+    (folder / "my recipe.yaml").write_text("extends: small\n")
+    assert load_recipe("my recipe.yaml").recipe.name == "my_recipe"

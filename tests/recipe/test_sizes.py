@@ -152,9 +152,9 @@ def test_sixty_thousand_keys_in_many_layers(folder):
 def test_more_overrides_than_anyone_types(folder):
     began = time.process_time()
     with pytest.raises(RecipeError, match="12000 overrides; at most 1000") as caught:
-        load_recipe("small", [f"models.actor.scratch.k{i}=1" for i in range(12_000)])
+        load_recipe("small", [f"models.actor.scratch.rope_parameters.k{i}=1" for i in range(12_000)])
     assert caught.value.exit_code == 2
-    assert load_recipe("small", [f"models.actor.scratch.k{i}=1" for i in range(1_000)])
+    assert load_recipe("small", [f"models.actor.scratch.rope_parameters.k{i}=1" for i in range(1_000)])
     assert time.process_time() - began < SECONDS
 
 

@@ -102,7 +102,7 @@ def said(*overrides: str) -> list[tuple[str, str | None, str | None]]:
 
 def test_on_the_command_line(folder: Path):
     assert said("algorithm.kl_ctrl.kl_coef=0.1") == [
-        ("R42", "command line", "known elsewhere as kl_ctrl.kl_coef; here it is ppo.kl_ctl")
+        ("R42", "command line", '"kl_ctrl.kl_coef" is called ppo.kl_ctl in rlcli')
     ]
     assert said("+trainer.nnodes=2") == [("R41", "command line", "write cluster.nodes=2")]
     assert said("++train.steps=2") == [("R41", "command line", "write train.steps=2")]
@@ -114,7 +114,8 @@ def test_a_pasted_section_is_translated_key_by_key(folder: Path):
     )
     with pytest.raises(RecipeError) as caught:
         load_recipe("verl.yaml")
-    hints = {p.where: (p.hint or "").rpartition("here it is ")[2] for p in caught.value.problems}
+    words = {p.where: (p.hint or "").rpartition("is called ")[2] for p in caught.value.problems}
+    hints = {where: word.removesuffix(" in rlcli") for where, word in words.items()}
     assert hints == {
         "verl.yaml:3:19": "models.actor.backend.args.lr",
         "verl.yaml:3:30": "",

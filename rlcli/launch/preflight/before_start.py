@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,29 @@ def check_before_start(resolved: Resolved, run_dir: Path | None, runs_first: Seq
             found += (error for error in _data_faults(one) if error.what not in reported)
     found += _folder_faults(resolved, run_dir)
     raise_all(found)
+    raise_all(error for one in (*runs_first, resolved) for error in component_faults(one))
+
+
+def component_faults(resolved: Resolved) -> Iterator[RlcliError]:
+    """What interfaces and backends say to their arguments when they are made: some combinations are known to be wrong
+    by nothing else. Imports their files, and so torch; datasets are opened as they are read."""
+    from rlcli import registry
+    from rlcli.api.config import ModelBackendAbstraction, ModelInterfaceAbstraction
+    from rlcli.recipe.libraries import components_of
+
+    reported: set[str] = set()
+    for path, kind, component in components_of(resolved.recipe):
+        try:
+            if kind == "interfaces":
+                registry.make_interface(ModelInterfaceAbstraction(component.type, component.args))
+            elif kind == "backends":
+                registry.make_backend(ModelBackendAbstraction(component.type, component.args))
+        except RlcliError as error:
+            if error.what not in reported:
+                reported.add(error.what)
+                named = [key for key in component.args if key in re.findall(r"\w+", error.what)]
+                place = resolved.origin((*path, "args", named[0]) if named else (*path, "type"))
+                yield type(error)(error.what, where=error.where or str(place), hint=error.hint, code=error.code)
 
 
 def _data_faults(resolved: Resolved) -> Iterator[RlcliError]:

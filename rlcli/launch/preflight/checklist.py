@@ -89,6 +89,8 @@ def preflight(resolved: Resolved, rows: int = 200) -> Iterator[Finding]:
         yield from _check_dataset(subject, opened, looked_at[name])
     yield from _check_held_out(resolved, datasets, looked_at)
     yield from _check_rewards(resolved, looked_at)
+    if not missing:
+        yield from _check_components(resolved)
     yield _check_devices(resolved)
 
 
@@ -99,6 +101,17 @@ def _check_recipe(resolved: Resolved) -> Finding:
     after = f"; runs after {', '.join(first)}" if first else ""
     layers, values = count(len(resolved.layers), "layer"), count(resolved.values_set, "value")
     return Finding(level="ok", about="recipe", says=f"{layers}, {values} set, 0 unknown{after}")
+
+
+def _check_components(resolved: Resolved) -> Iterator[Finding]:
+    """Whether each interface and backend accepts its arguments together, in the recipes that run first too."""
+    from rlcli.launch.preflight.before_start import component_faults
+    from rlcli.recipe.warm_start import chain
+
+    faults = [error for one in (*chain(resolved), resolved) for error in component_faults(one)]
+    yield from (failure("arguments", error) for error in faults)
+    if not faults:
+        yield Finding(level="ok", about="arguments", says="every interface and backend accepts its own")
 
 
 # -- models ----------------------------------------------------------------------------------------------

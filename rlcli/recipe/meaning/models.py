@@ -43,7 +43,7 @@ def _weights(notes: Notes, role: Role, path: Path) -> None:
         notes.note("R47", what, (*path, "backend", "type"), "drop one of the two")
     if role.init is not None and role.init not in notes.recipe.models:
         notes.unknown("role", role.init, ("models",), (*path, "init"))
-    if role.scratch is not None:
+    if role.scratch is not None and len(given) == 1:
         if not isinstance(role.scratch.get("model_type"), str):
             where = (*path, "scratch")
             notes.note("R39", f"{dotted(path)}.scratch.model_type is required", where, needs=[where])

@@ -57,7 +57,7 @@ class GenerationHyperparameters:
     """Sample from the k most likely tokens; 0 means all of them."""
 
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end a response beside the tokenizer's end-of-sequence token."""
+    """Stop tokens in addition to the tokenizer's EOS token."""
 
     max_concurrent_responses: int = 256
     """Most responses that are decoded at once; the others wait. The backend's `kv_cache_tokens` may allow fewer."""

@@ -292,7 +292,7 @@ class SequenceSample:
     def reorder(self, indices: Sequence[int]) -> SequenceSample:
         """The same samples in another order: place i gets sample `indices[i]`."""
         if sorted(indices) != list(range(self.bs)):
-            raise ValueError(f"{list(indices)} is no permutation of {self.bs} samples")
+            raise ValueError(f"{list(indices)} is not a permutation of {self.bs} samples")
         return self._pick([list(indices)])[0]
 
     @staticmethod

@@ -153,7 +153,7 @@ def parse_size(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?B|)", text.strip().upper())
     size = float(found[1]) * _UNITS.get(found[2], 0) if found else 0
     if size < 1:
-        raise UsageError(f"{text!r} is no size of a file", hint="write 5GB, 500MB or 2GiB")
+        raise UsageError(f"{text!r} is not a valid file size", hint="write 5GB, 500MB or 2GiB")
     return int(size)
 
 

@@ -1,4 +1,4 @@
-"""`rlcli check`: try a recipe on its own rows, before any model is loaded."""
+"""`rlcli check`: check a recipe on its own rows, before any model is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check(
     rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Rows of each dataset to look at.")] = 200,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Try a recipe on its own rows and files: masks, templates, lengths, tokens, rewards. Loads no model.
+    """Check a recipe's rows and files: masks, templates, lengths, tokens, rewards, arguments. Loads no model.
 
     Example: rlcli check ppo_math --rows 50
     """

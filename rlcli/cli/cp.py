@@ -1,4 +1,4 @@
-"""`rlcli cp`: a recipe of one's own that extends another and holds only what differs."""
+"""`rlcli cp`: create a recipe that extends another and holds only what differs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
 
 def cp(
     recipe: RecipeName,
-    new: Annotated[Path, typer.Argument(metavar="NEW.yaml", help="The file to make; none is overwritten.")],
+    new: Annotated[
+        Path, typer.Argument(metavar="NEW.yaml", help="The file to create; an existing one is not overwritten.")
+    ],
     overrides: Overrides = None,
     with_: With = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be written.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Make a thin child of a recipe: it extends the recipe and holds only the values you give.
+    """Create a recipe that extends another one and holds only the values that you give.
 
     Example: rlcli cp ppo_math mine.yaml ppo.kl_ctl=0.02
     """
@@ -28,7 +30,7 @@ def cp(
     from rlcli.recipe.child import child_of, write_child
 
     if new.exists() or new.is_symlink():
-        raise UsageError(f"{new} exists; nothing is overwritten", hint="choose another name", code="R68")
+        raise UsageError(f"{new} already exists; not overwriting it", hint="choose another name", code="R68")
     text = child_of(load(recipe, overrides, with_), new, with_ or ())
     if not dry_run:
         write_child(new, text)

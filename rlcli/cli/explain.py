@@ -1,4 +1,4 @@
-"""`rlcli explain`: the whole life of a value."""
+"""`rlcli explain`: where a value comes from, and what uses it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOPOLOGY = {
 }
 ON_RESUME = {
     "safe": "A resumed run may change it.",
-    "alters": "A resumed run may change it if asked to: what is left to learn changes.",
+    "alters": "Changing it on resume needs --accept-changes: it affects the rest of training.",
     "forbidden": "A resumed run must keep it.",
 }
 

@@ -56,4 +56,4 @@ def summary(findings: Sequence[Finding]) -> str:
         for number, word in ((failures, "failure"), (warnings, "warning"))
         if number
     ]
-    return ", ".join(words) or "all well"
+    return ", ".join(words) or "no problems found"

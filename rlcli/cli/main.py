@@ -37,42 +37,42 @@ from rlcli.launch import lifeline
 
 VERBS = {
     "Train": {
-        "train": "Train as a recipe says, and watch it learn",
-        "resume": "Go on with a run that was stopped or died",
+        "train": "Run a recipe",
+        "resume": "Resume an interrupted run",
     },
     "Recipes": {
-        "validate": "Say all that is wrong with a recipe",
-        "check": "Try a recipe on its own rows before training",
-        "tokens": "Which tokens of a row are trained on",
-        "plan": "Who computes what, in which order, on which devices",
-        "show": "A recipe with all values in place, or a component",
-        "explain": "Where a value comes from, and where it goes",
-        "diff": "What differs between two recipes or runs",
-        "cp": "Begin a recipe of your own on another one",
-        "schema": "JSON Schema of recipes, for editors",
+        "validate": "Check a recipe and report every problem",
+        "check": "Check data, masks, lengths and rewards before training",
+        "tokens": "Show which tokens of a row are trained on",
+        "plan": "Show devices, execution order, batch sizes and memory",
+        "show": "Show a resolved recipe, a section or a component",
+        "explain": "Show which layer set a value and what uses it",
+        "diff": "Compare two recipes or runs",
+        "cp": "Create a recipe that extends another one",
+        "schema": "Print the JSON Schema of recipes, for editors",
     },
     "Components": {
-        "ls": "List components and recipes, and where each lives",
-        "new": "Begin a component, a recipe or a project of your own",
-        "test": "Hold a component or recipe to the contract of its kind",
+        "ls": "List components and recipes, and where each is",
+        "new": "Create a component, a recipe or a project",
+        "test": "Run the conformance tests of a component or recipe",
     },
     "Models": {
-        "eval": "Examine a model on held-out rows",
-        "generate": "Let a model answer prompts",
-        "chat": "Talk to a model",
+        "eval": "Evaluate a model on held-out rows",
+        "generate": "Generate responses to prompts",
+        "chat": "Chat with a model",
         "ckpt": "List, verify, prune and show the checkpoints of a run",
-        "convert": "Models to Hugging Face's format, and back",
+        "convert": "Convert models to Hugging Face's format, and back",
     },
     "System": {
-        "doctor": "What is installed, what is missing, and how to get it",
-        "completion": "Teach your shell to complete verbs, recipes and keys",
+        "doctor": "Check the installation and the machine",
+        "completion": "Install shell completion",
     },
 }
 """Group → verb → what it does. `rlcli/cli/<verb>.py` has a function of the verb's name (or a Typer of several),
 and is imported when the verb is used."""
 
 LASTING = (*VERBS["Train"], "test", "convert", "eval", "generate", "chat")
-"""Verbs that may go on for long, so that garbage is collected meanwhile."""
+"""Verbs that may run for long, so that garbage is collected meanwhile."""
 
 QUIET = ("train", "resume", "validate")
 """Verbs that do more about `--quiet` than to leave out talk."""
@@ -86,10 +86,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 EXAMPLES = """\
 rlcli trains language models by reinforcement learning, from recipes.
 
-  rlcli train ppo_math                   train, and watch it learn
+  rlcli train ppo_math                   train
   rlcli train ppo_math ppo.kl_ctl=0.02   the same with another value
-  rlcli plan ppo_math                    who computes what; starts nothing
-  rlcli show ppo_actor                   what a component can be told
+  rlcli plan ppo_math                    devices, order, batches, memory; starts nothing
+  rlcli show ppo_actor                   a component's options
   rlcli ls                               every component and recipe
 
 rlcli --help lists all verbs."""

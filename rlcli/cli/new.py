@@ -76,7 +76,7 @@ def _project() -> Path:
     project = current_project()
     if project is None:
         hint = "make one: rlcli new project DIR; or name yours: rlcli --project DIR new …"
-        raise ProjectError(f"{Path.cwd()} lies in no project, so a new file has no home", hint=hint)
+        raise ProjectError(f"{Path.cwd()} is not inside an rlcli project", hint=hint)
     return project
 
 

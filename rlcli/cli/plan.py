@@ -16,12 +16,12 @@ def plan(
     overrides: Overrides = None,
     with_: With = None,
     nodes: Annotated[
-        int | None, typer.Option("--nodes", metavar="N", min=1, max=MAX_NODES, help="Lay it out on so many nodes.")
+        int | None, typer.Option("--nodes", metavar="N", min=1, max=MAX_NODES, help="Plan for this many nodes.")
     ] = None,
     devices: Annotated[
         int | None,
         typer.Option(
-            "--devices", metavar="N", min=1, max=MAX_DEVICES_PER_NODE, help="Lay it out on so many devices a node."
+            "--devices", metavar="N", min=1, max=MAX_DEVICES_PER_NODE, help="Plan for this many devices per node."
         ),
     ] = None,
     device_memory: Annotated[

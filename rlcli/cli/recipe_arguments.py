@@ -11,12 +11,10 @@ if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or file.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values that win over all layers.")
-]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Override recipe values.")]
 With = Annotated[
     list[str] | None,
-    typer.Option("--with", metavar="LAYER", help="Lay a profile or a file over the recipe; may be repeated."),
+    typer.Option("--with", metavar="LAYER", help="Apply a profile or recipe file on top; repeatable."),
 ]
 
 

@@ -1,4 +1,4 @@
-"""`rlcli resume`: go on with a run that was stopped or died."""
+"""`rlcli resume`: resume an interrupted run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def resume(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     no_supervisor: NoSupervisor = False,
 ) -> int:
-    """Go on with a run from its last checkpoint, exactly as if it had never stopped.
+    """Resume a run from its last checkpoint, exactly as if it had never stopped.
 
     Example: rlcli resume runs/ppo_math/20261121-120000 train.steps=80
     """
@@ -39,7 +39,7 @@ def resume(
 
     with open_display(quiet=quiet) as display:
         resumed = resume_run(run, overrides or (), display, recipe_file=recipe, accept_changes=accept_changes)
-    if resumed.was_over and not as_json:
-        print_text(f"all {resumed.step} steps are done; rlcli resume {run} train.steps=N goes on to step N")
+    if resumed.longer and not as_json:
+        print_text(f"run is complete ({resumed.step} steps). To train longer: {resumed.longer}")
         return 0
     return tell(resumed.finished, as_json)

@@ -21,7 +21,7 @@ SET_BY = {
     "backends": "models.<role>.backend.args.<arg>",
     "datasets": "datasets.<name>.args.<arg>",
 }
-"""Where a recipe says what a component of a kind is told."""
+"""Where a recipe has the arguments of a component of a kind."""
 
 WIDTH = 80
 
@@ -30,7 +30,8 @@ def show(
     what: Annotated[
         list[str],
         typer.Argument(
-            metavar="NAME [KEY=VALUE]...", help="A recipe, or a component: [interface|backend|dataset] NAME."
+            metavar="NAME [KEY=VALUE]...",
+            help="A recipe, a section such as train, or a component: [interface|backend|dataset] NAME.",
         ),
     ],
     with_: With = None,
@@ -38,7 +39,7 @@ def show(
     every: Annotated[bool, typer.Option("--all", help="Of a recipe: all defaults too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all defaults.")] = False,
 ) -> None:
-    """Show a recipe with all its layers and references in place, or what a component can be told.
+    """Show a recipe with all its layers and references in place, the keys of a section, or a component's options.
 
     Example: rlcli show ppo_math --origins
     """

@@ -30,7 +30,7 @@ def test(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Hold a component to the contract of its kind, and run its own tests: on the CPU, with tiny models.
+    """Run the conformance tests of a component and its own tests, on the CPU, with tiny models.
 
     Example: rlcli test dataset arithmetic
     """

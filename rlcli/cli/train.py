@@ -1,4 +1,4 @@
-"""`rlcli train`: run a recipe and watch it learn."""
+"""`rlcli train`: run a recipe."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     no_supervisor: NoSupervisor = False,
 ) -> int:
-    """Train as a recipe says: check it, run what it starts from, train, evaluate, save.
+    """Run a recipe: check it, run what it starts from, train, evaluate, save.
 
     Example: rlcli train ppo_math ppo.kl_ctl=0.02 launch=local cluster.devices_per_node=2
     """
@@ -66,5 +66,5 @@ def tell(finished: Finished, as_json: bool) -> int:
         print_report(outcome)
     if finished.exit_code:
         again = short_path(outcome.run_dir)
-        print_talk(f"stopped after step {finished.steps_done} of {finished.steps}; to go on: rlcli resume {again}")
+        print_talk(f"stopped at step {finished.steps_done} of {finished.steps}. To continue: rlcli resume {again}")
     return finished.exit_code

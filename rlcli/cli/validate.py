@@ -1,4 +1,4 @@
-"""`rlcli validate`: read a recipe and report all that is wrong with it."""
+"""`rlcli validate`: check a recipe and report every problem."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def validate(
     recipe: RecipeName,
     overrides: Overrides = None,
     with_: With = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing of a sound recipe.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing if the recipe is valid.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check a recipe, and those it starts from, without starting anything.

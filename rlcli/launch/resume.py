@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,13 +43,18 @@ WITHOUT_EFFECT = ("cluster", "launch", "checkpoint", "log", "name")
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a run went on with, and how it ended."""
+    """What a run continued with, and how it ended."""
 
     step: int
     changes: list[Change]
     finished: Finished
-    was_over: bool = False
-    """There was nothing left to do."""
+    longer: str | None = None
+    """Of a run that was over: the command that trains longer."""
+
+    @property
+    def was_over(self) -> bool:
+        """Whether there was nothing left to do."""
+        return self.longer is not None
 
 
 def resume_run(
@@ -62,6 +68,7 @@ def resume_run(
     """Continue a run from its last verified checkpoint, or from its beginning if none was committed yet. Raises
     RlcliError."""
     from rlcli.observe.run_directory import RunDirectory
+    from rlcli.recipe.changes import longer
     from rlcli.recipe.libraries import libraries_to_install
 
     named = _found_from_here(recipe_file)
@@ -79,7 +86,8 @@ def resume_run(
         step = start.state.step if start is not None else 0
         if _is_over(run, found, step):
             lifeline.report(run=str(run.path), over=True)
-            return Resumed(step, found, Finished(outcome_of(before.recipe, run), 0, step, step), was_over=True)
+            ended = Finished(outcome_of(before.recipe, run), 0, step, step)
+            return Resumed(step, found, ended, longer(shlex.quote(str(run_dir)), before.recipe))
         _say(before.recipe, now.recipe, found, start, display)
         recipe, recipe_digest = _with_starts(run, now.recipe), _digest(run, before, found, step)
 

@@ -75,6 +75,7 @@ def _with_warm_starts(
     resolved: Resolved, log_dir: str, display: Display, stop: StopSignals
 ) -> tuple[Recipe, Finished | None]:
     """The recipe with `recipe:…` paths replaced by folders; recipes whose results are missing are run first."""
+    from rlcli.recipe.layers import shown
     from rlcli.recipe.warm_start import warm_starts
 
     models = dict(resolved.recipe.models)
@@ -82,12 +83,13 @@ def _with_warm_starts(
         folder = find_result(start.source, log_dir, start.source_role)
         if folder is None:
             display.note(
-                f"{resolved.recipe.name} starts from {start.source.recipe.name}, which runs first; "
-                f"models.{start.role}.path=FOLDER starts from a model that is there"
+                f"{resolved.recipe.name} needs the model from {start.source.recipe.name}; training that first. "
+                f"To use an existing model: models.{start.role}.path=FOLDER"
             )
             source, stopped = _with_warm_starts(start.source, log_dir, display, stop)
+            command = ("rlcli", "train", shown(start.source.path))
             finished = stopped or _run_one(
-                start.source, source, None, log_dir, display, stop, title=f"warm start {source.name}"
+                start.source, source, None, log_dir, display, stop, title=f"warm start {source.name}", command=command
             )
             if finished.exit_code:
                 return resolved.recipe, finished

@@ -84,4 +84,4 @@ class StopSignals:
             raise stopped
         self.requested = signal.Signals(number)
         name = "Ctrl-C (SIGINT)" if self.requested is signal.SIGINT else self.requested.name
-        self._say(f"{name}: stopping after this step and saving; once more stops now")
+        self._say(f"{name}: finishing this step, then saving. Send again to stop immediately.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -100,8 +101,11 @@ def print_report(outcome: Outcome, console: Console | None = None) -> None:
 def usual_commands(outcome: Outcome) -> list[str]:
     """Look at the samples, draw the curves, run the trained model without rlcli."""
     run = Path(short_path(outcome.run_dir))
-    commands = [f"less {shlex.quote(str(run / 'samples.jsonl'))}"]
-    if (outcome.run_dir / "curve.png").exists():
+    samples = outcome.run_dir / "samples.jsonl"
+    has_samples = samples.is_file() and samples.stat().st_size > 0
+    commands = [f"less {shlex.quote(str(run / 'samples.jsonl'))}"] if has_samples else []
+    has_screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if has_screen and (outcome.run_dir / "curve.png").exists():
         commands.insert(0, f"xdg-open {shlex.quote(str(run / 'curve.png'))}")
     if (outcome.run_dir / "tensorboard").exists() and shutil.which("tensorboard"):
         commands.append(f"tensorboard --logdir {shlex.quote(str(run / 'tensorboard'))}")

@@ -119,7 +119,7 @@ class RunDirectory:
 
     @classmethod
     def reopen(cls, path: Path | str) -> RunDirectory:
-        """The folder of a run that ended, with its lock, to go on with it. Raises ResourceError: F71 it is still
+        """The folder of a run that ended, with its lock, to continue it. Raises ResourceError: F71 it is still
         running, F72 it is no such folder, F75 it cannot be written."""
         run = cls.open(path)
         try:
@@ -261,9 +261,7 @@ def _refuse_used(folder: Path) -> None:
     status = read_status(folder)
     run = f"holds a run ({status.get('state')} at step {status.get('step')})" if status else ""
     again = (
-        f"rlcli resume {shlex.quote(str(folder))} goes on with it"
-        if status
-        else "leave it out for a new folder per run"
+        f"rlcli resume {shlex.quote(str(folder))} continues it" if status else "leave it out for a new folder per run"
     )
     hint = f"choose another --run-dir; {again}"
     raise ResourceError(f"{folder} {run or 'is not empty'}", where="--run-dir", hint=hint, code="F72")
@@ -284,7 +282,14 @@ def _json(value: object) -> bytes:
 
 
 def _readme(recipe_name: str, run_id: str, started: str, command: Sequence[str]) -> str:
-    program, *arguments = command
+    program, *given = command
+    words = iter(given)
+    arguments = []
+    for word in words:  # the folder is taken now: a repetition gets one of its own
+        if word == "--run-dir":
+            next(words, None)
+        elif not word.startswith("--run-dir="):
+            arguments.append(word)
     is_module = Path(program).name == "__main__.py"
     line = shlex.join([*(["python", "-m", "rlcli"] if is_module else [Path(program).name]), *arguments])
     place = Path.cwd()

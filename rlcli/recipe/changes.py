@@ -82,12 +82,23 @@ class Change:
 def changes(before: Recipe, now: Recipe) -> list[Change]:
     """What differs between two recipes, in the order of their keys."""
     old, new = (dict(_leaves((), recipe.model_dump(mode="json"))) for recipe in (before, now))
-    follows = any(_follows_length(model.backend) for model in before.models.values() if model.backend is not None)
+    follows = follows_length(before)
     return [
         Change(dotted(path), old.get(path), new.get(path), _kind(path, now, follows))
         for path in dict.fromkeys([*old, *new])
         if old.get(path) != new.get(path)
     ]
+
+
+def follows_length(recipe: Recipe) -> bool:
+    """Whether a run of another length would have learned in another way from the start."""
+    return any(_follows_length(model.backend) for model in recipe.models.values() if model.backend is not None)
+
+
+def longer(run: str, recipe: Recipe) -> str:
+    """The command that continues a run which is over."""
+    key = "train.steps" if recipe.train.steps is not None else "train.epochs"
+    return f"rlcli resume {run} {key}=N{' --accept-changes' if follows_length(recipe) else ''}"
 
 
 def _kind(path: tuple[str, ...], now: Recipe, follows: bool) -> Kind:

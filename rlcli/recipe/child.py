@@ -59,7 +59,9 @@ def check_name(path: Path) -> None:
             "-._"
         )
         better = path.with_name((stem[:64] or "mine") + ".yaml")
-        what = f"{path.name!r} is no name for a recipe: letters, digits, . _ - (at most 64), then .yaml"
+        what = (
+            f"{path.name!r} is not a valid name for a recipe: use up to 64 letters, digits, '.', '_' or '-', then .yaml"
+        )
         raise UsageError(what, hint=f"for example {better}", code="R68")
 
 

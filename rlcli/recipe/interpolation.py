@@ -135,13 +135,13 @@ class _Interpolator:
             return self.variable(reference, mark)
         if not _KEYS.fullmatch(reference):
             hint = "nesting and defaults (:-) are not part of the language"
-            self.problems.add("R63", f"${{{reference}}} is no reference", mark, hint)
+            self.problems.add("R63", f"${{{reference}}} is not a valid reference", mark, hint)
             return nothing
         if reference in self.known:
             return self.known[reference]
         if reference in self.open:
             circle = " → ".join([*self.open[self.open.index(reference) :], reference])
-            self.problems.add("R64", f"the references go round in a circle: {circle}", mark)
+            self.problems.add("R64", f"circular reference: {circle}", mark)
             return nothing
         if len(self.open) >= MAX_HOPS:
             self.problems.add("R65", f"more than {MAX_HOPS} references lead on from one to the next", mark)
@@ -196,7 +196,7 @@ class _Interpolator:
         value = self.environment.get(match.group(1)) if match else None
         if match is None:
             hint = "nesting and defaults (:-) are not part of the language"
-            self.problems.add("R63", f"${{{reference}}} is no reference", mark, hint)
+            self.problems.add("R63", f"${{{reference}}} is not a valid reference", mark, hint)
         elif _SECRET.search(match.group(1)):
             what = f"{match.group(1)} looks like a secret; recipes are copied into run directories"
             self.problems.add("R62", what, mark, "programs that need it read it from the environment themselves")

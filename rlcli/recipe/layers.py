@@ -16,7 +16,7 @@ from rlcli.recipe.tree import Listing, Mapping, Mark, Node, Scalar, kind_of
 MAX_LAYERS = 64
 
 PROFILES = "profiles/"
-"""Folder of a recipes folder whose files are laid over recipes: a cluster, a size, never a whole recipe."""
+"""Folder of a recipes folder whose files are applied on top of recipes: a cluster, a size, never a whole recipe."""
 PARTS = ("base/", "data/", "rewards/")
 """Folders of layers that are pulled into recipes: graphs and defaults, datasets, rewards."""
 
@@ -86,10 +86,10 @@ def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:
     profile = name.removeprefix(PROFILES)
     close, known = close_to(name, whole_recipe_names()), ", ".join(whole_recipe_names())
     if profile in profile_names():
-        hint: str | None = f"{profile} is a profile; lay it over a recipe: RECIPE --with {profile}"
+        hint: str | None = f"{profile} is a profile; apply it to a recipe: RECIPE --with {profile}"
     else:
-        hint = f"did you mean {close}?" if close else f"known by name: {known}" if known else None
-    problems.add("R51", f"no recipe {text!r}: neither a file nor a known name", hint=hint)
+        hint = f"did you mean {close}?" if close else f"available: {known}" if known else None
+    problems.add("R51", f"recipe {text!r} not found (not a file, and no recipe has that name)", hint=hint)
     return None
 
 
@@ -108,7 +108,7 @@ def find_profile(profile: str, problems: Problems) -> Path | None:
 
     near = close_to(name, profiles)
     hint = f"did you mean {near}?" if near else f"profiles: {', '.join(profiles)}" if profiles else None
-    problems.add("R51", f"no layer {profile!r}: neither a file nor a profile", mark, hint)
+    problems.add("R51", f"layer {profile!r} not found (not a file, and no profile has that name)", mark, hint)
     return None
 
 
@@ -120,7 +120,7 @@ def with_option(profile: str) -> Mark:
 def _existing(text: str, problems: Problems, mark: Mark | None = None) -> tuple[Path | None, bool]:
     """The file of that name, if there is one; and whether the name is refused, with the reason noted."""
     if "\0" in text or not text:
-        problems.add("R59", f"{text!r} is no possible file name", mark)
+        problems.add("R59", f"{text!r} is not a possible file name", mark)
         return None, True
     try:
         candidates = [path for path in (Path(text), Path(f"{text}.yaml")) if path.exists() and not path.is_dir()]
@@ -232,7 +232,7 @@ class _Collector:
         if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", name) or "\\" in name or "\0" in name or "${" in name:
             refused = "a layer is a file, named by a relative path"
         elif name.startswith("~") or ".." in Path(name).parts or (Path(name).is_absolute() and not self.inside(name)):
-            refused = "a layer lies beside the recipe or in a recipes folder"
+            refused = "a layer must be in the recipe's folder or below it, or in a recipes folder"
         if refused:
             self.refuse("R55", f"extends {name}: {refused}", mark)
             return None

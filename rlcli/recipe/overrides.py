@@ -54,14 +54,14 @@ def _parse(text: str, number: int, problems: Problems) -> Mapping | None:
     key, equals, value = text.partition("=")
     start = Mark(COMMAND_LINE, number, 1)
     if not equals:
-        problems.add("R42", f"{text!r} is no override", start, "write key.path=value")
+        problems.add("R42", f"{text!r} is not an override", start, "write key.path=value")
         return None
     if not _KEY.fullmatch(key) or key[0] in "+~-":
         plain = key.lstrip("+~-")
         hint = "write key.path=value, with the keys joined by dots"
         if plain != key and _KEY.fullmatch(plain):
             hint = f"write {translated(plain.split('.')) or plain}={value[:40] or 'null'}"
-        problems.add("R41", f"{key!r} is no key", start, hint)
+        problems.add("R41", f"{key!r} is not a valid key", start, hint)
         return None
     mark = Mark(COMMAND_LINE, number, len(key) + 2)
     node = _value(value, mark, problems) or Scalar(None, mark, value, sound=False)

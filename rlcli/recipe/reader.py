@@ -50,7 +50,7 @@ def read_file(path: Path, shown: str, problems: Problems, asked_by: Mark | None 
 
 def _why_unreadable(error: OSError | ValueError, shown: str) -> tuple[str, str]:
     if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG:
-        return "R59", f"{shown[:200]!r} is no possible file name"
+        return "R59", f"{shown[:200]!r} is not a possible file name"
     if error.errno == errno.EINVAL:
         return "R57", f"{shown} is not a regular file"
     if error.errno == errno.EFBIG:

@@ -135,7 +135,7 @@ class Call(Section):
     output_key_remap: dict[str, str] = Field(default_factory=dict)
     """Name that the interface writes → name in the batch."""
     microbatches: Positive | None = None
-    """At least so many micro-batches; null: `train.microbatches`."""
+    """Minimum number of micro-batches; null: `train.microbatches`."""
     max_tokens_per_microbatch: Positive | None = None
     """Most tokens of a micro-batch; null: `train.max_tokens_per_microbatch`."""
     hooks: Hooks = Hooks()
@@ -148,7 +148,7 @@ class Eval(Section):
     dataset: str | None = None
     """Which of `datasets`; null: no evaluation."""
     every_steps: Positive | None = None
-    """Evaluate after every so many steps; null: not during the run."""
+    """Evaluate every this many steps; null: not during the run."""
     at_start: bool = True
     """Evaluate before the first step."""
     at_end: bool = True
@@ -180,11 +180,11 @@ class Train(Section):
     max_staleness: NotNegative = 0
     """Training steps that generation may lag behind; 0 is synchronous."""
     microbatches: Positive = 1
-    """At least so many micro-batches per optimizer step and rank."""
+    """Minimum number of micro-batches per optimizer step and rank."""
     max_tokens_per_microbatch: Positive = 16384
     """Most tokens of a micro-batch."""
     max_nonfinite_streak: Positive = 3
-    """Stop after so many skipped non-finite updates in a row."""
+    """Stop after this many skipped non-finite updates in a row."""
     eval: Eval = Eval()
     """Evaluation on held-out data."""
 
@@ -229,27 +229,27 @@ class Checkpoint(Section):
     roles: list[str] | None = None
     """Roles to save; null: every trained one."""
     every_steps: Positive | None = None
-    """Commit what a run needs to be resumed after every so many steps."""
+    """Take a checkpoint every this many steps."""
     every_epochs: Positive | None = None
-    """The same after every so many passes over the training dataset."""
+    """Take one every this many passes over the training dataset."""
     every_seconds: Seconds | None = 1800.0
-    """The same once so many seconds have passed since the last time, at the end of a step."""
+    """Take one at the end of a step once this many seconds have passed since the last."""
     at_end: bool = True
-    """The same after the last step, so that the run can be prolonged."""
+    """Take one after the last step, so that the run can be prolonged."""
     on_stop: bool = True
-    """The same when the run is asked to stop."""
+    """Take one when the run is asked to stop."""
     keep_last: Positive = 2
     """Checkpoints that stay: the newest ones."""
     keep_best: NotNegative = 0
-    """Checkpoints that stay beside them: those with the best `best_metric`."""
+    """Checkpoints that stay in addition: those with the best `best_metric`."""
     best_metric: str = "eval/accuracy"
     """Which number of the metrics says how good a checkpoint is."""
     best_is: Literal["highest", "lowest"] = "highest"
     """Which value of it is the best."""
     asynchronous: bool = True
-    """Go on training while the files are written; only the copy to host memory is waited for."""
+    """Continue training while the files are written; only the copy to host memory is waited for."""
     max_failed_saves: NotNegative = 2
-    """Go on training although so many checkpoints in a row could not be written."""
+    """Checkpoints in a row that may fail to be written; one more ends the run."""
 
     @property
     def is_written(self) -> bool:

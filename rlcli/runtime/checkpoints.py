@@ -112,7 +112,7 @@ class Start:
         )
         raise UsageError(
             f"{wanted}, but the run has done {done} steps",
-            hint=f"rlcli ckpt ls shows what it has kept; train.steps of {done} or more goes on",
+            hint=f"rlcli ckpt ls shows what it has kept; train.steps of {done} or more continues it",
             code="F84",
         )
 

@@ -70,7 +70,7 @@ def _config_of(resolved: Resolved, role: str) -> Mapping[str, Any]:
     cached = cached_folder(section.path)
     if cached is None:
         raise UnknownArchitecture(
-            f"{section.path} is not in the local Hub cache, and a plan fetches nothing; "
+            f"{section.path} is not in the local Hub cache (rlcli does not download here); "
             f"`hf download {section.path} config.json` does"
         )
     return _read(cached / "config.json")

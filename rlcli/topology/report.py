@@ -52,7 +52,7 @@ class Plan:
     @property
     def reserved(self) -> int:
         """Of a device's memory, for what no estimate covers."""
-        return 0 if self.recipe.cluster.device == "cpu" else RESERVED
+        return 0 if self.recipe.cluster.device == "cpu" else min(RESERVED, (self.device_bytes or RESERVED) // 4)
 
     @cached_property
     def advice(self) -> dict[str, tuple[str, ...]]:

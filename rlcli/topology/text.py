@@ -205,7 +205,7 @@ def _advice(calls: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
     if keys:
         text = f"{', '.join(calls)}: would fit with {' '.join(keys)}"
     else:
-        text = f"{', '.join(calls)}: no key that is known here is enough; a smaller model, or larger devices"
+        text = f"{', '.join(calls)}: no setting would make this fit; use a smaller model or larger devices"
     yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", **_WHOLE_WORDS)
 
 

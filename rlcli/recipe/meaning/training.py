@@ -109,7 +109,7 @@ def _folder(notes: Notes) -> None:
     """Runs are written beside what they read, never into it."""
     text = notes.recipe.log.dir
     if re.search(r"(^|/)\.\.(/|$)|\0", text) or not text.strip():
-        notes.note("R68", f"log.dir {text!r} is no folder for runs", ("log", "dir"), "for example runs")
+        notes.note("R68", f"log.dir {text!r} is not a folder for runs", ("log", "dir"), "for example runs")
         return
     try:
         if len(text) > LONGEST_PATH:
@@ -117,10 +117,10 @@ def _folder(notes: Notes) -> None:
         folder = FilePath(text).expanduser().absolute()
         above = next((part for part in (folder, *folder.parents) if part.exists()), folder)
         if not above.is_dir():
-            notes.note("R69", f"log.dir {text!r} lies under a file: {above}", ("log", "dir"), "for example runs")
+            notes.note("R69", f"log.dir {text!r} is below a file: {above}", ("log", "dir"), "for example runs")
         for name, role in notes.recipe.models.items():
             if role.path and folder.is_relative_to(FilePath(role.path).absolute()) and FilePath(role.path).is_dir():
-                what = f"log.dir {text!r} lies in the folder of models.{name}.path, which is only read"
+                what = f"log.dir {text!r} is inside the folder of models.{name}.path, which is only read"
                 notes.note("R69", what, ("log", "dir"), "for example runs")
     except (OSError, ValueError, RuntimeError):
-        notes.note("R59", f"log.dir {text[:200]!r} is no possible folder", ("log", "dir"), "for example runs")
+        notes.note("R59", f"log.dir {text[:200]!r} is not a possible folder", ("log", "dir"), "for example runs")

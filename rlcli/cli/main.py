@@ -75,7 +75,7 @@ LASTING = (*VERBS["Train"], "test", "convert", "eval", "generate", "chat")
 """Verbs that may run for long, so that garbage is collected meanwhile."""
 
 QUIET = ("train", "resume", "validate")
-"""Verbs that do more about `--quiet` than to leave out talk."""
+"""Verbs with a `--quiet` of their own."""
 
 ABOUT_KEYS = ("R35", "R37", "R39", "R42", "R43")
 """Ids of problems with keys and their values."""
@@ -148,6 +148,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _in_order(given: list[str]) -> list[str]:
     """The arguments with the options that every verb knows where the parser wants them, wherever they were written; and
     `help VERB` as `VERB --help`."""
+    output.quiet = False
     before: list[str] = []
     after: list[str] = []
     rest: list[str] = []
@@ -163,8 +164,8 @@ def _in_order(given: list[str]) -> list[str]:
         elif name in ("--color", "--no-color"):
             os.environ["NO_COLOR" if name == "--no-color" or value == "never" else "FORCE_COLOR"] = "1"
         elif word in ("--quiet", "-q"):
-            output.quiet = True
-            after += ["--quiet"] if _verb(given) in QUIET else []
+            output.quiet = _verb(given) not in QUIET
+            after += [] if output.quiet else ["--quiet"]
         elif word == "--json" and _verb(given):
             after.append(word)
         else:

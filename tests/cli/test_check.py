@@ -36,7 +36,7 @@ def text_recipe(tmp_path):
 def test_shipped_recipes_are_sound(rlcli, recipe):
     code, out, err = rlcli("check", recipe, "--rows", "20")
     assert (code, err) == (0, "")
-    assert all(line.startswith(("ok", "skip", " ", "all well")) for line in out.splitlines())
+    assert all(line.startswith(("ok", "skip", " ", "no problems found")) for line in out.splitlines())
     assert all(len(line) <= 80 for line in out.splitlines())
     assert "\x1b" not in out
 
@@ -93,7 +93,7 @@ def test_long_lines_are_wrapped_and_numbers_kept_whole():
 
 def test_the_summary_counts():
     of = {level: Finding(level=level, about="", says="") for level in ("ok", "warn", "FAIL", "skip")}
-    assert summary([of["ok"], of["skip"]]) == "all well"
+    assert summary([of["ok"], of["skip"]]) == "no problems found"
     assert summary([of["FAIL"], of["warn"], of["warn"]]) == "1 failure, 2 warnings"
 
 

@@ -193,7 +193,7 @@ def test_a_bug_on_a_full_disk_still_ends_in_a_message(rlcli, monkeypatch):
     monkeypatch.setattr("tempfile.mkstemp", full)
     code, out, err = rlcli("ls")
     assert (code, out) == (1, "")
-    assert err.startswith("error[BUG]: unexpected ZeroDivisionError. hint: this is a bug in rlcli; --debug before")
+    assert err.startswith("error[BUG]: unexpected ZeroDivisionError\n  hint: this is a bug in rlcli; --debug before")
 
 
 def test_ranks_text():

@@ -63,7 +63,7 @@ def backend(rlcli, tmp_path, monkeypatch):
 def test_it_is_an_error_with_its_place_and_the_command_that_installs_it(rlcli, without_deepspeed, verb):
     code, out, err = rlcli(verb, "mine.yaml")
     assert (code, out) == (6, "")
-    assert f"error[R75] mine.yaml:4:14: {SAYS}. hint: {FIX}" in err
+    assert f"error[R75] mine.yaml:4:14: {SAYS}\n  hint: {FIX}" in err
     assert "Traceback" not in err
     assert not Path("runs").exists()
 

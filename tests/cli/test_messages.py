@@ -10,8 +10,9 @@ import pytest
 
 from rlcli.cli.help import command_of
 from rlcli.cli.main import VERBS
-from rlcli.cli.output import print_error
+from rlcli.cli.output import _error_lines, print_error
 from rlcli.errors import Problem, RecipeError, UsageError
+from rlcli.recipe.resolve import load_recipe
 
 WHOLE_VERBS = [
     " ".join([verb, *more])
@@ -88,7 +89,7 @@ MISTAKES = {
 }
 
 LISTS = [
-    (r"(known by name: )[^\n]*", r"\1<recipes>"),
+    (r"(available: )[^\n]*", r"\1<recipes>"),
     (r"(the (?:interface|backend|dataset)s are )[^\n]*", r"\1<names>; searched <folders>"),
     (r"(looked in )[^\n]*", r"\1<folders>"),
     (r"(legal here: )[^\n]*", r"\1<keys>"),
@@ -128,7 +129,7 @@ def test_an_unknown_option_of_each_verb(mistake, verb):
     code, out, err = mistake(*verb.split(), "--jsno")
     assert (code, out) == (2, "")
     hint = "rlcli chat --help lists them" if verb == "chat" else "did you mean --json?"
-    assert err == f"error[USAGE]: rlcli {verb} has no option --jsno. hint: {hint}\n"
+    assert err == f"error[USAGE]: rlcli {verb} has no option --jsno\n  hint: {hint}\n"
 
 
 @pytest.mark.parametrize("verb", WHOLE_VERBS)
@@ -182,3 +183,76 @@ def test_control_characters_never_reach_the_terminal(rlcli, capsys):
         code, _, err = rlcli(*arguments)
         assert code == 2
         assert "\x1b" not in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--project . validate sft_math -q", "validate --project=. sft_math --quiet", "validate sft_math -q --project ."],
+)
+def test_options_of_every_verb_stand_anywhere(rlcli, words):
+    Path("pyproject.toml").write_text("[tool.rlcli]\n")
+    assert rlcli(*words.split()) == (0, "", "")
+
+
+def test_json_may_stand_before_the_verb(rlcli):
+    code, out, _ = rlcli("--json", "validate", "sft_math")
+    assert (code, json.loads(out)["ok"]) == (0, True)
+
+
+def test_colour_can_be_asked_for_and_refused(rlcli, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "")
+    monkeypatch.setenv("FORCE_COLOR", "")
+    assert "\x1b[1;31merror[R42]" in rlcli("validate", "sft_math", "--color", "seeed=1")[2]
+    assert "\x1b" not in rlcli("--no-color", "validate", "sft_math", "seeed=1")[2]
+
+
+def test_quiet_leaves_out_what_is_no_result(rlcli):
+    assert "VS Code" in rlcli("schema", "--install", "--dry-run")[2]
+    assert rlcli("schema", "--install", "--dry-run", "-q")[2] == ""
+
+
+def test_help_of_a_verb(rlcli):
+    assert rlcli("help", "cp") == rlcli("cp", "--help")
+    assert rlcli("help") == rlcli("--help")
+
+
+def test_errors_fit_the_terminal_with_hints_on_lines_of_their_own(mistake):
+    try:
+        load_recipe("typo.yaml")
+    except RecipeError as error:
+        lines = list(_error_lines(error, 50))
+    shown = [row for line in lines for row in line.splitlines()]
+    assert all(len(row) <= 50 for row in shown)
+    assert sum(row.startswith("  hint: ") for row in shown) == 3
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [("--seed 3", "write seed=3"), ("--train.steps=5", "write train.steps=VALUE"),
+     ("--learning-rate 1e-4", "write models.<role>.backend.args.lr=1e-4")],
+)  # fmt: skip
+def test_a_key_written_as_an_option(rlcli, option, hint):
+    code, _, err = rlcli("train", "sft_math", *option.split())
+    assert (code, hint in err) == (2, True), err
+
+
+def test_every_code_has_a_meaning(rlcli):
+    """`rlcli explain R42`, for all that any error may have"""
+    sources = [
+        path for root in ("rlcli", "interfaces", "backends", "datasets") for path in (REPOSITORY / root).rglob("*.py")
+    ]
+    quoted = {code for path in sources for code in re.findall(r'"([RF]\d\d)"', path.read_text())}
+    for code in sorted(quoted - {"F16", "F32", "F64"} | {"F32"}):
+        assert rlcli("explain", code)[0] == 0, code
+    assert rlcli("explain", "R42")[1].startswith("R42  An unknown key.")
+    assert rlcli("explain", "nothing")[0] == 2
+
+
+def test_the_keys_of_a_section(rlcli):
+    code, out, _ = rlcli("show", "train")
+    assert code == 0
+    assert "  train.prompts_per_step  int >= 1, required\n" in out
+    assert "  train.eval.every_steps  int >= 1 | null = null\n" in out
+    assert "  models.<role>.mesh.tp  int >= 1 = 1\n" in rlcli("show", "models")[1]
+    assert json.loads(rlcli("show", "cluster.device", "--json")[1])["keys"][0]["type"] == "auto | cpu | cuda"
+    assert "rlcli show train" in rlcli("validate", "sft_math", "train.stepz=3")[2]

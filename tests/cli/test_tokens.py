@@ -96,9 +96,9 @@ def test_json(rlcli):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--row", "2"], "dataset train has no row 2. hint: its rows are 0 to 1"),
+        (["--row", "2"], "dataset train has no row 2\n  hint: its rows are 0 to 1"),
         (["--row", "-1"], "has no row -1"),
-        (["--dataset", "trian"], "no dataset 'trian'. hint: it has train, pairs"),
+        (["--dataset", "trian"], "no dataset 'trian'\n  hint: it has train, pairs"),
         (["--html", "none/x.html"], "cannot write none/x.html"),
     ],
 )

@@ -45,8 +45,8 @@ def test_once_saves_and_stops_and_says_so(training, project, options):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 130
-    assert "Ctrl-C (SIGINT): stopping after this step and saving; once more stops now" in err
-    assert "to go on: rlcli resume run\n" in err
+    assert "Ctrl-C (SIGINT): finishing this step, then saving. Send again to stop immediately." in err
+    assert "To continue: rlcli resume run\n" in err
     assert ("evaluation at step" in err) != bool(options)
     assert "toy: " in out
     assert json.loads((project / "run/status.json").read_text())["state"] == "stopped"

@@ -93,9 +93,9 @@ def gone(process, seconds=10):
 
 
 @pytest.mark.parametrize(("kind", "code", "says"), [
-    ("sys.exit(0)", 2, at("sys.exit(0)") + ": SystemExit: 0. hint: rlcli test interface toy_trouble"),
-    ("KeyboardInterrupt", 2, at("raise error") + ": KeyboardInterrupt. hint: rlcli test"),
-    ("no Exception", 2, ": Speechless: its text cannot be made (ZeroDivisionError). hint: rlcli test"),
+    ("sys.exit(0)", 2, at("sys.exit(0)") + ": SystemExit: 0\n  hint: rlcli test interface toy_trouble"),
+    ("KeyboardInterrupt", 2, at("raise error") + ": KeyboardInterrupt\n  hint: rlcli test"),
+    ("no Exception", 2, ": Speechless: its text cannot be made (ZeroDivisionError)\n  hint: rlcli test"),
     ("write everywhere and end", 7, "the run ended with exit code 0 during score on rank 0, before its work was done"),
     ("os._exit(0)", 7, "the run ended with exit code 0 during score on rank 0, before its work was done"),
     ("segmentation fault", 7, "the run was killed by SIGSEGV during score on rank 0"),
@@ -290,7 +290,7 @@ def test_a_signal_counts_once_whoever_gets_it(training, project, number, to):
         child.send_signal(number)
     _, err = process.communicate(timeout=200)
     assert process.returncode == 75, err
-    assert err.count("stopping after this step and saving") == 1
+    assert err.count("finishing this step, then saving") == 1
     assert json.loads((project / "run/status.json").read_text())["state"] == "stopped"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -55,6 +56,17 @@ def _registrar(kind: str) -> Callable[..., Any]:
     return register_component
 
 
+def _maker(kind: str) -> Callable[..., Any]:
+    """Loading components is `rlcli.registry`, which imports this module: it is looked up when it is used."""
+
+    def make_component(cfg: Any, *given: Any, **named: Any) -> Any:
+        return getattr(importlib.import_module("rlcli.registry"), f"make_{kind}")(cfg, *given, **named)
+
+    make_component.__doc__ = f"The {kind} that an abstraction (`type_`, `args`) describes."
+    return make_component
+
+
+make_interface, make_backend, make_dataset = map(_maker, ("interface", "backend", "dataset"))
 register_interface = _registrar("interfaces")
 register_backend = _registrar("backends")
 register_dataset = _registrar("datasets")

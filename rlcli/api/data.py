@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
-from rlcli.api.component import register_dataset
+from rlcli.api.component import make_dataset, register_dataset
 from rlcli.api.config import DatasetAbstraction, MicroBatchSpec
 from rlcli.api.dataset import DatasetUtility
 from rlcli.api.lengths import Lengths, infer_lengths, read_lengths, rows_of
@@ -35,6 +35,7 @@ __all__ = [
     "SequenceSample",
     "SequenceSplitSpec",
     "Survey",
+    "make_dataset",
     "register_dataset",
 ]
 
@@ -375,6 +376,9 @@ class SequenceSample:
         from rlcli.api.sample_json import decode
 
         return decode(cls, encoded)
+
+    as_json_compatible, from_json_compatible = as_json, from_json
+    """As ReaLHF calls them."""
 
 
 def _data(sample: SequenceSample) -> dict[str, torch.Tensor | None]:

@@ -321,7 +321,24 @@ class TrainEngine(ForwardEngine):
 
 
 class PipelinableEngine(TrainEngine, GenerationEngine):
-    """An engine that does all of it: scores, trains and generates."""
+    """An engine that does all of it: scores, trains and generates.
+
+    What one of its subclasses does not have raises NotImplementedError where it is used, so that an engine can be
+    written one method after the other; `rlcli test backend` asks for all that its backend declares.
+    """
+
+
+def _missing(name: str) -> Callable[..., Any]:
+    def method(self: Any, *given: Any, **named: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no {name}")
+
+    return method
+
+
+_engine: Any = PipelinableEngine
+for _name in sorted(_engine.__abstractmethods__):
+    setattr(_engine, _name, _missing(_name))
+abc.update_abstractmethods(_engine)
 
 
 def _logits(output: ModelOutput, micro_batch: SequenceSample) -> torch.Tensor:

@@ -79,6 +79,9 @@ class ModelInterface:
     FILES: ClassVar[tuple[str, ...]] = ()
     """Arguments that name files: they are looked for when a recipe is read, next to the layer that names them too."""
 
+    def __post_init__(self) -> None:
+        """Nothing; a class of one's own may call it."""
+
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """Train on one batch; returns stats that are already reduced over ranks."""
         raise NotImplementedError(f"{type(self).__name__} does not train")

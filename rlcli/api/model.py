@@ -9,13 +9,14 @@ micro-batches and all ranks. So loss, gradient and update do not depend on how t
 from __future__ import annotations
 
 import abc
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from rlcli.api.component import register_backend, register_interface
+from rlcli.api.component import make_backend, make_interface, register_backend, register_interface
 from rlcli.api.config import (
     FinetuneSpec,
     GenerationHyperparameters,
@@ -72,6 +73,8 @@ __all__ = [
     "Stats",
     "TrainEngine",
     "call_interface",
+    "make_backend",
+    "make_interface",
     "register_backend",
     "register_hf_family",
     "register_interface",
@@ -138,7 +141,9 @@ def call_interface(
     if call == "evaluate":
         return interface.evaluate(model, data)  # type: ignore[arg-type]
     if call != "train_step":
-        return getattr(interface, call)(model, data, mb_spec or MicroBatchSpec())
+        method = getattr(interface, call)
+        takes_spec = len(inspect.signature(method).parameters) != 2  # those of ReaLHF's documents take none
+        return method(model, data, *([mb_spec or MicroBatchSpec()] if takes_spec else []))
     before = replace(model.version)
     if isinstance(engine, TrainEngine):
         engine.training_step = before.global_step

@@ -29,7 +29,9 @@ def read_fields(sample: SequenceSample) -> None:
     _same_keys(sample, "seqlens", sample.seqlens)
     for key, lengths in sample.seqlens.items():
         if len(lengths) != sample.bs:
-            raise ValueError(f"seqlens of {key!r} are for {len(lengths)} samples, not for {sample.bs}")
+            hint = "; with several sequences to a sample, give a list for each sample: [[1, 1], [1, 1]]"
+            several = hint if sample.bs and len(lengths) > sample.bs else ""
+            raise ValueError(f"seqlens of {key!r} are for {len(lengths)} samples, not for {sample.bs}{several}")
     if sample.data is not None:
         sample.data = dict(by_name(sample.data, "data"))
         _same_keys(sample, "data", sample.data)

@@ -88,6 +88,8 @@ def validated(kind: str, name: str, args: Mapping[str, Any]) -> BaseModel:
         return signature(kind, name).model(only=args).model_validate(dict(args))
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors(include_url=False)]
+        if any(detail["type"] == "extra_forbidden" for detail in error.errors(include_url=False)):
+            lines.append(f"it takes {', '.join(argument.name for argument in signature(kind, name).arguments)}")
         raise UsageError(f"{kind.removesuffix('s')} {name}: {'; '.join(lines)}", code="R42") from error
 
 

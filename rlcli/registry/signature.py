@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 
+CALLS = ("train_step", "inference", "generate")
+"""Methods of an interface that are called with a batch."""
+
+
 @dataclass(frozen=True)
 class Signature:
     """A component, as its source describes it."""
@@ -78,6 +82,8 @@ def signature(kind: str, name: str) -> Signature:
                 hint="make `util: DatasetUtility` its first field",
             )
         arguments = tuple(argument for argument in arguments if argument.name != "util")
+    if kind == "interfaces":
+        _check_parameters(part for part in parts if part and not _is_contract(part))
     assert isinstance(definition.node, ast.ClassDef)
     return Signature(
         kind=kind,
@@ -151,6 +157,27 @@ def _registered_name(module: Module, node: ast.expr, registrar: str) -> str | No
         return None
     value = node.args[0] if node.args else next((k.value for k in node.keywords if k.arg == "name"), None)
     return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+
+
+def _check_parameters(parts: Iterable[Definition]) -> None:
+    """Each call of an interface takes `(model, data, mb_spec)`, whatever it names them; the last may be left out.
+    Raises ProjectError."""
+    seen: set[str] = set()
+    for part in parts:
+        assert isinstance(part.node, ast.ClassDef)
+        for node in part.node.body:
+            if not isinstance(node, ast.FunctionDef) or node.name in seen or node.name not in CALLS:
+                continue
+            seen.add(node.name)
+            names = [one.arg for one in (*node.args.posonlyargs, *node.args.args)][1:]
+            needed = len(names) - len(node.args.defaults)
+            required = [
+                one.arg for one, of in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if of is None
+            ]
+            if required or needed > 3 or (len(names) < 2 and node.args.vararg is None):
+                what = f"{node.name} of {part.name} takes ({', '.join([*names, *required])})"
+                where = f"{part.module.path}:{node.lineno}"
+                raise ProjectError(what, where=where, hint="it is called with (model, data, mb_spec)")
 
 
 def _is_contract(definition: Definition) -> bool:

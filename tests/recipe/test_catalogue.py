@@ -96,6 +96,7 @@ CASES = [
     ("R43", TOP + "train: {STEPS: 5}\n", "bad.yaml:2:9", "steps"),
     ("R45", TOP + "models: {actor: {scratch: null, path: 'recipe:small'}}\n", "bad.yaml:2:39", "recipe:<name"),
     ("R47", TOP + "train: {epochs: 2}\n", "bad.yaml:2:17", "small.yaml:14:10"),
+    ("R47", TOP + "train: {epochs: 2}\n", "bad.yaml:2:17", "train.steps=null takes that one away"),
     ("R47", TOP + "models: {actor: {scratch: null, init: actor}}\n", "bad.yaml:2:39", "actor → actor"),
     ("R47", TOP + "models: {actor: {path: owner/name}}\n", "small.yaml:3:5", "bad.yaml:2:24"),
     ("R49", TOP + "launch: local\ncluster: {devices_per_node: 8}\n", "small.yaml:15:21", "at least 8"),

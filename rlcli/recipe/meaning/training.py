@@ -9,7 +9,7 @@ from rlcli.api.dataflow import calls_ahead
 from rlcli.recipe.components import declared, sources_of
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.meaning.notes import Notes
-from rlcli.recipe.tree import Path
+from rlcli.recipe.tree import COMMAND_LINE, Path
 
 EVALUATIONS = "eval/"
 """What the names of numbers begin with that an evaluation makes."""
@@ -30,7 +30,9 @@ def _length(notes: Notes) -> None:
     train = notes.recipe.train
     if train.steps is not None and train.epochs is not None:
         places = f"steps at {notes.mark(('train', 'steps'))}, epochs at {notes.mark(('train', 'epochs'))}"
-        notes.note("R47", f"train has both steps and epochs; keep one ({places})", ("train", "epochs"))
+        lower = next((key for key in ("steps", "epochs") if notes.mark(("train", key)).file != COMMAND_LINE), "epochs")
+        hint = f"train.{lower}=null takes that one away"
+        notes.note("R47", f"train has both steps and epochs; keep one ({places})", ("train", "epochs"), hint)
     if train.steps is None and train.epochs is None:
         needs = [("train", "steps"), ("train", "epochs")]
         notes.note("R39", "train needs steps or epochs", ("train",), needs=needs)

@@ -1,0 +1,148 @@
+"""The examples of ReaLHF's and AReaL's documents with our imports; docs/from-realhf.md says what is different."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlcli import registry
+from rlcli.api import data as data_api
+from rlcli.api import model as model_api
+from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
+from rlcli.api.data import SequenceSample
+from rlcli.errors import ProjectError, UsageError
+
+CUSTOM = """
+from dataclasses import dataclass
+
+from rlcli.api import model as model_api
+
+
+@dataclass
+class CustomInterface(model_api.ModelInterface):
+    # Custom parameters
+    custom_param: float = 1.0
+
+    def train_step(self, model, data, mb_spec):
+        module = model.module
+        module.train()
+        stats = module.train_batch(
+            input_=data,
+            loss_fn=custom_loss_function,
+            loss_weight_fn=lambda x: x.data["mask"].count_nonzero(),
+            token_normalize_scope="global",
+            mb_spec=mb_spec,
+            version_steps=model.version.global_step,
+        )
+        model.inc_version()
+        return stats
+
+    def save(self, model, save_dir):
+        module = model.module
+        module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
+
+
+def custom_loss_function(output, micro_batch):
+    return -output.logprobs.sum(), {}
+
+
+model_api.register_interface("from_realhf_custom", CustomInterface)
+"""
+
+
+class SentimentScoringInterface(model_api.ModelInterface):
+    def __init__(self):
+        self.__post_init__()
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.score_model = lambda texts: torch.tensor([float(len(text)) for text in texts])
+
+    @torch.no_grad()
+    def inference(self, model: model_api.Model, input_: SequenceSample) -> SequenceSample:
+        bs = input_.bs
+        return SequenceSample.from_default(
+            ids=input_.ids, seqlens=[1 for _ in range(bs)], data={"rewards": self.score_model(["good"] * bs)}
+        )
+
+
+class FSDPEngine(model_api.PipelinableEngine):
+    def __init__(self, module):
+        self.module = module
+
+    def train_batch(self, *given, **named):
+        return {"loss": 0.0}
+
+
+class FSDPBackend(model_api.ModelBackend):
+    def _initialize(self, model):
+        model.module = FSDPEngine(model.module)
+        return model
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch) -> Path:
+    """A user's project with the documented interface."""
+    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
+    (tmp_path / "interfaces").mkdir()
+    (tmp_path / "interfaces" / "from_realhf_custom.py").write_text(CUSTOM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RLCLI_PROJECT", str(tmp_path))
+    return tmp_path
+
+
+def test_an_interface_is_registered_and_made_as_documented(project: Path):
+    made = model_api.make_interface(ModelInterfaceAbstraction(type_="from_realhf_custom", args={"custom_param": 2.0}))
+    assert (type(made).__name__, made.custom_param) == ("CustomInterface", 2.0)
+
+
+def test_an_engine_may_have_some_of_the_methods():
+    model = model_api.Model("actor", None, None, torch.device("cpu"))
+    engine = FSDPBackend()._initialize(model).module
+    assert engine.train_batch() == {"loss": 0.0}
+    with pytest.raises(NotImplementedError, match="FSDPEngine has no generate"):
+        engine.generate()
+
+
+def test_the_reward_of_a_classifier():
+    """`super().__post_init__()`, `inference` without a MicroBatchSpec, and one length per sample"""
+    model = model_api.Model("reward", None, None, torch.device("cpu"))
+    ids = SequenceSample.from_default(ids=["a", "b"], seqlens=[2, 3], data={"packed_input_ids": torch.zeros(5).long()})
+    out = model_api.call_interface(SentimentScoringInterface(), "inference", model, ids, MicroBatchSpec())
+    assert out.data["rewards"].tolist() == [4.0, 4.0]
+
+
+def test_lengths_of_several_responses_are_lists():
+    with pytest.raises(ValueError, match=r"give a list for each sample: \[\[1, 1\], \[1, 1\]\]"):
+        SequenceSample.from_default(ids=["a", "b"], seqlens=[1] * 4, data={"rewards": torch.zeros(4)})
+
+
+def test_a_sample_of_a_dataset():
+    sample = data_api.SequenceSample(
+        keys=["packed_input_ids", "prompt_lens"],
+        data={"packed_input_ids": torch.tensor([1, 2, 3, 4, 5]), "prompt_lens": torch.tensor([2], dtype=torch.int32)},
+        ids=[7],
+        seqlens={
+            "packed_input_ids": [torch.tensor([3, 2], dtype=torch.int32)],
+            "prompt_lens": [torch.tensor([1], dtype=torch.int32)],
+        },
+    )
+    assert sample.seqlens["packed_input_ids"] == [[3, 2]]
+    assert sample.as_json_compatible() == sample.as_json()
+
+
+def test_an_argument_that_has_another_name_here():
+    with pytest.raises(UsageError, match=r"dataset_path: .*; it takes path, "):
+        data_api.make_dataset(data_api.DatasetAbstraction("prompt_answer", args={"dataset_path": "x"}), None)
+
+
+@pytest.mark.parametrize("parameters", ["self, model", "self, model, data, spec, extra", "self, model, data, *, extra"])
+def test_a_wrong_signature_is_found_without_importing(project: Path, parameters: str):
+    text = CUSTOM.replace("self, model, data, mb_spec", parameters)
+    (project / "interfaces" / "from_realhf_custom.py").write_text(text)
+    with pytest.raises(ProjectError, match="train_step of CustomInterface takes") as caught:
+        registry.signature("interfaces", "from_realhf_custom")
+    assert caught.value.where.endswith("from_realhf_custom.py:12")
+    assert caught.value.hint == "it is called with (model, data, mb_spec)"

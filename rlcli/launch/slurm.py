@@ -86,7 +86,7 @@ def place_of(name: str, folder: Path) -> str:
 
 def _name(what: str, value: str | None) -> str:
     if value is not None and not _NAME.fullmatch(value):
-        raise UsageError(f"--{what} is {value!r}, which is no name of one", hint="sinfo and sacctmgr list them")
+        raise UsageError(f"--{what} is {value!r}, which is not a name of one", hint="sinfo and sacctmgr list them")
     return value or ""
 
 
@@ -99,7 +99,7 @@ def _seconds(text: str) -> int:
         days, hours, minutes, rest = (int(part or 0) for part in match.groups())
         seconds = days * 86400 + hours * 3600 + minutes * 60 + rest
     else:
-        raise UsageError(f"--time is {text!r}, which is no time", hint="write 90m, 8h, 2d or 8:00:00")
+        raise UsageError(f"--time is {text!r}, which is not a time", hint="write 90m, 8h, 2d or 8:00:00")
     if seconds < 60:
         raise UsageError(f"--time is {text}; Slurm counts in minutes", hint="write 90m, 8h, 2d or 8:00:00")
     return seconds

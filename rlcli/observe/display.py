@@ -129,7 +129,7 @@ class PlainDisplay:
 
     def _need_progress(self) -> Progress:
         if self._progress is None:
-            raise RuntimeError("a display must be started before it is told of steps")
+            raise RuntimeError("a display must be started before it counts steps")
         return self._progress
 
     def _say(self, text: str) -> None:

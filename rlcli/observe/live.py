@@ -161,5 +161,5 @@ class LiveDisplay:
 
     def _need_progress(self) -> Progress:
         if self._progress is None:
-            raise RuntimeError("a display must be started before it is told of steps")
+            raise RuntimeError("a display must be started before it counts steps")
         return self._progress

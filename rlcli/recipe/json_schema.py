@@ -45,7 +45,7 @@ _DEFINITIONS: dict[str, Schema] = {
     "replace": {"const": True, "description": "Replace the section of the layers below instead of merging with it."},
 }
 _EXTENDS: Schema = {
-    "description": "Layers that this file is laid over, lowest first: files beside it, or recipes by name.",
+    "description": "Layers below this file, lowest first: files next to it, or recipes by name.",
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
 }
 _BLOCK = "A block of values of the recipe's own, shared by ${…}."

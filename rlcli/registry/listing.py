@@ -17,7 +17,7 @@ NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 def names(kind: str) -> dict[str, Path]:
     """The components of a kind and their files, sorted; files that start with `_` are shared code."""
     if kind not in KINDS:
-        raise ValueError(f"{kind!r} is no kind of component; the kinds are {', '.join(KINDS)}")
+        raise ValueError(f"{kind!r} is not a kind of component; the kinds are {', '.join(KINDS)}")
     found: dict[str, Path] = {}
     for folder in search_path(kind):
         for path in sorted(Path(folder).glob("*.py")):

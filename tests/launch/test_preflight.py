@@ -241,7 +241,7 @@ def test_a_prompt_that_is_no_prefix(check):
     odd = CHAT.replace("{% endif %}", "think:{% endif %}")
     found = check(template=odd)["train template"]
     assert found.level == "warn"
-    assert found.says.startswith("the prompt is no prefix of the prompt with its answer in 9 of 9 rows")
+    assert found.says.startswith("the prompt is not a prefix of the prompt with its answer in 9 of 9 rows")
     assert "think:" in found.details[1]
 
 

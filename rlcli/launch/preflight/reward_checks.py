@@ -73,7 +73,7 @@ def _judge(about: str, interface: Any, rows: Sequence[Preview]) -> Finding:
             f"{place(rows[n])}: expected {shortened(golds[n], 40)}, accepted {shortened(wrong[n] or '', 40)}"
             for n in believed[:3]
         ]
-        details.append("the answers of other rows were tried; one value written in two ways is no mistake")
+        details.append("the answers of other rows were tried; one value written in two ways is not a mistake")
         return Finding(level="warn", about=about, says=says, details=details, code="F51")
     forms = [form for form, ok in zip(ANSWER_FORMS, accepted, strict=True) if all(ok)]
     shown = " or ".join(form.replace("{answer}", "…").rstrip(".") for form in forms)

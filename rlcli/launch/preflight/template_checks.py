@@ -53,7 +53,7 @@ def _not_a_prefix(about: str, row: Preview, prompt: str, whole: str, broken: int
     return Finding(
         level="warn",
         about=about,
-        says=f"the prompt is no prefix of the prompt with its answer in {broken} of {looked_at} rows looked at",
+        says=f"the prompt is not a prefix of the prompt with its answer in {broken} of {looked_at} rows looked at",
         details=[
             f"{place(row)}: after {shortened(prompt[:shared][-30:], 40)!r}",
             f"  prompt alone  {shortened(prompt[shared:], 60)!r}",

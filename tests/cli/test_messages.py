@@ -45,7 +45,6 @@ MISTAKES = {
     "a-recipe-instead-of-a-verb": "ppo_math",
     "a-file-instead-of-a-verb": "typo.yaml",
     "unknown-option-of-rlcli": "--verison",
-    "option-after-the-verb": "plan ppo_math --debug",
     "option-without-its-value": "train ppo_math --run-dir",
     "flag-with-a-value": "ls --json=yes",
     "too-many-arguments": "ls datasets extra",

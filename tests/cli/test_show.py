@@ -67,7 +67,7 @@ def test_a_component_reads_well_at_80_columns(rlcli, name):
 def test_a_component_says_what_it_can_be_told_and_where(rlcli):
     _, out, err = rlcli("show", "backend", "fsdp")
     lines = out.splitlines()
-    at = lines.index("  lr  float = 1e-05")
+    at = lines.index("  lr  float >= 0 = 1e-05")
     assert lines[at + 1].strip() == "Peak learning rate of AdamW."
     assert "models.<role>.backend.args.<arg>" in err
     assert "takes no args" in rlcli("show", "null")[1]

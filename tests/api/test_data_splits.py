@@ -69,7 +69,7 @@ def test_indices_that_name_no_sample_once_are_refused(indices):
 def test_reorder_takes_permutations_only():
     assert batch().reorder([2, 0, 1]).ids == ["c", "a", "b"]
     for wrong in ([0, 1], [0, 1, 1], [0, 1, 3]):
-        with pytest.raises(ValueError, match="no permutation"):
+        with pytest.raises(ValueError, match="not a permutation"):
             batch().reorder(wrong)
 
 

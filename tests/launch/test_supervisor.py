@@ -145,7 +145,7 @@ def test_the_exit_code_is_0_once_the_run_is_done(end, project):
         env={**os.environ, "PYTHONPATH": HOME}, check=False,
     )  # fmt: skip
     assert again.returncode == 0, again.stderr
-    assert "all 3 steps are done" in again.stdout
+    assert "run is complete (3 steps)" in again.stdout
 
 
 def test_a_run_that_cannot_write_down_that_it_is_done_does_not_end_with_0(train):

@@ -11,13 +11,14 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from rlcli.api.limits import Limits, check_limits
+from rlcli.api.limits import Limits, check_arguments
 from rlcli.api.model import Model, ModelBackend, register_backend
 from rlcli.errors import ModelError, UsageError
 
-CHOICES = {"update": ("process_group", "disk"), "on_pause": ("retract", "in_place")}
+WeightUpdate = Literal["process_group", "disk"]
+Pause = Literal["retract", "in_place"]
 
 
 @register_backend("sglang")
@@ -66,10 +67,10 @@ class SGLang(ModelBackend):
     max_concurrent_requests: int = 64
     """Most responses that a rank asks for at once."""
 
-    update: str = "process_group"
+    update: WeightUpdate = "process_group"
     """How servers get new weights: process_group (sent to them) or disk (they read `weights_folder`)."""
 
-    on_pause: str = "retract"
+    on_pause: Pause = "retract"
     """What becomes of responses in the making when weights change: retract (they are read anew with the new weights, so
     that log-probs are those of each segment's weights) or in_place (their keys and values are kept, which is faster;
     log-probs are then approximate)."""
@@ -88,10 +89,7 @@ class SGLang(ModelBackend):
     """Seconds for new weights."""
 
     def __post_init__(self) -> None:
-        check_limits(self)
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
+        check_arguments(self)
 
     def _initialize(self, model: Model) -> Model:
         from ._sglang_engine import SGLangEngine

@@ -88,7 +88,7 @@ rlcli trains language models by reinforcement learning, from recipes.
 
   rlcli train ppo_math                   train
   rlcli train ppo_math ppo.kl_ctl=0.02   the same with another value
-  rlcli plan ppo_math                    devices, order, batches, memory; starts nothing
+  rlcli plan ppo_math                    devices, order, memory; starts nothing
   rlcli show ppo_actor                   a component's options
   rlcli ls                               every component and recipe
 
@@ -149,14 +149,16 @@ def _in_order(given: list[str]) -> list[str]:
     """The arguments with the options that every verb knows where the parser wants them, wherever they were written; and
     `help VERB` as `VERB --help`."""
     output.quiet = False
+    verb = _verb(given)
     before: list[str] = []
-    after: list[str] = []
     rest: list[str] = []
+    last: list[str] = []
+    literal: list[str] = []
     words = iter(given)
     for word in words:
         name, equals, value = word.partition("=")
         if word == "--":
-            rest += [word, *words]
+            literal = [word, *words]
         elif word in ("--debug", "--verbose", "-v"):
             before.append("--debug")
         elif name == "--project":
@@ -164,16 +166,15 @@ def _in_order(given: list[str]) -> list[str]:
         elif name in ("--color", "--no-color"):
             os.environ["NO_COLOR" if name == "--no-color" or value == "never" else "FORCE_COLOR"] = "1"
         elif word in ("--quiet", "-q"):
-            output.quiet = _verb(given) not in QUIET
-            after += [] if output.quiet else ["--quiet"]
-        elif word == "--json" and _verb(given):
-            after.append(word)
+            output.quiet = verb not in QUIET
+            last += [] if output.quiet else ["--quiet"]
+        elif word == "--json" and verb:
+            last.append(word)
         else:
             rest.append(word)
     if rest[:1] == ["help"]:
         rest = [*rest[1:], "--help"]
-    verb = rest.index(_verb(rest)) + 1 if _verb(rest) else 0
-    return [*before, *rest[:verb], *(after if verb else []), *rest[verb:]]
+    return [*before, *rest, *last, *literal]
 
 
 def _run(arguments: list[str], is_whole_process: bool) -> int:

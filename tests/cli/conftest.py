@@ -15,7 +15,9 @@ def rlcli(capsys, tmp_path, monkeypatch) -> Callable[..., tuple[int, str, str]]:
     """Run the command line in an empty folder: (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.delenv("RLCLI_PROJECT", raising=False)
+    for variable in ("RLCLI_PROJECT", "FORCE_COLOR", "NO_COLOR"):  # set first, so that they are gone afterwards too
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)
 
     def run(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:

@@ -73,7 +73,7 @@ def test_a_dry_run_writes_nothing(model, rlcli):
         (["nowhere", "--to-hf", "out"], 2, "there is no folder nowhere"),
         (["MODEL", "--to-hf", "out", "--step", "3"], 2, "--step cannot choose"),
         (["MODEL", "--to-hf", "out", "--dtype", "float8"], 2, "--dtype"),
-        (["MODEL", "--to-hf", "out", "--max-shard-size", "big"], 2, "no size"),
+        (["MODEL", "--to-hf", "out", "--max-shard-size", "big"], 2, "not a valid file size"),
         (["--from-hf", "MODEL", "--to", "out", "--ranks", "0"], 2, "at least one"),
         (["MODEL", "--to-hf", "MODEL"], 6, "error[F72]"),
         ([".", "--to-hf", "out"], 5, "neither a run"),

@@ -3,7 +3,6 @@
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import zmq
@@ -163,7 +162,8 @@ def test_requests_that_may_be_lost_with_their_connection_end_the_run(master):
     with TcpProxy(target(control.requests)) as proxy:
         (master.folder / "elsewhere").mkdir()
         proxied(control, requests=proxy).write(master.folder / "elsewhere")
-        threading.Thread(target=serve, args=(master.folder / "elsewhere",), daemon=True).start()
+        link = ZmqWorker(master.folder / "elsewhere", 0)
+        threading.Thread(target=serve, args=(link,), daemon=True).start()
         master.wait_for_workers(30)
         master.send(0, Request(1, "call"))
         assert master.receive(30, "call") == Reply(1, 0, {})
@@ -174,10 +174,10 @@ def test_requests_that_may_be_lost_with_their_connection_end_the_run(master):
         with pytest.raises(WorkerError, match="the connection between the master and rank 0 was lost") as raised:
             master.receive(30, "call")
         assert raised.value.where.startswith("rank 0 pid")
+        link.pulse.close()  # else it would end this process, whose master is gone
 
 
-def serve(folder: Path):
-    link = ZmqWorker(folder, 0)
+def serve(link: ZmqWorker):
     link.serve(lambda request: {}, lambda error: Failure.of(error, "rank 0", ""))
 
 

@@ -167,7 +167,7 @@ class ZmqMaster:
             self._socket.send_multipart([identities[rank], *split(message)])
         except zmq.ZMQError as error:
             self._await_death()
-            raise WorkerError(f"rank {rank} cannot be reached: {error}", where=f"rank {rank}") from error
+            raise self._lost_connection(rank) from error
 
     def receive(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | None:
         message = self._next(deadline, waiting_for, limit)
@@ -237,9 +237,12 @@ class ZmqMaster:
         """Raises WorkerError if a worker has lost its connection to us: requests or replies may be lost."""
         for (kind, rank), told in list(self.pulses.told.items()):
             if kind == "rank" and told.get("has_lost_connection") and not self.has_let_go:
-                what = f"the connection between the master and rank {rank} was lost"
-                hint = "the network between the nodes, or a firewall, has closed it"
-                raise WorkerError(what, where=f"rank {rank} pid {self.pids.get(rank)}", hint=hint, code="F08")
+                raise self._lost_connection(rank)
+
+    def _lost_connection(self, rank: int) -> WorkerError:
+        what = f"the connection between the master and rank {rank} was lost"
+        hint = "the network between the nodes, or a firewall, has closed it"
+        return WorkerError(what, where=f"rank {rank} pid {self.pids.get(rank)}", hint=hint, code="F08")
 
     def _check_clocks(self, end: float, limit: float, waiting_for: str) -> None:
         """Raises HangError if the answer is late, or a rank has been silent for too long."""

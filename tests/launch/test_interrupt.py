@@ -61,7 +61,7 @@ def test_twice_stops_now_and_says_so(training, project):
     os.kill(process.pid, signal.SIGCONT)
     out, err = process.communicate(timeout=200)
     assert process.returncode in (128 + signal.SIGTERM, 128 + signal.SIGINT)
-    assert "once more stops now" in err
+    assert "Send again to stop immediately" in err
     assert "stopped at once by SIG" in err
     assert "Traceback" not in err
     assert out == ""

@@ -171,7 +171,7 @@ def test_no_value_breaks_out_of_the_script(run, tmp_path):
     folder = tmp_path / HOSTILE.replace("/", "")
     folder.mkdir()
     (folder / "odd name; touch BROKEN.yaml").write_text("extends: sft_math\nname: odd\n")
-    override = f"models.actor.scratch.note={json.dumps(HOSTILE)}"
+    override = f"models.actor.scratch.hidden_act={json.dumps(HOSTILE)}"
     os.chdir(folder)
     (folder / "pyproject.toml").write_text("[tool.rlcli]\n")
     resolved = load_recipe("odd name; touch BROKEN.yaml", [override, "log.dir='runs of $(touch BROKEN)'"])

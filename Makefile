@@ -15,7 +15,7 @@ INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no
 .PHONY: help train test test-servers check lint floors types wheel clean setup
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 train: $(STAMP) ## teach a small language model arithmetic by PPO, here and now
 	$(BIN)/rlcli train recipes/ppo_math.yaml

@@ -86,7 +86,7 @@ def place_of(name: str, folder: Path) -> str:
 
 def _name(what: str, value: str | None) -> str:
     if value is not None and not _NAME.fullmatch(value):
-        raise UsageError(f"--{what} is {value!r}, which is not a name of one", hint="sinfo and sacctmgr list them")
+        raise UsageError(f"--{what} is {value!r}, which is not a valid name", hint="sinfo and sacctmgr list them")
     return value or ""
 
 

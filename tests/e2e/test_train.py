@@ -139,7 +139,7 @@ def test_a_recipe_runs_what_it_starts_from_once(tmp_path, warm_command):
     )
     first = warm_command("train", "after.yaml", "--json", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
-    assert "runs first" in first.stderr
+    assert "training that first" in first.stderr
     again = warm_command("train", "after.yaml", "--json", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "starting from" in again.stderr

@@ -118,8 +118,10 @@ class GenerationChecks(BackendChecks):
         where = place(engine, "generate")
         try:
             early = generate(engine, responses_per_prompt=20, max_new_tokens=6, min_new_tokens=6).tokens
-        except ModelError:  # its log-probs would be other ones
-            early = []
+        except ModelError:
+            if isinstance(engine, ForwardEngine):
+                raise
+            early = []  # the logits are not its own: its log-probs would be other ones
         if any(len(tokens) != 6 or END in tokens[:-1].tolist() for tokens in early):
             raise Violation("a response ended before min_new_tokens", "ban the ends until then", where)
         best = generate(engine, greedy=True)
@@ -136,7 +138,7 @@ class GenerationChecks(BackendChecks):
     def test_ids_without_a_token_are_never_sampled(self) -> None:
         """the embedding's padding is never sampled"""
         engine = self.generating_engine(tokenizer=_ShortTokenizer())
-        drawn = generate(engine, responses_per_prompt=4)
+        drawn = generate(engine, responses_per_prompt=20)
         highest = max(int(tokens.max()) for tokens in drawn.tokens)
         if highest >= len(_ShortTokenizer()):
             what = f"token {highest} was sampled; the tokenizer has {len(_ShortTokenizer())} tokens"

@@ -12,7 +12,7 @@ SGLANG_LIST := tests/servers/requirements.txt
 # Compiling every module of torch and transformers takes longer than downloading them; Python compiles what it imports.
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile
 
-.PHONY: help train test test-servers check lint floors types wheel clean setup
+.PHONY: help train test test-servers test-slurm check lint floors types wheel clean setup
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,17 @@ test-servers: $(TEST_STAMP) ## run the generation contract against a real SGLang
 	  $(BIN)/python -m pytest tests/servers $(ARGS); \
 	else \
 	  echo "!!! SGLang could not be installed here: NOTHING WAS TESTED AGAINST A REAL SERVER" >&2; \
+	fi
+
+# Not part of `make test`: Slurm's daemons are started by root. They use nothing of an installation that is there already.
+test-slurm: export OMP_NUM_THREADS = 1
+test-slurm: export OMP_WAIT_POLICY = PASSIVE
+test-slurm: export RLCLI_TEST_SLURM = 1
+test-slurm: $(TEST_STAMP) ## run jobs on a real Slurm cluster of four emulated nodes
+	@if tests/slurm/install; then \
+	  $(BIN)/python -m pytest tests/slurm $(ARGS); \
+	else \
+	  echo "!!! Slurm cannot be brought up here: NOTHING WAS TESTED ON A REAL CLUSTER" >&2; \
 	fi
 
 check: lint floors types test wheel ## all that must hold before a change lands

@@ -62,7 +62,7 @@ def plan(
             for line in command_lines(started, made.recipe.launch.interface):
                 print_text(line)
     elif sbatch:
-        from rlcli.launch.slurm import Job, job_script
+        from rlcli.launch.slurm.script import Job, job_script
 
         job = Job(time=time, partition=partition, account=account)
         text = job_script(made.resolved, made.topology, job, recipe, tuple(with_ or ()))

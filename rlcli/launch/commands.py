@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.launch.node import agent_command
-from rlcli.launch.slurm import place_of
+from rlcli.launch.slurm.script import place_of
 from rlcli.project import VARIABLE, current_project
 from rlcli.topology.groups import process_groups
 

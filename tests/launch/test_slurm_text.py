@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlcli.errors import UsageError
-from rlcli.launch.slurm import Job, job_script
+from rlcli.launch.slurm.script import Job, job_script
 from rlcli.recipe.resolve import load_recipe
 from rlcli.topology.report import make_plan
 

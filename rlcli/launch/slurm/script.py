@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
     from rlcli.topology import Topology
 
-TEMPLATE = Path(__file__).with_name("slurm.sbatch.j2")
+TEMPLATE = Path(__file__).with_name("job.sbatch.j2")
 CORES_PER_GPU = 8
 CORES_PER_WORKER = 2
 """Of a job without GPUs."""

@@ -1,0 +1,50 @@
+"""Slurm's own commands, which are the only way that rlcli speaks with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlcli.errors import ResourceError
+
+ANSWERS_WITHIN = 60.0
+"""Seconds; a controller that is busy takes tens of them, and the commands wait for it by themselves."""
+MOST_OUTPUT = 64 << 20
+"""Bytes of an answer that are looked at."""
+
+
+class SlurmError(ResourceError):
+    """Slurm is not there, does not answer, or refuses what it was asked for."""
+
+    code = "F66"
+
+
+def ask_slurm(command: Sequence[str], folder: Path | None = None) -> str:
+    """What a command prints; `folder`: where it works. Raises SlurmError."""
+    name = command[0]
+    fixed = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%Y-%m-%dT%H:%M:%S"}
+    try:
+        answer = subprocess.run(
+            command, cwd=folder, env=os.environ | fixed, stdin=subprocess.DEVNULL, capture_output=True,
+            timeout=ANSWERS_WITHIN, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        where_it_is = "a machine of the cluster on which you submit jobs has it"
+        raise SlurmError(f"there is no {name} here", where="launch=slurm", hint=where_it_is) from None
+    except subprocess.TimeoutExpired:
+        what = f"{name} has not answered within {ANSWERS_WITHIN:.0f} s"
+        raise SlurmError(what, hint="`scontrol ping` says whether Slurm's controller is there") from None
+    except OSError as error:
+        raise SlurmError(f"{name} cannot be run: {error.strerror or error}") from None
+    if answer.returncode:
+        raise SlurmError(_complaint(name, answer.stderr) or f"{name} ended with exit code {answer.returncode}")
+    return answer.stdout[:MOST_OUTPUT].decode(errors="replace")
+
+
+def _complaint(name: str, errors: bytes) -> str:
+    """What it says is wrong, on one line: `sbatch: error: Batch job submission failed: Invalid qos`."""
+    lines = errors[:10_000].decode(errors="replace").splitlines()
+    said = [line.removeprefix(f"{name}: ").removeprefix("error: ").strip() for line in lines]
+    return f"{name}: {'; '.join(dict.fromkeys(filter(None, said)))}" if any(said) else ""

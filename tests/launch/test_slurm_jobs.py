@@ -1,0 +1,75 @@
+"""Slurm's answers, as they are where the emulated cluster cannot give them: accounts, and commands that fail."""
+
+import os
+import subprocess
+
+import pytest
+
+from rlcli.errors import ResourceError
+from rlcli.launch.slurm import commands, jobs
+from rlcli.launch.slurm.jobs import Submission, look_up
+
+
+@pytest.fixture
+def answers(monkeypatch, tmp_path):
+    """Commands that print what is given, or fail with it."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    def stand_in(name, out="", errors=""):
+        (tmp_path / f"{name}.out").write_text(out)
+        (tmp_path / f"{name}.err").write_text(errors)
+        body = f'cat "{tmp_path}/{name}.out"; cat "{tmp_path}/{name}.err" >&2; exit {1 if errors else 0}'
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return stand_in
+
+
+@pytest.mark.parametrize(("said", "state"), [
+    ("COMPLETED", "done"), ("CANCELLED by 1000", "cancelled"), ("TIMEOUT", "out of time"), ("PREEMPTED", "preempted"),
+    ("NODE_FAIL", "node failed"), ("OUT_OF_MEMORY", "out of memory"), ("FAILED", "failed"), ("NEW_WORD", "unknown"),
+])  # fmt: skip
+def test_a_job_that_the_queue_has_forgotten_is_in_the_accounts(answers, said, state):
+    answers("squeue", errors="slurm_load_jobs error: Invalid job id specified")
+    answers("sacct", f"7|{said}|2026-11-22T23:41:52|node[1-2]|2\n8|RUNNING|x\n")
+    (job,) = look_up(["7", "8"]).values()
+    assert (job.state, job.nodes, job.restarts) == (state, "node[1-2]", 2)
+
+
+def test_without_accounts_a_job_that_the_queue_has_forgotten_is_unknown(answers):
+    answers("squeue", errors="slurm_load_jobs error: Invalid job id specified")
+    answers("sacct", errors="Slurm accounting storage is disabled")
+    assert look_up(["7"]) == {}
+
+
+def test_a_controller_that_does_not_answer_is_an_error(answers, monkeypatch):
+    answers("squeue", errors="squeue: error: Unable to contact slurm controller (connect failure)")
+    with pytest.raises(ResourceError, match=r"F66.*squeue: Unable to contact slurm controller"):
+        look_up(["7"])
+
+    def hang(*_, **__):
+        raise subprocess.TimeoutExpired("squeue", 60)
+
+    monkeypatch.setattr(commands.subprocess, "run", hang)
+    with pytest.raises(ResourceError, match="has not answered within 60 s"):
+        look_up(["7"])
+
+
+def test_without_slurm_the_error_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ResourceError, match="there is no squeue here"):
+        look_up(["7"])
+
+
+def test_a_submission_is_read_as_it_was_written(tmp_path):
+    made = Submission("7", "alps", "2026-11-22T23:41:52+00:00", name="rlcli-x", goes=({"step": 3},))
+    made.write(tmp_path)
+    assert Submission.read(tmp_path) == made
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"launcher": "slurm", "job_id": "--all", "submitted": ""}',
+                                     '{"launcher": "slurm", "job_id": 7, "submitted": ""}',
+                                     '{"launcher": "local", "job_id": "7", "submitted": ""}'])  # fmt: skip
+def test_a_file_that_we_did_not_write_names_no_job(tmp_path, content):
+    (tmp_path / jobs.JOB_FILE).write_text(content)
+    assert Submission.read(tmp_path) is None

@@ -1,0 +1,198 @@
+"""A real Slurm cluster of four emulated nodes on loopback: munged, slurmctld and a slurmd for each node.
+
+All of it is started in the foreground as children of this process, with a folder, keys and ports of its own, so an
+installation of Slurm on this machine is neither used nor disturbed. Nodes share this machine's files but for one folder
+(`unshared`), of which `CUT_OFF` sees its own, empty version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+from rlcli.processes import die_with_parent
+
+NODES = ("node1", "node2", "node3", "node4")
+CUT_OFF = "node4"
+READY_WITHIN = 30.0
+KILL_WAIT = 5
+"""Seconds between SIGTERM and SIGKILL for a job that is ended."""
+GRACE = 120
+"""Seconds that a preempted job of the partition `debug` gets."""
+
+CONFIGURATION = """\
+ClusterName=emulated
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={home}/munge.socket
+SlurmctldPort={controller}
+SlurmctldPidFile={home}/slurmctld.pid
+SlurmdPidFile={home}/slurmd.%n.pid
+SlurmctldLogFile={home}/slurmctld.log
+SlurmdLogFile={home}/slurmd.%n.log
+StateSaveLocation={home}/state
+SlurmdSpoolDir={home}/spool/%n
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=sched_interval=5,batch_sched_delay=0,bf_interval=3,bf_window=60
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+MpiDefault=none
+ReturnToService=2
+SlurmdParameters=config_overrides
+MailProg=/bin/true
+KillWait={kill_wait}
+NodeName=node[1-4] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] CPUs=8 RealMemory=4000 State=UNKNOWN
+PartitionName=debug Nodes=node[1-4] Default=YES MaxTime=60 PriorityTier=1 GraceTime={grace} State=UP
+PartitionName=urgent Nodes=node[1-4] MaxTime=60 PriorityTier=10 PreemptMode=OFF State=UP
+"""
+
+
+class Cluster:
+    """The cluster, and what tests ask of it and do to it."""
+
+    def __init__(self, home: Path):
+        self._home = home
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self.unshared = home / "unshared"
+        """A folder that `CUT_OFF` does not share with the other nodes."""
+        self.environment: Mapping[str, str] = {**os.environ, "SLURM_CONF": str(home / "slurm.conf")}
+        for name in ("state", "spool", "unshared"):
+            (home / name).mkdir()
+        self._configure()
+
+    def _configure(self) -> None:
+        first, *others = _free_ports(5)
+        text = CONFIGURATION.format(
+            home=self._home, host=socket.gethostname().split(".")[0], controller=first,
+            ports=",".join(map(str, others)), kill_wait=KILL_WAIT, grace=GRACE,
+        )  # fmt: skip
+        (self._home / "slurm.conf").write_text(text)
+        (self._home / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # nothing uses it, but it must be valid
+        key = self._home / "munge.key"
+        key.touch(0o600)
+        key.write_bytes(secrets.token_bytes(1024))
+
+    def start(self) -> None:
+        files = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munged.pid", "log-file": "munged.log",
+                 "seed-file": "munged.seed"}  # fmt: skip
+        self._home.chmod(0o755)  # munged wants a way to its socket for all
+        munge = ["munged", "--foreground", "--force", *(f"--{k}={self._home / v}" for k, v in files.items())]
+        self._start("munged", munge)
+        wait_for((self._home / "munge.socket").exists, READY_WITHIN)
+        self._start("slurmctld", ["slurmctld", "-D", "-c"])
+        for node in NODES:
+            self.start_node(node)
+        wait_for(self._is_idle, READY_WITHIN)
+
+    def start_node(self, node: str) -> None:
+        (self._home / "spool" / node).mkdir(exist_ok=True)
+        command = ["slurmd", "-D", "-c", "-N", node]
+        if node == CUT_OFF:
+            hide = 'mount -t tmpfs none "$0" && exec "$@"'
+            command = ["unshare", "--mount", "sh", "-c", hide, str(self.unshared), *command]
+        self._start(node, command)
+
+    def _start(self, name: str, command: list[str]) -> None:
+        with open(self._home / f"{name}.out", "ab") as out:
+            self._daemons[name] = subprocess.Popen(
+                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                cwd=self._home, start_new_session=True, preexec_fn=die_with_parent,
+            )  # fmt: skip
+
+    def stop(self) -> None:
+        """End everything, jobs first."""
+        self.cancel_all()
+        for process in [*self.step_daemons(), *self._daemons.values()]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        for daemon in self._daemons.values():
+            daemon.wait(READY_WITHIN)
+
+    def cancel_all(self) -> None:
+        """End all jobs and wait until they are gone."""
+        if self._is_up():
+            self.run("scancel", "--user=root")
+            wait_for(lambda: not self.run("squeue", "--noheader"), KILL_WAIT + READY_WITHIN)
+
+    def lose_node(self, node: str) -> None:
+        """Have a node die with all that runs on it."""
+        self._daemons[node].kill()
+        self._daemons[node].wait(READY_WITHIN)
+        for process in self.step_daemons(node):
+            _kill_family(process)
+        self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
+
+    def bring_back(self, node: str) -> None:
+        self.start_node(node)
+        wait_for(self._is_idle, READY_WITHIN)  # ReturnToService=2
+
+    def run(self, *command: str) -> str:
+        """A Slurm command's output. Raises CalledProcessError."""
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True).stdout
+
+    def field(self, job: str, name: str) -> str:
+        """One field of what `scontrol show job` says."""
+        words = self.run("scontrol", "--oneliner", "show", "job", job).split()
+        return next(word.partition("=")[2] for word in words if word.startswith(f"{name}="))
+
+    def step_daemons(self, node: str | None = None) -> list[psutil.Process]:
+        """Those which run steps and batch scripts of this cluster: `slurmstepd` keeps the variables of its `slurmd`."""
+        return [one for one in psutil.process_iter() if _is_step_daemon(one, self._home, node)]
+
+    def _is_up(self) -> bool:
+        return "slurmctld" in self._daemons and self._daemons["slurmctld"].poll() is None
+
+    def _is_idle(self) -> bool:
+        for name, daemon in self._daemons.items():
+            assert daemon.poll() is None, f"{name}: {(self._home / f'{name}.out').read_text()}"
+        with contextlib.suppress(subprocess.CalledProcessError):
+            return self.run("sinfo", "--noheader", "--Node", "--partition=debug", "--format=%T").split() == ["idle"] * 4
+        return False
+
+
+def _is_step_daemon(process: psutil.Process, home: Path, node: str | None) -> bool:
+    with contextlib.suppress(psutil.Error):
+        if process.name() == "slurmstepd":
+            known = process.environ()
+            return known.get("SLURM_CONF") == str(home / "slurm.conf") and node in (None, known.get("SLURMD_NODENAME"))
+    return False
+
+
+def _kill_family(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for one in [process, *process.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.send_signal(signal.SIGKILL)
+
+
+def wait_for(condition: Callable[[], object], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError("waited in vain")
+        time.sleep(0.1)
+
+
+def _free_ports(count: int) -> Iterator[int]:
+    with contextlib.ExitStack() as held:
+        for _ in range(count):
+            probe = held.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            yield int(probe.getsockname()[1])

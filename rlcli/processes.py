@@ -6,10 +6,13 @@ wrote. The parent calls `start_isolated`, the child `isolate` before it looks at
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +24,62 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, si
 PR_SET_PDEATHSIG = 1
 KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
 """What an isolated process sees of the environment: no tokens, no keys."""
+
+
+START_TOLERANCE = 1.0
+"""Seconds by which start times of one process may differ: they are counted from a boot time that the kernel corrects
+together with the clock."""
+
+
+@dataclass(frozen=True)
+class ProcessRecord:
+    """A process of some machine. The start time tells it from a later one of the same number."""
+
+    host: str
+    pid: int
+    started: float
+
+    @classmethod
+    def own(cls) -> ProcessRecord:
+        """That of this process."""
+        return cls(socket.gethostname(), os.getpid(), start_time(os.getpid()) or 0.0)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is, or was, a process of this machine."""
+        return self.host == socket.gethostname()
+
+    def is_alive(self) -> bool:
+        """Whether it still runs; of another machine's processes nothing is known, so they do not."""
+        began = start_time(self.pid) if self.is_here else None
+        return began is not None and abs(began - self.started) <= START_TOLERANCE
+
+    def send(self, number: int) -> bool:
+        """Send it a signal, and no other process. Returns whether it was alive. Raises PermissionError."""
+        try:
+            handle = os.pidfd_open(self.pid)  # from now on the number cannot become another process'
+        except ProcessLookupError:
+            return False
+        try:
+            if not self.is_alive():
+                return False
+            signal.pidfd_send_signal(handle, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(handle)
+        return True
+
+
+def start_time(pid: int) -> float | None:
+    """When a process began, in seconds since the epoch; None if there is none, or only its exit code is left."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return float(process.create_time())
+    return None
 
 
 def die_with_parent() -> None:

@@ -8,6 +8,9 @@ STATUS = "status.json"
 RESOLVED_RECIPE = "recipe.resolved.yaml"
 COMMITTED = "committed.json"
 CHECKPOINTS = "checkpoints"
+LOCK = "lock"
+LOGS = "logs"
+PROCESSES = "procs.json"
 
 MARKS = (STATUS, RESOLVED_RECIPE, COMMITTED)
 """Each of them shows that a folder is that of a run."""

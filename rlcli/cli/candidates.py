@@ -35,7 +35,9 @@ class Line:
             if parameter.name == "recipe":
                 return given
             if parameter.name == "run":
-                return str(Path(given) / RESOLVED_RECIPE)
+                from rlcli.observe.run_search import find_run
+
+                return str(find_run(given) / RESOLVED_RECIPE)
         return ""
 
     def arguments(self) -> list[Any]:
@@ -248,9 +250,12 @@ def _tested_with(line: Line, last: str) -> Iterator[Candidate]:
 
 
 def _runs(line: Line, last: str) -> Iterator[Candidate]:
-    """Folders of runs, the newest first, and any other folder."""
-    markers = sorted(Path("runs").glob("*/*/status.json"), reverse=True)
-    yield from (Candidate(str(marker.parent)) for marker in markers[:200])
+    """Runs, the newest first, by their names or folders, and any other folder."""
+    from rlcli.observe.run_search import RUNS, find_runs, short_name
+
+    root = Path((line.options.get("runs") or [str(RUNS)])[-1])
+    for run in find_runs(root)[:200]:
+        yield Candidate(str(run) if last.startswith(str(root)) else short_name(run, root))
     yield from _folders(line, last)
 
 
@@ -305,6 +310,7 @@ _BY_NAME: dict[str, Callable[[Line, str], Iterator[Candidate]]] = {
     "before": _recipes_or_runs,
     "now": _recipes_or_runs,
     "run_dir": _folders,
+    "runs": _folders,
     "project": _folders,
 }
 """By the name of a verb's parameter, where need be with the verb; anything else is a file."""

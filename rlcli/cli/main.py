@@ -40,6 +40,11 @@ VERBS = {
         "train": "Run a recipe",
         "resume": "Resume an interrupted run",
     },
+    "Runs": {
+        "status": "Show how runs stand: state, step, reward, machine",
+        "logs": "Print what the processes of a run have written",
+        "stop": "Stop a run, with a checkpoint",
+    },
     "Recipes": {
         "validate": "Check a recipe and report every problem",
         "check": "Check data, masks, lengths and rewards before training",

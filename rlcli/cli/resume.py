@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rlcli.cli.recipe_arguments import Overrides
+from rlcli.cli.run_arguments import RunName
 from rlcli.cli.supervision import NoSupervisor, is_to_supervise, supervise
 
 
 def resume(
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
+    run: RunName,
     overrides: Overrides = None,
     recipe: Annotated[
         str | None, typer.Option("--recipe", metavar="RECIPE", help="Go on with this recipe instead of the run's own.")
@@ -36,9 +36,10 @@ def resume(
     from rlcli.cli.train import tell
     from rlcli.launch.resume import resume_run
     from rlcli.observe.display import open_display
+    from rlcli.observe.run_search import find_run
 
     with open_display(quiet=quiet) as display:
-        resumed = resume_run(run, overrides or (), display, recipe_file=recipe, accept_changes=accept_changes)
+        resumed = resume_run(find_run(run), overrides or (), display, recipe_file=recipe, accept_changes=accept_changes)
     if resumed.longer and not as_json:
         print_text(f"run is complete ({resumed.step} steps). To train longer: {resumed.longer}")
         return 0

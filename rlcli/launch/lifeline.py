@@ -20,6 +20,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from types import FrameType
 from typing import Any
 
 from rlcli.launch.stopping import heeded, passed_on
-from rlcli.processes import die_with_parent
+from rlcli.processes import ProcessRecord, die_with_parent, start_time
 
 VARIABLE = "RLCLI_SUPERVISOR"
 """Descriptor of the pipe, descriptor for stacks, process id of the supervisor."""
@@ -39,6 +40,8 @@ DEBUGGERS = ("builtins.breakpoint", "pdb.Pdb")
 OUT_OF_THE_WAY = 128
 """The pipe's descriptor is at least this, so that no component closes or writes to it by mistake."""
 
+supervisor: ProcessRecord | None = None
+"""The process that watches this one."""
 _line: int | None = None
 _process: int | None = None
 """The process that reports. A copy that a component forks must not."""
@@ -46,16 +49,17 @@ _process: int | None = None
 
 def attach() -> bool:
     """Whether we are supervised; if so, tie this process to its supervisor's life, signals and questions."""
-    global _line, _process
+    global _line, _process, supervisor
     value = os.environ.pop(VARIABLE, None)
     if value is None:
         return False
-    line, stacks, supervisor = (int(number) for number in value.split(":"))
+    line, stacks, parent = (int(number) for number in value.split(":"))
     die_with_parent()
-    if os.getppid() != supervisor:
+    if os.getppid() != parent:
         os._exit(1)  # it was gone before we asked
     line, stacks = (moved_out_of_the_way(descriptor) for descriptor in (line, stacks))
     _line, _process = line, os.getpid()
+    supervisor = ProcessRecord(socket.gethostname(), parent, start_time(parent) or 0.0)
     faulthandler.enable(stacks)
     faulthandler.register(SHOW_STACKS, stacks, all_threads=True)
     for number in heeded():

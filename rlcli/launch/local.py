@@ -9,26 +9,27 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcli.api.run_folder import PROCESSES
 from rlcli.errors import UsageError
 from rlcli.files import private_file
 from rlcli.launch.children import GONE_WITHIN, Members, Process, end_session, run_environment, start_child
 from rlcli.launch.launcher import Death
 from rlcli.launch.meeting import MeetingFolder
-from rlcli.launch.node import agent_command, start_time
-from rlcli.launch.world import World, write_records
+from rlcli.launch.node import agent_command
+from rlcli.launch.world import Entry, World, write_records
+from rlcli.processes import start_time
 from rlcli.runtime.worker_main import MEETING, WORKER_FILE
 from rlcli.topology.groups import RANKS, Group
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.transport import ZmqMaster
-
-PROCESSES_FILE = "procs.json"
 
 
 class LocalLauncher:
@@ -130,10 +131,12 @@ class LocalRunning:
 
     def _note_processes(self) -> None:
         """Write down who they are."""
-        members = [(f"{name}{index}", 0, pid, start_time(pid)) for (name, index), pid in self._members.pids().items()]
-        records = [*self._world.records(), *members]
-        self._started = {pid: t for _, node, pid, t in records if node in self._nodes and t is not None}
-        write_records(self._run_dir / PROCESSES_FILE, records)
+        here = socket.gethostname()
+        members = self._members.pids().items()
+        servers = [Entry(f"{name}{index}", 0, here, pid, start_time(pid)) for (name, index), pid in members]
+        records = [*self._world.records(), *servers]
+        self._started = {one.pid: one.started for one in records if one.node in self._nodes and one.started is not None}
+        write_records(self._run_dir / PROCESSES, records)
 
     def _end_stragglers(self) -> None:
         """This is for a process that somehow did not end with its parent."""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import RlcliError
 from rlcli.launch.cores import available_cores
+from rlcli.processes import start_time
 from rlcli.runtime.control import Control, zeromq
 from rlcli.runtime.pulse import END, Pulse
 from rlcli.runtime.worker_main import AGENT, MEETING, WORKER_FILE
@@ -76,15 +77,6 @@ def torchrun_arguments(run_dir: Path, nodes: int, devices_per_node: int, node: i
         "--signals-to-handle=SIGQUIT", "--rdzv-backend=rlcli", f"--rdzv-id={run_dir.name}",
         f"--log-dir={run_dir / 'logs' / 'torchrun' / f'node{node}'}", "-m", "rlcli.runtime.worker_main", str(run_dir),
     ]  # fmt: skip
-
-
-def start_time(pid: int) -> float | None:
-    """When a process began, which tells it from a later one of the same number; None if there is none."""
-    import psutil
-
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return float(psutil.Process(pid).create_time())
-    return None
 
 
 def _read_recipe(run_dir: Path) -> Recipe:

@@ -74,7 +74,7 @@ def resume_run(
     named = _found_from_here(recipe_file)
     _check_place(run_dir)
     with (
-        RunDirectory.reopen(run_dir) as run,
+        RunDirectory.reopen(run_dir, lifeline.supervisor) as run,
         StopSignals(display.warning) as stop,
         _in_its_folder(run, display),
     ):

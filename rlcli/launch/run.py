@@ -146,7 +146,7 @@ def _run_one(
 ) -> Finished:
     from rlcli.observe.run_directory import RunDirectory
 
-    with RunDirectory.create(run_dir, recipe.name, log_dir, command) as run:
+    with RunDirectory.create(run_dir, recipe.name, log_dir, command, lifeline.supervisor) as run:
         recipe_digest = digest(resolved)
         _write_down(run, resolved, recipe, recipe_digest)
         return drive(recipe, run, display, stop, recipe_digest=recipe_digest, title=title)

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlcli.errors import HangError, WorkerError
 from rlcli.files import private_file
@@ -28,8 +28,16 @@ REPORT_WITHIN = 5.0
 LEAVE_WITHIN = 3.0
 """Seconds for agents of other launchers or machines to hear that the run is over."""
 LAST_LINES = 12
-Record = tuple[str, int, int, float | None]
-"""Of a process: name, node, pid, start time."""
+
+
+class Entry(NamedTuple):
+    """A process of a run: enough to find it, and no other, on its machine."""
+
+    name: str
+    node: int
+    host: str | None
+    pid: int
+    started: float | None
 
 
 class World:
@@ -80,15 +88,18 @@ class World:
         ]
         return reported or with_agents
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[Entry]:
         """The processes that have said who they are."""
-        told = self.transport.pulses.told
-        agents = [(f"node{node}", node, said["pid"], said.get("started")) for node, said in self._told().items()]
-        ranks = [
-            (f"rank{rank}", self._ranks.nodes[rank], pid, told.get(("rank", rank), {}).get("started"))
-            for rank, pid in sorted(self.transport.pids.items())
+        told, agents = self.transport.pulses.told, self._told()
+        hosts = {node: said.get("host") for node, said in agents.items()}
+        nodes = [
+            Entry(f"node{node}", node, hosts[node], said["pid"], said.get("started")) for node, said in agents.items()
         ]
-        return [*agents, *ranks]
+        ranks = []
+        for rank, pid in sorted(self.transport.pids.items()):
+            node, began = self._ranks.nodes[rank], told.get(("rank", rank), {}).get("started")
+            ranks.append(Entry(f"rank{rank}", node, hosts.get(node), pid, began))
+        return [*nodes, *ranks]
 
     def _told(self) -> dict[int, dict[str, Any]]:
         """Node → what its agent says."""
@@ -189,8 +200,8 @@ class World:
             shutil.rmtree(self.meeting, ignore_errors=True)
 
 
-def write_records(file: Path, records: list[Record]) -> None:
-    """Node, pid and start time of every process, enough to end it even if its launcher cannot."""
-    entries = [{"name": name, "node": node, "pid": pid, "started": began} for name, node, pid, began in records]
+def write_records(file: Path, records: list[Entry]) -> None:
+    """All processes of a run, to end them even if their launcher cannot."""
+    entries = [one._asdict() for one in records]
     with os.fdopen(private_file(file, os.O_TRUNC), "w") as opened:
         opened.write(json.dumps(entries, indent=2) + "\n")

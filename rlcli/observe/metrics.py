@@ -101,9 +101,12 @@ class TensorBoardEvents:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records of a metrics.jsonl in order, with the non-finite values put back in their places."""
-    records = []
-    for record in read_json_lines(path):
-        for key, text in (record.pop(NONFINITE, None) or {}).items():
-            record[key] = float(text)
-        records.append(record)
-    return records
+    return [with_nonfinite(record) for record in read_json_lines(path)]
+
+
+def with_nonfinite(record: dict[str, Any]) -> dict[str, Any]:
+    """A line's record with the non-finite values in their places."""
+    lost = record.pop(NONFINITE, None)
+    for key, text in lost.items() if isinstance(lost, dict) else ():
+        record[key] = float(text) if text in ("nan", "inf", "-inf") else None
+    return record

@@ -16,13 +16,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from rlcli.api.run_folder import CHECKPOINTS, RESOLVED_RECIPE, STATUS
+from rlcli.api.run_folder import CHECKPOINTS, LOCK, LOGS, RESOLVED_RECIPE, STATUS
 from rlcli.errors import ResourceError, UsageError
 from rlcli.files import FOLDER_MODE, make_folder, open_private, replace_file
 from rlcli.observe.environment import describe_environment
 from rlcli.observe.json_lines import Dropped, keep_until
 from rlcli.observe.run_lock import RunLock
 from rlcli.observe.run_record import Record, read_status
+from rlcli.processes import ProcessRecord
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ RunState = Literal["starting", "running", "stopping", "done", "stopped", "failed
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RESERVED = {"CON", "PRN", "AUX", "NUL", *(f"{port}{n}" for port in ("COM", "LPT") for n in range(1, 10))}
 
-BEFORE_A_RUN = {"lock", "logs"}
+BEFORE_A_RUN = {LOCK, LOGS}
 """What a folder may hold and still count as fresh: the lock, and the log files a launcher opens first."""
 
 
@@ -62,7 +63,7 @@ class RunDirectory:
         """The recipe's layers as written."""
         self.resolved_recipe = path / RESOLVED_RECIPE
         self.origins = path / "origins.json"
-        self.logs = path / "logs"
+        self.logs = path / LOGS
         self.environment = path / "environment.json"
         self.readme = path / "README.md"
         self.record = Record(path, run_id)
@@ -77,20 +78,21 @@ class RunDirectory:
         recipe_name: str,
         log_dir: Path | str = "runs",
         command: Sequence[str] | None = None,
+        supervisor: ProcessRecord | None = None,
     ) -> RunDirectory:
         """Make the folder of a new run, hold its lock, and write README.md, environment.json and status.json.
 
         Without a `path` it is `<log_dir>/<recipe_name>/<YYYYmmdd-HHMMSS>`, made unique. `command` is what
-        repeats the run, default this process' own. Raises ResourceError: F71 a live run holds the folder,
-        F72 the folder is in use, F75 it cannot be written; UsageError R68 for an illegal name.
+        repeats the run, default this process' own; `supervisor` watches this process. Raises ResourceError: F71 a live
+        run holds the folder, F72 the folder is in use, F75 it cannot be written; UsageError R68 for an illegal name.
         """
         check_name(recipe_name, "recipe")
         try:
             folder = _fresh_folder(Path(log_dir) / recipe_name) if path is None else Path(path).absolute()
             make_folder(folder)
-            if not (folder / "lock").exists():
+            if not (folder / LOCK).exists():
                 _refuse_used(folder)
-            lock = RunLock.acquire(folder / "lock")
+            lock = RunLock.acquire(folder / LOCK, supervisor)
         except OSError as error:
             raise _not_writable(path or Path(log_dir), error) from None
         try:
@@ -118,12 +120,12 @@ class RunDirectory:
         return run
 
     @classmethod
-    def reopen(cls, path: Path | str) -> RunDirectory:
+    def reopen(cls, path: Path | str, supervisor: ProcessRecord | None = None) -> RunDirectory:
         """The folder of a run that ended, with its lock, to continue it. Raises ResourceError: F71 it is still
         running, F72 it is no such folder, F75 it cannot be written."""
         run = cls.open(path)
         try:
-            run._lock = RunLock.acquire(run.path / "lock")
+            run._lock = RunLock.acquire(run.path / LOCK, supervisor)
             _check_writable(run.path)
         except OSError as error:
             run.close()
@@ -228,8 +230,8 @@ def check_new_folder(folder: Path, *, is_run: bool) -> None:
     ResourceError F71, F72 or F75."""
     try:
         if is_run and folder.is_dir():
-            if (folder / "lock").exists():
-                RunLock.acquire(folder / "lock").release()
+            if (folder / LOCK).exists():
+                RunLock.acquire(folder / LOCK).release()
             _refuse_used(folder)
         above = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
         if not above.is_dir():

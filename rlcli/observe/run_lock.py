@@ -8,16 +8,38 @@ import fcntl
 import json
 import logging
 import os
-import socket
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rlcli.errors import ResourceError
-from rlcli.files import open_private
+from rlcli.files import known_object, open_private
+from rlcli.processes import ProcessRecord
 
 log = logging.getLogger(__name__)
 
 NO_LOCKS_HERE = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+LARGEST = 4096
+"""Bytes that the file may have."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who has taken the lock of a run last. Whether it still does so, is for its processes to show."""
+
+    owner: ProcessRecord
+    """The process in which the run's master works."""
+    supervisor: ProcessRecord | None = None
+    """That which watches the owner, if it has one."""
+
+    @property
+    def processes(self) -> tuple[ProcessRecord, ...]:
+        """Those to ask for a stop, the best one first."""
+        return (self.supervisor, self.owner) if self.supervisor is not None else (self.owner,)
+
+    def is_alive(self) -> bool:
+        """Whether one of them lives; those of another machine do not, as far as is known here."""
+        return any(process.is_alive() for process in self.processes)
 
 
 class RunLock:
@@ -27,14 +49,15 @@ class RunLock:
         self._descriptor: int | None = descriptor
 
     @classmethod
-    def acquire(cls, path: Path) -> RunLock:
+    def acquire(cls, path: Path, supervisor: ProcessRecord | None = None) -> RunLock:
         """Take the lock at once and write who holds it; ResourceError F71 names a holder that lives."""
         descriptor = open_private(path, os.O_RDWR)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = _read_holder(descriptor)
             os.close(descriptor)
+            holder = read_holder(path)
+            owner = f"pid {holder.owner.pid} on {holder.owner.host}" if holder is not None else "another process"
             hint = "wait for it, stop it, or choose another --run-dir"
             what = f"{path.parent} is in use by {owner}"
             raise ResourceError(what, where=str(path), hint=hint, code="F71") from None
@@ -43,9 +66,8 @@ class RunLock:
                 os.close(descriptor)
                 raise
             log.warning("%s: no locks on this file system; see to it that no other run uses it", path.parent)
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": datetime.now(UTC).isoformat()}
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(holder).encode() + b"\n", 0)
+        os.pwrite(descriptor, json.dumps(asdict(Holder(ProcessRecord.own(), supervisor))).encode() + b"\n", 0)
         return cls(descriptor)
 
     def release(self) -> None:
@@ -55,9 +77,18 @@ class RunLock:
             self._descriptor = None
 
 
-def _read_holder(descriptor: int) -> str:
-    try:
-        holder = json.loads(os.pread(descriptor, 4096, 0))
-        return f"pid {int(holder['pid'])} on {holder['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
+def read_holder(path: Path) -> Holder | None:
+    """What the file of a lock says; None where it says nothing that can be read."""
+    told = known_object(path, LARGEST)
+    owner = process_record(told.get("owner"))
+    return Holder(owner, process_record(told.get("supervisor"))) if owner is not None else None
+
+
+def process_record(told: Any) -> ProcessRecord | None:
+    """What a file says of a process; None if it is not a process that could be found again."""
+    if not isinstance(told, dict):
+        return None
+    host, pid, started = told.get("host"), told.get("pid"), told.get("started")
+    if not (isinstance(host, str) and isinstance(pid, int) and isinstance(started, int | float)):
+        return None
+    return ProcessRecord(host, pid, float(started)) if 1 < pid < 1 << 31 else None

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlcli.errors import HangError, RlcliError, WorkerError
+from rlcli.processes import start_time
 from rlcli.runtime.control import CONTROL_FILE, Control, join, listen, split, zeromq
 from rlcli.runtime.messages import LARGEST, Failure, ProtocolError, Reply, Report, Request, pack, unpack
 from rlcli.runtime.own_pauses import OwnPauses
@@ -289,7 +290,7 @@ class ZmqWorker:
         self.pulse: Pulse = main.pulse if main else Pulse(self._context, self._control, ("rank", rank), _end_here)
         self.pulse.watch(self._socket)
         if main is None:
-            self.pulse.tell(node=node, started=_start_time())
+            self.pulse.tell(node=node, started=start_time(os.getpid()))
 
     def fail(self, failure: Failure) -> None:
         """Tell the master that this rank cannot start."""
@@ -350,13 +351,6 @@ def _end_here(why: str) -> None:
     """End this process at once, whatever its other threads are doing."""
     log.error("%s: this rank ends", why)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _start_time() -> float:
-    """Of this process: it tells the process from a later one of the same number."""
-    import psutil
-
-    return float(psutil.Process().create_time())
 
 
 def _ignore(report: Report) -> None:

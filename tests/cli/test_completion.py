@@ -113,6 +113,8 @@ def complete(command, folder):
         ("ls da", ["datasets"]),
         ("completion f", ["fish"]),
         ("resume runs/p", ["runs/ppo_math/one", "runs/ppo_math/"]),
+        ("logs ppo_math/o", ["ppo_math/one"]),
+        ("stop --runs runs/ppo_math o", ["one"]),
         ("resume runs/ppo_math/one models.j", ["models.judge."]),
         ("diff ppo_math mi", ["mine.yaml"]),
         ("tokens mine.yaml --dataset e", ["exam"]),

@@ -1,0 +1,109 @@
+"""`rlcli logs`: what the processes of a run have written, and what they write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlcli.cli.run_arguments import RUNS, AsJson, RunName, RunsFolder, overview_of
+
+if TYPE_CHECKING:
+    from rlcli.observe.run_overview import Overview
+
+LOOK_SECONDS = 0.25
+
+
+def logs(
+    run: RunName,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", min=0, help="Only the log of this rank.")] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", metavar="N", min=0, help="Lines of each log, the last.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")] = False,
+    runs: RunsFolder = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Print the last lines of a run's logs, each with the name of the process that wrote it.
+
+    With --follow and --json each line is a JSON object of its own.
+
+    Example: rlcli logs runs/ppo_math/20260412-093011 --rank 0
+    """
+    from rlcli.cli.output import print_json
+    from rlcli.observe.run_logs import as_text
+    from rlcli.observe.tail import last_lines
+
+    overview = overview_of(run, runs)
+    files = _files(overview, rank, follow)
+    say = _as_json_line if as_json else _as_text(files)
+    if follow:
+        _follow(overview, rank, lines, say)
+        return
+    last = {name: [as_text(line) for line in last_lines(file, lines)] for name, file in files.items()}
+    if as_json:
+        found = {name: {"file": str(files[name]), "lines": last[name]} for name in files}
+        print_json({"run": str(overview.folder), "logs": found})
+        return
+    for name, found_lines in last.items():
+        for line in found_lines:
+            say(name, line)
+
+
+def _files(overview: Overview, rank: int | None, may_come: bool) -> Mapping[str, Path]:
+    """The logs that are asked for. Raises ResourceError if there are none, and none can be expected."""
+    from rlcli.errors import ResourceError
+    from rlcli.observe.run_logs import run_logs
+
+    files = run_logs(overview.folder)
+    wanted = files if rank is None else {name: file for name, file in files.items() if name == f"rank{rank}"}
+    if wanted or (may_come and overview.is_under_way):
+        return wanted
+    if files:
+        known = ", ".join(files)
+        raise ResourceError(f"{overview.folder} has no log of rank {rank}", hint=f"it has those of {known}", code="F72")
+    hint = "a run of one process (launch=inline) writes to its terminal; rlcli status RUN says how it ended"
+    raise ResourceError(f"{overview.folder} has no logs", hint=hint, code="F72")
+
+
+def _as_text(files: Mapping[str, Path]) -> Callable[[str, str], None]:
+    """Prints lines; with their origin where there are several."""
+    from rlcli.cli.output import flush, print_text
+
+    width = max(map(len, files), default=0)
+
+    def say(name: str, line: str) -> None:
+        print_text(line if len(files) == 1 else f"{name:<{width}}  {line}")
+        flush()
+
+    return say
+
+
+def _as_json_line(name: str, line: str) -> None:
+    from rlcli.cli.output import flush, write_text
+    from rlcli.observe.json_lines import encode
+
+    write_text(encode({"log": name, "line": line}) + "\n")
+    flush()
+
+
+def _follow(overview: Overview, rank: int | None, count: int, say: Callable[[str, str], None]) -> None:
+    """Begin with the last `count` lines; until the run is over and all that it wrote is printed."""
+    from rlcli.observe.run_logs import as_text, run_logs
+    from rlcli.observe.run_overview import read_overview
+    from rlcli.observe.tail import Tail
+
+    tails: dict[str, Tail] = {}
+    is_first = True
+    while True:
+        now = read_overview(overview.folder)
+        for name, file in run_logs(overview.folder).items():
+            if rank is None or name == f"rank{rank}":
+                tail = tails.setdefault(name, Tail(file))
+                for line in tail.last(count) if is_first else tail.lines()[0]:
+                    say(name, as_text(line))
+        if now is None or not now.is_under_way:
+            return
+        is_first = False
+        time.sleep(LOOK_SECONDS)

@@ -1,0 +1,35 @@
+"""How verbs take runs: a folder, the end of its path, or a recipe's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rlcli.observe.run_overview import Overview
+
+RUNS = Path("runs")
+
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder or name, or a recipe: its newest run.")]
+RunsFolder = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder of all runs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def overview_of(name: str, runs: Path, is_running: bool = False) -> Overview:
+    """How the run that is meant stands; of a recipe's runs the newest, or (`is_running`) the one that is running.
+    Raises ResourceError F72."""
+    from rlcli.errors import ResourceError
+    from rlcli.observe.run_overview import read_overview
+    from rlcli.observe.run_search import find_run
+
+    def is_under_way(folder: Path) -> bool:
+        overview = read_overview(folder)
+        return overview is not None and overview.is_under_way
+
+    folder = find_run(name, runs, is_under_way if is_running else None)
+    overview = read_overview(folder)
+    if overview is None:
+        raise ResourceError(f"{folder} is not the folder of a run", hint="rlcli status lists the runs", code="F72")
+    return overview

@@ -1,0 +1,219 @@
+"""`rlcli status`: which runs there are and how they stand, or all about one of them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlcli.cli.run_arguments import RUNS, AsJson, RunsFolder, overview_of
+
+if TYPE_CHECKING:
+    from rlcli.observe.progress import Progress
+    from rlcli.observe.run_overview import Overview
+
+SHOWN = 20
+"""Runs that are listed, unless all are asked for."""
+CURVE_WIDTH = 40
+
+
+def status(
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="One run, in detail: its folder or name; default: all.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help=f"List more than the last {SHOWN} runs.")] = False,
+    runs: RunsFolder = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Show how runs stand: state, step, the last reward or loss, and where they are.
+
+    A run that says it is running, and whose processes are gone, has died.
+
+    Example: rlcli status
+    """
+    from rlcli.cli.output import print_json
+
+    if run is not None:
+        overview = overview_of(run, runs)
+        progress = _progress(overview)
+        if as_json:
+            print_json(as_document(overview) | _details(overview, progress))
+        else:
+            _print_one(overview, progress, runs)
+        return
+    from rlcli.observe.run_overview import read_overview
+    from rlcli.observe.run_search import find_runs
+
+    folders = find_runs(runs)
+    shown = folders if every else folders[:SHOWN]
+    found = [one for one in map(read_overview, shown) if one is not None]
+    if as_json:
+        print_json({"runs": [as_document(one) for one in found], "left_out": len(folders) - len(shown)})
+    else:
+        _print_all(found, len(folders) - len(shown), runs)
+
+
+def _print_all(found: list[Overview], left_out: int, runs: Path) -> None:
+    from rlcli.cli.output import print_table, print_talk, print_text
+    from rlcli.cli.units import age, count
+    from rlcli.observe.run_search import short_name
+    from rlcli.observe.series import short
+
+    if not found:
+        print_text(f"no runs in {runs}")
+        return
+    rows = []
+    for one in found:
+        telling = f"{one.telling[0]} {short(one.telling[1])}" if one.telling is not None else "-"
+        old = f"{age(one.age)} ago" if one.age is not None else "-"
+        rows.append((short_name(one.folder, runs), one.state, steps_of(one), telling, _where(one), old))
+    print_table(["run", "state", "step", "last", "where", "updated"], rows)
+    if left_out:
+        print_talk(f"and {count(left_out, 'older run')}: --all")
+
+
+def steps_of(one: Overview) -> str:
+    """`41/80`."""
+    return f"{one.step}/{one.steps}" if one.steps is not None else str(one.step)
+
+
+def _where(one: Overview) -> str:
+    if one.host is None:
+        return "-"
+    return "here" if one.is_here else one.host
+
+
+def _progress(one: Overview) -> Progress:
+    """What the run's metrics tell."""
+    from rlcli.observe.replay import records_of, replay
+    from rlcli.observe.tail import Tail
+
+    lines, _ = Tail(one.folder / "metrics.jsonl").lines()
+    return replay(records_of(lines), one.steps or 0, one.updated or 0.0)
+
+
+def _print_one(one: Overview, progress: Progress, runs: Path) -> None:
+    from rlcli.cli.output import print_styled, print_text
+    from rlcli.observe.run_search import short_name
+
+    code = f", exit code {one.exit_code}" if one.exit_code else ""
+    style = {"running": "green", "done": "green", "failed": "red", "died": "red"}.get(one.state, "yellow")
+    head = (short_name(one.folder, runs), "bold"), ("  ", ""), (f"{one.state}{code}", style)
+    print_styled(*head, (f"  step {steps_of(one)}", ""))
+    rows = _facts(one, progress)
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        first, *more = value.splitlines()
+        print_text(f"  {name:<{width}}  {first}")
+        for line in more:
+            print_text(f"  {'':<{width}}  {line}")
+    for command in _commands(one, short_name(one.folder, runs)):
+        print_text(command)
+
+
+def _facts(one: Overview, progress: Progress) -> list[tuple[str, str]]:
+    """What is worth a line."""
+    from rlcli.cli.units import age
+    from rlcli.observe.progress import EVALUATED
+    from rlcli.observe.run_overview import read_processes
+    from rlcli.observe.series import clock_time, short, sparkline
+
+    facts = []
+    if one.message:
+        facts.append(("why", one.message))
+    if one.holder is not None:
+        others = f", supervisor {one.holder.supervisor.pid}" if one.holder.supervisor is not None else ""
+        facts.append(("where", f"{_machine(one)}, pid {one.holder.owner.pid}{others}"))
+    processes = read_processes(one.folder)
+    if processes:
+        facts.append(("processes", ", ".join(f"{name} {process.pid}" for name, process in processes)))
+    if one.started:
+        old = f", last update {age(one.age)} ago" if one.age is not None else ""
+        facts.append(("started", f"{one.started}{old}"))
+    for name, values in progress.telling_curves():
+        facts.append((name, f"{short(values[-1]):<8}{sparkline(values, CURVE_WIDTH, ascii_only=not _unicode())}"))
+    for name in EVALUATED:
+        if values := progress.evaluated(name):
+            before = f"{short(values[0])} -> " if len(values) > 1 else ""
+            facts.append((f"held-out {name}", f"{before}{short(values[-1])}"))
+    if progress.seconds_per_step is not None:
+        rate = f", {short(progress.tokens_per_second)} tokens/s" if progress.tokens_per_second is not None else ""
+        facts.append(("pace", f"{short(progress.seconds_per_step)} s per step{rate}"))
+    if one.is_under_way and progress.eta is not None:
+        facts.append(("time left", clock_time(progress.eta)))
+    if (step := _committed(one)) is not None:
+        facts.append(("checkpoint", f"step {step}"))
+    return facts
+
+
+def _machine(one: Overview) -> str:
+    assert one.holder is not None
+    from rlcli.observe.run_overview import environment_of
+
+    variables = environment_of(one.folder).get("variables")
+    job = variables.get("SLURM_JOB_ID") if isinstance(variables, dict) else None
+    name = f"{one.host} (this machine)" if one.is_here else str(one.host)
+    return f"{name}, job {job}" if isinstance(job, str) else name
+
+
+def _unicode() -> bool:
+    import sys
+
+    return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+
+
+def _committed(one: Overview) -> int | None:
+    from rlcli.observe.run_record import read_committed
+
+    committed = read_committed(one.folder)
+    return committed.step if committed is not None else None
+
+
+def _commands(one: Overview, name: str) -> list[str]:
+    """What to type next."""
+    import shlex
+
+    name = shlex.quote(name)
+    if one.is_under_way:
+        return [f"follow it: rlcli attach {name}; stop it: rlcli stop {name}"]
+    folder = shlex.quote(str(one.folder))
+    return [] if one.state == "done" else [f"look: rlcli logs {name}; continue: rlcli resume {folder}"]
+
+
+def as_document(one: Overview) -> dict[str, Any]:
+    """For `--json`."""
+    owner = one.holder.owner if one.holder is not None else None
+    telling = one.telling
+    value = None if telling is None or not math.isfinite(telling[1]) else telling[1]
+    return {
+        "run": str(one.folder),
+        "state": one.state,
+        "step": one.step,
+        "steps": one.steps,
+        "last": {"name": telling[0], "value": value} if telling is not None else None,
+        "host": one.host,
+        "is_here": one.is_here,
+        "pid": owner.pid if owner is not None else None,
+        "started": one.started,
+        "seconds_since_update": one.age,
+        "exit_code": one.exit_code,
+        "message": one.message,
+    }
+
+
+def _details(one: Overview, progress: Progress) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from rlcli.observe.run_overview import read_processes
+
+    finite = {key: value if math.isfinite(value) else None for key, value in one.last.items()}
+    return {
+        "metrics": finite,
+        "seconds_per_step": progress.seconds_per_step,
+        "seconds_left": progress.eta if one.is_under_way else None,
+        "checkpoint": _committed(one),
+        "supervisor": one.holder.supervisor.pid if one.holder is not None and one.holder.supervisor else None,
+        "processes": [{"name": name, **asdict(process)} for name, process in read_processes(one.folder)],
+    }

@@ -1,0 +1,84 @@
+"""`rlcli stop`: end a run, with a checkpoint if it can be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlcli.cli.run_arguments import RUNS, AsJson, RunName, RunsFolder
+
+if TYPE_CHECKING:
+    from rlcli.observe.run_overview import Overview
+
+
+def stop(
+    run: RunName,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for the step: what it did is lost.")] = False,
+    grace: Annotated[
+        float | None,
+        typer.Option("--grace", metavar="SECONDS", min=0, help="After this, as --now [a minute and 3 steps]."),
+    ] = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Only ask it to stop after its step.")] = False,
+    runs: RunsFolder = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Stop a run after its current step, with a checkpoint; if it does not stop in time, end it.
+
+    Only processes that the run has recorded on this machine are signalled.
+
+    Example: rlcli stop runs/ppo_math/20260412-093011
+    """
+    from rlcli.cli.output import print_json, print_talk
+    from rlcli.cli.status import as_document
+    from rlcli.launch.stop_run import ask_to_stop, end_now, end_stragglers, wait_for_end
+    from rlcli.observe.run_overview import read_overview
+
+    before = _meant(run, runs)
+    how = "was not running"
+    if before.is_under_way:
+        holder = ask_to_stop(before, at_once=now)
+        patience = 0.0 if now else _grace(before) if grace is None else grace
+        how = "asked to stop"
+        if not no_wait:
+            if not now:
+                print_talk(f"asked pid {holder.owner.pid} to stop after its step; waiting up to {patience:.0f} s")
+            if wait_for_end(before, holder, patience):
+                end_stragglers(before.folder, print_talk)
+                how = "stopped"
+            else:
+                end_now(before, holder, print_talk)
+                how = "ended at once"
+    after = read_overview(before.folder) or before
+    if as_json:
+        print_json(as_document(after) | {"how": how})
+    else:
+        _print(after, how)
+
+
+def _meant(run: str, runs: Path) -> Overview:
+    """Of a recipe's runs the one that is running."""
+    from rlcli.cli.run_arguments import overview_of
+
+    return overview_of(run, runs, is_running=True)
+
+
+def _grace(run: Overview) -> float:
+    from rlcli.launch.stop_run import STEPS, grace_of
+    from rlcli.observe.replay import records_of
+    from rlcli.observe.tail import Tail
+
+    return grace_of(records_of(Tail(run.folder / "metrics.jsonl").last(STEPS)))
+
+
+def _print(after: Overview, how: str) -> None:
+    import shlex
+
+    from rlcli.cli.output import print_text
+    from rlcli.cli.status import steps_of
+
+    state = "" if how == "asked to stop" else f": {after.state}"
+    print_text(f"{after.folder} {how}{state} at step {steps_of(after)}")
+    if not after.is_under_way and after.state != "done":
+        print_text(f"to continue: rlcli resume {shlex.quote(str(after.folder))}")

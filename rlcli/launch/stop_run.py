@@ -1,0 +1,116 @@
+"""Stopping a run from outside: first as Ctrl-C does, then as a second Ctrl-C does, at last by SIGKILL.
+
+Only processes that the run has recorded are signalled, each by number and start time, and only on their own machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcli.api.run_folder import LOCK
+from rlcli.errors import ResourceError
+from rlcli.observe.run_lock import Holder
+from rlcli.observe.run_overview import Overview, is_asked_to_stop, note_stop, read_processes
+from rlcli.observe.series import number
+from rlcli.processes import ProcessRecord
+
+LOOK_SECONDS = 0.1
+APART = 0.5
+"""Seconds between two signals of one kind, so that both arrive."""
+LEAVES_WITHIN = 5.0
+"""Seconds that a run gets to end at once before it is killed; those after that for its supervisor to clean up."""
+SHORTEST_GRACE = 60.0
+STEPS = 20
+"""The last steps, of which the longest tells how long a step may take."""
+
+
+def grace_of(records: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds that a run gets to finish its step and save: three times the longest of its last steps, and a minute."""
+    parts = ("time/step", "time/eval", "time/checkpoint")
+    took = [sum(number(record.get(key)) or 0.0 for key in parts) for record in records[-STEPS:]]
+    return SHORTEST_GRACE + 3 * max(took, default=0.0)
+
+
+def ask_to_stop(run: Overview, *, at_once: bool = False) -> Holder:
+    """Ask a run to stop after its step, or at once. Asking again is no further signal. Returns whom to wait for.
+
+    Raises ResourceError if it is another machine's or user's, or does not say which process it is.
+    """
+    holder = _reachable(run)
+    if not is_asked_to_stop(run.folder, holder):
+        note_stop(run.folder, holder)
+        _signal_first(holder.processes, signal.SIGTERM)
+        time.sleep(APART if at_once else 0.0)
+    if at_once:
+        _signal_first(holder.processes, signal.SIGTERM)
+    return holder
+
+
+def wait_for_end(run: Overview, holder: Holder, seconds: float) -> bool:
+    """Whether the run has ended within some seconds."""
+    end = time.monotonic() + seconds
+    while holder.is_alive():
+        if time.monotonic() >= end:
+            return False
+        time.sleep(LOOK_SECONDS)
+    return True
+
+
+def end_now(run: Overview, holder: Holder, say: Callable[[str], None]) -> None:
+    """End a run whatever it is doing, with all its recorded processes of this machine. Raises ResourceError if even
+    that fails."""
+    if holder.is_alive():
+        _signal_first(holder.processes, signal.SIGTERM)
+    if not wait_for_end(run, holder, LEAVES_WITHIN):
+        say(f"pid {holder.owner.pid} does not stop; killing it")
+        _send(holder.owner, signal.SIGKILL)
+        if not wait_for_end(run, holder, LEAVES_WITHIN):
+            for process in holder.processes:
+                _send(process, signal.SIGKILL)
+    end_stragglers(run.folder, say)
+    if not wait_for_end(run, holder, LEAVES_WITHIN):
+        what = f"{run.folder}: pid {holder.owner.pid} is not ended even by SIGKILL"
+        raise ResourceError(what, hint="it waits for a disk or a device that does not answer")
+
+
+def end_stragglers(folder: Path, say: Callable[[str], None]) -> None:
+    """Kill what the launcher has recorded and what is still there on this machine."""
+    for name, process in read_processes(folder):
+        if process.is_here and _send(process, signal.SIGKILL):
+            say(f"killed {name}, pid {process.pid}, which had not ended with the run")
+
+
+def _reachable(run: Overview) -> Holder:
+    holder, lock = run.holder, run.folder / LOCK
+    if holder is None:
+        hint = "stop it where it was started: Ctrl-C once"
+        raise ResourceError(f"{run.folder} does not say which process it is", where=str(lock), hint=hint, code="F72")
+    if not holder.owner.is_here:
+        host = holder.owner.host
+        command = f"rlcli stop {shlex.quote(str(run.folder.absolute()))}"
+        what = f"{run.folder} is running on {host}, which is another machine"
+        raise ResourceError(what, hint=f"there: {command}")
+    if lock.stat().st_uid != os.geteuid():
+        raise ResourceError(f"{run.folder} is another user's run", where=str(lock), hint="ask them", code="F75")
+    return holder
+
+
+def _signal_first(processes: Sequence[ProcessRecord], number: int) -> None:
+    """Send it to the first that is alive."""
+    for process in processes:
+        if _send(process, number):
+            return
+
+
+def _send(process: ProcessRecord, number: int) -> bool:
+    try:
+        return process.send(number)
+    except PermissionError:
+        what = f"pid {process.pid} belongs to another user"
+        raise ResourceError(what, hint="stop it as that user", code="F75") from None

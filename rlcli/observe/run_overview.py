@@ -1,0 +1,154 @@
+"""How a run stands, from its files: state, step, last numbers, and on which machine it is."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rlcli.api.run_folder import LOCK, PROCESSES
+from rlcli.files import known_object, read_regular, replace_file
+from rlcli.observe.metrics import NONFINITE
+from rlcli.observe.run_lock import Holder, process_record, read_holder
+from rlcli.observe.run_record import read_status
+from rlcli.observe.series import find_key, number
+from rlcli.observe.tail import Tail
+from rlcli.processes import ProcessRecord
+
+UNDER_WAY = ("starting", "running", "stopping")
+"""States that a run leaves again, as it writes them."""
+STOP = "stop.json"
+"""Names the process that was asked to stop the run."""
+DIED = "died"
+"""The state of a run that says it is under way, while its processes are gone."""
+TELLING = ("reward", "loss")
+"""The curves of which a list shows the last value: the first one that a run has."""
+LARGEST_RECORDS = 1 << 22
+"""Bytes of procs.json."""
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What is known of a run."""
+
+    folder: Path
+    state: str
+    """That of status.json, or `died`."""
+    step: int
+    steps: int | None
+    last: Mapping[str, float]
+    """The numbers of the last step."""
+    holder: Holder | None
+    host: str | None
+    """Where its master works, or worked."""
+    started: str | None
+    updated: float | None
+    """When it last wrote its status, in seconds since the epoch."""
+    exit_code: int | None
+    message: str | None
+    """Of a run that failed."""
+
+    @property
+    def is_under_way(self) -> bool:
+        return self.state in UNDER_WAY
+
+    @property
+    def telling(self) -> tuple[str, float] | None:
+        """The number that says most, with its name."""
+        for name in TELLING:
+            key = find_key(self.last, name)
+            if key is not None:
+                return name, self.last[key]
+        return None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether that is this machine."""
+        return self.host == socket.gethostname()
+
+    @property
+    def age(self) -> float | None:
+        """Seconds since it last wrote its status."""
+        return time.time() - self.updated if self.updated is not None else None
+
+
+def read_overview(folder: Path) -> Overview | None:
+    """How the run in a folder stands; None if there is none."""
+    status = read_status(folder)
+    if status is None:
+        return None
+    holder = read_holder(folder / LOCK)
+    state = str(status["state"])
+    if state in UNDER_WAY and holder is not None:
+        is_gone = holder.owner.is_here and not holder.is_alive()
+        state = DIED if is_gone else "stopping" if is_asked_to_stop(folder, holder) else state
+    code = status.get("exit_code")
+    return Overview(
+        folder=folder,
+        state=state,
+        step=status["step"],
+        steps=status.get("steps"),
+        last=last_numbers(folder / "metrics.jsonl"),
+        holder=holder,
+        host=holder.owner.host if holder is not None else _text(status.get("host")),
+        started=_text(status.get("started")),
+        updated=_moment(status.get("updated")),
+        exit_code=code if type(code) is int else None,
+        message=_text(status.get("message")),
+    )
+
+
+def is_asked_to_stop(folder: Path, holder: Holder) -> bool:
+    """Whether `note_stop` has been called for this start of the run."""
+    return process_record(known_object(folder / STOP)) == holder.owner
+
+
+def note_stop(folder: Path, holder: Holder) -> None:
+    """Write down that this start of the run was asked to stop: to ask it again would end it at once. Raises OSError."""
+    replace_file(folder / STOP, (json.dumps(asdict(holder.owner)) + "\n").encode())
+
+
+def read_processes(folder: Path) -> list[tuple[str, ProcessRecord]]:
+    """Name and process of all that a launcher has started for the run last."""
+    try:
+        told = json.loads(read_regular(folder / PROCESSES, LARGEST_RECORDS))
+    except (OSError, ValueError, RecursionError):
+        return []
+    entries = [entry for entry in told if isinstance(entry, dict)] if isinstance(told, list) else []
+    found = [(str(entry.get("name")), process_record(entry)) for entry in entries]
+    return [(name, process) for name, process in found if process is not None]
+
+
+def last_numbers(metrics: Path) -> dict[str, float]:
+    """The numbers of the last whole line of a metrics.jsonl; none if it cannot be read."""
+    try:
+        record = json.loads(line[0]) if (line := Tail(metrics).last(1)) else {}
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(record, dict):
+        return {}
+    lost = record.pop(NONFINITE, None)
+    numbers = {key: value for key in record if (value := number(record[key])) is not None}
+    return numbers | dict.fromkeys(lost if isinstance(lost, dict) else (), math.nan)
+
+
+def environment_of(folder: Path) -> dict[str, Any]:
+    """What the run wrote down about where it began."""
+    return known_object(folder / "environment.json")
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _moment(value: Any) -> float | None:
+    try:
+        return datetime.fromisoformat(value).timestamp()
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None

@@ -1,0 +1,84 @@
+"""Which runs there are below a folder, and which one is meant by a name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from rlcli.api.run_folder import MARKS, STATUS, is_run
+from rlcli.errors import ResourceError
+
+RUNS = Path("runs")
+"""Where runs are, unless `log.dir` says otherwise."""
+DEPTH = 3
+"""Folders between RUNS and what is in a run: its recipe, perhaps a sweep, the run."""
+LISTED = 8
+"""Runs that an error names."""
+
+
+def find_runs(root: Path = RUNS) -> list[Path]:
+    """The folders of all runs, the one that was active last first."""
+    found = [(_last_active(folder), folder) for folder in _walk(root, DEPTH)]
+    return [folder for _, folder in sorted(found, key=lambda one: (-one[0], str(one[1])))]
+
+
+def find_run(name: str, root: Path = RUNS, is_meant: Callable[[Path], bool] | None = None) -> Path:
+    """The run that is meant: by its folder, by as much of the end of its path as is unique (`20261122-202811`), or by
+    its recipe, of which it is the newest, or the only one that `is_meant`. Raises ResourceError F72 if there is none,
+    or several."""
+    folder = Path(name.replace("\0", "")).expanduser()
+    if folder.is_dir() and is_run(folder):
+        return folder
+    wanted = Path(name.rstrip("/")).parts
+    runs = find_runs(root)
+    found = [run for run in runs if wanted and run.parts[-len(wanted) :] == wanted]
+    if len(found) > 1:
+        raise _ambiguous(f"{len(found)} runs are called {name}", found)
+    found = found or [run for run in runs if name in run.relative_to(root).parts[:-1]]
+    meant = [run for run in found if is_meant(run)] if is_meant is not None else []
+    if len(meant) > 1:
+        raise _ambiguous(f"{len(meant)} runs of {name} come into question", meant)
+    found = meant or found or [folder] * folder.is_dir()  # whatever that is; whoever opens it says so
+    if not found:
+        raise ResourceError(f"there is no run {name!r}", hint=_hint(name, runs, root), code="F72")
+    return found[0]
+
+
+def short_name(run: Path, root: Path = RUNS) -> str:
+    """By which `find_run` finds it from here."""
+    return str(run.relative_to(root)) if run.is_relative_to(root) else str(run)
+
+
+def _ambiguous(what: str, found: Sequence[Path]) -> ResourceError:
+    return ResourceError(what, hint=f"say which: {', '.join(str(run) for run in found[:LISTED])}", code="F72")
+
+
+def _hint(name: str, runs: list[Path], root: Path) -> str:
+    from difflib import get_close_matches
+
+    if not runs:
+        return f"there are no runs in {root}; name the folder of the run"
+    near = get_close_matches(name, [short_name(run, root) for run in runs], n=1)
+    return f"did you mean {near[0]}?" if near else "rlcli status lists the runs"
+
+
+def _walk(folder: Path, depth: int) -> Iterator[Path]:
+    """The runs below a folder, without looking into them."""
+    try:
+        with os.scandir(folder) as entries:
+            names = {entry.name: entry.is_dir() for entry in entries}
+    except OSError:
+        return
+    if any(name in names for name in MARKS):
+        yield folder
+    elif depth:
+        for name in sorted(name for name, is_folder in names.items() if is_folder):
+            yield from _walk(folder / name, depth - 1)
+
+
+def _last_active(run: Path) -> float:
+    try:
+        return (run / STATUS).stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,73 @@
+"""The end of a file that another process may still be writing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from rlcli.files import open_regular
+
+LARGEST_LINE = 1 << 24
+"""Bytes of a line that is waited for; a longer one is given up."""
+FIRST_LOOK, LARGEST_END = 1 << 16, 1 << 22
+"""Bytes at the end of a file in which its last lines are looked for, first and at most."""
+
+
+class Tail:
+    """The whole lines of a file that grows, each once. A file that was cut off or replaced is read anew."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._read = 0
+        self._file: tuple[int, int] | None = None
+        """Device and number of the file that was read so far."""
+
+    def last(self, count: int) -> list[bytes]:
+        """The last whole lines that there are; `lines` continues behind them."""
+        for end in (FIRST_LOOK, LARGEST_END):
+            try:
+                with open(open_regular(self.path), "rb") as file:
+                    start = max(0, self._look(file) - end)
+                    lines = self._whole_lines(file, start)
+            except OSError:
+                return []
+            if not start or len(lines) > count:
+                break
+        return (lines[1:] if start else lines)[-count:] if count else []
+
+    def lines(self) -> tuple[list[bytes], bool]:
+        """Those that were added since the last call; whether the file began anew, so that earlier ones are void."""
+        before = self._file
+        try:
+            with open(open_regular(self.path), "rb") as file:
+                is_new = self._look(file) < self._read or before not in (None, self._file)
+                return self._whole_lines(file, 0 if is_new else self._read), is_new
+        except OSError:
+            return [], False
+
+    def _look(self, file: BinaryIO) -> int:
+        """Note which file it is. Returns its size."""
+        stat = os.fstat(file.fileno())
+        self._file = (stat.st_dev, stat.st_ino)
+        return stat.st_size
+
+    def _whole_lines(self, file: BinaryIO, start: int) -> list[bytes]:
+        file.seek(start)
+        content = file.read()
+        whole, newline, rest = content.rpartition(b"\n")
+        self._read = start + len(content if len(rest) > LARGEST_LINE else whole + newline)
+        return whole.split(b"\n") if newline else []
+
+
+def last_lines(path: Path, count: int) -> list[bytes]:
+    """The last lines of a file, also one that was not finished; none if it cannot be read."""
+    try:
+        with open(open_regular(path), "rb") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - LARGEST_END)
+            file.seek(start)
+            lines = file.read(LARGEST_END).split(b"\n")
+    except OSError:
+        return []
+    lines = lines if lines[-1] else lines[:-1]
+    return (lines[1:] if start else lines)[-count:] if count else []

@@ -1,0 +1,154 @@
+"""`rlcli status` and `rlcli logs` of runs that are only files, and which run a name means."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from rlcli.observe.run_directory import RunDirectory
+from rlcli.observe.run_search import find_run, find_runs
+from rlcli.processes import ProcessRecord
+
+
+def record(path: str, state: str = "done", step: int = 2, steps: int = 4, message: str | None = None) -> Path:
+    """The folder of a run with metrics."""
+    folder = Path(path)
+    with RunDirectory.create(folder, "ppo_math", command=["rlcli", "train", "ppo_math"]) as run:
+        lines = [{"step": n, "actor/reward": n / 10, "eval/accuracy": n / 20, "time/step": 2.0} for n in (1, 2)]
+        run.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "torn')
+        run.write_status(state, step, steps, {"done": 0, "failed": 7}.get(state), message)
+    return folder
+
+
+def held_by(folder: Path, owner: ProcessRecord) -> None:
+    """Have the lock's file name another process."""
+    (folder / "lock").write_text(json.dumps({"owner": asdict(owner), "supervisor": None}))
+
+
+def gone() -> ProcessRecord:
+    """A process of this machine that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return ProcessRecord(socket.gethostname(), process.pid, 1.0)
+
+
+def test_all_runs_with_state_step_reward_and_place(rlcli):
+    record("runs/ppo_math/one")
+    held_by(record("runs/ppo_math/two", "running"), ProcessRecord("elsewhere", 4242, 1.0))
+    record("runs/sweep/x/three", "running")  # held by this process
+    held_by(record("runs/ppo_math/four", "running"), gone())
+    code, out, err = rlcli("status")
+    assert (code, err) == (0, "")
+    rows = {line.split()[0]: line.split() for line in out.splitlines()[2:]}
+    assert rows["ppo_math/one"][1:6] == ["done", "2/4", "reward", "0.200", "here"]
+    assert rows["ppo_math/two"][1:6] == ["running", "2/4", "reward", "0.200", "elsewhere"]
+    assert rows["sweep/x/three"][1] == "running"
+    assert rows["ppo_math/four"][1] == "died"
+    document = json.loads(rlcli("status", "--json")[1])
+    assert {Path(one["run"]).name: one["state"] for one in document["runs"]} == {
+        "one": "done", "two": "running", "three": "running", "four": "died",
+    }  # fmt: skip
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_a_process_of_another_start_time_is_not_the_runs(rlcli):
+    folder = record("runs/ppo_math/one", "running")
+    own = ProcessRecord.own()
+    held_by(folder, own)
+    assert json.loads(rlcli("status", "one", "--json")[1])["state"] == "running"
+    held_by(folder, ProcessRecord(own.host, own.pid, own.started - 100))
+    assert json.loads(rlcli("status", "one", "--json")[1])["state"] == "died"
+
+
+def test_one_run_with_what_went_wrong_and_what_to_type(rlcli):
+    record("runs/ppo_math/one", "failed", message="rank 1 was killed\nlast lines of \x1b[2Jrank1.log")
+    code, out, _ = rlcli("status", "ppo_math")
+    assert code == 0
+    assert "failed, exit code 7  step 2/4" in out
+    assert "rank 1 was killed" in out
+    assert "\x1b" not in out
+    assert "held-out accuracy  0.0500 -> 0.100" in out
+    assert "rlcli resume runs/ppo_math/one" in out
+    document = json.loads(rlcli("status", "ppo_math", "--json")[1])
+    assert (document["metrics"]["actor/reward"], document["last"]) == (0.2, {"name": "reward", "value": 0.2})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("metrics.jsonl", "[]\n"),
+        ("metrics.jsonl", "{\n"),
+        ("lock", "{}"),
+        ("lock", '{"owner": {"host": 1, "pid": -1, "started": null}}'),
+        ("procs.json", '[{"name": 1, "pid": true}, 3]'),
+        ("status.json", "torn"),
+    ],
+)
+def test_what_others_have_written_over_is_left_out(rlcli, name, text):
+    (record("runs/ppo_math/one") / name).write_text(text)
+    for arguments in (["status"], ["status", "one"], ["status", "one", "--json"]):
+        assert rlcli(*arguments)[0] == 0
+
+
+def test_without_runs_it_says_where_it_looked(rlcli):
+    assert rlcli("status")[:2] == (0, "no runs in runs\n")
+    assert json.loads(rlcli("status", "--json", "--runs", "other")[1]) == {"runs": [], "left_out": 0}
+
+
+def test_which_run_is_meant(rlcli, tmp_path):
+    one, two, other = (record(f"runs/{name}") for name in ("ppo_math/one", "ppo_math/two", "sft_math/one"))
+    for age, folder in enumerate((other, two, one)):
+        os.utime(folder / "status.json", (1000 + age, 1000 + age))
+    assert find_runs() == [one, two, other]
+    assert find_run("ppo_math") == one
+    assert find_run("two") == find_run("ppo_math/two") == find_run("runs/ppo_math/two/") == two
+    assert find_run("ppo_math", is_meant=lambda folder: folder == two) == two
+    assert find_run(str(tmp_path / other)) == tmp_path / other
+    code, out, err = rlcli("status", "one")
+    assert (code, out) == (6, "")
+    assert err.startswith("error[F72]: 2 runs are called one\n  hint: say which: runs/ppo_math/one, ")
+    assert "did you mean ppo_math/two?" in rlcli("status", "ppo_math/tow")[2]
+    assert rlcli("status", "a\0b")[0] == 6
+
+
+def test_the_end_of_each_log_with_its_process(rlcli):
+    folder = record("runs/ppo_math/one", "failed")
+    assert rlcli("logs", "one")[0] == 6
+    (folder / "logs").mkdir(mode=0o700)
+    for rank in (0, 1, 10):
+        (folder / f"logs/rank{rank}.log").write_text(
+            "".join(f"line {n} of {rank}\n" for n in range(30)) + "\x1b[2Jtorn"
+        )
+    (folder / "logs/node0.log").write_text("")
+    lines = rlcli("logs", "one", "-n", "2")[1].splitlines()
+    assert lines == [line for rank, name in ((0, "rank0 "), (1, "rank1 "), (10, "rank10"))
+                     for line in (f"{name}  line 29 of {rank}", f"{name}  \\x1b[2Jtorn")]  # fmt: skip
+    assert rlcli("logs", "one", "--rank", "10", "-n", "1")[1] == "\\x1b[2Jtorn\n"
+    document = json.loads(rlcli("logs", "one", "--rank", "1", "--json")[1])
+    assert len(document["logs"]["rank1"]["lines"]) == 20
+    code, _, err = rlcli("logs", "one", "--rank", "2")
+    assert code == 6
+    assert "rank0, rank1, rank10, node0" in err
+    assert rlcli("logs", "one", "-f", "-n", "1")[1].splitlines()[0] == "rank0   line 29 of 0"  # it is over
+
+
+def test_a_run_that_is_not_running_or_elsewhere_is_not_stopped(rlcli):
+    folder = record("runs/ppo_math/one")
+    code, out, _ = rlcli("stop", "one")
+    assert (code, out) == (0, "runs/ppo_math/one was not running: done at step 2/4\n")
+    RunDirectory.open(folder).write_status("running", 2, 4)
+    held_by(folder, ProcessRecord("elsewhere", os.getpid(), ProcessRecord.own().started))
+    code, out, err = rlcli("stop", "one")
+    assert (code, out) == (6, "")
+    assert "is running on elsewhere, which is another machine" in err
+    assert f"rlcli stop {folder.absolute()}" in err
+    (folder / "lock").write_text("{}")
+    assert rlcli("stop", "one")[0] == 6
+    assert not (folder / "stop.json").exists()

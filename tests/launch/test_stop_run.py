@@ -1,0 +1,81 @@
+"""`rlcli stop`, `status` and `logs` of runs that are really there."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.timeout(420)
+
+HOME = str(Path(__file__).parents[2])
+
+
+def rlcli(*arguments):
+    """A command next to the run: (exit code, stdout, stderr)."""
+    done = subprocess.run([sys.executable, "-m", "rlcli", *arguments], capture_output=True, text=True, timeout=200,
+                          env={**os.environ, "PYTHONPATH": HOME})  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def training(project):
+    """Start toy.yaml without an end; returns the process once it has done a few steps."""
+    started = []
+
+    def start(*options):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", "runs/toy/one", "train.steps=100000",
+             "--quiet", *options],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": HOME},
+        )  # fmt: skip
+        started.append(process)
+        metrics, deadline = project / "runs/toy/one/metrics.jsonl", time.monotonic() + 200
+        while not (metrics.exists() and len(metrics.read_text().splitlines()) > 3):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_run_of_two_ranks_is_found_read_and_stopped_with_a_checkpoint(training, project):
+    process = training("launch=local", "cluster.devices_per_node=2")
+    family = psutil.Process(process.pid).children(recursive=True)
+    document = json.loads(rlcli("status", "toy", "--json")[1])
+    assert (document["state"], document["is_here"], document["supervisor"]) == ("running", True, process.pid)
+    assert {one["name"] for one in document["processes"]} == {"node0", "rank0", "rank1"}
+    assert {one["pid"] for one in document["processes"]} <= {one.pid for one in family}
+    assert json.loads(rlcli("logs", "toy", "--json")[1])["logs"].keys() >= {"rank0", "rank1"}
+    code, out, err = rlcli("stop", "toy")
+    assert code == 0, err
+    assert out.startswith("runs/toy/one stopped: stopped at step ")
+    assert process.wait(20) == 75
+    assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    status = json.loads((project / "runs/toy/one/status.json").read_text())
+    assert status["step"] == json.loads((project / "runs/toy/one/committed.json").read_text())["step"]
+
+
+def test_asking_twice_is_one_question_and_one_that_does_not_answer_is_killed(training, project):
+    process = training("launch.max_restarts=3")
+    owner = json.loads(rlcli("status", "toy", "--json")[1])["pid"]
+    os.kill(owner, signal.SIGSTOP)
+    for _ in range(2):
+        code, out, _ = rlcli("stop", "toy", "--no-wait", "--json")
+        assert (code, json.loads(out)["state"]) == (0, "stopping")
+    assert psutil.Process(owner).status() == psutil.STATUS_STOPPED
+    code, out, err = rlcli("stop", "toy", "--grace", "0.1")
+    assert code == 0, err
+    assert "killing it" in err
+    assert out.startswith("runs/toy/one ended at once: failed at step ")
+    assert process.wait(20) == 7
+    assert "killed by SIGKILL" in json.loads((project / "runs/toy/one/status.json").read_text())["message"]

@@ -71,6 +71,13 @@ def run_save(folder: Path, step: int, before: list[str] | None = None, environme
     return subprocess.run(command, capture_output=True, text=True, **settings)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def bytecode(tmp_path_factory):
+    """Until the bytecode of a module is there, importing it opens a file more; calls are counted once it is."""
+    (folder := tmp_path_factory.mktemp("bytecode") / "c").mkdir()
+    assert run_save(folder, 1, environment={"PYTHONDONTWRITEBYTECODE": ""}).returncode == 0
+
+
 def trace(folder: Path, step: int, *told: str) -> tuple[int, list[str]]:
     """Run a save under strace: (exit code, its calls, the paths of descriptors among them)."""
     log = folder.parent / "trace.log"

@@ -1,6 +1,9 @@
-"""The memory of a client of servers; theirs is their own. No torch here: `rlcli plan` imports this file."""
+"""A client of servers: its memory, for theirs is their own, and how many it has. No torch: `rlcli plan` reads this."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from rlcli.api.memory import Generation, Kept, MemoryModel, Parts
 
@@ -19,3 +22,8 @@ class ClientMemory(MemoryModel):
 
     def generate(self, asked: Generation) -> Parts:
         return Parts()
+
+
+def servers_of_a_rank(args: Mapping[str, Any]) -> int:
+    """How many the run starts for each rank of a role, by the arguments of its backend."""
+    return args.get("servers", 1) if args.get("python") is not None else 0

@@ -93,13 +93,13 @@ class Servers:
     def _bring(self, server: Server, update: Update) -> None:
         """Have a server that runs take weights; one that fails is started again, and has to take them then."""
         with server.lock:
-            life = server.lifes
+            life = server.lives
             try:
                 server.take(update, self._way, self._deadlines.update)
             except BEHIND as problem:
                 self._revive(server, life, problem, update)
             else:
-                server.lifes += server.lifes == 0
+                server.lives += server.lives == 0
                 server.is_ready = True
 
     def _revive(self, server: Server, life: int, problem: Exception, update: Update) -> None:
@@ -108,18 +108,16 @@ class Servers:
         Raises WorkerError if it does not come back with them.
         """
         with server.lock:
-            if server.lifes != life and server.is_ready:
+            if server.lives != life and server.is_ready:
                 return
             server.is_ready = False
-            if server.process is not None and server.process.exit_code is None:
-                server.stop()
             try:
                 server.start()
                 server.take(update, self._way, self._deadlines.update)
             except BEHIND as again:
                 what = f"{server.name} failed ({problem}), and did not take the weights after that: {again}"
                 raise WorkerError(what, code="F92") from problem
-            server.lifes += 1
+            server.lives += 1
             server.breaks = 0
             server.is_ready = True
         with self._changed:
@@ -177,7 +175,7 @@ class Servers:
                 return None
             server = min((one for one in self.servers if one.is_ready), key=lambda one: one.in_flight)
             server.in_flight += 1
-            return server, server.lifes
+            return server, server.lives
 
     def _let_go(self, server: Server) -> None:
         with self._changed:
@@ -187,10 +185,9 @@ class Servers:
     def _lost(self, server: Server, life: int, problem: Exception) -> None:
         """What to do about a server that gave no answer: nothing, if only the connection broke."""
         with server.lock:
-            if server.lifes != life:
+            if server.lives != life:
                 return
-            dead = server.process is not None and server.process.exit_code is not None
-            if not dead and server.breaks < TRIES and server.answers("/ready") and self._has_present(server):
+            if not server.has_died and server.breaks < TRIES and server.answers("/ready") and self._has_present(server):
                 server.breaks += 1
                 return
             assert self._present is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import threading
 import time
@@ -12,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlcli.errors import ResourceError, RlcliError, WorkerError
-from rlcli.files import FILE_MODE
-from rlcli.server_process import ServerProcess, free_port
+from rlcli.errors import RlcliError, WorkerError
+from rlcli.files import replace_file
+from rlcli.processes import ended_how
+from rlcli.server_slot import PORT, ServerSlot
 
 from ._sglang_http import Endpoint, ServerGone, ServerLate, ServerRefused
 from ._sglang_update import Update, by_process_group, from_disk
@@ -22,7 +22,7 @@ from ._sglang_update import Update, by_process_group, from_disk
 PROBE_S = 120.0
 """For a question that takes a server no time, on a busy machine."""
 LOOK_EVERY_S = 0.25
-LIFES = 4
+LIVES = 4
 """How often a server of ours is started within a run: once, and again after it has died."""
 TRIES = 3
 """How often a connection may break under one server before that is its end."""
@@ -34,32 +34,29 @@ class Launch:
 
     python: str
     model: Path
+    """A folder with its configuration; weights come later."""
     options: Mapping[str, Any]
     environment: Mapping[str, str]
     tp: int
-    folder: Path
-    """For its settings and its log."""
+    slot: ServerSlot
+    """Where its agent is told."""
     seconds: float
     """Until it is ready."""
 
-    def start(self, number: int) -> tuple[ServerProcess, Endpoint]:
-        """Raises ResourceError if there is no such Python."""
-        key, port = secrets.token_urlsafe(32), free_port()
+    def start(self) -> str:
+        """Ask for a new one. Returns its key."""
+        key = secrets.token_urlsafe(32)
         settings = {  # JSON is YAML; a file, because arguments can be seen by everybody on the machine
             "model-path": str(self.model), "load-format": "dummy", "skip-tokenizer-init": True, "host": "127.0.0.1",
-            "port": port, "api-key": key, "tp-size": self.tp, **self.options,
+            "api-key": key, "tp-size": self.tp, **self.options,
         }  # fmt: skip
-        config = self.folder / f"server-{number}.yaml"
-        _write_private(
-            config, "".join(f"{name.replace('_', '-')}: {json.dumps(value)}\n" for name, value in settings.items())
-        )
+        config = self.slot.folder / "settings.yaml"
+        lines = (f"{name.replace('_', '-')}: {json.dumps(value)}\n" for name, value in settings.items())
+        replace_file(config, "".join(lines).encode())
         environment = {"HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo", **self.environment}
-        command = [self.python, "-m", "sglang.launch_server", "--config", str(config)]
-        try:
-            process = ServerProcess(command, self.folder / f"server-{number}.log", environment)
-        except OSError as problem:
-            raise ResourceError(f"no server could be started: {problem}", code="F91") from problem
-        return process, Endpoint(f"http://127.0.0.1:{port}", key)
+        command = [self.python, "-m", "sglang.launch_server", "--config", str(config), "--port", PORT]
+        self.slot.start(command, environment)
+        return key
 
 
 @dataclass
@@ -70,12 +67,11 @@ class Server:
     endpoint: Endpoint
     launch: Launch | None = None
     """None: it is the user's, who starts and ends it."""
-    process: ServerProcess | None = None
     ranks: int = 1
     is_ready: bool = False
     """It has the present weights, and may be asked."""
     in_flight: int = 0
-    lifes: int = 0
+    lives: int = 0
     """How often it was made ready: what failed in an earlier life says nothing about this one."""
     breaks: int = 0
     """Connections that broke in this life, though the server was alive."""
@@ -87,23 +83,33 @@ class Server:
     def name(self) -> str:
         return f"the server at {self.endpoint.url}"
 
+    @property
+    def has_died(self) -> bool:
+        """It is ours, and is known to have ended."""
+        return self.launch is not None and self.launch.slot.exit_code is not None
+
     def start(self) -> None:
-        """Have it running and listening, without weights. Raises WorkerError, ResourceError."""
+        """Have it running and listening, without weights. Raises WorkerError."""
         self.is_ready = False
         if self.launch is None:
             self._await(PROBE_S)
             return
-        self.stop()
-        if self.lifes >= LIFES:
-            raise self.failure(f"has died {LIFES} times")
-        self.process, self.endpoint = self.launch.start(self.number)
-        self._await(self.launch.seconds)
+        if self.lives >= LIVES:
+            raise self.failure(f"has died {LIVES} times")
+        key, end = self.launch.start(), time.monotonic() + self.launch.seconds
+        while (port := self.launch.slot.port) is None:
+            if time.monotonic() >= end:
+                raise self.failure("was not started: there was no answer from what starts it")
+            time.sleep(LOOK_EVERY_S)
+        self.endpoint = Endpoint(f"http://127.0.0.1:{port}", key)
+        self._await(end - time.monotonic())
 
     def _await(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while not self.answers("/ready"):
-            if self.process is not None and self.process.exit_code is not None:
-                raise self.failure(f"ended before it was ready (exit {self.process.exit_code})")
+            if self.has_died:
+                assert self.launch is not None
+                raise self.failure(f"ended before it was ready ({ended_how(self.launch.slot.exit_code or 0)})")
             if time.monotonic() >= end:
                 raise self.failure(f"was not ready within {seconds:.0f} s")
             time.sleep(LOOK_EVERY_S)
@@ -118,11 +124,11 @@ class Server:
 
     def failure(self, what: str) -> RlcliError:
         """With the last words of a server of ours."""
-        if self.process is None:
+        if self.launch is None:
             hint = "is it running, and on that address?"
             return WorkerError(f"{self.name} {what}", hint=hint, code="F91")
-        words = self.process.last_words()
-        return WorkerError(f"{self.name} {what}; the end of {self.process.log}:\n{words}", code="F91")
+        slot = self.launch.slot
+        return WorkerError(f"{self.name} {what}; the end of {slot.log}:\n{slot.last_words()}", code="F91")
 
     # -- weights ---------------------------------------------------------------------------------------------
 
@@ -156,20 +162,16 @@ class Server:
         return answer.get("per_engine_checksum") if isinstance(answer, dict) else None
 
     def stop(self) -> None:
-        if self.process is not None:
-            self.process.stop()
-            self.process = None
+        if self.launch is not None:
+            self.launch.slot.stop()
 
 
 def attached(urls: Sequence[str], key: str | None, ranks: int) -> list[Server]:
     return [Server(number, Endpoint(url.rstrip("/"), key), ranks=ranks) for number, url in enumerate(urls)]
 
 
-def own(launch: Launch, count: int) -> list[Server]:
-    return [Server(number, Endpoint("http://127.0.0.1:1"), launch, ranks=launch.tp) for number in range(count)]
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE), "w") as file:
-        file.write(text)
+def own(launches: Sequence[Launch]) -> list[Server]:
+    return [
+        Server(number, Endpoint("http://127.0.0.1:1"), launch, ranks=launch.tp)
+        for number, launch in enumerate(launches)
+    ]

@@ -37,7 +37,10 @@ class Update:
 
 def from_disk(server: Endpoint, update: Update, seconds: float) -> None:
     """The server reads the folder, which it must be able to see."""
-    body = {"model_path": str(update.folder), "weight_version": update.label, "flush_cache": update.flushes}
+    body = {
+        "model_path": str(update.folder), "weight_version": update.label, "flush_cache": update.flushes,
+        "load_format": "auto",  # one that began without weights would take none either
+    }  # fmt: skip
     server.post("/update_weights_from_disk", body, seconds)
 
 

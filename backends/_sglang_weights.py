@@ -20,7 +20,7 @@ from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import ModelError
 from rlcli.files import make_folder
 
-from ._saving import Ranks, save_model
+from ._saving import Ranks, describe, save_model
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -42,6 +42,10 @@ class WeightFolder:
         for name in set(self._names) - set(self._parameters):
             fill_tensor(self.model.get_buffer(name), source, name)
         self._source = self._saved((name, source.read(name)) for name in self._parameters)
+        self.configuration = root / "configuration"
+        """A folder that stays as it is: the model without its weights."""
+        make_folder(self.configuration)
+        describe(self.model, torch.float32, None, str(self.configuration))
 
     @property
     def folder(self) -> Path:

@@ -30,6 +30,7 @@ class SGLang(ModelBackend):
     SCORES: ClassVar[bool] = False
     REPRODUCIBLE: ClassVar[bool] = False
     MEMORY: ClassVar[str] = "_sglang_memory.ClientMemory"
+    SERVERS: ClassVar[str] = "_sglang_memory.servers_of_a_rank"
     LIMITS: ClassVar[Limits] = {
         "servers": {"ge": 1}, "tp": {"ge": 1}, "max_concurrent_requests": {"ge": 1},
         "start_deadline_s": {"gt": 0}, "request_deadline_s": {"gt": 0}, "update_deadline_s": {"gt": 0},
@@ -103,7 +104,7 @@ class SGLang(ModelBackend):
         root = Path(tempfile.mkdtemp(prefix=f"{model.name}-", dir=self.weights_folder))
         weights = WeightFolder(model.name, model.source, root)
         servers = Servers(
-            self._servers(model, root, weights.folder), self.update,
+            self._servers(model, weights.configuration), self.update,
             Deadlines(self.request_deadline_s, self.update_deadline_s),
         )  # fmt: skip
         try:
@@ -114,8 +115,10 @@ class SGLang(ModelBackend):
             raise
         return model
 
-    def _servers(self, model: Model, root: Path, folder: Path) -> list[Any]:
+    def _servers(self, model: Model, configuration: Path) -> list[Any]:
         """Of this rank, none started yet. Raises UsageError."""
+        from rlcli.server_slot import ServerSlot
+
         from ._sglang_server import Launch, attached, own
 
         if bool(self.urls) == (self.python is not None):
@@ -123,8 +126,15 @@ class SGLang(ModelBackend):
             hint = f"models.{model.name}.backend.args.python=PATH is the Python of an environment with SGLang"
             raise UsageError(what, hint=hint, code="R39")
         if self.python is not None:
-            launch = Launch(self.python, folder, self.options, self.environment, self.tp, root, self.start_deadline_s)
-            return own(launch, self.servers)
+            if len(model.server_folders) != self.servers:
+                raise UsageError(f"nothing here starts the servers of role {model.name}", hint="use urls", code="R39")
+            return own([
+                Launch(
+                    self.python, configuration, self.options, self.environment, self.tp, ServerSlot(folder),
+                    self.start_deadline_s,
+                )
+                for folder in model.server_folders
+            ])  # fmt: skip
         rank, ranks = (0, 1) if model.device_mesh is None else (model.device_mesh.get_rank(), model.device_mesh.size())
         mine = self.urls[rank::ranks]
         if not mine:

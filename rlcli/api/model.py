@@ -12,6 +12,7 @@ import abc
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -103,6 +104,8 @@ class Model:
     """Of the model that `save_to_hf` writes; None: that of the source."""
     device_mesh: Any = None
     """The role's torch `DeviceMesh` (dimensions dp, tp, … by name), or None on a single rank."""
+    server_folders: tuple[Path, ...] = ()
+    """Of the servers that the run starts for this rank, each with an agent (see `rlcli.server_slot`)."""
     data_tokenizer: PreTrainedTokenizerBase | None = None
     """Of the sequences in a batch: that of the role which the prompts are read for. This role may have another one."""
 
@@ -176,6 +179,8 @@ class ModelBackend(abc.ABC):
     """The kinds of devices that its engines run on."""
     MEMORY: ClassVar[str | None] = None
     """Where its memory model is, which `rlcli plan` asks; see `rlcli.api.memory`."""
+    SERVERS: ClassVar[str | None] = None
+    """A function next to it, `_my_file.my_function`: from its arguments to how many servers each rank has started."""
     ON_RESUME: ClassVar[dict[str, str]] = {}
     """Argument → what another value means for a run that is resumed: safe, if the steps that are left compute the same;
     forbidden, if what was saved does not belong to it. Any other argument alters the run, which must be accepted."""

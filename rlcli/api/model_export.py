@@ -42,9 +42,15 @@ def write_weights(lm: Any, parameters: Iterable[tuple[str, torch.Tensor]], folde
             opened[file].write(header([(name, CODES[t.dtype], tuple(t.shape)) for name, t in tensors.items()]))
         for name, tensor in plan.converted(_with_buffers(lm, parameters)):
             _append(opened[plan.file_of[name]], tensor)
-    if len(plan.files) > 1:
-        total = sum(tensor.nbytes for tensors in plan.files.values() for tensor in tensors.values())
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(plan.file_of.items()))}
+    write_index(plan.files, folder)
+
+
+def write_index(files: Mapping[str, Mapping[str, torch.Tensor]], folder: Path) -> None:
+    """Say which tensor is in which file, if there are several."""
+    if len(files) > 1:
+        total = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
+        places = {name: file for file, tensors in files.items() for name in tensors}
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
@@ -77,7 +83,7 @@ class _Plan:
         weights = _with_buffers(lm, lm.named_parameters())
         meta = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in weights}
         self._groups = _groups(lm, meta)
-        self.files = _in_files(dict(self.converted(meta.items())))
+        self.files = in_files(dict(self.converted(meta.items())))
         """File → its tensors on the meta device, in the order in which they are written."""
         self.file_of = {name: file for file, tensors in self.files.items() for name in tensors}
 
@@ -114,7 +120,7 @@ def _as_stored(lm: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Ten
     return revert_weight_conversion(lm, weights)
 
 
-def _in_files(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+def in_files(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
     """As they come, as many to a file as fit."""
     files: list[dict[str, torch.Tensor]] = [{}]
     room = LARGEST_FILE

@@ -19,12 +19,10 @@ import torch
 
 from rlcli.api.engine import EngineState
 from rlcli.api.flat_parts import FlatPart
+from rlcli.api.model_export import in_files, write_index
 from rlcli.errors import ModelError, NumericError
 
 Tensors = Mapping[str, torch.Tensor | FlatPart]
-
-LARGEST_FILE = "5GB"
-"""Whole weights beyond this are split into several files and an index."""
 
 
 @dataclass(frozen=True)
@@ -165,9 +163,13 @@ def _local(tensor: Any) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
 
 
 def _write_whole(tensors: dict[str, torch.Tensor], folder: Path) -> list[Path]:
-    from huggingface_hub import save_torch_state_dict
+    from safetensors.torch import save_file
 
-    save_torch_state_dict(tensors, folder, max_shard_size=LARGEST_FILE, metadata={"format": "pt"})
+    folder.mkdir(parents=True, exist_ok=True)
+    files = in_files(tensors)
+    for file, held in files.items():
+        save_file({name: one.contiguous() for name, one in held.items()}, folder / file, metadata={"format": "pt"})
+    write_index(files, folder)
     return sorted(folder.glob("model*.safetensors*"))
 
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shutil
 import signal
-import socket
 import subprocess
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from rlcli.files import private_file
+from rlcli.files import make_folder, private_file
 from rlcli.launch.cores import available_cores
 from rlcli.launch.launcher import Death
+from rlcli.launch.server import agent_command
 from rlcli.processes import STOP_SIGNALS, die_with_parent
 from rlcli.project import VARIABLE, current_project
-from rlcli.topology.groups import PORT, Group
+from rlcli.topology.groups import Group, server_folder
 
+LOOK_SECONDS = 0.5
+"""Between two looks at who is alive."""
+REPLACEMENTS = 3
 GONE_WITHIN = 10.0
 """Seconds that a killed process may take to be gone."""
 
@@ -52,11 +57,8 @@ def run_environment(ranks: int) -> dict[str, str]:
     return environment
 
 
-def end_session(process: Process, grace: float = 0.0) -> None:
-    """End a child with all that it has started: by SIGTERM if there is time, then by SIGKILL."""
-    if grace > 0:
-        _signal_session(process, signal.SIGTERM)
-        _await(lambda: session_is_empty(process), grace)
+def end_session(process: Process) -> None:
+    """End a child with all that it has started."""
     _signal_session(process, signal.SIGKILL)
     _await(lambda: session_is_empty(process), GONE_WITHIN)
 
@@ -70,72 +72,73 @@ def session_is_empty(process: Process) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class _Member:
-    """A process of a group."""
-
-    process: Process
-    address: str | None
-
-
 class Members:
-    """The processes of servers and pools on this machine."""
+    """The processes of a node besides its ranks: the agents of its servers, and those of its pools. One that dies is
+    replaced, up to `REPLACEMENTS` times."""
 
-    def __init__(self, logs: Path, host: str, place: Callable[[int], tuple[Mapping[str, str], Path | None]]):
-        """`host`: the address that servers listen on; `place`: environment and working folder of a node's processes."""
-        self._logs, self._host, self._place = logs, host, place
-        self._groups: dict[str, Group] = {}
-        self._members: dict[tuple[str, int], _Member] = {}
+    def __init__(self, run_dir: Path, environment: Mapping[str, str], folder: Path | None = None):
+        """`folder`: where they work, if not where we do."""
+        self._run_dir, self._environment, self._folder = run_dir, environment, folder
+        self._commands: dict[tuple[str, int], tuple[Group, list[str]]] = {}
+        self._processes: dict[tuple[str, int], Process] = {}
+        self._replaced: Counter[tuple[str, int]] = Counter()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="members", daemon=True)
 
-    def start(self, group: Group) -> None:
-        self._groups[group.name] = group
-        for index in range(len(group.nodes)):
-            self._start(group, index)
+    def start(self, groups: Sequence[Group], node: int) -> None:
+        """Those of a node. Called once."""
+        for group in groups:
+            for index in group.on_node(node) if group.kind != "ranks" else ():
+                self._commands[group.name, index] = group, self._command(group, index)
+        for who in self._commands:
+            self._start(who)
+        if self._commands:
+            self._thread.start()
 
-    def _start(self, group: Group, index: int) -> None:
-        node = group.nodes[index]
-        environment, folder = self._place(node)
-        port = _free_port(self._host) if PORT in " ".join(group.command) else None
-        command = [word.replace(PORT, str(port)) for word in group.command]
-        log = self._logs / f"{group.name}{index}.log"
-        process = start_child(command, log, {**environment, **group.environment}, folder)
-        address = f"{self._host}:{port}" if port is not None else None
-        self._members[group.name, index] = _Member(process, address)
+    def _command(self, group: Group, index: int) -> list[str]:
+        if group.kind == "pool":
+            return list(group.command)
+        folder = server_folder(self._run_dir, group.name, index)
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier start of this run
+        make_folder(folder)
+        return agent_command(folder)
 
-    def addresses(self) -> dict[tuple[str, int], str]:
-        return {who: member.address for who, member in self._members.items() if member.address is not None}
+    def _start(self, who: tuple[str, int]) -> None:
+        group, command = self._commands[who]
+        log = self._run_dir / "logs" / f"{who[0]}{who[1]}.log"
+        environment = {**self._environment, **group.environment}
+        self._processes[who] = start_child(command, log, environment, self._folder)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(LOOK_SECONDS):
+            for (name, index), process in list(self._processes.items()):
+                if process.poll() is not None and self._replaced[name, index] < REPLACEMENTS:
+                    end_session(process)
+                    self._replaced[name, index] += 1
+                    self._start((name, index))
 
     def pids(self) -> dict[tuple[str, int], int]:
-        return {who: member.process.pid for who, member in self._members.items()}
+        return {who: process.pid for who, process in self._processes.items()}
 
     def deaths(self) -> list[Death]:
-        ended = ((who, member.process.poll()) for who, member in self._members.items())
+        """Of those that are not replaced any more."""
+        ended = ((who, process.poll()) for who, process in list(self._processes.items()))
         return [
-            Death(name, index, self._groups[name].nodes[index], code)
-            for (name, index), code in ended
-            if code is not None
+            Death(*who, self._commands[who][0].nodes[who[1]], code)
+            for who, code in ended
+            if code is not None and self._replaced[who] == REPLACEMENTS
         ]
 
-    def restart(self, group: str, index: int) -> None:
-        end_session(self._members.pop((group, index)).process)
-        self._start(self._groups[group], index)
-
-    def stop(self, grace: float) -> None:
-        for member in self._members.values():
-            _signal_session(member.process, signal.SIGTERM if grace > 0 else signal.SIGKILL)
-        end = time.monotonic() + grace
-        for member in self._members.values():
-            _await(functools.partial(session_is_empty, member.process), end - time.monotonic())
-            end_session(member.process)
-        self._members.clear()
-
-
-def _free_port(host: str) -> int:
-    """One that nobody uses now. Should another process take it first, the server ends at once, and gets another one
-    when it is replaced."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    def stop(self) -> None:
+        """End them: they have nothing to finish."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for process in self._processes.values():
+            _signal_session(process, signal.SIGKILL)
+        for process in self._processes.values():
+            end_session(process)
+        self._processes.clear()
 
 
 def _signal_session(process: Process, number: int) -> None:

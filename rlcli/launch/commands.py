@@ -46,7 +46,7 @@ def node_commands(
     options = ["--run-dir", str(run_dir), *layers]
     train = [sys.executable, "-P", "-m", "rlcli", "train", *options, "--", place_of(recipe, folder), *overrides]
     first = f"cd {shlex.quote(str(folder))} && {_with_project(train)}"
-    (ranks,) = (group for group in process_groups(topology) if group.kind == "ranks")
+    (ranks,) = (group for group in process_groups(resolved.recipe, topology) if group.kind == "ranks")
     deadline = resolved.recipe.launch.startup_deadline
     about = f"waits for the others, up to {deadline:g} s (launch.startup_deadline)" if has_nodes else "all there is"
     commands = [NodeCommand(0, ranks.on_node(0), first, f"the master too; {about}")]

@@ -36,14 +36,12 @@ class InlineLauncher:
             torch.set_num_threads(available_cores())
         transport = InlineTransport(lambda request: worker.handle(request), lifeline.waiting)
         device = pick_device(self._recipe.cluster.device, 0)
-        worker = ModelWorker(self._recipe, self._topology, 0, device, {}, transport.report)
-        members = Members(run_dir / "logs", "127.0.0.1", lambda node: (run_environment(1), None))
+        worker = ModelWorker(self._recipe, self._topology, 0, device, {}, transport.report, run_dir)
+        members = Members(run_dir, run_environment(1))
         try:
-            for group in groups:
-                if group.kind != "ranks":
-                    members.start(group)
+            members.start(groups, node=0)
         except BaseException:
-            members.stop(0)
+            members.stop()
             raise
         return InlineRunning(transport, members)
 
@@ -54,15 +52,9 @@ class InlineRunning:
     def __init__(self, transport: Transport, members: Members):
         self.transport, self._members = transport, members
 
-    def addresses(self) -> dict[tuple[str, int], str]:
-        return self._members.addresses()
-
     def deaths(self) -> list[Death]:
         return self._members.deaths()
 
-    def restart(self, group: str, index: int) -> None:
-        self._members.restart(group, index)
-
     def stop(self, grace: float, show_stacks: bool = False) -> None:
         self.transport.close()
-        self._members.stop(grace)
+        self._members.stop()

@@ -37,14 +37,8 @@ class Running(Protocol):
     def transport(self) -> Transport:
         """The master's connection to the ranks."""
 
-    def addresses(self) -> dict[tuple[str, int], str]:
-        """(group, index) → `host:port` of each process of a server."""
-
     def deaths(self) -> list[Death]:
-        """The processes that have ended and were not replaced, in the order in which that was noticed."""
-
-    def restart(self, group: str, index: int) -> None:
-        """Replace a process of a server or a pool, dead or alive; it may get another address."""
+        """The processes that have ended and are not replaced, in the order in which that was noticed."""
 
     def stop(self, grace: float, show_stacks: bool = False) -> None:
         """End all processes: those that do not end by themselves within `grace` seconds are killed. `show_stacks`: have

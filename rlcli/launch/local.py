@@ -9,21 +9,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.api.run_folder import PROCESSES
-from rlcli.errors import UsageError
 from rlcli.files import private_file
-from rlcli.launch.children import GONE_WITHIN, Members, Process, end_session, run_environment, start_child
+from rlcli.launch.children import GONE_WITHIN, Process, end_session, run_environment, start_child
 from rlcli.launch.launcher import Death
 from rlcli.launch.meeting import MeetingFolder
 from rlcli.launch.node import agent_command
-from rlcli.launch.world import Entry, World, write_records
-from rlcli.processes import start_time
+from rlcli.launch.world import World, write_records
 from rlcli.runtime.worker_main import MEETING, WORKER_FILE
 from rlcli.topology.groups import RANKS, Group
 
@@ -62,14 +59,10 @@ class LocalRunning:
             undo.callback(self._own.close)
             self._world = World(recipe, ranks, run_dir, self._own.path, self._agent_exit)
             undo.pop_all()
-        self._members = Members(run_dir / "logs", "127.0.0.1", self._place)
         try:
             for node in self._nodes:
                 environment, folder = self._place(node)
                 self._agents[node] = start_agent(run_dir, node, environment, folder)
-            for group in groups:
-                if group is not ranks:
-                    self._members.start(group)
             self._world.wait()
             self._note_processes()
         except BaseException:
@@ -96,17 +89,8 @@ class LocalRunning:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return environment | {"TMPDIR": str(home / "tmp")}, home / "work"
 
-    def addresses(self) -> dict[tuple[str, int], str]:
-        return self._members.addresses()
-
     def deaths(self) -> list[Death]:
-        return [*self._world.deaths(), *self._members.deaths()]
-
-    def restart(self, group: str, index: int) -> None:
-        if group == RANKS:
-            raise UsageError("a rank cannot be replaced: the world ends with it, and restarts from the last commit")
-        self._members.restart(group, index)
-        self._note_processes()
+        return self._world.deaths()
 
     def stop(self, grace: float, show_stacks: bool = False) -> None:
         """Nothing outlives the run: ranks die with their agents by their parent-death signal."""
@@ -118,7 +102,6 @@ class LocalRunning:
         self._world.dismiss(self._agents)
         for agent in self._agents.values():
             end_session(agent)
-        self._members.stop(grace)
         self._end_stragglers()
         self._world.close()
         self._own.close()
@@ -131,10 +114,7 @@ class LocalRunning:
 
     def _note_processes(self) -> None:
         """Write down who they are."""
-        here = socket.gethostname()
-        members = self._members.pids().items()
-        servers = [Entry(f"{name}{index}", 0, here, pid, start_time(pid)) for (name, index), pid in members]
-        records = [*self._world.records(), *servers]
+        records = self._world.records()
         self._started = {one.pid: one.started for one in records if one.node in self._nodes and one.started is not None}
         write_records(self._run_dir / PROCESSES, records)
 

@@ -22,11 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import RlcliError
+from rlcli.launch.children import REPLACEMENTS, Members
 from rlcli.launch.cores import available_cores
 from rlcli.processes import start_time
 from rlcli.runtime.control import Control, zeromq
 from rlcli.runtime.pulse import END, Pulse
 from rlcli.runtime.worker_main import AGENT, MEETING, WORKER_FILE
+from rlcli.topology import plan_topology
+from rlcli.topology.groups import process_groups
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
@@ -57,9 +60,12 @@ def main(run_dir: Path, node: int) -> int:
     _prepare_environment(recipe)
     context = zeromq().Context()
     pulse = Pulse(context, control, ("node", node), _end_here)
-    pulse.tell(host=socket.gethostname(), started=start_time(os.getpid()))
-    threading.Thread(target=_watch_ranks, args=(pulse,), daemon=True).start()
+    members = Members(run_dir, dict(os.environ))
+    members.start(process_groups(recipe, plan_topology(recipe)), node)
+    pulse.tell(host=socket.gethostname(), started=start_time(os.getpid()), members=_records(members))
+    threading.Thread(target=_watch, args=(pulse, members), daemon=True).start()
     failed = _run_ranks(recipe, run_dir, meeting, node)
+    members.stop()
     pulse.tell_last(HEARD_WITHIN, is_over=True, **failed)
     pulse.close()
     context.term()
@@ -170,11 +176,11 @@ def _meet_in(file: Path, node: int, nodes: int) -> None:
     rendezvous_handler_registry.register("rlcli", Meeting)
 
 
-def _watch_ranks(pulse: Pulse) -> None:
-    """Tell of each rank that has ended, also with exit code 0, of which torchrun says nothing."""
+def _watch(pulse: Pulse, members: Members) -> None:
+    """Tell of each rank that has ended, also with exit code 0, of which torchrun says nothing, and of the members."""
     import psutil
 
-    seen, gone = set[int](), set[int]()
+    seen, gone, known = set[int](), set[int](), _records(members)
     while True:
         time.sleep(LOOK_SECONDS)
         alive = {one.pid for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE}
@@ -182,6 +188,17 @@ def _watch_ranks(pulse: Pulse) -> None:
         if seen - alive != gone:
             gone = seen - alive
             pulse.tell(gone=sorted(gone))
+        if (found := _records(members)) != known:
+            known = found
+            pulse.tell(members=known)
+        if deaths := members.deaths():
+            names = ", ".join(f"{one.group}{one.index} {one}" for one in deaths)
+            pulse.tell(failure=f"{names}, {REPLACEMENTS + 1} times")
+
+
+def _records(members: Members) -> dict[str, tuple[int, float | None]]:
+    """Name → pid and start time."""
+    return {f"{name}{index}": (pid, start_time(pid)) for (name, index), pid in members.pids().items()}
 
 
 def count_memory_kills(membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -308,7 +308,7 @@ def _status_of_failures(run: RunDirectory, has_begun: Callable[[], bool]) -> Ite
 @contextmanager
 def workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Transport]:
     """The workers of a recipe, in this process or in others, whose logs go to the folder."""
-    running = launcher_of(recipe, topology).start(process_groups(topology), run_dir)
+    running = launcher_of(recipe, topology).start(process_groups(recipe, topology), run_dir)
     try:
         yield running.transport
     except BaseException as error:

@@ -99,7 +99,12 @@ class World:
         for rank, pid in sorted(self.transport.pids.items()):
             node, began = self._ranks.nodes[rank], told.get(("rank", rank), {}).get("started")
             ranks.append(Entry(f"rank{rank}", node, hosts.get(node), pid, began))
-        return [*nodes, *ranks]
+        members = [
+            Entry(name, node, hosts[node], *one)
+            for node, said in agents.items()
+            for name, one in said.get("members", {}).items()
+        ]
+        return [*nodes, *ranks, *members]
 
     def _told(self) -> dict[int, dict[str, Any]]:
         """Node → what its agent says."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ from rlcli.recipe.mesh import Mesh
 from rlcli.recipe.role_sources import prompt_role, tokenizer_source, weights_origin
 from rlcli.recipe.schema import Recipe
 from rlcli.topology import RolePlacement, Topology
+from rlcli.topology.groups import server_folders
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -84,7 +86,13 @@ def training_steps(recipe: Recipe, rows_of: Mapping[str, int | None], done: int 
 
 
 def build_roles(
-    recipe: Recipe, topology: Topology, rank: int, device: torch.device, meshes: Meshes, spec: FinetuneSpec
+    recipe: Recipe,
+    topology: Topology,
+    rank: int,
+    device: torch.device,
+    meshes: Meshes,
+    spec: FinetuneSpec,
+    run_dir: Path | None = None,
 ) -> dict[str, tuple[Model, ModelBackend]]:
     """The roles that live on `rank`, initialised by their backends."""
     built = {}
@@ -100,6 +108,7 @@ def build_roles(
             name=name, module=None, tokenizer=tokenizer, device=device, seed=seed, device_mesh=meshes.get(name),
             source=source, family=family_of(source.config.model_type) if source is not None else None,
             save_dtype=SAVE_DTYPES[recipe.checkpoint.save_dtype],
+            server_folders=server_folders(recipe, topology, name, rank, run_dir) if run_dir is not None else (),
             data_tokenizer=tokenizer if reads_alike else role_tokenizer(recipe, prompt_role(recipe)),
         )  # fmt: skip
         built[name] = backend.initialize(model, spec), backend

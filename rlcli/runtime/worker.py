@@ -65,7 +65,14 @@ class ModelWorker:
     """Answers the master's requests; `handle` is the only way in."""
 
     def __init__(
-        self, recipe: Recipe, topology: Topology, rank: int, device: torch.device, meshes: Meshes, report: Tell
+        self,
+        recipe: Recipe,
+        topology: Topology,
+        rank: int,
+        device: torch.device,
+        meshes: Meshes,
+        report: Tell,
+        run_dir: Path | None = None,
     ):
         keep_freed_memory()
         self.recipe = recipe
@@ -74,6 +81,7 @@ class ModelWorker:
         self.device = device
         self.meshes = meshes
         self.report = report
+        self.run_dir = run_dir
         self._train_graph = train_graph(recipe)
         self.calls = {mfc.name: mfc for mfc in (*self._train_graph, *eval_graph(recipe))}
         self._evaluating = {mfc.name for mfc in eval_graph(recipe)}
@@ -138,7 +146,7 @@ class ModelWorker:
             dataset_size=rows,
             train_batch_size=self.recipe.train.prompts_per_step,
         )
-        self._backed = build_roles(self.recipe, self.topology, self.rank, self.device, self.meshes, spec)
+        self._backed = build_roles(self.recipe, self.topology, self.rank, self.device, self.meshes, spec, self.run_dir)
         self.models = {name: model for name, (model, _) in self._backed.items()}
         changing = {name: self.models[name] for name in self.recipe.changing_roles if name in self.models}
         return {

@@ -100,7 +100,7 @@ def _start(run_dir: Path, rank: int, local_rank: int, report: Tell) -> tuple[Mod
         world_size=topology.world_size,
         timeout=timeout,
     )
-    worker = ModelWorker(recipe, topology, rank, device, make_meshes(topology, device.type), report)
+    worker = ModelWorker(recipe, topology, rank, device, make_meshes(topology, device.type), report, run_dir)
     lane = DataLane(rank, worker.samples, device, timeout) if topology.world_size > 1 else None
     return worker, lane
 

@@ -192,6 +192,8 @@ class FakeSGLang:
     # -- weights and memory ----------------------------------------------------------------------------------
 
     def _from_disk(self, body: dict[str, Any]) -> Any:
+        if body.get("load_format", "dummy") == "dummy":  # as the server was started
+            raise Refused("Failed to get model loader")
         try:
             with self._lock:
                 self.model.load(Path(body["model_path"]))
@@ -369,11 +371,12 @@ def spans(versions: list[str]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """`--config FILE`, with the settings that `sglang.launch_server` reads."""
+    """`--config FILE --port PORT`, as `sglang.launch_server` reads them."""
     import yaml
 
-    settings = yaml.safe_load(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
-    fake = FakeSGLang(HashModel(Path(settings["model-path"])), settings["port"], settings["api-key"],
+    _, file, _, port = sys.argv[1:]
+    settings = yaml.safe_load(Path(file).read_text())
+    fake = FakeSGLang(HashModel(Path(settings["model-path"])), int(port), settings["api-key"],
                       settings.get("token-s", 0.0))  # fmt: skip
     fake.serve()
 

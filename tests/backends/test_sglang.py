@@ -13,12 +13,14 @@ import pytest
 
 from rlcli.backends._sglang_http import Endpoint, ServerRefused
 from rlcli.errors import HangError, ModelError, WorkerError
+from rlcli.launch.children import Members, run_environment
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.fake_sglang import FakeSGLang, HashModel
 from rlcli.testing.fake_sglang_model import TransformersModel
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import tiny_model
+from rlcli.topology.groups import Group, server_folder
 
 
 class Attached(BackendContract):
@@ -285,13 +287,19 @@ def started(tmp_path):
     """engine(n, **args) whose servers are processes that the backend starts."""
     package = tmp_path / "path" / "sglang"
     package.mkdir(parents=True)
+    (tmp_path / "logs").mkdir()
     (package / "__init__.py").write_text("")
     (package / "launch_server.py").write_text("from rlcli.testing.fake_sglang import main\n\nmain()\n")
     root = Path(__file__).resolve().parents[2]
     with ExitStack() as stack:
 
         def make(count=1, **args):
+            members = Members(tmp_path, run_environment(1))
+            group = Group("server", "server", (0,) * count)
+            stack.callback(members.stop)
+            members.start([group], node=0)
             checks = BackendContract()
+            checks.server_folders = tuple(server_folder(tmp_path, group.name, index) for index in range(count))
             checks.name, checks.args = "sglang", {
                 **QUICK, "python": sys.executable, "servers": count, "update": "disk", "weights_folder": str(tmp_path),
                 "environment": {"PYTHONPATH": f"{package.parent}:{root}"}, **args,
@@ -308,9 +316,10 @@ def servers_of(engine):
 
 
 def processes(engine):
-    """Of each server, those below its guardian."""
-    guardians = [psutil.Process(server.process._guardian.pid) for server in servers_of(engine)]
-    return [guardian.children(recursive=True) for guardian in guardians]
+    """Of each server, the process itself: its guardian's child, which is its agent's."""
+    agents = {one.cmdline()[-1]: one for one in psutil.Process().children() if "rlcli.launch.server" in one.cmdline()}
+    folders = [str(server.launch.slot.folder) for server in servers_of(engine)]
+    return [guardian.children() for folder in folders for guardian in agents[folder].children()]
 
 
 def test_a_server_that_is_killed_mid_rollout_comes_back_and_nothing_is_lost(started):
@@ -322,15 +331,26 @@ def test_a_server_that_is_killed_mid_rollout_comes_back_and_nothing_is_lost(star
     found = [one.tolist() for one in generate(engine, responses_per_prompt=4).tokens]
     killer.join()
     assert found == wanted
-    assert [server.lifes for server in servers_of(engine)] == [2, 1]
+    assert [server.lives for server in servers_of(engine)] == [2, 1]
 
 
 def test_servers_end_with_the_engine(started):
     engine = started()
-    (running,) = processes(engine)
-    assert running
+    ((running,),) = processes(engine)
     engine.close()
-    assert not any(one.is_running() for one in running)
+    psutil.wait_procs([running], 20)
+    assert not running.is_running()
+
+
+def test_a_server_whose_agent_is_killed_comes_back(started):
+    engine = started(options={"token_s": 0.05})
+    wanted = [one.tolist() for one in generate(engine).tokens]
+    agent = psutil.Process(processes(engine)[0][0].ppid()).parent()
+    killer = threading.Timer(0.3, agent.kill)
+    killer.start()
+    assert [one.tolist() for one in generate(engine).tokens] == wanted
+    killer.join()
+    assert [server.lives for server in servers_of(engine)] == [2]
 
 
 def test_the_key_of_a_server_is_in_a_private_file_and_nowhere_else(started):
@@ -339,7 +359,7 @@ def test_the_key_of_a_server_is_in_a_private_file_and_nowhere_else(started):
     ((running,),) = processes(engine)
     assert server.endpoint.key not in " ".join(running.cmdline())
     assert server.endpoint.key not in str(running.environ())
-    assert Path(running.cmdline()[-1]).stat().st_mode & 0o777 == 0o600
+    assert Path(running.cmdline()[-3]).stat().st_mode & 0o777 == 0o600
     with pytest.raises(ServerRefused, match="401"):
         Endpoint(server.endpoint.url).get("/model_info", 5)
 

@@ -39,7 +39,7 @@ def imported_modules(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", COMPONENTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_components_import_contracts_maths_and_siblings_only(path):
-    rooms = ("api", "ops", "registry", "errors", "files", "processes", "server_process", path.parent.name)
+    rooms = ("api", "ops", "registry", "errors", "files", "processes", "server_slot", path.parent.name)
     allowed = tuple(f"rlcli.{room}" for room in rooms)
     ours = {name for name in imported_modules(path) if name.split(".")[0] == "rlcli" or name.startswith(".")}
     wrong = {name for name in ours if name != "." and not any(f"{name}.".startswith(f"{room}.") for room in allowed)}

@@ -1,4 +1,4 @@
-"""Servers and pools of a run: started, found, noticed when they die, replaced and ended, by either launcher."""
+"""Servers and pools of a run: started, noticed when they die, replaced, given up, and ended with what they started."""
 
 import os
 import signal
@@ -9,26 +9,27 @@ import urllib.request
 import psutil
 import pytest
 
+from rlcli.launch import children
 from rlcli.launch.children import Members, run_environment
 from rlcli.launch.launcher import Death
-from rlcli.topology.groups import PORT, Group
+from rlcli.server_slot import PORT, ServerSlot
+from rlcli.topology.groups import RANKS, Group, server_folder
 
-SERVER = Group(
-    "files", "server", (0, 0), (sys.executable, "-P", "-m", "http.server", PORT, "--bind", "127.0.0.1"),
-    {"RLCLI_TEST": "here"},
-)  # fmt: skip
+SERVER = Group("files", "server", (0, 1, 0), environment={"RLCLI_TEST": "here"})
 POOL = Group("pool", "pool", (0,), (sys.executable, "-c", "import time; time.sleep(1000)"))
 STUBBORN = Group(
     "stubborn", "pool", (0,),
     (sys.executable, "-c", "import subprocess, time; subprocess.Popen(['sleep', '1000']); time.sleep(1000)"),
 )  # fmt: skip
+FILES = (sys.executable, "-P", "-m", "http.server", PORT, "--bind", "127.0.0.1")
 
 
 @pytest.fixture
 def members(tmp_path):
-    made = Members(tmp_path, "127.0.0.1", lambda node: (run_environment(1), tmp_path))
+    (tmp_path / "logs").mkdir()
+    made = Members(tmp_path, run_environment(1), tmp_path)
     yield made
-    made.stop(0)
+    made.stop()
 
 
 def wait_for(condition, seconds=60):
@@ -39,53 +40,74 @@ def wait_for(condition, seconds=60):
     return found
 
 
-def answers(address):
+def answers(slot):
     try:
-        return urllib.request.urlopen(f"http://{address}/", timeout=5).status == 200
+        return bool(slot.port) and urllib.request.urlopen(f"http://127.0.0.1:{slot.port}/", timeout=5).status == 200
     except OSError:
         return False
 
 
-def test_each_process_of_a_server_has_an_address_of_its_own(members):
-    members.start(SERVER)
-    members.start(POOL)
-    found = members.addresses()
-    assert set(found) == {("files", 0), ("files", 1)}
-    assert len(set(found.values())) == 2
-    for address in found.values():
-        wait_for(lambda address=address: answers(address))
+def test_a_server_runs_what_its_client_asks_for_until_it_asks_for_another(members, tmp_path):
+    members.start([Group(RANKS, "ranks", (0, 1)), SERVER, POOL], node=0)
+    assert set(members.pids()) == {("files", 0), ("files", 2), ("pool", 0)}
     assert psutil.Process(members.pids()["files", 0]).environ()["RLCLI_TEST"] == "here"
+    slot = ServerSlot(server_folder(tmp_path, "files", 0))
+    slot.start(FILES, {"RLCLI_OTHER": "there"})
+    wait_for(lambda: answers(slot))
+    (running,) = psutil.Process(members.pids()["files", 0]).children()[0].children()
+    assert running.environ()["RLCLI_OTHER"] == "there"
+    running.kill()
+    assert wait_for(lambda: slot.exit_code) == -signal.SIGKILL
+    slot.start(["/there/is/none"], {})
+    assert wait_for(lambda: slot.exit_code) == 1
+    assert "/there/is/none" in slot.last_words()
+    slot.start(FILES, {})
+    wait_for(lambda: answers(slot))
+    port = slot.port
+    slot.stop()
+    wait_for(lambda: slot.exit_code is not None)
+    assert slot.port != port
     assert members.deaths() == []
 
 
-def test_one_that_is_killed_is_reported_and_replaced(members):
-    members.start(SERVER)
-    members.start(POOL)
+def test_the_server_of_an_agent_that_is_killed_is_known_to_have_ended(members, tmp_path):
+    members.start([SERVER], node=1)
+    slot = ServerSlot(server_folder(tmp_path, "files", 1))
+    slot.start(FILES, {})
+    wait_for(lambda: answers(slot))
     os.kill(members.pids()["files", 1], signal.SIGKILL)
-    (death,) = wait_for(members.deaths)
-    assert death == Death("files", 1, 0, -signal.SIGKILL)
-    assert str(death) == "was killed by SIGKILL (out of memory?)"
-    before = members.pids()
-    members.restart("files", 1)
-    wait_for(lambda: answers(members.addresses()["files", 1]))
+    assert wait_for(lambda: slot.exit_code) == 137
+    assert not answers(slot)
+    slot.start(FILES, {})
+    wait_for(lambda: answers(slot))
+
+
+def test_one_that_dies_is_replaced_until_it_has_died_too_often(members, monkeypatch):
+    monkeypatch.setattr(children, "REPLACEMENTS", 1)
+    members.start([POOL], node=0)
+    first = members.pids()["pool", 0]
+    os.kill(first, signal.SIGKILL)
+    second = wait_for(lambda: next((pid for pid in members.pids().values() if pid != first), None))
     assert members.deaths() == []
-    after = members.pids()
-    assert after["files", 0] == before["files", 0]
-    assert after["files", 1] != before["files", 1]
+    os.kill(second, signal.SIGKILL)
+    (death,) = wait_for(members.deaths)
+    assert death == Death("pool", 0, 0, -signal.SIGKILL)
+    assert str(death) == "was killed by SIGKILL (out of memory?)"
 
 
-def test_one_that_cannot_start_says_why_in_its_log(members, tmp_path):
-    members.start(Group("broken", "server", (0,), (sys.executable, "-c", "raise SystemExit('no such model')")))
+def test_one_that_cannot_start_says_why_in_its_log(members, tmp_path, monkeypatch):
+    monkeypatch.setattr(children, "REPLACEMENTS", 0)
+    members.start([Group("broken", "pool", (0,), (sys.executable, "-c", "raise SystemExit('no such model')"))], node=0)
     (death,) = wait_for(members.deaths)
     assert (death.exit, str(death)) == (1, "ended with exit code 1")
-    assert (tmp_path / "broken0.log").read_text() == "no such model\n"
-    assert (tmp_path / "broken0.log").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "logs" / "broken0.log").read_text() == "no such model\n"
+    assert (tmp_path / "logs" / "broken0.log").stat().st_mode & 0o077 == 0
 
 
 def test_they_end_with_all_that_they_have_started(members):
-    members.start(STUBBORN)
+    members.start([STUBBORN], node=0)
     process = psutil.Process(members.pids()["stubborn", 0])
     (child,) = wait_for(process.children)
-    members.stop(0.2)
+    members.stop()
     wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 5)
     assert not process.is_running()

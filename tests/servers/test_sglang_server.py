@@ -16,14 +16,17 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from torch.nn.functional import pad
 
 from rlcli.errors import ModelError
+from rlcli.launch.children import Members, run_environment
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import prompts
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.plain import greedy_answers
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import tiny_model
+from rlcli.topology.groups import Group, server_folder
 
 PYTHON = os.environ.get("RLCLI_SGLANG_PYTHON")
 ON_CPU = Path(__file__).with_name("on_cpu")
@@ -44,24 +47,35 @@ SETTINGS = {
 
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-
-
-def engine_of(seed=0, tokenizer=None, **args):
-    checks = BackendContract()
-    checks.name, checks.args = "sglang", args
-    return checks.engine("llama", seed=seed, tokenizer=tokenizer)
+PADDED_TO = 64
+"""SGLang's matrices of the vocabulary have a multiple of so many rows."""
 
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory):
     """An engine with two servers of its own."""
-    engine = engine_of(**SETTINGS, weights_folder=str(tmp_path_factory.mktemp("weights")))
+    run_dir, group = tmp_path_factory.mktemp("run"), Group("server", "server", (0, 0))
+    (run_dir / "logs").mkdir()
+    members = Members(run_dir, run_environment(1))
+    members.start([group], node=0)
+    checks = BackendContract()
+    checks.name, checks.args = "sglang", {**SETTINGS, "weights_folder": str(tmp_path_factory.mktemp("weights"))}
+    checks.server_folders = tuple(server_folder(run_dir, group.name, index) for index in range(2))
+    engine = checks.engine("llama")
     yield engine
     engine.close()
+    members.stop()
 
 
 def servers_of(engine):
     return engine._servers.servers
+
+
+def server_process(server):
+    """Its guardian's child; the guardian is its agent's."""
+    folder = str(server.launch.slot.folder)
+    (agent,) = (one for one in psutil.Process().children() if one.cmdline()[-1:] == [folder])
+    return agent.children()[0].children()[0]
 
 
 def follow(engine, seed):
@@ -70,21 +84,17 @@ def follow(engine, seed):
     engine.take_parameters(SimpleNamespace(parameter_blocks=lambda: iter(blocks)), 1.0)
 
 
-def fused(lm):
-    """Name → weight, as SGLang joins those of llama: what it computes digests of."""
+def held_by_sglang(lm):
+    """Name → weight, as SGLang joins and pads those of llama: what it computes digests of."""
     weights = {name: one.detach() for name, one in lm.named_parameters()}
     made = {}
     for name, one in weights.items():
-        for parts, whole in ((("q_proj", "k_proj", "v_proj"), "qkv_proj"), (("gate_proj", "up_proj"), "gate_up_proj")):
-            if parts[0] in name:
-                made[name.replace(parts[0], whole)] = torch.cat(
-                    [weights[name.replace(parts[0], part)] for part in parts]
-                )
-                break
-            if any(part in name for part in parts):
-                break
-        else:
-            made[name] = one
+        place, _, kind = name.removesuffix(".weight").rpartition(".")
+        whole = next((whole for whole, parts in FUSED.items() if kind in parts), kind)
+        parts = [weights[f"{place}.{part}.weight"] for part in FUSED[whole]] if whole in FUSED else [one]
+        rows = -len(one) % PADDED_TO if kind in ("embed_tokens", "lm_head") else 0
+        held = ".".join(filter(None, (place, whole, "weight")))
+        made[held] = pad(torch.cat(parts), (0, 0) * (one.ndim - 1) + (0, rows))
     return made
 
 
@@ -127,7 +137,7 @@ def test_two_servers_hold_the_weights_at_the_end_of_a_chain_of_updates(ours):
         assert [one.tolist() for one in generate(ours, greedy=True).tokens] == wanted
     digests = {
         name: hashlib.sha256(one.contiguous().numpy().tobytes()).hexdigest()[:16]
-        for name, one in fused(tiny_model("llama", seed=7)).items()
+        for name, one in held_by_sglang(tiny_model("llama", seed=7)).items()
     }
     for server in servers_of(ours):
         held = checksums(server)
@@ -143,7 +153,7 @@ def test_memory_is_given_back_and_the_weights_are_there_again(ours):
 def test_a_server_that_is_killed_mid_rollout_comes_back_with_the_present_weights(ours):
     follow(ours, seed=3)
     wanted = [one.tolist() for one in generate(ours, greedy=True, max_new_tokens=60).tokens]
-    victim = psutil.Process(servers_of(ours)[0].process._guardian.pid).children()[0]
+    victim = server_process(servers_of(ours)[0])
     killer = threading.Timer(0.5, victim.kill)
     killer.start()
     found = generate(ours, greedy=True, max_new_tokens=60, responses_per_prompt=8)
@@ -152,7 +162,7 @@ def test_a_server_that_is_killed_mid_rollout_comes_back_with_the_present_weights
     assert len(found.tokens) == 8 * len(wanted)
     again = generate(ours, greedy=True, max_new_tokens=60, responses_per_prompt=2)
     assert [one.tolist() for one in again.tokens[::2]] == wanted
-    assert [server.lifes for server in servers_of(ours)] == [2, 1]
+    assert [server.lives for server in servers_of(ours)] == [2, 1]
 
 
 def test_a_tokenizer_with_other_ends_is_served_exactly(ours):

@@ -58,6 +58,9 @@ class BackendChecks(Contract):
     tolerance: ClassVar[float] = 5e-5
     """Largest relative difference from the plain computation that is rounding; that of float32 by default."""
 
+    server_folders: tuple[Path, ...] = ()
+    """Of servers whose agents run, for a backend that has them started."""
+
     device: ClassVar[str] = "cpu"
     """Where its engines run."""
 
@@ -89,7 +92,7 @@ class BackendChecks(Contract):
         module: Any = lm if lm is not None else tiny_model(family or self.families[0], head=head, seed=seed)
         model = Model(
             "actor", None, tokenizer or TinyTokenizer(), torch.device(self.device), source=HeldSource(module),
-            family=family_of(module.config.model_type), device_mesh=mesh,
+            family=family_of(module.config.model_type), device_mesh=mesh, server_folders=self.server_folders,
         )  # fmt: skip
         spec = FinetuneSpec(total_train_steps=TOTAL_STEPS, dataset_size=100, train_batch_size=10)
         backend = self.backend(**({"dtype": "float32"} | wanted))

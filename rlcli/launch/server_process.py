@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,9 +21,6 @@ OF_RANKS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME")
 OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "VIRTUAL_ENV")
 """Variables that describe this process: its place in a world of ranks, and its Python."""
 PREFIXES = ("LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_", "RLCLI_", "PYTEST_")
-LOG_LINES = 12
-"""Last lines of a server's log that an error shows."""
-LOG_BYTES = 4096
 END_WITHIN = 10.0
 """Seconds for a guardian to end what it guards."""
 
@@ -34,7 +30,6 @@ class ServerProcess:
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None):
         """`environment`: variables that it has besides ours. Its output is appended to `log`. Raises OSError."""
-        self.log = log
         with os.fdopen(open_private(log, os.O_WRONLY | os.O_APPEND), "ab") as output:
             self._guardian = subprocess.Popen(
                 [sys.executable, "-I", str(GUARDIAN), *command],
@@ -60,21 +55,6 @@ class ServerProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._guardian.pid, signal.SIGKILL)
             self._guardian.wait()
-
-    def last_words(self) -> str:
-        """The end of its log."""
-        with contextlib.suppress(OSError), self.log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-            return "\n".join(line for line in lines[-LOG_LINES:] if line.strip())
-        return ""
-
-
-def free_port() -> int:
-    """A port of this machine that nobody has now. Somebody may take it before a server does, which then ends."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def _inherited() -> dict[str, str]:

@@ -58,6 +58,7 @@ def children() -> list[int]:
 if __name__ == "__main__":
     code = main()
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # that of SIGKILL is never another one
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)

@@ -1,0 +1,80 @@
+"""The agent of one server: `python -P -m rlcli.launch.server FOLDER`. It runs what the client asks for in that folder
+(see `server_slot`), one server at a time, which ends with it however it ends."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from pathlib import Path
+
+from rlcli.launch.server_process import ServerProcess
+from rlcli.server_slot import PORT, ServerSlot, Serves, Wanted
+
+LOOK_EVERY = 0.2
+"""Seconds between two looks at what is wanted, and at whether it runs."""
+LOST = 137
+"""Exit code of a server whose agent has died."""
+
+
+def main(folder: Path) -> None:
+    """Until this process is ended."""
+    agent = ServerAgent(ServerSlot(folder))
+    while True:
+        agent.look()
+        time.sleep(LOOK_EVERY)
+
+
+def agent_command(folder: Path) -> list[str]:
+    """What starts the agent of a server."""
+    return [sys.executable, "-P", "-m", "rlcli.launch.server", str(folder.absolute())]
+
+
+class ServerAgent:
+    """Keeps one server as its client wants it."""
+
+    def __init__(self, slot: ServerSlot):
+        self._slot = slot
+        self._server: ServerProcess | None = None
+        self._serves = Serves(0, 0)
+        earlier = slot.serves
+        if earlier is not None:  # of an agent before this one: its server has died with it
+            self._say(Serves(earlier.life, earlier.port, LOST if earlier.exit is None else earlier.exit))
+
+    def look(self) -> None:
+        """Do what is to be done now."""
+        wanted = self._slot.wanted
+        if wanted.life > self._serves.life:
+            self.stop()
+            self._say(self._start(wanted))
+        elif self._server is not None and (code := self._server.exit_code) is not None:
+            self._server = None
+            self._say(Serves(self._serves.life, self._serves.port, code))
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+
+    def _start(self, wanted: Wanted) -> Serves:
+        if not wanted.command:
+            return Serves(wanted.life, 0, 0)
+        port = free_port()
+        command = [word.replace(PORT, str(port)) for word in wanted.command]
+        self._server = ServerProcess(command, self._slot.log, wanted.environment)
+        return Serves(wanted.life, port)
+
+    def _say(self, serves: Serves) -> None:
+        self._serves = serves
+        self._slot.tell(serves)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody has now. Somebody may take it before the server does, which then ends."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

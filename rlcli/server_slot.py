@@ -1,0 +1,108 @@
+"""A server of a run: a folder in which its client and its agent tell each other what they must know.
+
+The client is a rank. It says what is to run, and asks again when that has died: it alone knows what the server must be
+given then, and how often is enough. The agent, on the same node (`launch.server`), runs it and says where it listens
+and how it ended. Files are replaced whole, so nobody reads half of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rlcli.files import known_object, replace_file
+
+WANTED, SERVES, LOG = "wanted.json", "serves.json", "server.log"
+PORT = "{port}"
+"""Stands, in a command, for the port that the server is to listen on."""
+LOG_LINES = 12
+"""Last lines of a server's log that an error shows."""
+LOG_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the client asks for."""
+
+    life: int
+    """A higher number than before asks for a new process."""
+    command: tuple[str, ...] = ()
+    """Nothing, if none is to run."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Serves:
+    """What the agent says."""
+
+    life: int
+    port: int
+    exit: int | None = None
+    """Exit code of a server that has ended; negative for the signal that ended it."""
+
+
+class ServerSlot:
+    """The client's end and the agent's."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._life = self.wanted.life
+
+    # -- the client's ----------------------------------------------------------------------------------------
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Have a new server started, once the old one has been ended. `environment`: variables that it has besides
+        those of the run."""
+        self._want(tuple(command), environment)
+
+    def stop(self) -> None:
+        """Have it ended."""
+        self._want((), {})
+
+    def _want(self, command: tuple[str, ...], environment: Mapping[str, str]) -> None:
+        self._life += 1
+        wanted = Wanted(self._life, command, environment)
+        replace_file(self.folder / WANTED, json.dumps(asdict(wanted)).encode())
+
+    @property
+    def port(self) -> int | None:
+        """Where the server that was asked for last listens, or will soon; None until it is started."""
+        found = self.serves
+        return found.port if found is not None and found.life == self._life else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the server that was asked for last; None while it runs."""
+        found = self.serves
+        return found.exit if found is not None and found.life == self._life else None
+
+    @property
+    def log(self) -> Path:
+        return self.folder / LOG
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+            return "\n".join(line for line in lines[-LOG_LINES:] if line.strip())
+        return ""
+
+    # -- the agent's -----------------------------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> Wanted:
+        told = known_object(self.folder / WANTED)
+        return Wanted(told["life"], tuple(told["command"]), told["environment"]) if told else Wanted(0)
+
+    @property
+    def serves(self) -> Serves | None:
+        told = known_object(self.folder / SERVES)
+        return Serves(**told) if told else None
+
+    def tell(self, serves: Serves) -> None:
+        replace_file(self.folder / SERVES, json.dumps(asdict(serves)).encode())

@@ -1,8 +1,8 @@
-"""Kills runs at random moments and resumes them: `python kill_anywhere.py ALGORITHM KILLS SEED FOLDER`.
+"""Kills runs at random moments and resumes them: `python kill_anywhere.py KILLS SEED FOLDER ALGORITHM[:RANKS]…`.
 
-Each run is a fork of this process (see `warm_command`). Prints one JSON object: how many kills were made, after how
-many of them there was a checkpoint, and which ended runs differ from one that was never killed. Ends with an error
-where a row that was drawn is not accounted for, or was trained on twice or with weights that are too old.
+Each run is a fork of this process (see `warm_command`). Prints a JSON object for each algorithm: how many kills were
+made, after how many of them there was a checkpoint, and which ended runs differ from one that was never killed; or a
+failure, where a row that was drawn is not accounted for, or was trained on twice or with weights that are too old.
 """
 
 import fcntl
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import yaml
 from warm_command import finish, load_everything, start
@@ -184,9 +185,11 @@ def reference_run(settings: tuple[str, ...]) -> tuple[float, dict[str, str]]:
     return time.monotonic() - began, result(Path("reference"))
 
 
-def main(algorithm: str, kills: int, seed: int, home: Path) -> None:
-    load_everything()
-    settings = (*(ALGORITHMS | APART | AHEAD)[algorithm], *QUICK)
+def killed(case: str, kills: int, seed: int, home: Path) -> dict[str, Any]:
+    """What became of the runs of one case."""
+    algorithm, _, ranks = case.partition(":")
+    several = (f"cluster.devices_per_node={ranks}", "launch=local") if ranks else ()
+    settings = (*(ALGORITHMS | APART | AHEAD)[algorithm], *several, *QUICK)
     home.mkdir(parents=True, exist_ok=True)
     os.chdir(home)
     draws = random.Random(seed)
@@ -205,8 +208,18 @@ def main(algorithm: str, kills: int, seed: int, home: Path) -> None:
         if wrong:
             differing.append({"run": str(ended), "differs": wrong})
     told = {"kills": made, "with_a_checkpoint": accounted, "seconds_of_a_run": round(seconds, 2)}
-    print(json.dumps({**told, "differing": differing}))
+    return {**told, "differing": differing}
+
+
+def main(kills: int, seed: int, home: Path, cases: list[str]) -> None:
+    load_everything()
+    for number, case in enumerate(cases):
+        try:
+            told = killed(case, kills, seed, home / str(number))
+        except SystemExit as failure:
+            told = {"failure": str(failure)}
+        print(json.dumps({"case": case, **told}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]).absolute(), sys.argv[4:])

@@ -27,6 +27,8 @@ RLCLI = [words[1:] for words in commands() if words[0] == "rlcli"]
 ABOUT_A_RUN = [words for words in RLCLI if "runs/ppo_math/<time>" in words]
 TRAINING = [words for words in RLCLI if words[0] == "train"]
 OWN = [words for words in RLCLI if words[0] in ("new", "test") and words[-1].startswith("my-")]
+HEAVY = ("test", "check", "eval", "generate", "chat", "convert")
+"""Verbs that load torch."""
 LOOKING = [words for words in RLCLI if words not in ABOUT_A_RUN and words not in TRAINING and words not in OWN]
 
 
@@ -39,29 +41,29 @@ def test_make_targets_exist():
 
 
 @pytest.mark.parametrize("words", LOOKING, ids=" ".join)
-def test_a_command_that_looks(words, command, questions):
-    done = command(*words[: words.index(">") if ">" in words else None], cwd=questions)
+def test_a_command_that_looks(words, command, warm_command, questions):
+    done = (warm_command if words[0] in HEAVY else command)(*words[: words.index(">") if ">" in words else None], cwd=questions)
     assert done.returncode == 0, done.stderr
     assert (done.stdout + done.stderr).strip()
 
 
-def test_components_of_ones_own(command, tmp_path):
+def test_components_of_ones_own(warm_command, tmp_path):
     """In the README's order: a project, and in it components that pass their tests."""
     project, *inside = OWN
-    assert command(*project, cwd=tmp_path).returncode == 0
+    assert warm_command(*project, cwd=tmp_path).returncode == 0
     for words in inside:
-        done = command(*words, cwd=tmp_path / project[-1])
+        done = warm_command(*words, cwd=tmp_path / project[-1])
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
     assert inside[-1][0] == "test"
 
 
-def test_what_is_said_of_a_run(command, tmp_path, tiny_ppo):
+def test_what_is_said_of_a_run(command, warm_command, tmp_path, tiny_ppo):
     """In the README's order: gone on with, prolonged, listed, verified, converted."""
     trained = command("train", "ppo_math", *tiny_ppo, "--run-dir", "run", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     for words in ABOUT_A_RUN:
         replaced = [{"runs/ppo_math/<time>": "run", "train.steps=40": "train.steps=3"}.get(w, w) for w in words]
-        done = command(*replaced, cwd=tmp_path)
+        done = warm_command(*replaced, cwd=tmp_path)
         assert done.returncode == 0, f"{words}: {done.stderr}"
         assert done.stdout.strip()
     assert json.loads((tmp_path / "run" / "status.json").read_text())["step"] == 3
@@ -110,7 +112,7 @@ def model_and_data(tmp_path, questions):
 
 
 @pytest.mark.parametrize("words", TRAINING, ids=" ".join)
-def test_a_command_that_trains(words, command, model_and_data, tiny_ppo):
+def test_a_command_that_trains(words, warm_command, model_and_data, tiny_ppo):
     words = [word.replace("/models/my-chat-model", "./my-chat-model") for word in words]
     given = {word.partition("=")[0] for word in words if "=" in word}
     own_data = "datasets.train" in given
@@ -119,12 +121,12 @@ def test_a_command_that_trains(words, command, model_and_data, tiny_ppo):
         for change in tiny_ppo
         if change.partition("=")[0] not in given and not (own_data and change.startswith(("models.", "datasets.")))
     ]
-    done = command(*words, *small, cwd=model_and_data)
+    done = warm_command(*words, *small, cwd=model_and_data)
     assert done.returncode == 0, done.stderr
     assert "model actor" in done.stdout.replace("\n", " ")
 
 
-def test_the_layer_and_the_component(command, model_and_data):
+def test_the_layer_and_the_component(warm_command, model_and_data):
     layer, reward = blocks("yaml")
     component = blocks("python")[1]
     assert is_project(model_and_data)
@@ -139,7 +141,7 @@ def test_the_layer_and_the_component(command, model_and_data):
         "train.prompts_per_step=4",
         "generation.max_new_tokens=4",
     ]
-    done = command("train", "my_ppo", *small, "--run-dir", "out", cwd=model_and_data)
+    done = warm_command("train", "my_ppo", *small, "--run-dir", "out", cwd=model_and_data)
     assert done.returncode == 0, done.stderr
     record = json.loads((model_and_data / "out" / "metrics.jsonl").read_text().splitlines()[-1])
     assert record["reward/reward/correct"] == 0

@@ -42,7 +42,8 @@ def test_make_targets_exist():
 
 @pytest.mark.parametrize("words", LOOKING, ids=" ".join)
 def test_a_command_that_looks(words, command, warm_command, questions):
-    done = (warm_command if words[0] in HEAVY else command)(*words[: words.index(">") if ">" in words else None], cwd=questions)
+    run = warm_command if words[0] in HEAVY else command
+    done = run(*words[: words.index(">") if ">" in words else None], cwd=questions)
     assert done.returncode == 0, done.stderr
     assert (done.stdout + done.stderr).strip()
 

@@ -17,6 +17,7 @@ from rlcli.recipe.warm_start import chain
 from rlcli.topology.advice import advise
 from rlcli.topology.configs import architecture_of, saved_width
 from rlcli.topology.drawing import weights_text
+from rlcli.topology.groups import process_groups
 from rlcli.topology.memory import RESERVED, MemoryPlan, Peak, as_json, plan_memory
 from rlcli.topology.overlap import Timetable
 from rlcli.topology.placement import Topology, plan_topology
@@ -147,6 +148,11 @@ def plan_json(plan: Plan) -> dict[str, Any]:
                 "weights": weights_text(recipe.models[placement.role]),
             }
             for placement in topology.placements
+        ],
+        "servers": [
+            {"name": group.name, "nodes": list(group.nodes)}
+            for group in process_groups(recipe, topology)
+            if group.kind == "server"
         ],
         "groups": [{"ranks": list(group.ranks), "roles": list(group.roles)} for group in topology.groups],
         "stages": stages(recipe.graph),

@@ -10,6 +10,7 @@ from rlcli.recipe.call_keys import graphs_of
 from rlcli.recipe.graph import made_keys, producers, reasons_to_drop, stages
 from rlcli.recipe.readable import by_label
 from rlcli.topology.drawing import draw, ranks_text, weights_text
+from rlcli.topology.groups import process_groups
 from rlcli.topology.memory import GIB, Peak
 from rlcli.topology.overlap import Timetable
 
@@ -39,6 +40,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         yield from textwrap.wrap(text, WIDTH, subsequent_indent="  ", **_WHOLE_WORDS)
     yield ""
     yield from draw(recipe, topology)
+    yield from _servers(plan)
     yield ""
     yield from _weights(plan)
     unread: list[str] = []
@@ -74,6 +76,14 @@ def number(count: int) -> str:
         if count >= unit:
             return f"{count / unit:.3g} {name}"
     return str(count)
+
+
+def _servers(plan: Plan) -> Iterator[str]:
+    for group in process_groups(plan.recipe, plan.topology):
+        if group.kind == "server":
+            nodes = sorted({*group.nodes})
+            where = f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {nodes[0]}-{nodes[-1]}"
+            yield f"{group.name}: {_count(len(group.nodes), 'server')} on {where}, outside the ranks"
 
 
 def _weights(plan: Plan) -> Iterator[str]:

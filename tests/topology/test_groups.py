@@ -1,0 +1,44 @@
+"""The processes of a run: its ranks, and the servers that it starts for those that need them."""
+
+from pathlib import Path
+
+from rlcli.recipe.resolve import load_recipe
+from rlcli.topology import plan_topology
+from rlcli.topology.groups import Group, process_groups, server_folders
+from rlcli.topology.report import make_plan, plan_json
+from rlcli.topology.text import plan_lines
+
+ROLLOUT = (
+    "cluster.nodes=2", "cluster.devices_per_node=2", "launch=local", "models.actor.devices=0-1",
+    "models.actor.rollout.devices=2-3", "models.actor.rollout.backend.args.servers=2",
+)  # fmt: skip
+OURS = "models.actor.rollout.backend.args.python=/env/bin/python"
+THEIRS = "models.actor.rollout.backend.args.urls=[http://a:1, http://b:2]"
+RANKS = Group("ranks", "ranks", (0, 0, 1, 1))
+
+
+def recipe_with(*overrides):
+    return load_recipe("ppo_math", (*ROLLOUT, *overrides), ["sglang"])
+
+
+def test_each_rank_of_a_role_has_its_servers_on_its_node():
+    resolved = recipe_with(OURS)
+    topology = plan_topology(resolved.recipe)
+    servers = Group("actor_rollout-server", "server", (1, 1, 1, 1))
+    assert process_groups(resolved.recipe, topology) == (RANKS, servers)
+    run = Path("/runs/one")
+    folders = [server_folders(resolved.recipe, topology, "actor_rollout", rank, run) for rank in (2, 3)]
+    assert [[folder.name for folder in of_rank] for of_rank in folders] == [
+        ["actor_rollout-server0", "actor_rollout-server1"], ["actor_rollout-server2", "actor_rollout-server3"],
+    ]  # fmt: skip
+    plan = make_plan(resolved)
+    assert "actor_rollout-server: 4 servers on node 1, outside the ranks" in list(plan_lines(plan))
+    assert plan_json(plan)["servers"] == [{"name": "actor_rollout-server", "nodes": [1, 1, 1, 1]}]
+
+
+def test_servers_that_are_there_already_are_not_started():
+    resolved = recipe_with(THEIRS)
+    topology = plan_topology(resolved.recipe)
+    assert process_groups(resolved.recipe, topology) == (RANKS,)
+    assert server_folders(resolved.recipe, topology, "actor_rollout", 2, Path("/runs/one")) == ()
+    assert server_folders(resolved.recipe, topology, "actor", 0, Path("/runs/one")) == ()

@@ -90,9 +90,10 @@ class Members:
         for group in groups:
             for index in group.on_node(node) if group.kind != "ranks" else ():
                 self._commands[group.name, index] = group, self._command(group, index)
-        for who in self._commands:
-            self._start(who)
         if self._commands:
+            make_folder(self._run_dir / "logs")
+            for who in self._commands:
+                self._start(who)
             self._thread.start()
 
     def _command(self, group: Group, index: int) -> list[str]:

@@ -291,7 +291,6 @@ def started(tmp_path):
     """engine(n, **args) whose servers are processes that the backend starts."""
     package = tmp_path / "path" / "sglang"
     package.mkdir(parents=True)
-    (tmp_path / "logs").mkdir()
     (package / "__init__.py").write_text("")
     (package / "launch_server.py").write_text("from rlcli.testing.fake_sglang import main\n\nmain()\n")
     root = Path(__file__).resolve().parents[2]

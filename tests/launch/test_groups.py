@@ -26,7 +26,6 @@ FILES = (sys.executable, "-P", "-m", "http.server", PORT, "--bind", "127.0.0.1")
 
 @pytest.fixture
 def members(tmp_path):
-    (tmp_path / "logs").mkdir()
     made = Members(tmp_path, run_environment(1), tmp_path)
     yield made
     made.stop()

@@ -55,7 +55,6 @@ PADDED_TO = 64
 def ours(tmp_path_factory):
     """An engine with two servers of its own."""
     run_dir, group = tmp_path_factory.mktemp("run"), Group("server", "server", (0, 0))
-    (run_dir / "logs").mkdir()
     members = Members(run_dir, run_environment(1))
     members.start([group], node=0)
     checks = BackendContract()

@@ -259,6 +259,19 @@ def _runs(line: Line, last: str) -> Iterator[Candidate]:
     yield from _folders(line, last)
 
 
+def _runs_and_metrics(line: Line, last: str) -> Iterator[Candidate]:
+    """Runs, and the keys and curves of the first one."""
+    from rlcli.observe.run_overview import last_numbers
+    from rlcli.observe.run_search import find_run
+    from rlcli.observe.series import NAMES, find_key
+
+    if line.positionals:
+        keys = last_numbers(find_run(line.positionals[0]) / "metrics.jsonl")
+        yield from (Candidate(name) for name in NAMES if find_key(keys, name) is not None)
+        yield from (Candidate(key) for key in keys if key != "step")
+    yield from _runs(line, last)
+
+
 def _recipes_or_runs(line: Line, last: str) -> Iterator[Candidate]:
     yield from _recipes(line, last)
     yield from _runs(line, last)
@@ -307,6 +320,7 @@ _BY_NAME: dict[str, Callable[[Line, str], Iterator[Candidate]]] = {
     "name": _components,
     "dataset": _datasets,
     "run": _runs,
+    "plot.words": _runs_and_metrics,
     "before": _recipes_or_runs,
     "now": _recipes_or_runs,
     "run_dir": _folders,

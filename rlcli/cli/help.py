@@ -146,6 +146,7 @@ def _option(parameter: Any, record: tuple[str, str]) -> tuple[str, str]:
     if words:
         name = f"{name.partition(' <')[0].partition(' [')[0]} WORD"
         head, bracket, default = what.partition("[default: ")
+        head = f"{head.rstrip()} "
         what = f"{head}[{', '.join(words)}{'; default: ' if bracket else ']'}{default}"
     return name, what
 

@@ -43,7 +43,10 @@ VERBS = {
     "Runs": {
         "status": "Show how runs stand: state, step, reward, machine",
         "logs": "Print what the processes of a run have written",
+        "attach": "Show a run live that is running elsewhere",
         "stop": "Stop a run, with a checkpoint",
+        "samples": "Show prompts, responses and rewards of a run",
+        "plot": "Draw metrics of runs, in the terminal or as a picture",
     },
     "Recipes": {
         "validate": "Check a recipe and report every problem",

@@ -24,6 +24,9 @@ class Display(Protocol):
         The title is put before the count of steps: "step" or "warm start sft_math".
         """
 
+    def take_up(self, progress: Progress) -> None:
+        """Continue with what is known of the run that has begun, in place of nothing."""
+
     def phase(self, text: str) -> None:
         """What is going on right now: "loading actor", "actor_gen"."""
 
@@ -84,6 +87,12 @@ class PlainDisplay:
         self._progress = Progress(one_line(title), steps, self._clock)
         self._printed = (-float("inf"), 0)
         self.note(f"run {run_name} -> {one_line(short_path(run_dir))}")
+
+    def take_up(self, progress: Progress) -> None:
+        self._progress = progress
+        if progress.done:
+            self._printed = (self._clock(), progress.done)
+            self.note(step_line(progress))
 
     def phase(self, text: str) -> None:
         """Too fleeting for a log."""

@@ -55,6 +55,10 @@ class LiveDisplay:
         self._live.start()
         atexit.register(self.stop)
 
+    def take_up(self, progress: Progress) -> None:
+        with self._lock:
+            self._progress = progress
+
     def phase(self, text: str) -> None:
         with self._lock:
             self._phase = one_line(text)

@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from rlcli.errors import ResourceError
+from rlcli.observe.display import Display
 from rlcli.observe.metrics import with_nonfinite
 from rlcli.observe.progress import Progress
+from rlcli.observe.run_overview import Overview, read_overview
 from rlcli.observe.series import number
+from rlcli.observe.tail import Tail
+
+LOOK_SECONDS = 0.5
 
 
 class Clock:
@@ -51,6 +58,40 @@ def replay(records: Sequence[Mapping[str, Any]], steps: int, until: float) -> Pr
         feed(progress, record)
     clock.at = None
     return progress
+
+
+def follow(folder: Path, display: Display, name: str) -> Overview:
+    """Show a run until it is over, from its files alone. Returns how it ended. Raises ResourceError F72."""
+    tail = Tail(folder / "metrics.jsonl")
+    run = _look(folder)
+    records = records_of(tail.lines()[0])
+    progress = replay(records, run.steps or 0, run.updated or time.time())
+    display.start(name, folder, progress.steps)
+    display.take_up(progress)
+    while True:
+        run = _look(folder)  # before its metrics: a run that is over has written all of them
+        lines, is_new = tail.lines()
+        if is_new:  # it was resumed, and repeats steps
+            progress = replay(records_of(lines), run.steps or 0, run.updated or time.time())
+            display.take_up(progress)
+            lines = []
+        progress.steps = run.steps or 0
+        for record in records_of(lines):
+            if results := evaluation_in(record):
+                display.evaluation(int(record["step"]), results)
+            if record["step"]:
+                display.step(record)
+        if not run.is_under_way:
+            return run
+        display.phase(f"{run.state}, last heard of {run.age or 0:.0f} s ago")
+        time.sleep(LOOK_SECONDS)
+
+
+def _look(folder: Path) -> Overview:
+    run = read_overview(folder)
+    if run is None:
+        raise ResourceError(f"{folder} is not the folder of a run any more", code="F72")
+    return run
 
 
 def feed(progress: Progress, record: Mapping[str, Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,17 +59,79 @@ class SampleWriter:
         self.close()
 
 
-def read_samples(path: Path) -> list[SampleRecord]:
+TEXTS = ("prompt", "response", "phase")
+NUMBERS = ("reward", "logprob")
+
+
+def iterate_samples(path: Path) -> Iterator[SampleRecord]:
     """The samples of a file, in order. Raises DataError for a line that is none."""
-    records = []
     for fields in read_json_lines(path):
         try:
-            records.append(SampleRecord(**fields))
+            record = SampleRecord(**fields)
         except TypeError as error:
-            raise DataError(
-                f"a line is not a sample: {escape_control(str(error))}", where=str(path), code="F31"
-            ) from None
-    return records
+            raise _not_a_sample(path, str(error)) from None
+        texts = all(isinstance(getattr(record, name), str) for name in TEXTS)
+        numbers = all(isinstance(getattr(record, name), int | float | None) for name in NUMBERS)
+        if not (texts and numbers and isinstance(record.step, int) and isinstance(record.answer, str | None)):
+            raise _not_a_sample(path, "a field has the wrong type")
+        yield record
+
+
+def read_samples(path: Path) -> list[SampleRecord]:
+    """All of them. Raises DataError."""
+    return list(iterate_samples(path))
+
+
+def _not_a_sample(path: Path, why: str) -> DataError:
+    return DataError(f"a line is not a sample: {escape_control(why)}", where=str(path), code="F31")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which samples of a file to look at."""
+
+    steps: Sequence[int] = ()
+    """Of one of these steps; none: the last step, or any if there is something to look for."""
+    phase: str | None = None
+    id: str | None = None
+    pattern: re.Pattern[str] | None = None
+    """What the prompt or the response contains."""
+
+    def matches(self, sample: SampleRecord) -> bool:
+        """All but the step."""
+        is_theirs = self.id in (None, str(sample.id)) and self.phase in (None, sample.phase)
+        found = self.pattern is None or self.pattern.search(sample.response) or self.pattern.search(sample.prompt)
+        return is_theirs and bool(found)
+
+
+def select_samples(samples: Iterable[SampleRecord], wanted: Wanted) -> list[SampleRecord]:
+    """Those that are wanted, in order."""
+    looks_for = wanted.id is not None or wanted.pattern is not None
+    found: list[SampleRecord] = []
+    for sample in samples:
+        if not wanted.matches(sample) or (wanted.steps and sample.step not in wanted.steps):
+            continue
+        if not wanted.steps and not looks_for and found and sample.step != found[-1].step:
+            found.clear()
+        found.append(sample)
+    return found
+
+
+def by_reward(samples: Iterable[SampleRecord], count: int, *, best: bool) -> list[SampleRecord]:
+    """The best or the worst of those that have a reward; equal ones in their order."""
+    rewarded = [(sample.reward, sample) for sample in samples if sample.reward is not None]
+    rewarded.sort(key=lambda one: -one[0] if best else one[0])
+    return [sample for _, sample in rewarded[:count]]
+
+
+def changed_between(samples: Iterable[SampleRecord], wanted: Wanted) -> list[tuple[SampleRecord, SampleRecord]]:
+    """Responses to one prompt that differ between two steps: the first and the last, or those that are wanted."""
+    seen: dict[tuple[str, str, int], list[SampleRecord]] = {}
+    for sample in samples:
+        if wanted.matches(sample) and (not wanted.steps or sample.step in wanted.steps):
+            seen.setdefault((sample.phase, str(sample.id), sample.number), []).append(sample)
+    pairs = ((found[0], found[-1]) for found in seen.values())
+    return [(one, other) for one, other in pairs if one.step != other.step and one.response != other.response]
 
 
 def changed_responses(path: Path) -> list[tuple[SampleRecord, SampleRecord]]:

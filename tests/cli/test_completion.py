@@ -45,6 +45,7 @@ def folder(tmp_path, monkeypatch):
     run = tmp_path / "runs/ppo_math/one"
     run.mkdir(parents=True)
     (run / "status.json").write_text("{}")
+    (run / "metrics.jsonl").write_text('{"step": 1, "actor/reward": 0.5}\n')
     (run / "recipe.resolved.yaml").write_text(MINE)
     return tmp_path
 
@@ -115,6 +116,8 @@ def complete(command, folder):
         ("resume runs/p", ["runs/ppo_math/one", "runs/ppo_math/"]),
         ("logs ppo_math/o", ["ppo_math/one"]),
         ("stop --runs runs/ppo_math o", ["one"]),
+        ("plot ppo_math/o", ["ppo_math/one"]),
+        ("plot ppo_math/one actor/r", ["actor/reward"]),
         ("resume runs/ppo_math/one models.j", ["models.judge."]),
         ("diff ppo_math mi", ["mine.yaml"]),
         ("tokens mine.yaml --dataset e", ["exam"]),

@@ -97,6 +97,103 @@ def test_what_others_have_written_over_is_left_out(rlcli, name, text):
         assert rlcli(*arguments)[0] == 0
 
 
+SAMPLES = [
+    {"step": 1, "id": "a", "prompt": "1+1?", "response": "3", "reward": 0.0, "answer": "2", "phase": "eval"},
+    {"step": 1, "id": "b", "prompt": "2+1?", "response": "3", "reward": 1.0, "answer": "3", "phase": "eval"},
+    {"step": 2, "id": "a", "prompt": "1+1?", "response": "\x1b[2J2\nso 2", "reward": 1.0, "phase": "eval"},
+    {"step": 2, "id": "b", "prompt": "2+1?", "response": "3", "reward": 0.5, "finish": "length", "phase": "eval"},
+    {"step": 2, "id": "c", "prompt": "x" * 5000, "response": "\u202eno", "reward": -1.0, "phase": "train"},
+]
+
+
+@pytest.fixture
+def sampled(rlcli):
+    """`rlcli samples` of a run with SAMPLES."""
+    folder = record("runs/ppo_math/one")
+    (folder / "samples.jsonl").write_text("".join(json.dumps(one) + "\n" for one in SAMPLES))
+    return lambda *options: rlcli("samples", "one", *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ([], ["2a", "2b", "2c"]),
+        (["--phase", "eval"], ["2a", "2b"]),
+        (["--step", "1"], ["1a", "1b"]),
+        (["--id", "a"], ["1a", "2a"]),
+        (["--grep", "so [0-9]"], ["2a"]),
+        (["--grep", r"2\+1", "--step", "2"], ["2b"]),
+        (["--worst", "2"], ["2c", "2b"]),
+        (["--best", "1", "--step", "1"], ["1b"]),
+        (["--limit", "1"], ["2a"]),
+    ],
+)
+def test_which_samples_are_shown(sampled, options, rows):
+    document = json.loads(sampled(*options, "--json")[1])
+    assert [f"{one['step']}{one['id']}" for one in document["samples"]] == rows
+    assert sampled(*options)[1].count("    prompt ") == len(rows)
+
+
+def test_what_a_model_wrote_does_not_reach_the_terminal(sampled):
+    _, out, _ = sampled()
+    assert "\\x1b[2J2\n              so 2" in out
+    assert "\\u202eno" in out
+    assert "cut off at the limit" in out
+    assert max(map(len, out.splitlines())) < 1000
+    assert max(map(len, sampled("--full")[1].splitlines())) > 5000
+    (pair,) = json.loads(sampled("--changed", "--json")[1])["changed"]
+    assert (pair["before"]["response"], pair["after"]["step"]) == ("3", 2)
+    assert "    step 1    3  [reward 0]\n    step 2    \\x1b[2J2\n" in sampled("--changed")[1]
+
+
+def test_samples_that_cannot_be_shown(sampled):
+    for options in (["--grep", "("], ["--worst", "1", "--best", "1"], ["--worst", "0"]):
+        assert sampled(*options)[0] == 2
+    assert "nothing matches" in sampled("--grep", "no such thing")[2]
+    Path("runs/ppo_math/one/samples.jsonl").write_text('{"step": 1, "id": 1, "prompt": 5, "response": "x"}\n')
+    assert sampled()[0] == 4
+    Path("runs/ppo_math/one/samples.jsonl").unlink()
+    assert sampled()[0] == 6
+
+
+def test_metrics_of_runs_in_the_terminal(rlcli):
+    record("runs/ppo_math/one")
+    record("runs/ppo_math/two")
+    code, out, _ = rlcli("plot", "one", "reward")
+    lines = out.splitlines()
+    assert (code, lines[0], lines[-1].split()) == (0, "reward", ["━━", "ppo_math/one", "0.200"])
+    _, out, _ = rlcli("plot", "one", "two", "reward", "eval/accuracy")
+    assert "b ppo_math/two  0.200" in out  # no colours here: a letter for each
+    assert max(map(len, out.splitlines())) <= 80
+    document = json.loads(rlcli("plot", "one", "two", "reward", "--json")[1])
+    line = {"label": "ppo_math/two", "steps": [1.0, 2.0], "values": [0.1, 0.2], "spread": None}
+    assert document["charts"][0]["lines"][1] == line
+    usual = json.loads(rlcli("plot", "one", "--json")[1])["charts"]
+    assert [one["metric"] for one in usual] == ["reward", "eval/accuracy"]
+    code, out, err = rlcli("plot", "one", "reword")
+    assert (code, out) == (2, "")
+    assert "did you mean reward?" in err
+    assert rlcli("plot", "nothing", "reward")[0] == 6
+
+
+def test_metrics_of_runs_as_a_picture(rlcli, tmp_path):
+    record("runs/ppo_math/one")
+    code, out, err = rlcli("plot", "one", "reward", "-o", "curves.png")
+    assert (code, out, err) == (0, "", "wrote curves.png\n")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert rlcli("plot", "one", "reward", "-o", "curves.pdf")[0] == 2
+    assert rlcli("plot", "one", "reward", "-o", "gone/curves.png")[0] == 6
+
+
+def test_a_run_that_is_over_is_shown_as_it_ended(rlcli):
+    record("runs/ppo_math/one", "failed", message="rank 1 died")
+    code, out, err = rlcli("attach", "one")
+    assert (code, out) == (7, "ppo_math/one failed at step 2/4: rank 1 died\n")
+    assert err.splitlines()[-1].startswith("step 2/4  reward 0.200  2.00 s/step")
+    held_by(record("runs/ppo_math/two", "running"), gone())
+    assert rlcli("attach", "two", "--json")[0] == 7
+
+
 def test_without_runs_it_says_where_it_looked(rlcli):
     assert rlcli("status")[:2] == (0, "no runs in runs\n")
     assert json.loads(rlcli("status", "--json", "--runs", "other")[1]) == {"runs": [], "left_out": 0}

@@ -56,8 +56,16 @@ def test_a_run_of_two_ranks_is_found_read_and_stopped_with_a_checkpoint(training
     assert {one["name"] for one in document["processes"]} == {"node0", "rank0", "rank1"}
     assert {one["pid"] for one in document["processes"]} <= {one.pid for one in family}
     assert json.loads(rlcli("logs", "toy", "--json")[1])["logs"].keys() >= {"rank0", "rank1"}
+    attached = subprocess.Popen(
+        [sys.executable, "-m", "rlcli", "attach", "toy"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": HOME},
+    )  # fmt: skip
+    assert attached.stderr.readline() == "run toy/one -> runs/toy/one\n"
     code, out, err = rlcli("stop", "toy")
     assert code == 0, err
+    shown, _ = attached.communicate(timeout=60)
+    assert attached.returncode == 75
+    assert shown.startswith("toy/one stopped at step ")
     assert out.startswith("runs/toy/one stopped: stopped at step ")
     assert process.wait(20) == 75
     assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]

@@ -1,0 +1,38 @@
+"""`rlcli attach`: the live view of a run that is running elsewhere."""
+
+from __future__ import annotations
+
+from rlcli.cli.run_arguments import RUNS, AsJson, RunName, RunsFolder, overview_of
+
+DIED = 7
+"""Exit code for a run whose processes are gone."""
+
+
+def attach(run: RunName, runs: RunsFolder = RUNS, as_json: AsJson = False) -> int:
+    """Show a run live until it is over: progress, curves, pace and evaluations, all from its files.
+
+    Ctrl-C leaves it running. The exit code is the run's; with --json how it ended is printed.
+
+    Example: rlcli attach runs/ppo_math/20260412-093011
+    """
+    from rlcli.cli import output
+    from rlcli.cli.status import as_document, steps_of
+    from rlcli.observe.display import open_display
+    from rlcli.observe.replay import follow
+    from rlcli.observe.run_search import short_name
+
+    folder = overview_of(run, runs, is_running=True).folder
+    name = short_name(folder, runs)
+    try:
+        with open_display(quiet=output.quiet) as display:
+            ended = follow(folder, display, name)
+            display.finish()
+    except KeyboardInterrupt:
+        output.print_talk(f"detached; the run continues. Stop it: rlcli stop {name}")
+        return 130
+    if as_json:
+        output.print_json(as_document(ended))
+    else:
+        why = f": {ended.message}" if ended.message else ""
+        output.print_text(f"{name} {ended.state} at step {steps_of(ended)}{why}")
+    return ended.exit_code if ended.exit_code is not None else DIED

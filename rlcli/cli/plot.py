@@ -1,0 +1,122 @@
+"""`rlcli plot`: any metric of any runs, in the terminal or as a picture."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlcli.cli.run_arguments import RUNS, AsJson, RunsFolder
+
+if TYPE_CHECKING:
+    from rlcli.observe.charts import Chart, Line
+
+USUAL = ("reward", "eval/accuracy", "kl", "loss", "length")
+"""Metrics that are drawn, of those that there are, where none is named."""
+MOST_USUAL = 4
+WIDEST = 100
+
+
+def plot(
+    words: Annotated[
+        list[str], typer.Argument(metavar="RUN... [METRIC]...", help="Runs, then metrics: keys, their ends, or curves.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE.png", help="Write a picture instead.")
+    ] = None,
+    runs: RunsFolder = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Draw metrics of runs over their steps, in the terminal or as a picture.
+
+    A metric is a key of metrics.jsonl (actor/grad_norm), the end of one (grad_norm), or a curve: reward, kl, length,
+    loss, accuracy.
+
+    Example: rlcli plot runs/ppo_math/20260412-093011 reward kl -o curves.png
+    """
+    from rlcli.observe.charts import chart
+
+    found, metrics = _sorted_out(words, runs)
+    charts = [chart(metric, found) for metric in metrics or _usual(found)]
+    show_charts(charts, output, f"{', '.join(one.title for one in charts)}", as_json)
+
+
+def show_charts(charts: Sequence[Chart], output: Path | None, title: str, as_json: bool) -> None:
+    """In the terminal, as a picture, or as JSON."""
+    from rlcli.cli.output import print_json, print_talk
+
+    if output is not None:
+        _write_picture(charts, output, title)
+        print_talk(f"wrote {output}")
+    if as_json:
+        print_json({"charts": [_as_document(one) for one in charts], "file": str(output) if output else None})
+    elif output is None:
+        print_charts(charts)
+
+
+def print_charts(charts: Sequence[Chart]) -> None:
+    from rlcli.cli.output import has_colour, print_styled
+    from rlcli.observe.terminal_chart import chart_lines
+
+    unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+    width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
+    for number, one in enumerate(charts):
+        if number:
+            print_styled(("", ""))
+        for parts in chart_lines(one, width, colours=has_colour(sys.stdout), unicode=unicode):
+            print_styled(*parts)
+
+
+def _sorted_out(words: Sequence[str], runs: Path) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """The records of the runs among the words, by their names, and the other words. Raises ResourceError F72, F31."""
+    from rlcli.errors import ResourceError
+    from rlcli.observe.metrics import read_metrics
+    from rlcli.observe.run_search import find_run, short_name
+
+    found: dict[str, list[dict[str, Any]]] = {}
+    metrics = []
+    for word in words:
+        try:
+            folder = find_run(word, runs)
+        except ResourceError as error:
+            if not found or "are called" in error.what:
+                raise
+            metrics.append(word)
+            continue
+        file = folder / "metrics.jsonl"
+        found[short_name(folder, runs)] = read_metrics(file) if file.is_file() else []
+    return found, metrics
+
+
+def _usual(found: dict[str, list[dict[str, Any]]]) -> list[str]:
+    from rlcli.observe.charts import metric_key
+
+    keys = [list(dict.fromkeys(key for record in records for key in record)) for records in found.values()]
+    known = [name for name in USUAL if any(metric_key(name, some) is not None for some in keys)]
+    return known[:MOST_USUAL] or [USUAL[0]]
+
+
+def _write_picture(charts: Sequence[Chart], file: Path, title: str) -> None:
+    from rlcli.errors import ResourceError, UsageError
+    from rlcli.files import replace_file
+    from rlcli.observe.chart_picture import draw_charts
+
+    if file.suffix.lower() != ".png":
+        raise UsageError(f"{file} is not the name of a picture", hint=f"-o {file.with_suffix('.png')}")
+    try:
+        replace_file(file, draw_charts(charts, title))
+    except OSError as error:
+        raise ResourceError(f"cannot be written: {error.strerror or error}", where=str(file), code="F75") from None
+
+
+def _as_document(one: Chart) -> dict[str, Any]:
+    def plain(line: Line) -> dict[str, Any]:
+        return {"label": line.label, "steps": line.steps, "values": line.values, "spread": line.spread}
+
+    assert all(math.isfinite(value) for line in one.lines for value in line.values)
+    return {"metric": one.title, "lines": [plain(line) for line in one.lines]}

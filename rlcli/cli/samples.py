@@ -1,0 +1,147 @@
+"""`rlcli samples`: what a model was asked and wrote, and what it got for it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlcli.cli.run_arguments import RUNS, AsJson, RunName, RunsFolder
+
+if TYPE_CHECKING:
+    from rlcli.observe.samples import SampleRecord, Wanted
+
+LONGEST = 600
+"""Characters of a text that are shown, half from either end."""
+
+
+class Phase(StrEnum):
+    """What a sample was made for."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+def samples(
+    run: RunName,
+    step: Annotated[list[int] | None, typer.Option("--step", metavar="N", help="Of this step; repeatable.")] = None,
+    phase: Annotated[Phase | None, typer.Option("--phase", help="From training or evaluation.")] = None,
+    row: Annotated[str | None, typer.Option("--id", metavar="ID", help="Only of this row.")] = None,
+    grep: Annotated[
+        str | None, typer.Option("--grep", metavar="REGEX", help="Only where prompt or response match.")
+    ] = None,
+    worst: Annotated[int | None, typer.Option("--worst", metavar="N", min=1, help="The lowest rewards.")] = None,
+    best: Annotated[int | None, typer.Option("--best", metavar="N", min=1, help="The highest rewards.")] = None,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Only prompts answered differently at the first and the last step.")
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Print no more than these.")] = 5,
+    full: Annotated[bool, typer.Option("--full", help="Do not shorten long texts.")] = False,
+    runs: RunsFolder = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Show prompts, responses and rewards: of the last step, or what the options look for.
+
+    Control characters that a model wrote are printed as their escapes.
+
+    Example: rlcli samples runs/ppo_math/20260412-093011 --worst 3
+    """
+    from rlcli.cli.output import print_json, print_talk
+    from rlcli.errors import UsageError
+    from rlcli.observe.samples import Wanted, by_reward, changed_between, iterate_samples, select_samples
+
+    if sum((worst is not None, best is not None, changed)) > 1:
+        raise UsageError("--worst, --best and --changed exclude each other", hint="keep one of them")
+    wanted = Wanted(tuple(step or ()), phase.value if phase else None, row, _pattern(grep))
+    found = iterate_samples(_file(run, runs))
+    if changed:
+        pairs = changed_between(found, wanted)
+        left_out = len(pairs) - limit
+        if as_json:
+            print_json({"changed": [{"before": asdict(a), "after": asdict(b)} for a, b in pairs[:limit]]})
+        for number, (one, other) in enumerate(() if as_json else pairs[:limit], start=1):
+            _print_pair(number, one, other, full)
+    else:
+        chosen = select_samples(found, wanted)
+        if worst is not None or best is not None:
+            limit = worst or best or limit
+            chosen = by_reward(chosen, limit, best=best is not None)
+        left_out = len(chosen) - limit
+        if as_json:
+            print_json({"samples": [asdict(one) for one in chosen[:limit]]})
+        for number, one in enumerate(() if as_json else chosen[:limit], start=1):
+            _print_sample(number, one, full)
+    if left_out > 0:
+        print_talk(f"and {left_out} more: --limit")
+    elif left_out == -limit:
+        print_talk(_nothing(wanted))
+
+
+def _file(run: str, runs: Path) -> Path:
+    from rlcli.cli.run_arguments import overview_of
+    from rlcli.errors import ResourceError
+
+    folder = overview_of(run, runs).folder
+    if not (folder / "samples.jsonl").is_file():
+        hint = "a run that generates nothing has none; log.samples_per_step says how many are kept"
+        raise ResourceError(f"{folder} has no samples", hint=hint, code="F72")
+    return folder / "samples.jsonl"
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    from rlcli.errors import UsageError
+
+    try:
+        return re.compile(text) if text is not None else None
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UsageError(f"--grep {text!r} is not a regular expression: {error}", hint="escape signs by \\") from None
+
+
+def _nothing(wanted: Wanted) -> str:
+    return "nothing matches" if wanted != type(wanted)() else "there are no samples yet"
+
+
+def _print_sample(number: int, one: SampleRecord, full: bool) -> None:
+    _print_head(number, one)
+    _print_text("prompt", one.prompt, full)
+    _print_text("response", one.response, full)
+
+
+def _print_pair(number: int, one: SampleRecord, other: SampleRecord, full: bool) -> None:
+    _print_head(number, other)
+    _print_text("prompt", one.prompt, full)
+    for sample in (one, other):
+        _print_text(f"step {sample.step}", f"{sample.response}{_rewarded(sample)}", full)
+
+
+def _rewarded(one: SampleRecord) -> str:
+    from rlcli.observe.series import short
+
+    return f"  [reward {short(one.reward)}]" if one.reward is not None else ""
+
+
+def _print_head(number: int, one: SampleRecord) -> None:
+    from rlcli.cli.output import print_styled
+    from rlcli.observe.series import short
+    from rlcli.observe.terminal import one_line
+
+    reward = f"reward {short(one.reward)}  " if one.reward is not None else ""
+    cut = "  cut off at the limit" if one.finish == "length" else ""
+    answer = f"  answer {one_line(one.answer)}" if one.answer is not None else ""
+    rest = f"step {one.step}  {one.phase}  row {one_line(str(one.id))}{cut}{answer}"
+    print_styled((f"[{number}] ", "dim"), (reward, "bold"), (rest, ""))
+
+
+def _print_text(label: str, text: str, full: bool) -> None:
+    from rlcli.cli.output import print_text
+
+    text = text.strip("\n")
+    half = LONGEST // 2
+    if len(text) > LONGEST and not full:
+        text = f"{text[:half]} [... {len(text) - LONGEST} characters ...] {text[-half:]}"
+    for number, line in enumerate(text.split("\n")):
+        print_text(f"    {label if number == 0 else '':<8}  {line}")

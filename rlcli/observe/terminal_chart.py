@@ -1,0 +1,112 @@
+"""A chart as lines of text: one colour per line of it, or one letter where there are no colours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rlcli.observe.charts import Chart, Line
+from rlcli.observe.series import HUGE, short
+
+Styled = tuple[tuple[str, str], ...]
+"""(text, Rich style) of one line of text."""
+
+STYLES = ("cyan", "magenta", "yellow", "green", "red", "blue")
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+HEIGHT = 10
+AXIS_WIDTH = 10
+"""Columns for the numbers at the left."""
+LEAST_WIDTH = 20
+BRAILLE = 0x2800
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+"""The bit of each dot of a Braille sign, by row and column."""
+
+
+@dataclass
+class Cell:
+    """One sign of the canvas."""
+
+    dots: int = 0
+    owner: int = 0
+    """Which line was drawn there last."""
+
+
+def chart_lines(chart: Chart, width: int, *, colours: bool, unicode: bool) -> Iterator[Styled]:
+    """Title, canvas with its axes, and what each line is with its last value."""
+    room = max(LEAST_WIDTH, width - AXIS_WIDTH - 2)
+    low, high = _bounds(chart.lines)
+    first, last = min(line.steps[0] for line in chart.lines), max(line.steps[-1] for line in chart.lines)
+    fine = unicode and (colours or len(chart.lines) == 1)
+    cells = [[Cell() for _ in range(room)] for _ in range(HEIGHT)]
+    for number, line in enumerate(chart.lines):
+        for x, y in _points(line, (first, last), (low, high), room * 2, HEIGHT * 4):
+            cell = cells[y // 4][x // 2]
+            cell.dots |= DOTS[y % 4][x % 2]
+            cell.owner = number
+    yield ((chart.title, "bold"),)
+    edge = "│" if unicode else "|"
+    for row, signs in enumerate(cells):
+        value = {0: high, HEIGHT // 2: (low + high) / 2, HEIGHT - 1: low}.get(row)
+        label = short(value) if value is not None else ""
+        drawn = tuple((_sign(cell, fine), STYLES[cell.owner % len(STYLES)]) for cell in signs)
+        yield (f"{label:>{AXIS_WIDTH}} ", "dim"), (edge, "dim"), *drawn
+    right = f"step {last:g}"
+    yield ((f"{'':>{AXIS_WIDTH + 2}}{first:<{max(1, room - len(right))}g}{right}", "dim"),)
+    for number, line in enumerate(chart.lines):
+        mark = ("━━" if unicode else "--") if fine else LETTERS[number % len(LETTERS)]
+        spread = f" ± {short(line.spread[-1])}" if line.spread else ""
+        text = f" {line.label}  {short(line.values[-1])}{spread}"
+        yield (f"{'':>{AXIS_WIDTH}}  ", ""), (mark, STYLES[number % len(STYLES)]), (text, "")
+
+
+def _sign(cell: Cell, fine: bool) -> str:
+    if not cell.dots:
+        return " "
+    return chr(BRAILLE + cell.dots) if fine else LETTERS[cell.owner % len(LETTERS)]
+
+
+def _bounds(lines: Sequence[Line]) -> tuple[float, float]:
+    """The least and the largest value, spread included."""
+    ends = []
+    for line in lines:
+        for index, value in enumerate(line.values):
+            reach = line.spread[index] if line.spread else 0.0
+            ends += [value - reach, value + reach]
+    low, high = max(-HUGE, min(ends)), min(HUGE, max(ends))
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _points(
+    line: Line, steps: tuple[float, float], bounds: tuple[float, float], width: int, height: int
+) -> Iterator[tuple[int, int]]:
+    """The dots of a line: joined, a column the mean of its steps; above and below it, dotted, its spread."""
+    middle = _columns(line.steps, line.values, steps, width)
+    yield from _joined(middle, bounds, height)
+    for sign in (-1, 1) if line.spread else ():
+        ends = [value + sign * reach for value, reach in zip(line.values, line.spread or (), strict=True)]
+        dots = _joined(_columns(line.steps, ends, steps, width), bounds, height)
+        yield from ((x, y) for x, y in dots if x % 4 == 0)
+
+
+def _columns(at: Sequence[float], values: Sequence[float], steps: tuple[float, float], width: int) -> dict[int, float]:
+    first, last = steps
+    scale = (width - 1) / (last - first) if last > first else 0.0
+    found: dict[int, list[float]] = {}
+    for step, value in zip(at, values, strict=True):
+        found.setdefault(round((step - first) * scale), []).append(max(-HUGE, min(HUGE, value)))
+    return {x: sum(some) / len(some) for x, some in found.items()}
+
+
+def _joined(columns: dict[int, float], bounds: tuple[float, float], height: int) -> Iterator[tuple[int, int]]:
+    """The dots between each column with a value and the next, without gaps where it is steep."""
+    low, high = bounds
+    at, y = min(columns), 0
+    for number, x in enumerate(sorted(columns)):
+        end = max(0, min(height - 1, round((high - columns[x]) * (height - 1) / (high - low))))
+        begin = y if number else end
+        for between in range(at + 1 if number else at, x + 1):
+            share = (between - at) / (x - at) if x > at else 1.0
+            before, y = y if number else end, round(begin + (end - begin) * share)
+            yield from ((between, dot) for dot in range(min(before, y), max(before, y) + 1) if dot != before)
+            yield between, y
+        at, y = x, end

@@ -1,0 +1,101 @@
+"""A run as its files tell it: lines each once, and the pace of steps that were done before anybody looked."""
+
+import json
+import os
+
+import pytest
+
+from rlcli.observe.charts import Line, chart, mean_of, metric_key
+from rlcli.observe.replay import records_of, replay
+from rlcli.observe.tail import LARGEST_LINE, Tail, last_lines
+from rlcli.observe.terminal_chart import HEIGHT, chart_lines
+
+
+def test_each_whole_line_is_read_once_and_a_file_that_began_anew_from_its_start(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    tail = Tail(file)
+    assert tail.lines() == ([], False)
+    file.write_bytes(b"one\ntwo\nthr")
+    assert tail.lines() == ([b"one", b"two"], False)
+    assert tail.lines() == ([], False)
+    with file.open("ab") as opened:
+        opened.write(b"ee\n")
+    assert tail.lines() == ([b"three"], False)
+    os.truncate(file, 4)
+    assert tail.lines() == ([b"one"], True)
+    (tmp_path / "new").write_bytes(b"one\nother\n")
+    os.replace(tmp_path / "new", file)
+    assert tail.lines() == ([b"one", b"other"], True)
+
+
+def test_the_end_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlcli.observe.tail.FIRST_LOOK", 16)
+    file = tmp_path / "log"
+    file.write_bytes(b"".join(b"line %d\n" % number for number in range(100)) + b"torn")
+    tail = Tail(file)
+    assert tail.last(3) == [b"line 97", b"line 98", b"line 99"]
+    assert tail.lines() == ([], False)
+    assert last_lines(file, 2) == [b"line 99", b"torn"]
+    assert len(last_lines(file, 1000)) == 101
+    assert Tail(tmp_path / "none").last(1) == last_lines(tmp_path / "none", 1) == Tail(file).last(0) == []
+    os.mkfifo(tmp_path / "pipe")
+    assert Tail(tmp_path / "pipe").lines() == ([], False)
+
+
+def test_a_line_without_an_end_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlcli.observe.tail.LARGEST_LINE", 100)
+    assert LARGEST_LINE > 100
+    file = tmp_path / "log"
+    file.write_bytes(b"x" * 200)
+    tail = Tail(file)
+    assert tail.lines() == ([], False)
+    with file.open("ab") as opened:
+        opened.write(b"\nnext\n")
+    assert tail.lines() == ([b"", b"next"], False)
+
+
+def test_the_pace_is_that_of_the_records_and_what_cannot_be_read_is_left_out():
+    lines = [json.dumps({"step": n, "actor/reward": n / 10, "time/step": 3.0}).encode() for n in range(1, 11)]
+    records = records_of([b'{"step": 0, "eval/reward": 0.5}', *lines, b"torn", b"[]", b'{"step": "x"}'])
+    progress = replay(records, 20, until=1000.0)
+    assert progress.done == 10
+    assert progress.seconds_per_step == pytest.approx(3.0)
+    assert progress.evaluated("reward") == [0.5]
+    assert records_of([b'{"step": 1, "a": null, "nonfinite": {"a": "inf", "b": "__import__"}}'])[0]["a"] == float("inf")
+
+
+def test_which_key_a_metric_means():
+    keys = ["step", "reward/reward", "actor/kl", "actor/loss", "eval/loss", "actor/grad_norm"]
+    found = {name: metric_key(name, keys) for name in ("reward", "kl", "loss", "eval/loss", "grad_norm", "x")}
+    assert found == {"reward": "reward/reward", "kl": "actor/kl", "loss": "actor/loss", "eval/loss": "eval/loss",
+                     "grad_norm": "actor/grad_norm", "x": None}  # fmt: skip
+
+
+def test_a_mean_with_its_spread_over_the_steps_that_all_have():
+    one, other = Line("1", [1.0, 2.0, 3.0], [0.0, 1.0, 5.0]), Line("2", [1.0, 2.0], [2.0, 1.0])
+    mean = mean_of("both", [one, other])
+    assert (mean.steps, mean.values) == ([1.0, 2.0], [1.0, 1.0])
+    assert mean.spread == pytest.approx([2**0.5, 0.0])
+    assert mean_of("alone", [one]).spread is None
+
+
+@pytest.mark.parametrize("unicode", [True, False])
+@pytest.mark.parametrize("values", [[1.0], [0.0, 1e300, -1e300], [2.0, 2.0], [float(n % 7) for n in range(500)]])
+def test_a_chart_fits_whatever_its_values(values, unicode):
+    records = [{"step": step, "x": value} for step, value in enumerate(values)]
+    drawn = chart("x", {"a": records, "b": records})
+    for width in (20, 80):
+        lines = [
+            "".join(text for text, _ in parts) for parts in chart_lines(drawn, width, colours=True, unicode=unicode)
+        ]
+        assert len(lines) == 1 + HEIGHT + 1 + 2
+        assert max(map(len, lines)) <= max(width, 34)
+        assert unicode or all(line.isascii() for line in lines)
+
+
+def test_a_steep_line_has_no_gaps():
+    records = [{"step": 0, "x": 0.0}, {"step": 1, "x": 1.0}]
+    lines = ["".join(text for text, _ in parts) for parts in
+             chart_lines(chart("x", {"a": records}), 30, colours=True, unicode=True)]  # fmt: skip
+    rows = [line.partition("│")[2].strip() for line in lines[1 : 1 + HEIGHT]]
+    assert all(rows)

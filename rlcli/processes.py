@@ -82,6 +82,11 @@ def start_time(pid: int) -> float | None:
     return None
 
 
+def own_command(arguments: Sequence[str]) -> list[str]:
+    """What starts `rlcli <arguments>` the way that this process was started."""
+    return [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1], *arguments]
+
+
 def die_with_parent() -> None:
     """Ask for SIGKILL once the parent is gone. It may be gone already: compare `os.getppid()` afterwards."""
     import ctypes

@@ -46,6 +46,7 @@ VERBS = {
         "attach": "Show a run live that is running elsewhere",
         "stop": "Stop a run, with a checkpoint",
         "samples": "Show prompts, responses and rewards of a run",
+        "compare": "Compare the results of runs, over their seeds",
         "plot": "Draw metrics of runs, in the terminal or as a picture",
     },
     "Recipes": {
@@ -55,7 +56,7 @@ VERBS = {
         "plan": "Show devices, execution order, batch sizes and memory",
         "show": "Show a resolved recipe, a section or a component",
         "explain": "Show which layer set a value and what uses it",
-        "diff": "Compare two recipes or runs",
+        "diff": "Show what differs between two recipes or runs",
         "cp": "Create a recipe that extends another one",
         "schema": "Print the JSON Schema of recipes, for editors",
     },

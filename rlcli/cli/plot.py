@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,7 +42,7 @@ def plot(
     from rlcli.observe.charts import chart
 
     found, metrics = _sorted_out(words, runs)
-    charts = [chart(metric, found) for metric in metrics or _usual(found)]
+    charts = [chart(metric, found) for metric in metrics or usual_metrics(list(found.values()))]
     show_charts(charts, output, f"{', '.join(one.title for one in charts)}", as_json)
 
 
@@ -51,7 +51,7 @@ def show_charts(charts: Sequence[Chart], output: Path | None, title: str, as_jso
     from rlcli.cli.output import print_json, print_talk
 
     if output is not None:
-        _write_picture(charts, output, title)
+        picture(charts, output, title)
         print_talk(f"wrote {output}")
     if as_json:
         print_json({"charts": [_as_document(one) for one in charts], "file": str(output) if output else None})
@@ -93,15 +93,17 @@ def _sorted_out(words: Sequence[str], runs: Path) -> tuple[dict[str, list[dict[s
     return found, metrics
 
 
-def _usual(found: dict[str, list[dict[str, Any]]]) -> list[str]:
+def usual_metrics(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
+    """What to draw of runs with these records, if nobody says."""
     from rlcli.observe.charts import metric_key
 
-    keys = [list(dict.fromkeys(key for record in records for key in record)) for records in found.values()]
+    keys = [list(dict.fromkeys(key for record in records for key in record)) for records in runs]
     known = [name for name in USUAL if any(metric_key(name, some) is not None for some in keys)]
     return known[:MOST_USUAL] or [USUAL[0]]
 
 
-def _write_picture(charts: Sequence[Chart], file: Path, title: str) -> None:
+def picture(charts: Sequence[Chart], file: Path, title: str) -> None:
+    """Write charts as a PNG. Raises UsageError, ResourceError F75."""
     from rlcli.errors import ResourceError, UsageError
     from rlcli.files import replace_file
     from rlcli.observe.chart_picture import draw_charts

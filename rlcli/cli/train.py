@@ -9,6 +9,9 @@ import typer
 
 from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
 from rlcli.cli.supervision import NoSupervisor, is_to_supervise, supervise
+from rlcli.errors import UsageError
+
+SWEEP = "Sweep"
 
 if TYPE_CHECKING:
     from rlcli.launch.run import Finished
@@ -22,6 +25,17 @@ def train(
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", metavar="DIR", help="Folder of the run [runs/<recipe>/<time>].")
     ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option("--sweep", metavar="KEY=V,V", help="A run for each value; repeatable.", rich_help_panel=SWEEP),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", metavar="N", min=1, help="Each run with N seeds.", rich_help_panel=SWEEP)
+    ] = None,
+    at_once: Annotated[
+        int | None,
+        typer.Option("--at-once", metavar="N", min=1, help="Runs at a time [by GPUs].", rich_help_panel=SWEEP),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and the report.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     no_supervisor: NoSupervisor = False,
@@ -30,6 +44,10 @@ def train(
 
     Example: rlcli train ppo_math ppo.kl_ctl=0.02 launch=local cluster.devices_per_node=2
     """
+    if sweep or seeds is not None:
+        return _sweep(recipe, with_ or [], overrides or [], sweep or [], seeds, at_once, run_dir, as_json)
+    if at_once is not None:
+        raise UsageError("--at-once is for sweeps", hint="add --sweep KEY=VALUE,VALUE or --seeds N")
     if is_to_supervise(context, no_supervisor):
         return supervise(context, quiet, as_json)
 
@@ -42,6 +60,50 @@ def train(
     with open_display(quiet=quiet) as display:
         finished = run_recipe(resolved, run_dir, display)
     return tell(finished, as_json)
+
+
+def _sweep(
+    recipe: str, with_: list[str], overrides: list[str], swept: list[str], seeds: int | None, at_once: int | None,
+    run_dir: Path | None, as_json: bool,
+) -> int:  # fmt: skip
+    """All runs of a sweep; returns the exit code."""
+    import sys
+
+    from rlcli.cli.compare import print_groups
+    from rlcli.cli.output import print_json, print_talk
+    from rlcli.cli.status import as_document
+    from rlcli.launch.slurm.script import place_of
+    from rlcli.launch.sweep import Local, Sweep, again, check_all, first_goes_alone, open_sweep, slots
+    from rlcli.observe.group_comparison import groups_of
+    from rlcli.observe.run_directory import fresh_folder
+    from rlcli.observe.status_line import status_line
+    from rlcli.observe.terminal import short_path
+    from rlcli.recipe.sweep import sweep_runs
+
+    base = load(recipe, overrides, with_)
+    log_dir = Path(base.recipe.log.dir).expanduser()
+    runs = sweep_runs(swept, seeds, base.recipe.seed)
+    check_all(recipe, with_, overrides, runs)
+    folder = run_dir or fresh_folder(log_dir / base.recipe.name)
+    here = Path.cwd()
+    layers = tuple(place_of(layer, here) for layer in with_)
+    sweep = Sweep(place_of(recipe, here), layers, tuple(overrides), tuple(runs))
+    open_sweep(folder, sweep)
+    print_talk(f"{len(runs)} runs -> {short_path(folder)}; rlcli status and rlcli attach show them")
+    local = Local(sweep, folder, slots(base, at_once), print_talk, first_goes_alone(base, str(log_dir)))
+    with status_line() as look:
+        code = local.run(look)
+    found = local.overviews()
+    if as_json:
+        shown = [{"name": one.name, "settings": one.settings} | (as_document(o) if o else {}) for one, o in found]
+        print_json({"ok": code == 0, "exit_code": code, "sweep": str(folder), "runs": shown})
+    else:
+        whole = [o.folder for _, o in found if o is not None and (o.folder / "recipe.resolved.yaml").is_file()]
+        if whole:
+            print_groups(groups_of(whole))
+    name = short_path(folder)
+    print_talk(f"curves: rlcli compare {name}" if code == 0 else f"to continue: {again(Path(name), sys.argv[1:])}")
+    return code
 
 
 def tell(finished: Finished, as_json: bool) -> int:

@@ -32,7 +32,7 @@ from rlcli.launch.stopping import heeded, passed_on
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_record import read_status
-from rlcli.processes import STOP_SIGNALS
+from rlcli.processes import STOP_SIGNALS, own_command
 from rlcli.runtime.own_pauses import OwnPauses
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class _Child:
         for number in heeded():
             signal.signal(number, self._note_signal)
         self.process = subprocess.Popen(
-            [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1], *command],
+            own_command(command),
             env={**os.environ, VARIABLE: f"{line}:{stacks.fileno()}:{os.getpid()}"},
             close_fds=False,
         )

@@ -88,7 +88,7 @@ class RunDirectory:
         """
         check_name(recipe_name, "recipe")
         try:
-            folder = _fresh_folder(Path(log_dir) / recipe_name) if path is None else Path(path).absolute()
+            folder = fresh_folder(Path(log_dir) / recipe_name) if path is None else Path(path).absolute()
             make_folder(folder)
             if not (folder / LOCK).exists():
                 _refuse_used(folder)
@@ -242,7 +242,7 @@ def check_new_folder(folder: Path, *, is_run: bool) -> None:
         raise _not_writable(folder, error) from None
 
 
-def _fresh_folder(parent: Path) -> Path:
+def fresh_folder(parent: Path) -> Path:
     """A folder nobody has, named by the local time; two runs of one second get `-2`, `-3`, …"""
     make_folder(parent.absolute())
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")

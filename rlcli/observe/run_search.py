@@ -45,6 +45,14 @@ def find_run(name: str, root: Path = RUNS, is_meant: Callable[[Path], bool] | No
     return found[0]
 
 
+def folder_of_runs(name: str, root: Path = RUNS) -> Path | None:
+    """The folder that a name means and that holds runs, such as a sweep, if there is one."""
+    for folder in (Path(name.replace("\0", "")).expanduser(), root / name.replace("\0", "")):
+        if folder.is_dir() and not is_run(folder) and next(_walk(folder, DEPTH), None) is not None:
+            return folder
+    return None
+
+
 def short_name(run: Path, root: Path = RUNS) -> str:
     """By which `find_run` finds it from here."""
     return str(run.relative_to(root)) if run.is_relative_to(root) else str(run)

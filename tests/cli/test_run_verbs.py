@@ -185,6 +185,49 @@ def test_metrics_of_runs_as_a_picture(rlcli, tmp_path):
     assert rlcli("plot", "one", "reward", "-o", "gone/curves.png")[0] == 6
 
 
+@pytest.fixture
+def swept(rlcli):
+    """Two values with two seeds each, and a run with neither."""
+    for number, (rate, seed) in enumerate([("0.1", 1), ("0.1", 2), ("0.2", 1), ("0.2", 2)]):
+        folder = record(f"runs/ppo_math/sweep/{number}")
+        (folder / "recipe").mkdir()
+        (folder / "recipe/overrides.txt").write_text(f"train.steps=4\nppo.kl_ctl={rate}\nseed={seed}\n")
+        (folder / "recipe.resolved.yaml").write_text(
+            f"name: ppo_math\nseed: {seed}\nlaunch:\n  type: inline\nppo:\n  kl_ctl: {rate}\ntrain:\n  steps: 4\n"
+        )
+        line = {"step": 1, "actor/reward": number / 10, "eval/accuracy": 0.5, "time/step": 2.0}
+        (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    return rlcli
+
+
+def test_runs_of_other_seeds_are_one_row_and_one_curve(swept):
+    code, out, _ = swept("compare", "ppo_math/sweep", "reward")
+    assert code == 0
+    rows = [line for line in out.splitlines() if line.startswith("ppo.kl_ctl=")]
+    assert [row.split()[:3] for row in rows] == [["ppo.kl_ctl=0.1", "2", "1"], ["ppo.kl_ctl=0.2", "2", "1"]]
+    assert "0.0500±0.071" in rows[0]
+    assert "b ppo.kl_ctl=0.2  0.250 ± 0.0707" in out
+    groups = json.loads(swept("compare", "ppo_math/sweep", "--json")[1])["groups"]
+    assert [(one["label"], len(one["runs"])) for one in groups] == [("ppo.kl_ctl=0.1", 2), ("ppo.kl_ctl=0.2", 2)]
+    assert groups[1]["results"]["reward in training"]["mean"] == pytest.approx(0.25)
+
+
+def test_single_runs_are_compared_by_their_names(swept):
+    record("runs/sft_math/one")
+    Path("runs/sft_math/one/recipe.resolved.yaml").write_text("name: sft_math\nseed: 1\n")
+    groups = json.loads(swept("compare", "sweep/0", "sft_math/one", "--json")[1])["groups"]
+    assert [one["label"] for one in groups] == ["ppo_math train.steps=4 ppo.kl_ctl=0.1", "sft_math"]
+    assert groups[0]["results"]["reward in training"] == {"mean": 0.0, "spread": None}
+    code, _, err = swept("compare", "sweep/0", "rewrad")
+    assert (code, "did you mean reward?" in err) == (2, True)
+    Path("runs/sft_math/one/recipe.resolved.yaml").unlink()
+    assert swept("compare", "sft_math/one")[0] == 6
+
+
+def test_sweep_options_without_a_sweep(rlcli):
+    assert rlcli("train", "ppo_math", "--at-once", "2")[0] == 2
+
+
 def test_a_run_that_is_over_is_shown_as_it_ended(rlcli):
     record("runs/ppo_math/one", "failed", message="rank 1 died")
     code, out, err = rlcli("attach", "one")

@@ -1,0 +1,101 @@
+"""`rlcli compare`: the results of several runs, over their seeds, as a table and as curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlcli.cli.run_arguments import RUNS, AsJson, RunsFolder
+
+if TYPE_CHECKING:
+    from rlcli.observe.group_comparison import Result, RunGroup
+
+COLUMNS = (
+    ("held-out accuracy", "held-out reward", "held-out loss"),
+    ("reward in training", "loss"),
+    ("KL from the reference",),
+    ("seconds per step",),
+)
+"""Of each of these lists the first result that there is; --json has all."""
+
+
+def compare(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN... [METRIC]...", help="Runs or folders of runs, such as a sweep; then metrics."),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE.png", help="Write the curves as a picture instead.")
+    ] = None,
+    runs: RunsFolder = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the results of runs. Those that differ in their seed alone are one row and one curve: mean ± deviation.
+
+    rlcli diff shows what was set differently.
+
+    Example: rlcli compare runs/ppo_math/20260412-093011 reward
+    """
+    from rlcli.cli.output import print_json, print_talk, print_text
+    from rlcli.cli.plot import picture, print_charts, usual_metrics
+    from rlcli.observe.group_comparison import as_document, group_chart, groups_of
+
+    folders, metrics = _sorted_out(words, runs)
+    groups = groups_of(folders)
+    wanted = metrics or usual_metrics([records for group in groups for records in group.records])
+    charts = [group_chart(metric, groups) for metric in wanted]
+    if output is not None:
+        picture(charts, output, ", ".join(chart.title for chart in charts))
+        print_talk(f"wrote {output}")
+    if as_json:
+        print_json({"groups": [as_document(group) for group in groups], "file": str(output) if output else None})
+        return
+    print_groups(groups)
+    if output is None:
+        print_text()
+        print_charts(charts)
+
+
+def print_groups(groups: Sequence[RunGroup]) -> None:
+    """The table: a row for each group."""
+    from rlcli.cli.output import print_table
+
+    found = [group.results() for group in groups]
+    known = {name for results in found for name in results}
+    names = [next(iter(some)) for names in COLUMNS if (some := [name for name in names if name in known])]
+    rows = []
+    for group, results in zip(groups, found, strict=True):
+        steps = max((int(record["step"]) for records in group.records for record in records), default=0)
+        rows.append((group.label, str(len(group.runs)), str(steps), *(_text(results.get(name)) for name in names)))
+    print_table(["", "runs", "steps", *names], rows)
+
+
+def _text(result: Result | None) -> str:
+    from rlcli.observe.series import short
+
+    if result is None:
+        return "-"
+    return short(result.mean) + (f"±{result.spread:.2g}" if result.spread is not None else "")
+
+
+def _sorted_out(words: Sequence[str], runs: Path) -> tuple[list[Path], list[str]]:
+    """The runs among the words, those of a folder with several each, and the metrics."""
+    from rlcli.errors import ResourceError
+    from rlcli.observe.run_search import find_run, find_runs, folder_of_runs
+
+    folders: list[Path] = []
+    metrics: list[str] = []
+    for word in words:
+        several = folder_of_runs(word, runs)
+        try:
+            found = sorted(find_runs(several)) if several is not None else [find_run(word, runs)]
+        except ResourceError as error:
+            if not folders or "are called" in error.what:
+                raise
+            metrics.append(word)
+            continue
+        folders += [one for one in found if one not in folders]
+    return folders, metrics

@@ -1,0 +1,248 @@
+"""The runs of a sweep on this machine: one after the other, or as many at once as its devices allow."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.api.run_folder import RESOLVED_RECIPE
+from rlcli.errors import ResourceError, UsageError
+from rlcli.files import known_object, make_folder, private_file, replace_file
+from rlcli.launch.cores import available_cores
+from rlcli.launch.devices import list_gpus
+from rlcli.launch.run import runs_first
+from rlcli.launch.stopping import heeded
+from rlcli.observe.run_overview import Overview, read_overview
+from rlcli.processes import die_with_parent, own_command
+from rlcli.project import VARIABLE, current_project
+from rlcli.recipe.sweep import SweepRun
+
+if TYPE_CHECKING:
+    from rlcli.recipe.resolve import Resolved
+
+SWEEP_FILE = "sweep.json"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+LOOK_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What sweep.json says."""
+
+    recipe: str
+    """As the user gave it, files by their whole path."""
+    layers: tuple[str, ...]
+    overrides: tuple[str, ...]
+    """What all runs have in common."""
+    runs: tuple[SweepRun, ...]
+
+    def write(self, folder: Path) -> None:
+        replace_file(folder / SWEEP_FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> Sweep | None:
+        """Of the sweep in a folder; None if there is none that can be read."""
+        told = known_object(folder / SWEEP_FILE)
+        try:
+            runs = tuple(SweepRun(str(one["name"]), _texts(one["settings"])) for one in told["runs"])
+            return cls(str(told["recipe"]), _texts(told["layers"]), _texts(told["overrides"]), runs)
+        except (KeyError, TypeError):
+            return None
+
+
+@dataclass
+class Local:
+    """A sweep that is running on this machine."""
+
+    sweep: Sweep
+    folder: Path
+    slots: Sequence[Mapping[str, str]]
+    """For each run that may be under way: variables that give it its share of the machine."""
+    say: Callable[[str], None]
+    goes_first: bool = False
+    """Whether the first run must be over before the others begin."""
+    exit_codes: dict[str, int] = field(default_factory=dict)
+    """Run → how it ended."""
+    _busy: dict[int, tuple[SweepRun, subprocess.Popen[bytes]]] = field(default_factory=dict)
+    """Slot → who is there."""
+    _stopped_by: int | None = None
+
+    def run(self, look: Callable[[str], None]) -> int:
+        """All runs that are not done yet; `look` is shown what is going on. Returns the exit code: 0 if all are done,
+        else that of the first which is not."""
+        waiting = [one for one in self.sweep.runs if not self._is_done(one)]
+        with self._forwarded_signals():
+            while (waiting and self._stopped_by is None) or self._busy:
+                for slot in range(len(self.slots)):
+                    if waiting and slot not in self._busy and self._may_start():
+                        self._start(slot, waiting.pop(0))
+                time.sleep(LOOK_SECONDS)
+                self._collect()
+                look(self._now())
+        if self._stopped_by is not None:
+            return 130 if self._stopped_by == signal.SIGINT else 75
+        return next((code for code in self.exit_codes.values() if code), 0)
+
+    def overviews(self) -> list[tuple[SweepRun, Overview | None]]:
+        """How the runs stand."""
+        return [(one, read_overview(self.folder / one.name)) for one in self.sweep.runs]
+
+    def _is_done(self, one: SweepRun) -> bool:
+        overview = read_overview(self.folder / one.name)
+        return overview is not None and overview.state == "done"
+
+    def _may_start(self) -> bool:
+        return self._stopped_by is None and not (self.goes_first and self._busy and not self.exit_codes)
+
+    def _start(self, slot: int, one: SweepRun) -> None:
+        log = private_file(self.folder / f"{one.name}.log", os.O_APPEND)
+        try:
+            process = subprocess.Popen(
+                own_command(self._arguments(one)), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                env={**os.environ, **_project(), **self.slots[slot]}, process_group=0,  # a terminal's keys are for us
+                preexec_fn=functools.partial(_end_with, os.getpid()),
+            )  # fmt: skip
+        finally:
+            os.close(log)
+        self._busy[slot] = one, process
+
+    def _arguments(self, one: SweepRun) -> list[str]:
+        """Begin it, or continue what was begun."""
+        folder = self.folder / one.name
+        if (folder / RESOLVED_RECIPE).is_file():
+            return ["resume", "--quiet", "--", str(folder)]
+        layers = [word for layer in self.sweep.layers for word in ("--with", layer)]
+        overrides = [*self.sweep.overrides, *one.settings]
+        return ["train", "--quiet", "--run-dir", str(folder), *layers, "--", self.sweep.recipe, *overrides]
+
+    def _collect(self) -> None:
+        for slot, (one, process) in list(self._busy.items()):
+            if process.poll() is not None:
+                del self._busy[slot]
+                code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+                self.exit_codes[one.name] = code
+                self.say(self._ended(one, code))
+
+    def _ended(self, one: SweepRun, code: int) -> str:
+        overview = read_overview(self.folder / one.name)
+        how = f"{overview.state} at step {overview.step}" if overview is not None else f"exit code {code}"
+        where = f"; see {self.folder / one.name}.log" if code else ""
+        return f"{one.name}  {how}{where}"
+
+    def _now(self) -> str:
+        """What is going on."""
+        parts = []
+        for one, _ in self._busy.values():
+            overview = read_overview(self.folder / one.name)
+            parts.append(f"{one.name} step {overview.step}" if overview is not None else f"{one.name} is starting")
+        over = len([one for one in self.sweep.runs if one.name in self.exit_codes])
+        return f"{over} of {len(self.sweep.runs)} runs are over; {', '.join(parts)}"
+
+    @contextmanager
+    def _forwarded_signals(self) -> Iterator[None]:
+        """Each signal that asks for a stop goes to the runs under way; no other one begins."""
+
+        def forward(number: int, frame: object) -> None:
+            if self._stopped_by is None:
+                self.say(f"{signal.Signals(number).name}: the runs under way finish their step, and save")
+            self._stopped_by = number
+            for _, process in self._busy.values():
+                process.send_signal(number)
+
+        before = {number: signal.signal(number, forward) for number in heeded()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def check_all(recipe: str, with_: Sequence[str], overrides: Sequence[str], runs: Sequence[SweepRun]) -> None:
+    """That each run's recipe is valid, before the first one starts. Raises RecipeError, of the first that is not."""
+    from rlcli.recipe.resolve import load_recipe
+    from rlcli.recipe.warm_start import chain
+
+    for number, one in enumerate(runs):
+        chain(load_recipe(recipe, [*overrides, *one.settings], with_, fresh=number == 0))
+
+
+def open_sweep(folder: Path, sweep: Sweep) -> None:
+    """Make the folder of a sweep, or continue in one of the same runs. Raises ResourceError, UsageError."""
+    known = Sweep.read(folder)
+    if known is not None and known != sweep:
+        what = f"{folder} holds another sweep"
+        raise UsageError(what, where="--run-dir", hint=f"{folder / SWEEP_FILE} says which; choose another folder")
+    try:
+        if known is None and folder.is_dir() and any(folder.iterdir()):
+            raise ResourceError(f"{folder} is not empty", where="--run-dir", hint="choose another", code="F72")
+        make_folder(folder.absolute())
+        sweep.write(folder)
+    except OSError as error:
+        what = f"not writable: {error.strerror or error}"
+        raise ResourceError(what, where=str(folder), hint="choose another --run-dir", code="F75") from None
+
+
+def slots(resolved: Resolved, at_once: int | None) -> list[dict[str, str]]:
+    """As many as runs may be under way: by the GPUs that each needs, else one. Raises UsageError for more."""
+    from rlcli.topology import plan_topology
+
+    topology = plan_topology(resolved.recipe)
+    needed = topology.nodes * topology.devices_per_node
+    if topology.device == "cpu":
+        count = at_once or 1
+        share = str(max(1, available_cores() // count // needed))
+        return [{} if count == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": share}] * count
+    devices = _visible_devices()
+    parts = [devices[start : start + needed] for start in range(0, len(devices) - needed + 1, needed)]
+    if at_once is not None and at_once > max(1, len(parts)):
+        what = f"{at_once} runs at once need {at_once * needed} GPUs; there are {len(devices)}"
+        raise UsageError(what, where="--at-once", hint=f"at most {max(1, len(parts))}")
+    return [{VISIBLE: ",".join(part)} for part in parts[:at_once]] or [{}]
+
+
+def first_goes_alone(resolved: Resolved, log_dir: str) -> bool:
+    """Whether a recipe that it starts from has to be run first: once, not by every run."""
+    return bool(runs_first(resolved, log_dir))
+
+
+def again(folder: Path, arguments: Sequence[str]) -> str:
+    """The command that continues a sweep."""
+    words = iter(arguments)
+    kept = []
+    for word in words:
+        if word == "--run-dir":
+            next(words, None)
+        elif not word.startswith("--run-dir="):
+            kept.append(word)
+    return shlex.join(["rlcli", *kept, "--run-dir", str(folder)])
+
+
+def _visible_devices() -> list[str]:
+    given = os.environ.get(VISIBLE)
+    return [one for one in given.split(",") if one] if given is not None else [str(gpu.index) for gpu in list_gpus()]
+
+
+def _project() -> dict[str, str]:
+    project = current_project()
+    return {VARIABLE: str(project)} if project is not None else {}
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(str(one) for one in value)
+
+
+def _end_with(parent: int) -> None:
+    """Runs in the child between fork and exec."""
+    die_with_parent()
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,146 @@
+"""Results of any number of runs: those that differ in their seed alone are a group, with a mean and a spread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import ResourceError
+from rlcli.observe.charts import Chart, Line, chart, deviation, mean_of
+from rlcli.observe.metrics import read_metrics
+from rlcli.observe.report import before_and_after
+from rlcli.observe.run_directory import RunDirectory
+from rlcli.observe.series import series
+
+WITHOUT_EFFECT = ("seed", "launch", "checkpoint", "log", "cluster")
+"""Sections of a recipe in which runs of one group may differ."""
+PACE = "seconds per step"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One number over the runs of a group."""
+
+    mean: float
+    spread: float | None
+    """Standard deviation; None for a single run."""
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs that differ in nothing but their seed."""
+
+    label: str
+    """What sets it apart from the other groups."""
+    runs: tuple[Path, ...]
+    records: tuple[list[dict[str, Any]], ...]
+
+    def results(self) -> dict[str, Result]:
+        """By their names, the telling ones first: those of evaluations, then of training, then the pace."""
+        values: dict[str, list[float]] = {}
+        for records in self.records:
+            for row in before_and_after(records):
+                values.setdefault(row.label, []).append(row.after)
+            if paces := sorted(series(records, "time/step")[1]):
+                values.setdefault(PACE, []).append(paces[len(paces) // 2])
+        return {
+            name: Result(sum(found) / len(found), deviation(found) if len(found) > 1 else None)
+            for name, found in values.items()
+        }
+
+
+def groups_of(runs: Sequence[Path]) -> list[RunGroup]:
+    """The groups among these runs, in their order. Raises ResourceError F72, DataError F31."""
+    alike: dict[str, list[Path]] = {}
+    for run in runs:
+        alike.setdefault(_identity(run), []).append(run)
+    labels = _labels([members[0] for members in alike.values()])
+    return [
+        RunGroup(label, tuple(members), tuple(_records(run) for run in members))
+        for label, members in zip(labels, alike.values(), strict=True)
+    ]
+
+
+def group_chart(metric: str, groups: Sequence[RunGroup]) -> Chart:
+    """A line for each group that has the metric, with its spread. Raises UsageError if none has it."""
+    every = {f"{group.label}\0{n}": records for group in groups for n, records in enumerate(group.records)}
+    found: dict[str, list[Line]] = {}
+    for line in chart(metric, every).lines:
+        found.setdefault(line.label.rpartition("\0")[0], []).append(line)
+    means = [mean_of(label, lines) for label, lines in found.items()]
+    return Chart(metric, [line for line in means if line.values])
+
+
+def _records(run: Path) -> list[dict[str, Any]]:
+    file = run / "metrics.jsonl"
+    return read_metrics(file) if file.is_file() else []
+
+
+def _identity(run: Path) -> str:
+    """The recipe as it ran, without what makes no difference to a group: rlcli writes it in one form only."""
+    directory = RunDirectory.open(run)
+    try:
+        text = directory.resolved_recipe.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        what = f"{run} has no recipe to compare: {error.strerror or error}"
+        hint = "the run ended before it wrote its recipe"
+        raise ResourceError(what, where=str(directory.resolved_recipe), hint=hint, code="F72") from None
+    return "".join(text_of for key, text_of in _sections(text) if key not in WITHOUT_EFFECT)
+
+
+def _sections(text: str) -> list[tuple[str, str]]:
+    """Key and text of each top-level key."""
+    found: list[tuple[str, str]] = []
+    for line in text.splitlines(keepends=True):
+        if line[:1].isspace() or not found:
+            key, rest = found.pop() if found else (line.partition(":")[0], "")
+            found.append((key, rest + line))
+        else:
+            found.append((line.partition(":")[0], line))
+    return found
+
+
+def _labels(runs: Sequence[Path]) -> list[str]:
+    """What was set for each of these runs and not for all of them; names where that does not tell them apart."""
+    settings = [_settings(run) for run in runs]
+    common = set(settings[0]).intersection(*settings[1:]) if settings else set()
+    labels = [" ".join(one for one in some if one not in common) for some in settings]
+    if len(set(labels)) == len(labels) and (all(labels) or len(labels) == 1):
+        return [label or runs[0].parent.name for label in labels]
+    named = [f"{label} {'/'.join(run.parts[-2:])}".strip() for label, run in zip(labels, runs, strict=True)]
+    return [name if named.count(name) == 1 else str(run) for name, run in zip(named, runs, strict=True)]
+
+
+def _settings(run: Path) -> list[str]:
+    """Its overrides, without the seed; a name for its recipe comes first."""
+    try:
+        lines = (run / "recipe" / "overrides.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = next((text for key, text in _sections(_head(run)) if key == "name"), "")
+    return [
+        named.partition(":")[2].strip(),
+        *(line for line in lines if line.partition("=")[0].split(".")[0] not in WITHOUT_EFFECT),
+    ]
+
+
+def _head(run: Path) -> str:
+    try:
+        with (run / "recipe.resolved.yaml").open(encoding="utf-8", errors="replace") as file:
+            return file.read(4096)
+    except OSError:
+        return ""
+
+
+def as_document(group: RunGroup) -> dict[str, Any]:
+    """For `--json`."""
+
+    def finite(value: float | None) -> float | None:
+        return value if value is not None and math.isfinite(value) else None
+
+    found = group.results().items()
+    results = {name: {"mean": finite(one.mean), "spread": finite(one.spread)} for name, one in found}
+    return {"label": group.label, "runs": [str(run) for run in group.runs], "results": results}

@@ -1,0 +1,90 @@
+"""A sweep: the runs of one recipe that differ in a few values and in their seeds. Data, for whatever starts them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rlcli.errors import UsageError
+
+MOST_RUNS = 1000
+LONGEST_NAME = 60
+"""Characters of a run's name; the number before it keeps the names apart."""
+CLOSES = {"[": "]", "{": "}", '"': '"', "'": "'"}
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """One run of a sweep."""
+
+    name: str
+    """That of its folder within the sweep's: `03-kl_ctl-0.1-seed-2`."""
+    settings: tuple[str, ...]
+    """What sets it apart, as overrides: `ppo.kl_ctl=0.1`, `seed=2`."""
+
+    @property
+    def without_seed(self) -> tuple[str, ...]:
+        """What it has in common with the runs of other seeds."""
+        return tuple(one for one in self.settings if not one.startswith("seed="))
+
+
+def sweep_runs(swept: Sequence[str], seeds: int | None, first_seed: int) -> list[SweepRun]:
+    """The runs for every combination of the values (`KEY=VALUE,VALUE…`, one for each key), each with `seeds` seeds from
+    `first_seed` on. The last key varies first. Raises UsageError."""
+    axes = [_axis(one) for one in swept]
+    if seeds is not None:
+        axes.append(("seed", [str(first_seed + number) for number in range(seeds)]))
+    keys = [key for key, _ in axes]
+    for key in keys:
+        if keys.count(key) > 1:
+            hint = "drop --seeds, which sets it too" if key == "seed" else f"--sweep {key}=VALUE,VALUE,VALUE"
+            raise UsageError(f"{key} is swept twice", hint=hint)
+    count = 1
+    for _, values in axes:
+        count *= len(values)
+    if count > MOST_RUNS:
+        raise UsageError(f"this sweep has {count} runs, more than {MOST_RUNS}", hint="sweep fewer values at a time")
+    combinations = itertools.product(*(values for _, values in axes))
+    width = len(str(count))
+    return [
+        SweepRun(_name(number, width, keys, values), tuple(f"{k}={v}" for k, v in zip(keys, values, strict=True)))
+        for number, values in enumerate(combinations, start=1)
+    ]
+
+
+def _axis(text: str) -> tuple[str, list[str]]:
+    """`ppo.kl_ctl=0.01,0.1` as the key and its values."""
+    key, equals, given = text.partition("=")
+    values = [value.strip() for value in _split(given)]
+    if not equals or not key.strip() or "" in values:
+        raise UsageError(f"--sweep {text!r} is not KEY=VALUE,VALUE", hint="for example --sweep ppo.kl_ctl=0.01,0.1")
+    if len(set(values)) < len(values):
+        raise UsageError(
+            f"--sweep {key} has a value twice: {given}", hint="--seeds N repeats each run with other seeds"
+        )
+    return key.strip(), values
+
+
+def _split(text: str) -> Iterator[str]:
+    """At commas that no bracket or quote encloses: a value may be a list or a mapping."""
+    awaited: list[str] = []
+    start = 0
+    for place, sign in enumerate(text):
+        if awaited and sign == awaited[-1]:
+            awaited.pop()
+        elif awaited and awaited[-1] in "\"'":
+            continue
+        elif sign in CLOSES:
+            awaited.append(CLOSES[sign])
+        elif sign == "," and not awaited:
+            yield text[start:place]
+            start = place + 1
+    yield text[start:]
+
+
+def _name(number: int, width: int, keys: Sequence[str], values: Sequence[str]) -> str:
+    words = [f"{key.rpartition('.')[2]}-{value}" for key, value in zip(keys, values, strict=True)]
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(words)).rstrip("._-")
+    return f"{number:0{width}}-{readable}"[:LONGEST_NAME].rstrip("._-")

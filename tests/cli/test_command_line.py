@@ -228,7 +228,8 @@ def process(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     [[], ["--help"], ["train", "--help"], ["validate", "ppo_math"], ["plan", "ppo_math"], ["ls"], ["show", "ppo_actor"],
      ["show", "ppo_math"], ["explain", "ppo_math", "ppo.kl_ctl"], ["diff", "ppo_math", "sft_math"], ["schema"],
      ["cp", "ppo_math", "mine.yaml", "--dry-run"], ["tokens", "sft_math"],
-     ["completion", "bash"], ["__complete", "zsh", "train", "ppo_math", "models.actor.backend.args."]],
+     ["status"], ["completion", "bash"],
+     ["__complete", "zsh", "train", "ppo_math", "models.actor.backend.args."]],
 )  # fmt: skip
 def test_nothing_heavy_is_loaded(arguments):
     script = f"""

@@ -17,6 +17,7 @@ def attach(run: RunName, runs: RunsFolder = RUNS, as_json: AsJson = False) -> in
     """
     from rlcli.cli import output
     from rlcli.cli.status import as_document, steps_of
+    from rlcli.launch.run_jobs import Look
     from rlcli.observe.display import open_display
     from rlcli.observe.replay import follow
     from rlcli.observe.run_search import short_name
@@ -25,7 +26,7 @@ def attach(run: RunName, runs: RunsFolder = RUNS, as_json: AsJson = False) -> in
     name = short_name(folder, runs)
     try:
         with open_display(quiet=output.quiet) as display:
-            ended = follow(folder, display, name)
+            ended = follow(folder, display, name, Look())
             display.finish()
     except KeyboardInterrupt:
         output.print_talk(f"detached; the run continues. Stop it: rlcli stop {name}")

@@ -90,14 +90,15 @@ def _as_json_line(name: str, line: str) -> None:
 
 def _follow(overview: Overview, rank: int | None, count: int, say: Callable[[str, str], None]) -> None:
     """Begin with the last `count` lines; until the run is over and all that it wrote is printed."""
+    from rlcli.launch.run_jobs import Look
     from rlcli.observe.run_logs import as_text, run_logs
-    from rlcli.observe.run_overview import read_overview
     from rlcli.observe.tail import Tail
 
+    look = Look()
     tails: dict[str, Tail] = {}
     is_first = True
     while True:
-        now = read_overview(overview.folder)
+        now = look(overview.folder)
         for name, file in run_logs(overview.folder).items():
             if rank is None or name == f"rank{rank}":
                 tail = tails.setdefault(name, Tail(file))

@@ -21,6 +21,7 @@ def overview_of(name: str, runs: Path, is_running: bool = False) -> Overview:
     """How the run that is meant stands; of a recipe's runs the newest, or (`is_running`) the one that is running.
     Raises ResourceError F72."""
     from rlcli.errors import ResourceError
+    from rlcli.launch.run_jobs import with_jobs
     from rlcli.observe.run_overview import read_overview
     from rlcli.observe.run_search import find_run
 
@@ -32,4 +33,4 @@ def overview_of(name: str, runs: Path, is_running: bool = False) -> Overview:
     overview = read_overview(folder)
     if overview is None:
         raise ResourceError(f"{folder} is not the folder of a run", hint="rlcli status lists the runs", code="F72")
-    return overview
+    return with_jobs([overview])[0]

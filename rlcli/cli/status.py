@@ -43,12 +43,13 @@ def status(
         else:
             _print_one(overview, progress, runs)
         return
+    from rlcli.launch.run_jobs import with_jobs
     from rlcli.observe.run_overview import read_overview
     from rlcli.observe.run_search import find_runs
 
     folders = find_runs(runs)
     shown = folders if every else folders[:SHOWN]
-    found = [one for one in map(read_overview, shown) if one is not None]
+    found = with_jobs([one for one in map(read_overview, shown) if one is not None])
     if as_json:
         print_json({"runs": [as_document(one) for one in found], "left_out": len(folders) - len(shown)})
     else:
@@ -80,6 +81,8 @@ def steps_of(one: Overview) -> str:
 
 
 def _where(one: Overview) -> str:
+    if one.job is not None:
+        return f"job {one.job}{f' on {one.nodes}' if one.nodes else ''}"
     if one.host is None:
         return "-"
     return "here" if one.is_here else one.host
@@ -123,6 +126,8 @@ def _facts(one: Overview, progress: Progress) -> list[tuple[str, str]]:
     facts = []
     if one.message:
         facts.append(("why", one.message))
+    if one.job is not None:
+        facts.append(("job", f"{one.job}{f' on {one.nodes}' if one.nodes else ''}"))
     if one.holder is not None:
         others = f", supervisor {one.holder.supervisor.pid}" if one.holder.supervisor is not None else ""
         facts.append(("where", f"{_machine(one)}, pid {one.holder.owner.pid}{others}"))
@@ -149,13 +154,7 @@ def _facts(one: Overview, progress: Progress) -> list[tuple[str, str]]:
 
 
 def _machine(one: Overview) -> str:
-    assert one.holder is not None
-    from rlcli.observe.run_overview import environment_of
-
-    variables = environment_of(one.folder).get("variables")
-    job = variables.get("SLURM_JOB_ID") if isinstance(variables, dict) else None
-    name = f"{one.host} (this machine)" if one.is_here else str(one.host)
-    return f"{name}, job {job}" if isinstance(job, str) else name
+    return f"{one.host} (this machine)" if one.is_here else str(one.host)
 
 
 def _unicode() -> bool:
@@ -194,6 +193,8 @@ def as_document(one: Overview) -> dict[str, Any]:
         "steps": one.steps,
         "last": {"name": telling[0], "value": value} if telling is not None else None,
         "host": one.host,
+        "job": one.job,
+        "nodes": one.nodes,
         "is_here": one.is_here,
         "pid": owner.pid if owner is not None else None,
         "started": one.started,

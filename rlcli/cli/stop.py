@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlcli.cli.run_arguments import RUNS, AsJson, RunName, RunsFolder
+from rlcli.cli.run_arguments import RUNS, AsJson, RunName, RunsFolder, overview_of
 
 if TYPE_CHECKING:
     from rlcli.observe.run_overview import Overview
@@ -32,36 +31,21 @@ def stop(
     """
     from rlcli.cli.output import print_json, print_talk
     from rlcli.cli.status import as_document
-    from rlcli.launch.stop_run import ask_to_stop, end_now, end_stragglers, wait_for_end
-    from rlcli.observe.run_overview import read_overview
+    from rlcli.launch.run_jobs import stop_job
+    from rlcli.launch.stop_run import stop_here
 
-    before = _meant(run, runs)
+    before = overview_of(run, runs, is_running=True)
     how = "was not running"
     if before.is_under_way:
-        holder = ask_to_stop(before, at_once=now)
-        patience = 0.0 if now else _grace(before) if grace is None else grace
-        how = "asked to stop"
-        if not no_wait:
-            if not now:
-                print_talk(f"asked pid {holder.owner.pid} to stop after its step; waiting up to {patience:.0f} s")
-            if wait_for_end(before, holder, patience):
-                end_stragglers(before.folder, print_talk)
-                how = "stopped"
-            else:
-                end_now(before, holder, print_talk)
-                how = "ended at once"
-    after = read_overview(before.folder) or before
+        patience = _grace(before) if grace is None else grace
+        end = stop_here if before.job is None else stop_job
+        has_stopped = end(before, at_once=now, seconds=patience, wait=not no_wait, say=print_talk)
+        how = "asked to stop" if no_wait else "stopped" if has_stopped else "ended at once"
+    after = overview_of(str(before.folder), runs)
     if as_json:
         print_json(as_document(after) | {"how": how})
     else:
         _print(after, how)
-
-
-def _meant(run: str, runs: Path) -> Overview:
-    """Of a recipe's runs the one that is running."""
-    from rlcli.cli.run_arguments import overview_of
-
-    return overview_of(run, runs, is_running=True)
 
 
 def _grace(run: Overview) -> float:

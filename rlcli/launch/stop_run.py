@@ -37,17 +37,32 @@ def grace_of(records: Sequence[Mapping[str, Any]]) -> float:
     return SHORTEST_GRACE + 3 * max(took, default=0.0)
 
 
-def ask_to_stop(run: Overview, *, at_once: bool = False) -> Holder:
-    """Ask a run to stop after its step, or at once. Asking again is no further signal. Returns whom to wait for.
+def stop_here(run: Overview, *, at_once: bool, seconds: float, wait: bool, say: Callable[[str], None]) -> bool:
+    """End a run of this machine: after its step, and if that takes longer than `seconds`, at once. Returns whether it
+    was given its step. Raises ResourceError."""
+    holder = ask_to_stop(run)
+    if at_once:
+        time.sleep(APART)
+    elif wait:
+        say(f"asked pid {holder.owner.pid} to stop after its step; waiting up to {seconds:.0f} s")
+    if wait and not at_once and wait_for_end(run, holder, seconds):
+        end_stragglers(run.folder, say)
+        return True
+    if wait:
+        end_now(run, holder, say)
+    elif at_once:
+        _signal_first(holder.processes, signal.SIGTERM)
+    return not (wait or at_once)
+
+
+def ask_to_stop(run: Overview) -> Holder:
+    """Ask a run to stop after its step. Asking again is no further signal. Returns whom to wait for.
 
     Raises ResourceError if it is another machine's or user's, or does not say which process it is.
     """
     holder = _reachable(run)
     if not is_asked_to_stop(run.folder, holder):
         note_stop(run.folder, holder)
-        _signal_first(holder.processes, signal.SIGTERM)
-        time.sleep(APART if at_once else 0.0)
-    if at_once:
         _signal_first(holder.processes, signal.SIGTERM)
     return holder
 

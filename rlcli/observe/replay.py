@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +60,19 @@ def replay(records: Sequence[Mapping[str, Any]], steps: int, until: float) -> Pr
     return progress
 
 
-def follow(folder: Path, display: Display, name: str) -> Overview:
-    """Show a run until it is over, from its files alone. Returns how it ended. Raises ResourceError F72."""
+def follow(
+    folder: Path, display: Display, name: str, look: Callable[[Path], Overview | None] = read_overview
+) -> Overview:
+    """Show a run until it is over, from its files alone; `look` says how it stands. Returns how it ended. Raises
+    ResourceError F72."""
     tail = Tail(folder / "metrics.jsonl")
-    run = _look(folder)
+    run = _known(look(folder), folder)
     records = records_of(tail.lines()[0])
     progress = replay(records, run.steps or 0, run.updated or time.time())
     display.start(name, folder, progress.steps)
     display.take_up(progress)
     while True:
-        run = _look(folder)  # before its metrics: a run that is over has written all of them
+        run = _known(look(folder), folder)  # before its metrics: a run that is over has written all of them
         lines, is_new = tail.lines()
         if is_new:  # it was resumed, and repeats steps
             progress = replay(records_of(lines), run.steps or 0, run.updated or time.time())
@@ -87,8 +90,7 @@ def follow(folder: Path, display: Display, name: str) -> Overview:
         time.sleep(LOOK_SECONDS)
 
 
-def _look(folder: Path) -> Overview:
-    run = read_overview(folder)
+def _known(run: Overview | None, folder: Path) -> Overview:
     if run is None:
         raise ResourceError(f"{folder} is not the folder of a run any more", code="F72")
     return run

@@ -23,6 +23,8 @@ from rlcli.processes import ProcessRecord
 
 UNDER_WAY = ("starting", "running", "stopping")
 """States that a run leaves again, as it writes them."""
+AHEAD = ("submitted", "waiting", "paused")
+"""States of a run whose job has not begun, or does not get any time."""
 STOP = "stop.json"
 """Names the process that was asked to stop the run."""
 DIED = "died"
@@ -52,11 +54,16 @@ class Overview:
     """When it last wrote its status, in seconds since the epoch."""
     exit_code: int | None
     message: str | None
-    """Of a run that failed."""
+    """Of a run that failed, or why it waits."""
+    job: str | None = None
+    """Its id at the scheduler, if it is a job that is not done."""
+    nodes: str | None = None
+    """Those of its job, as the scheduler calls them."""
 
     @property
     def is_under_way(self) -> bool:
-        return self.state in UNDER_WAY
+        """Whether it works, or is going to without anybody doing anything."""
+        return self.state in (*UNDER_WAY, *AHEAD)
 
     @property
     def telling(self) -> tuple[str, float] | None:
@@ -136,11 +143,6 @@ def last_numbers(metrics: Path) -> dict[str, float]:
     lost = record.pop(NONFINITE, None)
     numbers = {key: value for key in record if (value := number(record[key])) is not None}
     return numbers | dict.fromkeys(lost if isinstance(lost, dict) else (), math.nan)
-
-
-def environment_of(folder: Path) -> dict[str, Any]:
-    """What the run wrote down about where it began."""
-    return known_object(folder / "environment.json")
 
 
 def _text(value: Any) -> str | None:

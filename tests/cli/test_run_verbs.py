@@ -58,6 +58,16 @@ def test_all_runs_with_state_step_reward_and_place(rlcli):
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
+def test_without_its_scheduler_a_job_is_shown_by_its_files(rlcli, tmp_path, monkeypatch, caplog):
+    folder = record("runs/ppo_math/one", "running")
+    (folder / "job.json").write_text('{"launcher": "slurm", "job_id": "77", "cluster": null, "submitted": "now"}')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, out, _ = rlcli("status")
+    assert (code, "there is no squeue here" in caplog.text) == (0, True)
+    assert out.splitlines()[2].split()[:3] == ["ppo_math/one", "running", "2/4"]
+    assert "job 77" in out
+
+
 def test_a_process_of_another_start_time_is_not_the_runs(rlcli):
     folder = record("runs/ppo_math/one", "running")
     own = ProcessRecord.own()

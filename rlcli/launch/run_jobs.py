@@ -1,0 +1,111 @@
+"""How runs stand that are jobs: what their files say, joined with what the scheduler says."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rlcli.errors import ResourceError
+from rlcli.launch.slurm.commands import SlurmError, ask_slurm
+from rlcli.launch.slurm.jobs import Job, Submission, cancel, look_up
+from rlcli.observe.run_overview import DIED, Overview, note_stop, read_overview
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN = 5.0
+"""Seconds between two questions to the scheduler about one run."""
+STOP_SIGNAL = "USR1"
+"""Ends a run after its step, and reaches it through its job script."""
+ENDS_WITHIN = 90.0
+"""Seconds for a cancelled job to be gone: Slurm's KillWait, and time to notice."""
+ALIVE_STATES = {"waiting": "waiting", "paused": "paused", "ending": "stopping"}
+"""A job's state, where it says more than the run's files."""
+
+
+def with_jobs(runs: Sequence[Overview]) -> list[Overview]:
+    """The same runs, with what the scheduler says of their jobs. Where it does not answer: a warning, and the files."""
+    ids = {run.folder: job.job_id for run in runs if run.state != "done" and (job := Submission.read(run.folder))}
+    try:
+        jobs = look_up(ids.values()) if ids else {}
+    except SlurmError as error:
+        log.warning("the states of jobs are those of their files: %s", error.what)
+        jobs = {}
+    return [_joined(run, ids.get(run.folder), jobs.get(ids.get(run.folder, ""))) for run in runs]
+
+
+class Look:
+    """How one run stands, for whoever asks often: the scheduler is asked now and then."""
+
+    def __init__(self) -> None:
+        self._job: Job | None = None
+        self._asked = -LOOK_AGAIN
+
+    def __call__(self, folder: Path) -> Overview | None:
+        run = read_overview(folder)
+        submission = Submission.read(folder) if run is not None else None
+        if run is None or submission is None:
+            return run
+        if time.monotonic() - self._asked >= LOOK_AGAIN:
+            try:
+                self._job = look_up([submission.job_id]).get(submission.job_id)
+            except SlurmError:
+                self._job = None
+            self._asked = time.monotonic()
+        return _joined(run, submission.job_id, self._job)
+
+
+def _joined(run: Overview, job_id: str | None, job: Job | None) -> Overview:
+    """A job that lives says whether the run waits; one that is over, why a run ended that could not say so itself."""
+    if job is None:
+        return replace(run, job=job_id)
+    state, why = run.state, run.message
+    if job.is_alive:
+        state = ALIVE_STATES.get(job.state, run.state if run.is_under_way else "starting")
+        why = f"{job.reason}{f', starts {job.starts}' if job.starts else ''}" if job.state == "waiting" else None
+    elif run.state != "done" and job.state not in ("done", "failed", "unknown"):
+        state = job.state
+        why = "; ".join(filter(None, [f"its job ended: {job.slurm_state}", run.message]))
+    elif run.is_under_way:
+        state, why = DIED, f"its job is over ({job.slurm_state}), and the run does not say how it ended"
+    return replace(run, job=job_id, state=state, message=why, nodes=job.nodes)
+
+
+def stop_job(run: Overview, *, at_once: bool, seconds: float, wait: bool, say: Callable[[str], None]) -> bool:
+    """End a run's job: after the run's step, and if that takes longer than `seconds`, at once. A job that waits is
+    taken out of the queue. Returns whether the run was given its step. Raises SlurmError, ResourceError."""
+    assert run.job is not None
+    if run.state in ("waiting", "paused") or at_once:
+        return not _cancel(run, wait)
+    # Otherwise the job would take the stop for a preemption, and go back into the queue.
+    ask_slurm(["scontrol", "update", f"JobId={run.job}", "Requeue=0"])
+    if run.holder is not None:
+        note_stop(run.folder, run.holder)
+    cancel(run.job, STOP_SIGNAL)
+    if not wait:
+        return True
+    say(f"asked job {run.job} to stop after its step; waiting up to {seconds:.0f} s")
+    return _is_over(run, seconds) or not _cancel(run, wait)
+
+
+def _cancel(run: Overview, wait: bool) -> bool:
+    assert run.job is not None
+    cancel(run.job)
+    if wait and not _is_over(run, ENDS_WITHIN):
+        what = f"job {run.job} is still there {ENDS_WITHIN:.0f} s after it was cancelled"
+        raise ResourceError(what, where=str(run.folder), hint=f"scontrol show job {run.job}")
+    return True
+
+
+def _is_over(run: Overview, seconds: float) -> bool:
+    assert run.job is not None
+    end = time.monotonic() + seconds
+    while True:
+        job = look_up([run.job]).get(run.job)
+        if job is None or not job.is_alive:
+            return True
+        if time.monotonic() >= end:
+            return False
+        time.sleep(min(LOOK_AGAIN, 0.5))

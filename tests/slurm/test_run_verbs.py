@@ -1,0 +1,78 @@
+"""`rlcli status` and `rlcli stop` of runs that are jobs, by what Slurm says and by their files."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcli.launch.slurm.jobs import Submission, look_up_one
+from rlcli.observe.run_directory import RunDirectory
+
+from .cluster import wait_for
+
+HOME = str(Path(__file__).parents[2])
+STOPS = 'trap "exit 75" USR1; while true; do sleep 0.1; done'
+"""The body of a job that ends when it is asked to."""
+
+
+def rlcli(cluster, folder, *arguments):
+    done = subprocess.run([sys.executable, "-m", "rlcli", *arguments], capture_output=True, text=True, cwd=folder,
+                          env={**cluster.environment, "PYTHONPATH": HOME}, timeout=100)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def run_of(cluster, tmp_path):
+    """The folder of a run, and the id of a job that is said to be its own."""
+
+    def one(name, state, body, *options):
+        folder = tmp_path / "runs/toy" / name
+        with RunDirectory.create(folder, "toy", command=["rlcli"]) as run:
+            run.write_status(state, 2, 4)
+        script = tmp_path / f"{name}.sh"
+        script.write_text(f"#!/bin/bash\n{body}\n")
+        submit = ["sbatch", "--parsable", "--output=/dev/null", "--requeue", *options, str(script)]
+        job = cluster.run(*submit).strip()
+        Submission(job, "emulated", "2026-11-22T23:41:52+00:00").write(folder)
+        holder = {"owner": {"host": "elsewhere", "pid": 99, "started": 1.0}, "supervisor": None}
+        (folder / "lock").write_text(json.dumps(holder))
+        return job
+
+    return one
+
+
+def test_runs_that_are_jobs(cluster, run_of, tmp_path):
+    jobs = {
+        "runs": run_of("runs", "running", STOPS, "--nodelist=node2"),
+        "waits": run_of("waits", "stopped", STOPS, "--hold"),
+        "killed": run_of("killed", "running", "kill -9 $$"),
+        "cancelled": run_of("cancelled", "running", STOPS, "--hold"),
+    }
+    cluster.run("scancel", jobs["cancelled"])
+
+    def states():
+        return {Path(one["run"]).name: one["state"] for one in rlcli(cluster, tmp_path, "status", "--json")["runs"]}
+
+    expected = {"runs": "running", "waits": "waiting", "killed": "died", "cancelled": "cancelled"}
+    wait_for(lambda: states() == expected, 60)
+    shown = rlcli(cluster, tmp_path, "status", "runs", "--json")
+    assert (shown["job"], shown["nodes"], shown["is_here"]) == (jobs["runs"], "node2", False)
+    assert rlcli(cluster, tmp_path, "status", "waits", "--json")["message"] == "JobHeldUser"
+    # a run is asked first, by a signal that its job passes on, and does not go back into the queue
+    stopped = rlcli(cluster, tmp_path, "stop", "runs", "--json")
+    assert stopped["how"] == "stopped"
+    assert cluster.field(jobs["runs"], "Requeue") == "0"
+    assert cluster.field(jobs["runs"], "ExitCode") == "75:0"
+    # one that waits leaves the queue
+    assert rlcli(cluster, tmp_path, "stop", "waits", "--json")["state"] == "cancelled"
+    assert look_up_one(jobs["waits"]).state == "cancelled"
+
+
+def test_a_job_that_does_not_heed_the_signal_is_cancelled(cluster, run_of, tmp_path):
+    job = run_of("deaf", "running", 'trap "" USR1; sleep 100 & wait; sleep 100')
+    wait_for(lambda: look_up_one(job).state == "running", 30)
+    assert rlcli(cluster, tmp_path, "stop", "deaf", "--grace", "1", "--json")["how"] == "ended at once"
+    wait_for(lambda: look_up_one(job).state == "cancelled", 30)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ import typer
 from rlcli.cli.run_arguments import RUNS, AsJson, RunsFolder
 
 if TYPE_CHECKING:
-    from rlcli.observe.charts import Chart, Line
+    from rlcli.observe.charts import Chart
 
 USUAL = ("reward", "eval/accuracy", "kl", "loss", "length")
 """Metrics that are drawn, of those that there are, where none is named."""
@@ -117,8 +117,4 @@ def picture(charts: Sequence[Chart], file: Path, title: str) -> None:
 
 
 def _as_document(one: Chart) -> dict[str, Any]:
-    def plain(line: Line) -> dict[str, Any]:
-        return {"label": line.label, "steps": line.steps, "values": line.values, "spread": line.spread}
-
-    assert all(math.isfinite(value) for line in one.lines for value in line.values)
-    return {"metric": one.title, "lines": [plain(line) for line in one.lines]}
+    return {"metric": one.title, "lines": [asdict(line) for line in one.lines]}

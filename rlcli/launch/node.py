@@ -8,7 +8,6 @@ master by its heartbeats, in which it says which ranks have ended, and how; it e
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -17,13 +16,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import RlcliError
 from rlcli.launch.children import REPLACEMENTS, Members
 from rlcli.launch.cores import available_cores
+from rlcli.launch.memory_kills import MemoryKills, memory_in_use
 from rlcli.processes import start_time
 from rlcli.runtime.control import Control, zeromq
 from rlcli.runtime.pulse import END, Pulse
@@ -63,8 +63,9 @@ def main(run_dir: Path, node: int) -> int:
     members = Members(run_dir, dict(os.environ))
     members.start(process_groups(recipe, plan_topology(recipe)), node)
     pulse.tell(host=socket.gethostname(), started=start_time(os.getpid()), members=_records(members))
-    threading.Thread(target=_watch, args=(pulse, members), daemon=True).start()
-    failed = _run_ranks(recipe, run_dir, meeting, node)
+    used: dict[int, int] = {}
+    threading.Thread(target=_watch, args=(pulse, members, used), daemon=True).start()
+    failed = _run_ranks(recipe, run_dir, meeting, node, used)
     members.stop()
     pulse.tell_last(HEARD_WITHIN, is_over=True, **failed)
     pulse.close()
@@ -103,8 +104,9 @@ def _prepare_environment(recipe: Recipe) -> None:
     os.environ.update({"PYTHONSAFEPATH": "1", AGENT: str(os.getpid())})
 
 
-def _run_ranks(recipe: Recipe, run_dir: Path, meeting: Path, node: int) -> dict[str, Any]:
-    """Until all ranks have ended. Returns nothing if they did so by themselves, else what the master must know."""
+def _run_ranks(recipe: Recipe, run_dir: Path, meeting: Path, node: int, used: Mapping[int, int]) -> dict[str, Any]:
+    """Until all ranks have ended. Returns nothing if they did so by themselves, else what the master must know; `used`:
+    pid → the most memory that it was seen with."""
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
@@ -112,19 +114,14 @@ def _run_ranks(recipe: Recipe, run_dir: Path, meeting: Path, node: int) -> dict[
     api._get_default_signal = lambda: signal.SIGKILL
     nodes = recipe.cluster.nodes
     _meet_in(meeting / STORE, node, nodes)
-    kills = count_memory_kills()
+    kills = MemoryKills()
     try:
         run(parse_args(torchrun_arguments(run_dir, nodes, recipe.cluster.devices_per_node, node)))
     except ChildFailedError as error:
         print(error, file=sys.stderr, flush=True)
         rank, failure = error.get_first_failure()
-        after = count_memory_kills()
-        is_known = kills is not None and after is not None
-        return {
-            "rank": rank,
-            "exit": failure.exitcode,
-            "out_of_memory": after > kills if is_known else None,  # type: ignore[operator]
-        }
+        memory = used.get(failure.pid, 0)
+        return {"rank": rank, "exit": failure.exitcode, "out_of_memory": kills.found(), "memory": memory}
     except Exception as error:  # torchrun's own
         traceback.print_exc()
         return {"failure": f"{type(error).__name__}: {error}"}
@@ -176,8 +173,9 @@ def _meet_in(file: Path, node: int, nodes: int) -> None:
     rendezvous_handler_registry.register("rlcli", Meeting)
 
 
-def _watch(pulse: Pulse, members: Members) -> None:
-    """Tell of each rank that has ended, also with exit code 0, of which torchrun says nothing, and of the members."""
+def _watch(pulse: Pulse, members: Members, used: dict[int, int]) -> None:
+    """Tell of each rank that has ended, also with exit code 0, of which torchrun says nothing, and of the members. Note
+    how much memory each has `used`."""
     import psutil
 
     seen, gone, known = set[int](), set[int](), _records(members)
@@ -185,6 +183,7 @@ def _watch(pulse: Pulse, members: Members) -> None:
         time.sleep(LOOK_SECONDS)
         alive = {one.pid for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE}
         seen |= alive
+        used.update({pid: max(memory_in_use(pid), used.get(pid, 0)) for pid in alive})
         if seen - alive != gone:
             gone = seen - alive
             pulse.tell(gone=sorted(gone))
@@ -199,17 +198,6 @@ def _watch(pulse: Pulse, members: Members) -> None:
 def _records(members: Members) -> dict[str, tuple[int, float | None]]:
     """Name → pid and start time."""
     return {f"{name}{index}": (pid, start_time(pid)) for (name, index), pid in members.pids().items()}
-
-
-def count_memory_kills(membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Processes of our control group that the kernel killed because memory ran out; None if it does not count them."""
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        place = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
-        for line in (root / place.lstrip("/") / "memory.events").read_text().splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return int(count)
-    return None
 
 
 def _end_here(why: str) -> None:

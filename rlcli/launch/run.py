@@ -19,6 +19,7 @@ from rlcli.errors import DataError, HangError, ModelError, RlcliError, WorkerErr
 from rlcli.failpoints import check_failpoints
 from rlcli.launch import lifeline
 from rlcli.launch.meeting import remove_abandoned
+from rlcli.launch.memory_kills import write_estimate
 from rlcli.launch.preflight.before_start import check_before_start
 from rlcli.launch.stopping import StopSignals
 from rlcli.project import planted
@@ -287,6 +288,7 @@ def _write_down(run: RunDirectory, resolved: Resolved, recipe: Recipe, recipe_di
     starts = {name: role.path for name, role in recipe.models.items() if role.path}
     run.write_text("starts.json", json.dumps(starts, indent=2) + "\n")
     run.write_text(DIGEST_FILE, recipe_digest + "\n")
+    write_estimate(run, resolved)
     run.write_text(run.resolved_recipe.name, resolved.to_yaml())
 
 

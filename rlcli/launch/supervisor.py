@@ -27,12 +27,13 @@ from typing import IO, TYPE_CHECKING, Any, get_type_hints
 
 from rlcli.errors import HangError, ResourceError, RlcliError, WorkerError
 from rlcli.launch.lifeline import SHOW_STACKS, VARIABLE
+from rlcli.launch.memory_kills import MemoryKills, explain_kill, memory_in_use
 from rlcli.launch.orphans import adopt_orphans, end_orphans, reap_orphans
 from rlcli.launch.stopping import heeded, passed_on
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_record import read_status
-from rlcli.processes import STOP_SIGNALS, own_command
+from rlcli.processes import STOP_SIGNALS, ended_how, own_command
 from rlcli.runtime.own_pauses import OwnPauses
 
 if TYPE_CHECKING:
@@ -133,6 +134,9 @@ class _Child:
     def __init__(self, command: Sequence[str], stacks: IO[bytes]):
         """Start `rlcli <command>` the way that this process was started."""
         self.facts = Facts()
+        self.memory = 0
+        """The most that it was seen with, in bytes."""
+        self.memory_kills = MemoryKills()
         self.signals: list[int] = []
         """Those of STOP_SIGNALS that we received."""
         self._stacks = stacks
@@ -164,6 +168,7 @@ class _Child:
             select.select(self._listened_to, [], [], PASS_ON_AFTER if self._to_pass_on else TICK)
             self._listen()
             reap_orphans(self.process.pid)
+            self.memory = max(self.memory, memory_in_use(self.process.pid))
             if self.facts.is_late(time.monotonic()):
                 self._end()
                 self._listen()
@@ -254,8 +259,10 @@ def _ended(child: _Child) -> RlcliError:
         return ResourceError(what, where=child.facts.run, hint=again, code="F28")
     code, during = child.process.returncode, f" during {child.facts.waiting}" if child.facts.waiting else ""
     if code < 0:
-        why = " (out of memory?)" if -code == signal.SIGKILL else ""
-        what = f"the run was killed by {signal.Signals(-code).name}{why}{during}"
+        is_memory = child.memory_kills.found()
+        folder = Path(child.facts.run) if child.facts.run else None
+        more = explain_kill(code, is_memory, child.memory, folder)
+        what = f"the run {ended_how(code, is_memory)}{during}{more}"
     else:
         why = ": os._exit was called" if code == 0 else ""
         what = f"the run ended with exit code {code}{during}, before its work was done{why}"

@@ -16,6 +16,7 @@ from rlcli.errors import HangError, WorkerError
 from rlcli.files import private_file
 from rlcli.launch.interfaces import address_of
 from rlcli.launch.launcher import Death
+from rlcli.launch.memory_kills import explain_kill
 from rlcli.launch.node import SHARED_MEETING, agent_command
 from rlcli.processes import ended_how
 from rlcli.topology.groups import RANKS, Group
@@ -121,7 +122,9 @@ class World:
             self._await_report()
         for node, told in self._told().items():
             if "rank" in told:
-                raise self._rank_error(node, told["rank"], ended_how(told["exit"], told.get("out_of_memory")))
+                code, is_memory = told["exit"], told.get("out_of_memory")
+                more = explain_kill(code, is_memory, told.get("memory", 0), self._logs.parent)
+                raise self._rank_error(node, told["rank"], ended_how(code, is_memory) + more)
             if "failure" in told:
                 raise self._node_error(node, told["failure"])
         for node in sorted({*self._ranks.nodes}):

@@ -318,6 +318,7 @@ Started {started} (run {run_id}). To repeat it, in `{folder}`:
 | `committed.json` | the last committed step, and whether the run is done |
 | `models/<role>/` | the trained models, as `transformers.from_pretrained` reads them |
 | `recipe/`, `recipe.resolved.yaml`, `origins.json` | the recipe as written, as it ran, and its origins |
+| `memory.json` | the highest point of the memory plan |
 | `environment.json` | versions, machine, commit |
 | `tensorboard/` | the metrics for `tensorboard --logdir` |
 | `logs/` | output of the workers |

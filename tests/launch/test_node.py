@@ -10,7 +10,8 @@ from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.run import config_from_args, parse_args
 
 from rlcli.launch import node
-from rlcli.launch.node import count_memory_kills, torchrun_arguments
+from rlcli.launch.memory_kills import count_memory_kills
+from rlcli.launch.node import torchrun_arguments
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_what_is_left_is_ended_by_sigkill(monkeypatch, tmp_path, registry):
     monkeypatch.setattr(api, "_get_default_signal", lambda: signal.SIGTERM)
     recipe = mock.Mock(cluster=mock.Mock(nodes=1, devices_per_node=1))
     with mock.patch("torch.distributed.run.run"):
-        assert node._run_ranks(recipe, tmp_path, tmp_path, 0) == {}
+        assert node._run_ranks(recipe, tmp_path, tmp_path, 0, {}) == {}
     api.PContext.close(context := mock.Mock(_tail_logs=[]))
     context._close.assert_called_once_with(death_sig=signal.SIGKILL, timeout=mock.ANY)
 

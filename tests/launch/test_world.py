@@ -1,11 +1,13 @@
 """What the master makes of what agents say, and of what they no longer say."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 
 from rlcli.errors import HangError, ResourceError, WorkerError
 from rlcli.launch.launcher import Death
+from rlcli.launch.memory_kills import explain_kill
 from rlcli.launch.world import World
 from rlcli.runtime.pulse import LOST_AFTER
 from rlcli.topology.groups import Group
@@ -41,12 +43,33 @@ def say(world, node, **told):
 
 def test_the_rank_that_an_agent_reports_is_the_one_that_died(world, exits):
     say(world, 0)
-    say(world, 1, rank=3, exit=-9, out_of_memory=True)
+    estimate = {"device": "cpu", "bytes": 3 << 30, "within_percent": 20, "call": "actor_train", "phase": "update"}
+    (world._logs.parent / "memory.json").write_text(json.dumps(estimate))
+    say(world, 1, rank=3, exit=-9, out_of_memory=True, memory=5 << 30)
     exits[1] = 7
     assert world.deaths() == [Death("ranks", 3, 1, -9, True)]
     with pytest.raises(WorkerError, match=r"rank 3 was killed by SIGKILL \(out of memory\)") as raised:
         world._check_alive(LOST_AFTER)
     assert raised.value.where == "node 1, rank 3 pid 103"
+    assert "it held 5.00 GiB when last seen" in raised.value.what
+    assert "the memory plan has at most 3.00 GiB for it, within 20 % (actor_train, update)" in raised.value.what
+
+
+@pytest.mark.parametrize(
+    ("code", "out_of_memory", "estimate", "expected"),
+    [
+        (-15, None, {}, ""),
+        (-9, False, {}, ""),
+        (-9, None, {}, "; it held 1.00 GiB when last seen"),
+        (-9, True, {"device": "cuda", "bytes": 1, "within_percent": 5}, "; the memory plan is about the devices'"),
+        (-9, True, {"bytes": "much"}, "; it held 1.00 GiB when last seen"),
+    ],
+)
+def test_what_is_said_of_memory(tmp_path, code, out_of_memory, estimate, expected):
+    (tmp_path / "memory.json").write_text(json.dumps(estimate))
+    said = explain_kill(code, out_of_memory, 1 << 30, tmp_path)
+    assert expected in said
+    assert bool(said) == bool(expected)
 
 
 def test_all_ranks_of_an_agent_die_with_it(world, exits):

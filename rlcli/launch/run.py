@@ -21,6 +21,7 @@ from rlcli.launch import lifeline
 from rlcli.launch.meeting import remove_abandoned
 from rlcli.launch.memory_kills import write_estimate
 from rlcli.launch.preflight.before_start import check_before_start
+from rlcli.launch.stacks import where_ranks_are
 from rlcli.launch.stopping import StopSignals
 from rlcli.project import planted
 from rlcli.topology.groups import process_groups
@@ -313,8 +314,13 @@ def workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Trans
     running = launcher_of(recipe, topology).start(process_groups(recipe, topology), run_dir)
     try:
         yield running.transport
-    except BaseException as error:
-        running.stop(0, show_stacks=isinstance(error, HangError))
+    except HangError as error:
+        running.stop(0, show_stacks=True)
+        if more := where_ranks_are(run_dir / "logs", range(topology.world_size)):
+            raise HangError(error.what + more, where=error.where, hint=error.hint, code=error.code) from error
+        raise
+    except BaseException:
+        running.stop(0)
         raise
     running.stop(LEAVE_WITHIN)
 

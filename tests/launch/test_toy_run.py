@@ -235,6 +235,15 @@ def test_a_frozen_rank_is_named_and_not_its_victim(train, project, monkeypatch):
 
 
 @pytest.mark.usefixtures("quick_ranks")
+def test_a_rank_for_which_others_wait_is_named_with_its_place(train, project, components):
+    set_toy(project, stuck_rank=1)
+    with pytest.raises(HangError, match="no answer within 3 s: waiting for train_actor") as raised:
+        train(*TWO_RANKS, "launch.step_deadline=3")
+    assert f"rank 1 is at {components / 'interfaces/toy.py'}:" in raised.value.what
+    assert raised.value.what.endswith(" in train_step, while rank 0 waits in a collective")
+
+
+@pytest.mark.usefixtures("quick_ranks")
 def test_an_error_of_a_rank_arrives_whole(train, project):
     set_toy(project, fail_rank=1)
     with pytest.raises(DataError, match="nobody can train") as raised:

@@ -1,0 +1,38 @@
+"""Where the ranks of a run that hangs are, by the stacks that they have written to their logs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlcli.observe.run_logs import as_text
+from rlcli.observe.tail import last_lines
+
+STACK = re.compile(r'Current thread [^\n]*\n((?:  File "[^\n]+\n)+)')
+FRAME = re.compile(r'  File "(.+)", line (\d+) in (\S+)')
+COLLECTIVE = re.compile(r"/torch/distributed/|/torch/_dynamo/|/deepspeed/comm/")
+"""Files in which a rank waits for others."""
+IDLE = re.compile(r"/rlcli/runtime/(transport|worker_main)\.py$")
+"""Files in which a rank waits for the master."""
+INNERMOST = 8
+"""Frames that say what a rank is doing."""
+LINES = 400
+"""Of the end of a log, in which its last stack is looked for."""
+
+
+def where_ranks_are(logs: Path, ranks: Sequence[int]) -> str:
+    """Which ranks others wait for, and where these are, to follow an error; empty if the stacks do not say."""
+    waiting, elsewhere = [], []
+    for rank in ranks:
+        text = "\n".join(map(as_text, last_lines(logs / f"rank{rank}.log", LINES))) + "\n"
+        found = STACK.findall(text)
+        frames = FRAME.findall(found[-1])[:INNERMOST] if found else []
+        if any(COLLECTIVE.search(file) for file, _, _ in frames):
+            waiting.append(rank)
+        elif frames and not any(IDLE.search(file) for file, _, _ in frames[:2]):
+            elsewhere.append(f"rank {rank} is at {frames[0][0]}:{frames[0][1]} in {frames[0][2]}")
+    if not waiting or not elsewhere:
+        return ""
+    those = f"rank {waiting[0]} waits" if len(waiting) == 1 else f"ranks {', '.join(map(str, waiting))} wait"
+    return f"; {', '.join(elsewhere)}, while {those} in a collective"

@@ -112,7 +112,7 @@ def test_all_are_told_when_the_run_has_ended(master):
     master.pulses.is_over = True
     assert peer.is_lost.wait(10)
     assert peer.why[0] == END
-    assert ("node", 1) in master.pulses.dismissed
+    wait_for(lambda: ("node", 1) in master.pulses.dismissed)  # noted once the answer is sent
     peer.close()
 
 

@@ -39,7 +39,7 @@ class Launch:
     environment: Mapping[str, str]
     tp: int
     slot: ServerSlot
-    """Where its agent is told."""
+    """The folder that its agent reads."""
     seconds: float
     """Until it is ready."""
 

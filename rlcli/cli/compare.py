@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlcli.cli.run_arguments import RUNS, AsJson, RunsFolder
+from rlcli.cli.run_arguments import RUNS, AsJson, RunsFolder, runs_and_metrics
 
 if TYPE_CHECKING:
     from rlcli.observe.group_comparison import Result, RunGroup
@@ -43,7 +43,7 @@ def compare(
     from rlcli.cli.plot import picture, print_charts, usual_metrics
     from rlcli.observe.group_comparison import as_document, group_chart, groups_of
 
-    folders, metrics = _sorted_out(words, runs)
+    folders, metrics = runs_and_metrics(words, lambda word: _runs_of(word, runs))
     groups = groups_of(folders)
     wanted = metrics or usual_metrics([records for group in groups for records in group.records])
     charts = [group_chart(metric, groups) for metric in wanted]
@@ -81,21 +81,9 @@ def _text(result: Result | None) -> str:
     return short(result.mean) + (f"±{result.spread:.2g}" if result.spread is not None else "")
 
 
-def _sorted_out(words: Sequence[str], runs: Path) -> tuple[list[Path], list[str]]:
-    """The runs among the words, those of a folder with several each, and the metrics."""
-    from rlcli.errors import ResourceError
+def _runs_of(word: str, runs: Path) -> list[Path]:
+    """The run that a word names, or all of a folder."""
     from rlcli.observe.run_search import find_run, find_runs, folder_of_runs
 
-    folders: list[Path] = []
-    metrics: list[str] = []
-    for word in words:
-        several = folder_of_runs(word, runs)
-        try:
-            found = sorted(find_runs(several)) if several is not None else [find_run(word, runs)]
-        except ResourceError as error:
-            if not folders or "are called" in error.what:
-                raise
-            metrics.append(word)
-            continue
-        folders += [one for one in found if one not in folders]
-    return folders, metrics
+    several = folder_of_runs(word, runs)
+    return sorted(find_runs(several)) if several is not None else [find_run(word, runs)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.cli.run_arguments import RUNS, AsJson, RunsFolder
+from rlcli.cli.run_arguments import RUNS, AsJson, RunsFolder, runs_and_metrics
 
 if TYPE_CHECKING:
     from rlcli.observe.charts import Chart
@@ -40,8 +40,10 @@ def plot(
     Example: rlcli plot runs/ppo_math/20260412-093011 reward kl -o curves.png
     """
     from rlcli.observe.charts import chart
+    from rlcli.observe.run_search import find_run, short_name
 
-    found, metrics = _sorted_out(words, runs)
+    folders, metrics = runs_and_metrics(words, lambda word: [find_run(word, runs)])
+    found = {short_name(folder, runs): _records(folder) for folder in folders}
     charts = [chart(metric, found) for metric in metrics or usual_metrics(list(found.values()))]
     show_charts(charts, output, f"{', '.join(one.title for one in charts)}", as_json)
 
@@ -72,25 +74,12 @@ def print_charts(charts: Sequence[Chart]) -> None:
             print_styled(*parts)
 
 
-def _sorted_out(words: Sequence[str], runs: Path) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
-    """The records of the runs among the words, by their names, and the other words. Raises ResourceError F72, F31."""
-    from rlcli.errors import ResourceError
+def _records(folder: Path) -> list[dict[str, Any]]:
+    """Raises DataError F31 where they cannot be read."""
     from rlcli.observe.metrics import read_metrics
-    from rlcli.observe.run_search import find_run, short_name
 
-    found: dict[str, list[dict[str, Any]]] = {}
-    metrics = []
-    for word in words:
-        try:
-            folder = find_run(word, runs)
-        except ResourceError as error:
-            if not found or "are called" in error.what:
-                raise
-            metrics.append(word)
-            continue
-        file = folder / "metrics.jsonl"
-        found[short_name(folder, runs)] = read_metrics(file) if file.is_file() else []
-    return found, metrics
+    file = folder / "metrics.jsonl"
+    return read_metrics(file) if file.is_file() else []
 
 
 def usual_metrics(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:

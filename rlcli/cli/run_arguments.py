@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,23 @@ RUNS = Path("runs")
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder or name, or a recipe: its newest run.")]
 RunsFolder = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder of all runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def runs_and_metrics(words: Sequence[str], find: Callable[[str], Sequence[Path]]) -> tuple[list[Path], list[str]]:
+    """The folders that words name, each once, and the words after the first that name none: metrics. Raises
+    ResourceError F72."""
+    from rlcli.observe.run_search import NoSuchRun
+
+    folders: list[Path] = []
+    metrics: list[str] = []
+    for word in words:
+        try:
+            folders += [one for one in find(word) if one not in folders]
+        except NoSuchRun:
+            if not folders:
+                raise
+            metrics.append(word)
+    return folders, metrics
 
 
 def overview_of(name: str, runs: Path, is_running: bool = False) -> Overview:

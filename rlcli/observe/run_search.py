@@ -17,6 +17,10 @@ LISTED = 8
 """Runs that an error names."""
 
 
+class NoSuchRun(ResourceError):
+    """A name that no run has."""
+
+
 def find_runs(root: Path = RUNS) -> list[Path]:
     """The folders of all runs, the one that was active last first."""
     found = [(_last_active(folder), folder) for folder in _walk(root, DEPTH)]
@@ -41,7 +45,7 @@ def find_run(name: str, root: Path = RUNS, is_meant: Callable[[Path], bool] | No
         raise _ambiguous(f"{len(meant)} runs of {name} come into question", meant)
     found = meant or found or [folder] * folder.is_dir()  # whatever that is; whoever opens it says so
     if not found:
-        raise ResourceError(f"there is no run {name!r}", hint=_hint(name, runs, root), code="F72")
+        raise NoSuchRun(f"there is no run {name!r}", hint=_hint(name, runs, root), code="F72")
     return found[0]
 
 

@@ -86,15 +86,10 @@ def training_steps(recipe: Recipe, rows_of: Mapping[str, int | None], done: int 
 
 
 def build_roles(
-    recipe: Recipe,
-    topology: Topology,
-    rank: int,
-    device: torch.device,
-    meshes: Meshes,
-    spec: FinetuneSpec,
+    recipe: Recipe, topology: Topology, rank: int, device: torch.device, meshes: Meshes, spec: FinetuneSpec,
     run_dir: Path | None = None,
-) -> dict[str, tuple[Model, ModelBackend]]:
-    """The roles that live on `rank`, initialised by their backends."""
+) -> dict[str, tuple[Model, ModelBackend]]:  # fmt: skip
+    """The roles that live on `rank`, initialised by their backends. `run_dir` has the folders of their servers."""
     built = {}
     for name in topology.roles_on(rank):
         role = recipe.models[name]

@@ -64,16 +64,8 @@ class Kept:
 class ModelWorker:
     """Answers the master's requests; `handle` is the only way in."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        topology: Topology,
-        rank: int,
-        device: torch.device,
-        meshes: Meshes,
-        report: Tell,
-        run_dir: Path | None = None,
-    ):
+    def __init__(self, recipe: Recipe, topology: Topology, rank: int, device: torch.device, meshes: Meshes,
+                 report: Tell, run_dir: Path | None = None):  # fmt: skip
         keep_freed_memory()
         self.recipe = recipe
         self.topology = topology

@@ -31,8 +31,6 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     topology, recipe = plan.topology, plan.recipe
     cluster = f"{_count(topology.nodes, 'node')} x {_count(topology.devices_per_node, 'device')}"
     yield f"{recipe.name} · {cluster} ({topology.device}) · launch {topology.launch}"
-    if topology.nodes > 1:
-        yield "this version launches on one node: a plan only"
     if plan.runs_first:
         yield "runs after " + " → ".join(plan.runs_first) + ", whose results it starts from"
     for one in plan.missing:

@@ -59,7 +59,7 @@ class TestContractFromDisk(TestContract):
     update = "disk"
 
     def test_ids_without_a_token_are_never_sampled(self):
-        pytest.skip("whatever the way of updates")
+        pytest.skip("shown above: the way of updates has no part in it")
 
 
 class TestContractOfTwoServers(TestContractFromDisk):

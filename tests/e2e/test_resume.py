@@ -17,7 +17,7 @@ NAMES = ("ALGORITHMS", "AHEAD", "QUICK", "frozen", "is_free", "result")
 ALGORITHMS, AHEAD, QUICK, frozen, is_free, result = (KILL_ANYWHERE[name] for name in NAMES)
 HOME = str(Path(__file__).resolve().parents[2])
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": HOME}
-KILLS = "3"
+KILLS = "4"
 CASES = (*ALGORITHMS, *AHEAD, "dapo:2", "generation:2", "sft:2", "dapo_ahead_4:2")
 """Those with a number are on so many ranks."""
 

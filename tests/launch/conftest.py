@@ -1,8 +1,11 @@
 """A project of its own: toy components whose numbers do not depend on who computes what, and a recipe for them."""
 
+import os
 import shutil
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from rlcli.recipe.resolve import load_recipe
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it, and so would every process started here
 
 TOY = Path(__file__).parent / "toy"
+HOME = str(Path(__file__).parents[2])
 
 RECIPE = """\
 seed: 5
@@ -80,6 +84,30 @@ def project(tmp_path, components, monkeypatch):
     monkeypatch.setenv("RLCLI_PROJECT", str(components))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return tmp_path
+
+
+@pytest.fixture
+def endless(project):
+    """Start toy.yaml without an end as a user does; returns the process once it has done a few steps."""
+    started = []
+
+    def start(*options, folder="run"):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", folder, "train.steps=100000", *options],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": HOME},
+        )  # fmt: skip
+        started.append(process)
+        metrics, deadline = project / folder / "metrics.jsonl", time.monotonic() + 200
+        while not (metrics.exists() and len(metrics.read_text().splitlines()) > 3):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture

@@ -3,9 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,33 +12,9 @@ pytestmark = pytest.mark.timeout(420)
 HOME = str(Path(__file__).parents[2])
 
 
-@pytest.fixture
-def training(project):
-    """Start toy.yaml without an end; returns the process once it has done a few steps."""
-    started = []
-
-    def start(*options):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", "run", "train.steps=100000", *options],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": HOME},
-        )  # fmt: skip
-        started.append(process)
-        metrics, deadline = project / "run/metrics.jsonl", time.monotonic() + 200
-        while not (metrics.exists() and len(metrics.read_text().splitlines()) > 3):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
 @pytest.mark.parametrize("options", [(), ("--quiet",)])
-def test_once_saves_and_stops_and_says_so(training, project, options):
-    process = training(*options)
+def test_once_saves_and_stops_and_says_so(endless, project, options):
+    process = endless(*options)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 130
@@ -53,8 +26,8 @@ def test_once_saves_and_stops_and_says_so(training, project, options):
     assert (project / "run/models/actor/config.json").exists()
 
 
-def test_twice_stops_now_and_says_so(training, project):
-    process = training()
+def test_twice_stops_now_and_says_so(endless, project):
+    process = endless()
     os.kill(process.pid, signal.SIGSTOP)  # so that both arrive within one step
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
@@ -68,8 +41,8 @@ def test_twice_stops_now_and_says_so(training, project):
     assert json.loads((project / "run/status.json").read_text())["state"] == "failed"
 
 
-def test_with_json_stdout_is_one_document(training):
-    process = training("--json")
+def test_with_json_stdout_is_one_document(endless):
+    process = endless("--json")
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=200)
     document = json.loads(out)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -23,33 +22,8 @@ def rlcli(*arguments):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.fixture
-def training(project):
-    """Start toy.yaml without an end; returns the process once it has done a few steps."""
-    started = []
-
-    def start(*options):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", "runs/toy/one", "train.steps=100000",
-             "--quiet", *options],
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": HOME},
-        )  # fmt: skip
-        started.append(process)
-        metrics, deadline = project / "runs/toy/one/metrics.jsonl", time.monotonic() + 200
-        while not (metrics.exists() and len(metrics.read_text().splitlines()) > 3):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def test_a_run_of_two_ranks_is_found_read_and_stopped_with_a_checkpoint(training, project):
-    process = training("launch=local", "cluster.devices_per_node=2")
+def test_a_run_of_two_ranks_is_found_read_and_stopped_with_a_checkpoint(endless, project):
+    process = endless("--quiet", "launch=local", "cluster.devices_per_node=2", folder="runs/toy/one")
     family = psutil.Process(process.pid).children(recursive=True)
     document = json.loads(rlcli("status", "toy", "--json")[1])
     assert (document["state"], document["is_here"], document["supervisor"]) == ("running", True, process.pid)
@@ -73,8 +47,8 @@ def test_a_run_of_two_ranks_is_found_read_and_stopped_with_a_checkpoint(training
     assert status["step"] == json.loads((project / "runs/toy/one/committed.json").read_text())["step"]
 
 
-def test_asking_twice_is_one_question_and_one_that_does_not_answer_is_killed(training, project):
-    process = training("launch.max_restarts=3")
+def test_asking_twice_is_one_question_and_one_that_does_not_answer_is_killed(endless, project):
+    process = endless("--quiet", "launch.max_restarts=3", folder="runs/toy/one")
     owner = json.loads(rlcli("status", "toy", "--json")[1])["pid"]
     os.kill(owner, signal.SIGSTOP)
     for _ in range(2):

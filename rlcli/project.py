@@ -1,12 +1,16 @@
-"""Where components and recipes live: the installed package, this checkout, the user's project.
+"""Where components and recipes live: rlcli itself, this checkout, other installed packages, the user's project.
 
 A project is a folder whose pyproject.toml has a `[tool.rlcli]` table. It may hold four folders, `interfaces`,
 `backends`, `datasets` and `recipes`, none of them with an `__init__.py`. This repository is itself a project.
+
+A package that is installed next to rlcli may bring the same four folders. Its entry points of the group `rlcli` name
+the packages in which they lie: `[project.entry-points.rlcli]`, `my_lab = "my_lab.rlcli"`.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import stat
 from collections.abc import Iterator
@@ -20,6 +24,9 @@ FOLDERS = ("interfaces", "backends", "datasets", "recipes")
 _TRUSTED = (os.getuid(), 0)
 """Owners whose files are trusted wherever they lie."""
 
+ENTRY_POINTS = "rlcli"
+"""The group of entry points that name packages with components."""
+
 VARIABLE = "RLCLI_PROJECT"
 """Names the user's project in every process of a run; without it the working directory decides."""
 
@@ -28,17 +35,53 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def roots() -> list[Path]:
-    """Every folder that may hold component folders, in search order: package, checkout, user's project."""
-    found = [PACKAGE]
-    if is_project(PACKAGE.parent):  # never true in site-packages, whatever else lies there
-        found.append(PACKAGE.parent)
+    """Every folder that may hold component folders, in search order: rlcli, checkout, installed packages, user's
+    project. Raises ProjectError."""
+    checkout = [PACKAGE.parent] if is_project(PACKAGE.parent) else []  # never so in site-packages
     project = current_project()
-    if project is not None:
-        found.append(project)
-    found = list(dict.fromkeys(found))
-    for root in found:
+    own = [PACKAGE, *checkout, *([project] if project is not None else [])]
+    for root in own:
         _refuse_init_files(root)
+    return list(dict.fromkeys([PACKAGE, *checkout, *installed_roots().values(), *own]))
+
+
+@functools.cache
+def installed_roots() -> dict[str, Path]:
+    """The folders that installed packages bring, by the name of the package. Nothing of them is imported.
+
+    Raises ProjectError for an entry point that names no package.
+    """
+    from importlib.metadata import entry_points
+
+    found: dict[str, Path] = {}
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: (entry.name, entry.value)):
+        folder = module_place(entry.value)
+        name = entry.dist.name if entry.dist is not None else entry.name
+        if folder is None or not folder.is_dir():
+            what = f"the entry point {entry.name} of {name} names {entry.value!r}, which is not an installed package"
+            hint = f"write {ENTRY_POINTS!r} entry points as name = \"package\"; then install {name} again"
+            raise ProjectError(what, where=name, hint=hint)
+        found[name] = folder
     return found
+
+
+def module_place(module: str) -> Path | None:
+    """Where a module is installed: the folder of a package, the file of any other module; None if there is none.
+    Nothing is imported."""
+    head, *rest = module.split(".")
+    try:
+        spec = importlib.util.find_spec(head) if head.isidentifier() else None
+    except ValueError:  # it is being imported, or was put into sys.modules by hand
+        return None
+    if spec is None:
+        return None
+    for folder in spec.submodule_search_locations or ():
+        place = Path(folder, *rest)
+        if place.is_dir():
+            return place
+        if place.with_name(f"{place.name}.py").is_file():
+            return place.with_name(f"{place.name}.py")
+    return Path(spec.origin) if not rest and spec.has_location and spec.origin else None
 
 
 def search_path(kind: str) -> list[str]:

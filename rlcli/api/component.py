@@ -26,10 +26,13 @@ def registered(kind: str) -> dict[str, type]:
 
 
 def register(kind: str, name: str, cls: type) -> None:
-    """Put a class under its name; the file must be called like it, and the name must be free."""
+    """Put a class under its name; the file must be called like it, and the name must be free. What an installed module
+    registers is found by the module's whole name."""
     home = cls.__module__
     if home.startswith(f"rlcli.{kind}.") and home.rsplit(".", 1)[1] != module_name(name):
         raise ProjectError(f"{home} registers {name!r}, but {kind}/{module_name(name)}.py is where {name!r} must live")
+    if "." in home and not home.startswith("rlcli.") and home.rpartition(".")[2] == module_name(name):
+        name = home
     taken = _TABLES[kind].get(name)
     if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ProjectError(f"two {kind} are named {name!r}: {taken.__module__} and {cls.__module__}")

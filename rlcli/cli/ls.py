@@ -124,7 +124,8 @@ def _first_sentence(text: str) -> str:
 
 
 def _home(path: Path) -> str:
-    """What it came with: rlcli, or the user's project."""
-    from rlcli.project import is_built_in
+    """What it came with: rlcli, an installed package, or the user's project."""
+    from rlcli.project import installed_roots, is_built_in
 
-    return "built-in" if is_built_in(path) else "project"
+    package = next((name for name, root in installed_roots().items() if path.is_relative_to(root)), "project")
+    return "built-in" if is_built_in(path) else package

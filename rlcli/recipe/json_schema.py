@@ -205,6 +205,7 @@ def _component(kind: str, docs: Mapping[str, str]) -> Schema:
     names: list[Schema] = [{"const": name, "description": doc} for name, doc in docs.items()]
     names += [{"type": "string", "pattern": _spellings(name)} for name in docs if "_" in name]
     names += [{"type": "null"}] if "null" in docs else []
+    names.append({"type": "string", "pattern": r"^\w+(\.\w+)+$", "description": "A module of an installed package."})
     arguments = [{"anyOf": [_ref(f"{kind}.{name}"), REFERENCE, REMOVED]} for name in docs]
     branches = [
         {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlcli.api.component import KINDS, module_name
 from rlcli.errors import ProjectError, UnknownComponent
-from rlcli.project import search_path
+from rlcli.project import module_place, search_path
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 """What a component may be called; so a name is never a path or a Python expression."""
@@ -34,7 +34,9 @@ def names(kind: str) -> dict[str, Path]:
 
 
 def path_of(kind: str, name: str) -> Path:
-    """The file that holds a component."""
+    """The file that holds a component; a name with dots is that of an installed module."""
+    if "." in name:
+        return _installed(kind, name)
     known = names(kind)
     path = known.get(module_name(name)) if NAME.fullmatch(name) else None
     if path is None:
@@ -43,8 +45,16 @@ def path_of(kind: str, name: str) -> Path:
 
 
 def module_of(kind: str, name: str) -> str:
-    """The module that a component is in every process: `rlcli.interfaces.grpo`."""
-    return f"rlcli.{kind}.{path_of(kind, name).stem}"
+    """The module that a component is in every process: `rlcli.interfaces.grpo`, or what its name says."""
+    return name if "." in name else f"rlcli.{kind}.{path_of(kind, name).stem}"
+
+
+def _installed(kind: str, name: str) -> Path:
+    place = module_place(name) if all(map(str.isidentifier, name.split("."))) else None
+    if place is None or not place.is_file():
+        hint = f"install its package, or name a file of {kind}/; rlcli ls {kind} lists those"
+        raise UnknownComponent(f"no {kind.removesuffix('s')} is named {name!r}: there is no such module", hint=hint)
+    return place
 
 
 def _unknown(kind: str, name: str, known: dict[str, Path]) -> UnknownComponent:

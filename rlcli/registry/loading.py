@@ -29,8 +29,9 @@ def load(kind: str, name: str) -> type:
     with suppress(ProjectError):  # importing the file says better what is wrong with it
         for error in missing_libraries(signature(kind, name)):
             raise error
-    _import_file(kind, path)
-    found = {key: cls for key, cls in registered(kind).items() if module_name(key) == path.stem}
+    _import_file(kind, path, name)
+    wanted = name if "." in name else path.stem
+    found = {key: cls for key, cls in registered(kind).items() if module_name(key) == wanted}
     classes = list(dict.fromkeys(found.values()))
     if not classes:
         raise ProjectError(
@@ -57,7 +58,7 @@ def load_declared(kind: str, name: str, constant: str) -> Any:
     file, _, attribute = str(target).rpartition(".")
     path = next((p for p in (Path(folder) / f"{file}.py" for folder in search_path(kind)) if p.is_file()), None)
     if path is not None and file.isidentifier():
-        _import_file(kind, path)
+        _import_file(kind, path, file)
         found = getattr(sys.modules[f"rlcli.{kind}.{file}"], attribute, None)
         if found is not None:
             return found
@@ -94,14 +95,14 @@ def _make(kind: str, name: str, args: Mapping[str, Any], **given: Any) -> Any:
         raise UsageError(f"{kind.removesuffix('s')} {name}: {error}") from error
 
 
-def _import_file(kind: str, path: Path) -> None:
-    """Import a component's file through the door of its kind."""
+def _import_file(kind: str, path: Path, name: str) -> None:
+    """Import a component's file: through the door of its kind, or as the installed module that its name says."""
     door = importlib.import_module(f"rlcli.{kind}")
     folders = search_path(kind)
     if list(door.__path__) != folders:  # the project became known after the door was opened
         door.__path__ = folders
         importlib.invalidate_caches()
-    name = f"rlcli.{kind}.{path.stem}"
+    name = name if "." in name else f"rlcli.{kind}.{path.stem}"
     loaded = sys.modules.get(name)
     if loaded is not None and Path(str(loaded.__file__)).resolve() != path.resolve():
         raise ProjectError(f"this process already uses {loaded.__file__}", where=str(path), hint="start a new process")

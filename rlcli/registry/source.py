@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlcli.errors import ProjectError
-from rlcli.project import FOLDERS, PACKAGE, search_path
+from rlcli.project import FOLDERS, PACKAGE, module_place, search_path
 
 _MAX_HOPS = 32
 """Re-exports and aliases followed before a name counts as unknown; more is a circle."""
@@ -102,6 +102,10 @@ def _file_of(module: str) -> Path | None:
         for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
             if path.is_file():
                 return path
+    if folders != [PACKAGE] and len(parts) > 1:  # of a component that is named by its module
+        place_there = module_place(".".join(parts))
+        if place_there is not None:
+            return place_there / "__init__.py" if place_there.is_dir() else place_there
     return None
 
 

@@ -27,7 +27,7 @@ class DeclaredSubject(Contract):
         cls = load(f"{self.kind}s", self.name)
         if not (isinstance(cls, type) and issubclass(cls, self.base)):
             raise Violation(f"{cls!r} is no {self.base.__name__}", "derive the class from it", place_of(cls))
-        if (described.class_name, module_name(self.name)) != (cls.__name__, described.path.stem):
+        if (described.class_name, module_name(self.name).rpartition(".")[2]) != (cls.__name__, described.path.stem):
             raise Violation(
                 f"its source registers {described.class_name}, its import {cls.__name__}",
                 "register one class, by a plain call at the end of the file",

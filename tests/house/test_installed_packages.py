@@ -1,0 +1,152 @@
+"""Components of installed packages: through an entry point, by a short name; or by the name of their module."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcli import project, registry
+from rlcli.api.component import registered
+from rlcli.errors import ProjectError, UnknownComponent
+
+HOME = Path(__file__).parents[2]
+BREVITY = '''
+from dataclasses import dataclass
+from {shared} import Bounded
+from rlcli.api.model import ModelInterface
+from rlcli.api.component import register_interface
+
+@dataclass(kw_only=True)
+class Brevity(Bounded, ModelInterface):
+    """Pays for short answers."""
+
+    goal: int = 80
+    """Characters that earn the whole reward."""
+
+    READS = {{"inference": ("packed_input_ids",)}}
+    WRITES = {{"inference": ("rewards",)}}
+
+    def inference(self, model, data, mb_spec):
+        raise NotImplementedError
+
+register_interface("{name}", Brevity)
+'''
+SHARED = '''
+from dataclasses import dataclass
+
+@dataclass(kw_only=True)
+class Bounded:
+    """Has a floor."""
+
+    floor: float = 0.0
+    """Lowest reward."""
+'''
+RECIPE = """
+extends: ppo_math
+graph:
+  reward_inf:
+    interface: {type: %s, args: {floor: 0.5}}
+"""
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder of installed packages with one, `my-lab`; it is forgotten afterwards."""
+    site = tmp_path / "site"
+    files = {
+        "my_lab/__init__.py": "raise SystemExit('imported')",
+        "my_lab/rlcli/interfaces/short_words.py": BREVITY.format(shared="._bounded", name="short-words"),
+        "my_lab/rlcli/interfaces/_bounded.py": SHARED,
+        "my_lab/rlcli/recipes/my_lab_math.yaml": RECIPE % "short_words",
+        "my_lab-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: my-lab\nVersion: 1.0\n",
+        "my_lab-1.0.dist-info/entry_points.txt": "[rlcli]\nmy_lab = my_lab.rlcli\n",
+        "their_lab/__init__.py": "",
+        "their_lab/rewards/__init__.py": "",
+        "their_lab/rewards/brevity.py": BREVITY.format(shared="._bounded", name="brevity"),
+        "their_lab/rewards/_bounded.py": SHARED,
+    }
+    for name, text in files.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text)
+    tables = {kind: dict(registered(kind)) for kind in registry.KINDS}
+    monkeypatch.syspath_prepend(str(site))
+    project.installed_roots.cache_clear()
+    yield site
+    project.installed_roots.cache_clear()
+    for kind, table in tables.items():
+        registered(kind).clear()
+        registered(kind).update(table)
+    for name, module in list(sys.modules.items()):
+        if str(site) in str(getattr(module, "__file__", None)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def rlcli(site):
+    """Run a command where those packages are installed: what it prints."""
+
+    def run(*arguments):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(HOME)])}
+        done = subprocess.run(
+            [sys.executable, "-m", "rlcli", *arguments], capture_output=True, text=True, env=environment, cwd=site.parent
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_an_entry_point_brings_components_by_their_names(site):
+    assert registry.path_of("interfaces", "short-words") == site / "my_lab/rlcli/interfaces/short_words.py"
+    assert [one.name for one in registry.signature("interfaces", "short-words").arguments] == ["floor", "goal"]
+    assert "my_lab" not in sys.modules
+    assert registry.load("interfaces", "short-words").__name__ == "Brevity"
+    assert "my_lab" not in sys.modules  # the folder is one of rlcli.interfaces
+
+
+def test_a_component_can_be_the_module_of_any_package(site):
+    name = "their_lab.rewards.brevity"
+    assert [one.name for one in registry.signature("interfaces", name).arguments] == ["floor", "goal"]
+    assert registry.module_of("interfaces", name) == name
+    assert name not in sys.modules
+    assert registry.load("interfaces", name).__module__ == name
+
+
+def test_two_packages_may_use_one_name_for_modules(site):
+    other = site / "third/brevity.py"
+    other.parent.mkdir()
+    (other.parent / "_bounded.py").write_text(SHARED)
+    other.write_text(BREVITY.format(shared="._bounded", name="brevity"))
+    classes = [registry.load("interfaces", name) for name in ("their_lab.rewards.brevity", "third.brevity")]
+    assert [one.__module__ for one in classes] == ["their_lab.rewards.brevity", "third.brevity"]
+
+
+@pytest.mark.parametrize("name", ["their_lab.rewards", "their_lab.rewards.absent", "absent.module", "their_lab..x", "."])
+def test_a_module_that_is_not_there_is_unknown(site, name):
+    with pytest.raises(UnknownComponent, match="there is no such module"):
+        registry.path_of("interfaces", name)
+
+
+def test_an_entry_point_that_names_nothing_is_told(site):
+    (site / "my_lab-1.0.dist-info/entry_points.txt").write_text("[rlcli]\nmy_lab = my_lab.gone\n")
+    with pytest.raises(ProjectError, match=r"entry point my_lab of my-lab names 'my_lab\.gone'"):
+        registry.names("interfaces")
+
+
+def test_a_recipe_uses_both(rlcli, site):
+    (site.parent / "mine.yaml").write_text(RECIPE % "their_lab.rewards.brevity")
+    for recipe in ("mine.yaml", "my_lab_math"):
+        assert "ok" in rlcli("validate", recipe)
+    listed = json.loads(rlcli("ls", "interfaces", "--json"))["interfaces"]
+    assert [one["home"] for one in listed if one["name"] == "short_words"] == ["my-lab"]
+    assert "Characters that earn" in rlcli("show", "interface", "their_lab.rewards.brevity")
+    wrong = subprocess.run(
+        [sys.executable, "-m", "rlcli", "validate", "mine.yaml", "graph.reward_inf.interface.args.flor=1"],
+        capture_output=True, text=True, cwd=site.parent, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(HOME)])},
+    )  # fmt: skip
+    assert "did you mean" in wrong.stderr
+    assert "floor" in wrong.stderr

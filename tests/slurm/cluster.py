@@ -23,7 +23,7 @@ from rlcli.processes import die_with_parent
 
 NODES = ("node1", "node2", "node3", "node4")
 CUT_OFF = "node4"
-READY_WITHIN = 30.0
+READY_WITHIN = 60.0
 KILL_WAIT = 5
 """Seconds between SIGTERM and SIGKILL for a job that is ended."""
 GRACE = 120

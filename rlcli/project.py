@@ -59,7 +59,7 @@ def installed_roots() -> dict[str, Path]:
         name = entry.dist.name if entry.dist is not None else entry.name
         if folder is None or not folder.is_dir():
             what = f"the entry point {entry.name} of {name} names {entry.value!r}, which is not an installed package"
-            hint = f"write {ENTRY_POINTS!r} entry points as name = \"package\"; then install {name} again"
+            hint = f'write {ENTRY_POINTS!r} entry points as name = "package"; then install {name} again'
             raise ProjectError(what, where=name, hint=hint)
         found[name] = folder
     return found

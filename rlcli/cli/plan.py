@@ -41,8 +41,9 @@ def plan(
 
     Example: rlcli plan ppo_math launch=local cluster.devices_per_node=2 --device-memory 80
     """
-    from rlcli.cli.output import print_json, print_text
+    from rlcli.cli.output import print_json, print_talk, print_text
     from rlcli.errors import UsageError
+    from rlcli.launch.processor import slow_dtypes
     from rlcli.topology.memory import GIB
     from rlcli.topology.report import make_plan, plan_json
 
@@ -77,3 +78,5 @@ def plan(
 
         for line in plan_lines(made):
             print_text(line)
+        for warning in slow_dtypes(resolved):
+            print_talk(f"warning: {warning}")

@@ -36,6 +36,9 @@ def train(
         int | None,
         typer.Option("--at-once", metavar="N", min=1, help="Runs at a time [by GPUs].", rich_help_panel=SWEEP),
     ] = None,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Do not look at rows and rewards before the start.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and the report.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     no_supervisor: NoSupervisor = False,
@@ -58,7 +61,7 @@ def train(
     resolved = load(recipe, overrides, with_)
     chain(resolved)  # what it starts from must be sound too, before anything is started
     with open_display(quiet=quiet) as display:
-        finished = run_recipe(resolved, run_dir, display)
+        finished = run_recipe(resolved, run_dir, display, check_rows=not no_check)
     return tell(finished, as_json)
 
 

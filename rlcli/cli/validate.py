@@ -20,8 +20,9 @@ def validate(
 
     Example: rlcli validate ppo_math train.steps=100
     """
-    from rlcli.cli.output import print_json, print_text
+    from rlcli.cli.output import print_json, print_talk, print_text
     from rlcli.errors import raise_all
+    from rlcli.launch.processor import slow_dtypes
     from rlcli.recipe.layers import shown
     from rlcli.recipe.libraries import libraries_to_install
     from rlcli.recipe.warm_start import chain
@@ -30,6 +31,7 @@ def validate(
     runs_first = chain(resolved)
     raise_all(error for one in (*runs_first, resolved) for error in libraries_to_install(one))
     first = [source.recipe.name for source in runs_first]
+    warnings = [warning for one in (*runs_first, resolved) for warning in slow_dtypes(one)]
     layers = [layer.file for layer in resolved.layers]
     if as_json:
         print_json(
@@ -39,9 +41,12 @@ def validate(
                 "layers": layers,
                 "runs_first": first,
                 "problems": [],
+                "warnings": warnings,
             }
         )
         return
+    for warning in warnings:
+        print_talk(f"warning: {warning}")
     if quiet:
         return
     words = f"{len(layers)} layer{'s' if len(layers) > 1 else ''}, {resolved.values_set} values set"

@@ -16,6 +16,7 @@ from rlcli.errors import RlcliError
 from rlcli.launch.cores import available_cores
 from rlcli.launch.devices import Gpu, list_gpus
 from rlcli.launch.preflight.findings import Finding, failure
+from rlcli.launch.processor import cpu_flags
 from rlcli.registry.requirements import (
     Requirements,
     fits,
@@ -165,17 +166,9 @@ def _check_gpus(gpus: Sequence[Gpu]) -> Finding:
 
 def _check_cores() -> Finding:
     says = f"{available_cores()} of {os.cpu_count()} usable"
-    if "amx_bf16" in _cpu_flags():
+    if "amx_bf16" in cpu_flags():
         says += ", bfloat16 in hardware (AMX)"
     return Finding(level="ok", about="cores", says=says)
-
-
-def _cpu_flags() -> set[str]:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return set()
-    return set(next((line.split(":", 1)[1].split() for line in text.splitlines() if line.startswith("flags")), []))
 
 
 def _check_memory() -> Finding:

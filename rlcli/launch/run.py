@@ -61,11 +61,13 @@ class Finished:
 
 
 def run_recipe(
-    resolved: Resolved, run_dir: Path | None, display: Display, command: Sequence[str] | None = None
-) -> Finished:
-    """Run a recipe, after the recipes that it starts from. Raises RlcliError."""
+    resolved: Resolved, run_dir: Path | None, display: Display, command: Sequence[str] | None = None, *,
+    check_rows: bool = False,
+) -> Finished:  # fmt: skip
+    """Run a recipe, after the recipes that it starts from; `check_rows`: look at some rows of each first. Raises
+    RlcliError."""
     log_dir = str(Path(resolved.recipe.log.dir).expanduser())
-    check_before_start(resolved, run_dir, runs_first(resolved, log_dir))
+    check_before_start(resolved, run_dir, runs_first(resolved, log_dir), display.warning if check_rows else None)
     with StopSignals(display.warning) as stop:
         recipe, stopped = _with_warm_starts(resolved, log_dir, display, stop)
         if stopped is not None:

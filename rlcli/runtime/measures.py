@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.key_meaning import ANSWER_CLASSES, MEANINGS, NOT_ENDED, PROMPT_MASK, SOLVED
+from rlcli.api.key_meaning import ANSWER_CLASSES, MEANINGS, NOT_ENDED, PROMPT_MASK, REWARDS, SOLVED
 from rlcli.ops.evaluation import majority, pass_at_k
 
 
@@ -42,24 +42,40 @@ class Moments:
         return math.sqrt(spread / self.count)
 
 
-def shown_scores(made: SequenceSample) -> dict[str, list[float]]:
-    """The scores that people want to see of any call's outputs: name → one number for each response."""
-    shown = {meaning.shown_as: key for key, meaning in MEANINGS.items() if meaning.shown_as and key in made.keys}
-    return {name: _tensor(made, key).double().tolist() for name, key in shown.items()}
+def scores_of(made: SequenceSample, outputs: Mapping[str, str], *, evaluates: bool) -> dict[str, list[float]]:
+    """What a call's outputs say of responses, in training or in an evaluation; `outputs`: what the interface calls them
+    → key of the batch."""
+    of_reward = tuple(outputs.values()) if REWARDS in outputs else ()
+    return (measures if evaluates else shown_scores)(made, of_reward)
 
 
-def measures(made: SequenceSample) -> dict[str, list[float]]:
-    """What is reported of a call's outputs in an evaluation: name → one number for each prompt.
+def shown_scores(made: SequenceSample, of_reward: Iterable[str] = ()) -> dict[str, list[float]]:
+    """The scores that people want to see of a call's outputs: name → one number for each response. `of_reward`: the
+    keys that a call names which gives rewards, of which every score is shown."""
+    return {name: _tensor(made, key).double().tolist() for name, key in _shown(made, of_reward).items()}
+
+
+def _shown(made: SequenceSample, of_reward: Iterable[str]) -> dict[str, str]:
+    """Name → key."""
+    known = {meaning.shown_as: key for key, meaning in MEANINGS.items() if meaning.shown_as and key in made.keys}
+    own = {key: key for key in of_reward if key not in MEANINGS and _is_score(made, key)}
+    return {**own, **known}
+
+
+def _is_score(made: SequenceSample, key: str) -> bool:
+    tensor = (made.data or {}).get(key)
+    one_each = all(length == 1 for group in made.seqlens.get(key, ()) for length in group)
+    return tensor is not None and tensor.dim() == 1 and one_each and not tensor.dtype.is_complex
+
+
+def measures(made: SequenceSample, of_reward: Iterable[str] = ()) -> dict[str, list[float]]:
+    """What is reported of a call's outputs in an evaluation: name → one number for each prompt; `of_reward` as above.
 
     The means of scores over the responses to a prompt (`reward`, `accuracy`); with several responses to each prompt,
     `pass@k` for k = 2, 4, 8, … and for all n of them, and `majority@n`, whether the most frequent final answer is
     right; `response_length` in tokens; `no_eos_fraction`, the share that was cut off.
     """
-    found = {
-        meaning.shown_as: [_mean(group) for group in _groups(made, key)]
-        for key, meaning in MEANINGS.items()
-        if meaning.shown_as and key in made.keys
-    }
+    found = {name: [_mean(group) for group in _groups(made, key)] for name, key in _shown(made, of_reward).items()}
     if SOLVED in made.keys:
         found |= _of_groups(made)
     if PROMPT_MASK in made.keys:

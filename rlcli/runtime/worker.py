@@ -26,7 +26,7 @@ from rlcli.recipe.schema import Recipe
 from rlcli.runtime.component_faults import component_faults_told
 from rlcli.runtime.data_order import row_of
 from rlcli.runtime.heap import keep_freed_memory
-from rlcli.runtime.measures import Moments, measures, shown_scores
+from rlcli.runtime.measures import Moments, scores_of
 from rlcli.runtime.messages import Request, Tell
 from rlcli.runtime.origin import Origin, origin_of_call
 from rlcli.runtime.output_checks import checked_output, read_counts, read_drops, read_stats
@@ -240,7 +240,7 @@ class ModelWorker:
         made.metadata = {}
         made.remap_keys_(promised)
         self.samples.add(made)
-        scores = measures(made) if mfc.name in self._evaluating else shown_scores(made)
+        scores = scores_of(made, promised, evaluates=mfc.name in self._evaluating)
         return Kept(made.meta(), {name: Moments.of(numbers) for name, numbers in scores.items()}, counted, dropped)
 
     def _origin(self, mfc: MFCDef) -> Origin:

@@ -86,15 +86,14 @@ def site(tmp_path, monkeypatch):
 
 @pytest.fixture
 def rlcli(site):
-    """Run a command where those packages are installed: what it prints."""
+    """Run a command where those packages are installed: what it prints, or says is wrong."""
 
     def run(*arguments):
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(HOME)])}
         done = subprocess.run(
-            [sys.executable, "-m", "rlcli", *arguments], capture_output=True, text=True, env=environment, cwd=site.parent
+            [sys.executable, "-m", "rlcli", *arguments], capture_output=True, text=True, cwd=site.parent, check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(HOME)])},
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return done.stdout if done.returncode == 0 else done.stderr
 
     return run
 
@@ -124,7 +123,7 @@ def test_two_packages_may_use_one_name_for_modules(site):
     assert [one.__module__ for one in classes] == ["their_lab.rewards.brevity", "third.brevity"]
 
 
-@pytest.mark.parametrize("name", ["their_lab.rewards", "their_lab.rewards.absent", "absent.module", "their_lab..x", "."])
+@pytest.mark.parametrize("name", ["their_lab.rewards", "their_lab.rewards.absent", "absent.module", "a..x", "."])
 def test_a_module_that_is_not_there_is_unknown(site, name):
     with pytest.raises(UnknownComponent, match="there is no such module"):
         registry.path_of("interfaces", name)
@@ -143,10 +142,4 @@ def test_a_recipe_uses_both(rlcli, site):
     listed = json.loads(rlcli("ls", "interfaces", "--json"))["interfaces"]
     assert [one["home"] for one in listed if one["name"] == "short_words"] == ["my-lab"]
     assert "Characters that earn" in rlcli("show", "interface", "their_lab.rewards.brevity")
-    wrong = subprocess.run(
-        [sys.executable, "-m", "rlcli", "validate", "mine.yaml", "graph.reward_inf.interface.args.flor=1"],
-        capture_output=True, text=True, cwd=site.parent, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(HOME)])},
-    )  # fmt: skip
-    assert "did you mean" in wrong.stderr
-    assert "floor" in wrong.stderr
+    assert "did you mean floor?" in rlcli("validate", "mine.yaml", "graph.reward_inf.interface.args.flor=1")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.runtime.measures import Moments, measures, shown_scores
+from rlcli.runtime.measures import Moments, measures, scores_of, shown_scores
 
 
 def scored(solved, **others):
@@ -69,6 +69,16 @@ def test_scores_of_training_are_told_response_by_response():
         "reward": [2, 0, 1],
         "accuracy": [1, 0, 1],
     }
+
+
+def test_every_score_that_a_reward_call_names_is_told_by_its_key():
+    made = scored([[True, False]], brevity=[0.5, 0.25], votes=[1, 2])
+    of_tokens = {"seqlens": {"tokens": [[2, 1]]}, "data": {"tokens": torch.zeros(3)}}
+    made.update_(SequenceSample.from_default(ids=made.ids, **of_tokens))
+    named = {"rewards": "brevity", "votes": "votes", "tokens": "tokens"}
+    assert scores_of(made, named, evaluates=False) == {"brevity": [0.5, 0.25], "votes": [1, 2], "accuracy": [1, 0]}
+    assert scores_of(made, named, evaluates=True)["brevity"] == [0.375]
+    assert "brevity" not in scores_of(made, {"brevity": "brevity"}, evaluates=False)  # nobody's reward
 
 
 def test_moments_of_ranks_add_up():

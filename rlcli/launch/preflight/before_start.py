@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import DataError, ResourceError, RlcliError, raise_all
 
 if TYPE_CHECKING:
+    from rlcli.launch.preflight.rows import OpenDataset
     from rlcli.recipe.resolve import Resolved
 
 READ_WHOLE = 32 << 20
@@ -18,22 +19,42 @@ READ_WHOLE = 32 << 20
 FIRST_ROWS = 1000
 
 
-def check_before_start(resolved: Resolved, run_dir: Path | None, runs_first: Sequence[Resolved]) -> None:
-    """Check the libraries, models, data, folders and disk of a recipe and of those that must run before it. Loads no
-    model and makes no folder. Raises RlcliError with everything that is wrong."""
+def check_before_start(
+    resolved: Resolved, run_dir: Path | None, runs_first: Sequence[Resolved], warn: Callable[[str], None] | None = None
+) -> None:
+    """Check the libraries, models, data, folders and disk of a recipe and of those that must run before it; with `warn`
+    some of their rows, too. Loads no model and makes no folder. Raises RlcliError with everything that is wrong."""
     from rlcli.launch.preflight.model_files import model_faults
     from rlcli.recipe.libraries import libraries_to_install
 
     found: list[RlcliError] = []
+    opened: list[tuple[Resolved, dict[str, OpenDataset]]] = []
     for one in (*runs_first, resolved):
         missing, models = list(libraries_to_install(one)), list(model_faults(one))
         found += [*missing, *models]
         if not models:  # rows cannot be judged by a tokenizer that is broken
             reported = {error.what for error in missing}
-            found += (error for error in _data_faults(one) if error.what not in reported)
+            datasets, faults = _open_datasets(one)
+            found += (error for error in faults if error.what not in reported)
+            opened.append((one, datasets))
     found += _folder_faults(resolved, run_dir)
     raise_all(found)
     raise_all(error for one in (*runs_first, resolved) for error in component_faults(one))
+    if warn is not None:
+        for one, datasets in opened:
+            _look_at_rows(one, datasets, warn)
+
+
+def _look_at_rows(resolved: Resolved, datasets: dict[str, OpenDataset], warn: Callable[[str], None]) -> None:
+    """Raises RlcliError if some rows show that the run would fail or learn nothing."""
+    from rlcli.launch.preflight.checklist import quick_checks
+    from rlcli.launch.preflight.findings import as_error
+
+    found = list(quick_checks(resolved, datasets))
+    raise_all(as_error(one, "--no-check trains all the same") for one in found if one.level == "FAIL")
+    for one in found:
+        if one.level == "warn":
+            warn(f"{one.about}: {one.says}{f'; {one.fix}' if one.fix else ''}")
 
 
 def component_faults(resolved: Resolved) -> Iterator[RlcliError]:
@@ -58,26 +79,31 @@ def component_faults(resolved: Resolved) -> Iterator[RlcliError]:
                 yield type(error)(error.what, where=error.where or str(place), hint=error.hint, code=error.code)
 
 
-def _data_faults(resolved: Resolved) -> Iterator[RlcliError]:
-    """Opens the datasets that can be read without torch and transformers; the workers open the others."""
+def _open_datasets(resolved: Resolved) -> tuple[dict[str, OpenDataset], list[RlcliError]]:
+    """The datasets that can be read without torch and transformers, and what is wrong with them; the workers open the
+    others."""
     from rlcli.checkpoint.light_tokenizer import NotLight
     from rlcli.launch.preflight.rows import Tokenizers, is_light, open_dataset
     from rlcli.recipe.dataset_sizes import check_dataset_sizes
 
     tokenizers = Tokenizers(resolved, only_light=True)
     recipe = resolved.recipe
+    opened: dict[str, OpenDataset] = {}
+    faults: list[RlcliError] = []
     for name in recipe.used_datasets:
         component = recipe.datasets[name]
         try:
             if is_light(recipe, name):
                 few = _first_rows(component.type, component.args)
-                opened = open_dataset(resolved, name, tokenizers, few)
+                one = open_dataset(resolved, name, tokenizers, few)
                 if not few:
-                    check_dataset_sizes(recipe, {name: opened.rows})
+                    check_dataset_sizes(recipe, {name: one.rows})
+                opened[name] = one
         except NotLight:
             continue
         except RlcliError as error:
-            yield _with_place(resolved, name, error)
+            faults.append(_with_place(resolved, name, error))
+    return opened, faults
 
 
 def _first_rows(dataset: str, args: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from rlcli.launch.preflight.row_checks import (
 )
 from rlcli.launch.preflight.rows import OpenDataset, OpenTokenizer, Tokenizers, open_dataset, open_tokenizer
 from rlcli.launch.preflight.template_checks import check_template
+from rlcli.launch.processor import slow_dtypes
 from rlcli.recipe.dataset_sizes import check_dataset_sizes
 from rlcli.recipe.lengths import cache_of, kept_together
 from rlcli.recipe.libraries import libraries_to_install
@@ -85,13 +86,24 @@ def preflight(resolved: Resolved, rows: int = 200) -> Iterator[Finding]:
         datasets[name] = opened
     if datasets:
         yield from _check_tokenizer(subject, next(iter(datasets.values())).tokenizer)
-    for name, opened in datasets.items():
-        yield from _check_dataset(subject, opened, looked_at[name])
+    yield from _check_rows(subject, datasets, looked_at)
     yield from _check_held_out(resolved, datasets, looked_at)
-    yield from _check_rewards(resolved, looked_at)
     if not missing:
         yield from _check_components(resolved)
     yield _check_devices(resolved)
+    yield from _check_dtypes(resolved)
+
+
+def quick_checks(resolved: Resolved, datasets: Mapping[str, OpenDataset], rows: int = 50) -> Iterator[Finding]:
+    """What so many rows of datasets that are open anyway show: masks, ends, lengths, templates, rewards."""
+    yield from _check_rows(_Subject(resolved), datasets, {name: one.sample(rows) for name, one in datasets.items()})
+    yield from _check_dtypes(resolved)
+
+
+def _check_rows(subject: _Subject, datasets: Mapping[str, OpenDataset], looked_at: Rows) -> Iterator[Finding]:
+    for name, opened in datasets.items():
+        yield from _check_dataset(subject, opened, looked_at[name])
+    yield from _check_rewards(subject.resolved, looked_at)
 
 
 def _check_recipe(resolved: Resolved) -> Finding:
@@ -248,6 +260,11 @@ def _check_rewards(resolved: Resolved, rows: Rows) -> Iterator[Finding]:
         for name, call in graph.items():
             if dataset in rows and scores_texts(call):
                 yield check_reward(name, call, rows[dataset])
+
+
+def _check_dtypes(resolved: Resolved) -> Iterator[Finding]:
+    for warning in slow_dtypes(resolved):
+        yield Finding(level="warn", about="dtype", says=warning, code="R50")
 
 
 def _check_devices(resolved: Resolved) -> Finding:

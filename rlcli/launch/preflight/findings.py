@@ -44,6 +44,14 @@ def failure(about: str, error: RlcliError) -> Finding:
     )  # fmt: skip
 
 
+def as_error(finding: Finding, way_out: str) -> RlcliError:
+    """A failure as an error, for a command that does not go on after it; `way_out`: how it would."""
+    what = ": ".join(filter(None, [finding.about, finding.says, ", ".join(finding.details)]))
+    error = RlcliError(what, hint="; ".join(filter(None, [finding.fix, way_out])), code=finding.code)
+    error.exit_code = finding.exit_code
+    return error
+
+
 def exit_code(findings: Iterable[Finding]) -> int:
     """That of the first failure, 0 if there is none."""
     return next((finding.exit_code for finding in findings if finding.level == "FAIL"), 0)

@@ -1,0 +1,45 @@
+"""What this machine's processor can do, and which roles of a recipe ask more of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlcli.recipe.resolve import Resolved
+    from rlcli.recipe.schema import Recipe
+
+NATIVE_BFLOAT16 = {"amx_bf16", "avx512_bf16", "bf16", "svebf16"}
+"""Flags of processors that multiply bfloat16 in hardware: x86-64, then Arm."""
+
+
+def cpu_flags() -> set[str]:
+    """What Linux says that the first core can do; nothing where it does not say."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return set()
+    lines = (line.split(":", 1)[1] for line in text.splitlines() if line.startswith(("flags", "Features")))
+    return set(next(lines, "").split())
+
+
+def slow_dtypes(resolved: Resolved) -> Iterator[str]:
+    """A warning for each role that asks for bfloat16 of a processor that only emulates it."""
+    flags = cpu_flags()
+    if not flags or flags & NATIVE_BFLOAT16 or not _runs_on_this_cpu(resolved.recipe):
+        return
+    for name, role in resolved.recipe.models.items():
+        if role.backend is not None and role.backend.args.get("dtype") == "bfloat16":
+            place = resolved.origin(("models", name, "backend", "args", "dtype"))
+            yield (
+                f"{place}: {name} computes in bfloat16, which this processor only emulates; float32 is 9 times faster "
+                f"at least, and what dtype=auto takes here"
+            )
+
+
+def _runs_on_this_cpu(recipe: Recipe) -> bool:
+    from rlcli.launch.devices import list_gpus
+
+    device = recipe.cluster.device
+    return device == "cpu" or (device == "auto" and recipe.cluster.nodes == 1 and not list_gpus())

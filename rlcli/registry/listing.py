@@ -35,7 +35,7 @@ def names(kind: str) -> dict[str, Path]:
 
 def path_of(kind: str, name: str) -> Path:
     """The file that holds a component; a name with dots is that of an installed module."""
-    if "." in name:
+    if "." in name and all(map(str.isidentifier, name.split("."))):
         return _installed(kind, name)
     known = names(kind)
     path = known.get(module_name(name)) if NAME.fullmatch(name) else None
@@ -50,7 +50,7 @@ def module_of(kind: str, name: str) -> str:
 
 
 def _installed(kind: str, name: str) -> Path:
-    place = module_place(name) if all(map(str.isidentifier, name.split("."))) else None
+    place = module_place(name)
     if place is None or not place.is_file():
         hint = f"install its package, or name a file of {kind}/; rlcli ls {kind} lists those"
         raise UnknownComponent(f"no {kind.removesuffix('s')} is named {name!r}: there is no such module", hint=hint)

@@ -52,7 +52,7 @@ def module_of(kind: str, name: str) -> str:
 def _installed(kind: str, name: str) -> Path:
     place = module_place(name)
     if place is None or not place.is_file():
-        hint = f"install its package, or name a file of {kind}/; rlcli ls {kind} lists those"
+        hint = f"install its package; the {kind} that need no dots are {', '.join(names(kind))}"
         raise UnknownComponent(f"no {kind.removesuffix('s')} is named {name!r}: there is no such module", hint=hint)
     return place
 

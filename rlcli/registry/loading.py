@@ -26,7 +26,8 @@ def load(kind: str, name: str) -> type:
     """The class of a component. Imports its file and no other. Raises ResourceError if a library that it requires is
     not installed."""
     path = path_of(kind, name)
-    with suppress(ProjectError):  # importing the file says better what is wrong with it
+    # Importing a component's own file says better what is wrong with it. A module that is none is not imported.
+    with suppress() if "." in name else suppress(ProjectError):
         for error in missing_libraries(signature(kind, name)):
             raise error
     _import_file(kind, path, name)

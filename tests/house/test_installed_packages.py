@@ -129,6 +129,12 @@ def test_a_module_that_is_not_there_is_unknown(site, name):
         registry.path_of("interfaces", name)
 
 
+def test_a_module_that_registers_nothing_is_not_imported(site):
+    (site / "their_lab/evil.py").write_text("raise SystemExit('imported')")
+    with pytest.raises(ProjectError, match="the file registers no class"):
+        registry.load("interfaces", "their_lab.evil")
+
+
 def test_an_entry_point_that_names_nothing_is_told(site):
     (site / "my_lab-1.0.dist-info/entry_points.txt").write_text("[rlcli]\nmy_lab = my_lab.gone\n")
     with pytest.raises(ProjectError, match=r"entry point my_lab of my-lab names 'my_lab\.gone'"):

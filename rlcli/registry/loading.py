@@ -6,7 +6,6 @@ import importlib
 import sys
 import traceback
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +25,13 @@ def load(kind: str, name: str) -> type:
     """The class of a component. Imports its file and no other. Raises ResourceError if a library that it requires is
     not installed."""
     path = path_of(kind, name)
-    # Importing a component's own file says better what is wrong with it. A module that is none is not imported.
-    with suppress() if "." in name else suppress(ProjectError):
+    try:
         for error in missing_libraries(signature(kind, name)):
             raise error
+    except ProjectError:
+        if "." in name:  # a module that is no component is not imported
+            raise
+        # importing the file says better what is wrong with it
     _import_file(kind, path, name)
     wanted = name if "." in name else path.stem
     found = {key: cls for key, cls in registered(kind).items() if module_name(key) == wanted}

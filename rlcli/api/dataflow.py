@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
-
-if TYPE_CHECKING:
-    import networkx
 
 
 class ModelInterfaceType(StrEnum):
@@ -78,64 +74,39 @@ class MFCDef:
         return tuple(self.output_key_remap.get(key, key) for key in self.output_keys)
 
 
-@dataclass(frozen=True)
-class VersionEdge:
-    """At step k, `consumer` needs the weights of `role` that `producer` trained, or copied, at step k − 1."""
+class CallGraph:
+    """Calls, linked by the keys that one makes and another reads.
 
-    producer: str
-    consumer: str
-    role: str
-
-
-class GraphError(ValueError):
-    """A graph that cannot run; `calls` and `key` say where, for the recipe's error message."""
-
-    def __init__(self, what: str, *, calls: Sequence[str] = (), key: str | None = None):
-        super().__init__(what)
-        self.calls = tuple(calls)
-        self.key = key
-
-
-def build_graph(mfcs: Sequence[MFCDef], dataset_keys: Sequence[str] | None = None) -> networkx.DiGraph:
-    """Link producers to consumers by key.
-
-    Nodes are call names with attribute `mfc`; edges carry `keys`, the tuple of keys that flow along them.
-    `graph.graph["version_edges"]` holds the parameter-version edges, `graph.graph["dataset_keys"]` the keys
-    that the dataset must bring. Raises GraphError for a duplicate name, two producers of one key, a cycle,
-    or (when `dataset_keys` is given) a key that nobody makes.
+    A loaded recipe has no two calls that make one key, and none that wait for each other (`rlcli.recipe.graph`).
     """
-    import networkx
 
-    graph = networkx.DiGraph()
-    producers: dict[str, str] = {}
-    for mfc in mfcs:
-        if mfc.name in graph:
-            raise GraphError(f"two calls are named {mfc.name}", calls=[mfc.name])
-        graph.add_node(mfc.name, mfc=mfc)
-        for key in mfc.produced_keys:
-            if key in producers:
-                raise GraphError(
-                    f"both {producers[key]} and {mfc.name} produce {key}", calls=[producers[key], mfc.name], key=key
-                )
-            producers[key] = mfc.name
+    def __init__(self, mfcs: Sequence[MFCDef]):
+        makers = {key: mfc.name for mfc in mfcs for key in mfc.produced_keys}
+        self.reads: dict[str, dict[str, tuple[str, ...]]] = {}
+        """Call → the calls whose outputs it reads → the keys that it reads of them."""
+        for mfc in mfcs:
+            from_calls = self.reads.setdefault(mfc.name, {})
+            for key in mfc.input_keys:
+                if key in makers:
+                    from_calls[makers[key]] = (*from_calls.get(makers[key], ()), key)
 
-    from_dataset: set[str] = set()
-    for mfc in mfcs:
-        for key in mfc.input_keys:
-            if key in producers:
-                keys = graph.get_edge_data(producers[key], mfc.name, {"keys": ()})["keys"]
-                graph.add_edge(producers[key], mfc.name, keys=(*keys, key))
-            elif dataset_keys is not None and key not in dataset_keys:
-                raise GraphError(f"{mfc.name} reads {key}, which nobody produces", calls=[mfc.name], key=key)
-            else:
-                from_dataset.add(key)
+    def before(self, call: str) -> set[str]:
+        """All calls that it waits for, directly or not."""
+        direct = set(self.reads[call])
+        return direct.union(*(self.before(one) for one in direct))
 
-    if not networkx.is_directed_acyclic_graph(graph):
-        cycle = [edge[0] for edge in networkx.find_cycle(graph)]
-        raise GraphError("the calls wait for each other: " + " → ".join([*cycle, cycle[0]]), calls=cycle)
-    graph.graph["dataset_keys"] = tuple(sorted(from_dataset))
-    graph.graph["version_edges"] = tuple(_version_edges(mfcs))
-    return graph
+    def after(self, call: str) -> set[str]:
+        """All calls that wait for it, directly or not."""
+        return {one for one in self.reads if call in self.before(one)}
+
+    def order(self) -> list[str]:
+        """One in which each call comes after those that it waits for, and otherwise as they were given."""
+        left, ordered = list(self.reads), list[str]()
+        while left:
+            first = next(call for call in left if set(ordered).issuperset(self.reads[call]))
+            left.remove(first)
+            ordered.append(first)
+        return ordered
 
 
 def weight_writers(mfcs: Sequence[MFCDef]) -> dict[str, list[str]]:
@@ -163,13 +134,3 @@ def calls_ahead(mfcs: Sequence[MFCDef]) -> list[MFCDef]:
     ahead = [mfc for mfc in mfcs if mfc.name not in bound]
     generates = any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in ahead)
     return ahead if bound and generates else []
-
-
-def _version_edges(mfcs: Sequence[MFCDef]) -> list[VersionEdge]:
-    """A call needs the newest weights of its role."""
-    writers = weight_writers(mfcs)
-    return [
-        VersionEdge(producer=writer, consumer=mfc.name, role=mfc.model_name)
-        for mfc in mfcs
-        for writer in writers.get(mfc.model_name, ())
-    ]

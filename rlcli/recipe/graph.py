@@ -110,7 +110,7 @@ def stages(calls: Mapping[str, Call]) -> list[list[str]]:
 
 
 def graph_problems(calls: Mapping[str, Call], dataset_keys: Collection[str] | None) -> list[GraphProblem]:
-    """All that `build_graph` would refuse, in one go. `dataset_keys`: None if anything may come."""
+    """Why the calls cannot run, in one go. `dataset_keys`: None if anything may come."""
     found: list[GraphProblem] = []
     made = producers(calls)
     for key, makers in made.items():

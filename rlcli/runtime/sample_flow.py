@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-import networkx
-
-from rlcli.api.dataflow import MFCDef, build_graph
+from rlcli.api.dataflow import CallGraph, MFCDef
 from rlcli.errors import DataError, UsageError
 from rlcli.runtime.data_order import DataOrder, StreamOrder, training_id
 
@@ -176,8 +174,8 @@ class SampleFlow:
         self._per_draw = per_draw if self.drops and replaces else None
         self._most_redraws = most_redraws
         self._ranks = {mfc.name: rank for rank, mfc in enumerate(graph)}
-        linked = build_graph(graph)
-        self._before = {mfc.name: networkx.ancestors(linked, mfc.name) for mfc in graph}
+        linked = CallGraph(graph)
+        self._before = {mfc.name: linked.before(mfc.name) for mfc in graph}
         self._steps: dict[int, Step] = {}
 
     @property

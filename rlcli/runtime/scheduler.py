@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import networkx
-
-from rlcli.api.dataflow import MFCDef, build_graph, weight_writers
+from rlcli.api.dataflow import CallGraph, MFCDef, weight_writers
 
 
 @dataclass(frozen=True, order=True)
@@ -39,9 +37,10 @@ class Scheduler:
         window: int = 1,
         drops: bool = False,
     ):
-        self._graph = build_graph(mfcs)
-        order = list(networkx.lexicographical_topological_sort(self._graph, key=[m.name for m in mfcs].index))
-        self._places = {name: place for place, name in enumerate(order)}
+        graph = CallGraph(mfcs)
+        self._reads = graph.reads
+        self._after = {mfc.name: graph.after(mfc.name) for mfc in mfcs}
+        self._places = {name: place for place, name in enumerate(graph.order())}
         self._mfcs = {mfc.name: mfc for mfc in mfcs}
         self.steps = steps
         """That there are. May grow."""
@@ -52,7 +51,7 @@ class Scheduler:
         self._done: dict[int, set[str]] = {}
         self._oldest = first_step
         writers = {mfc.name for mfc in mfcs if mfc.written_roles}
-        late = writers.union(*(networkx.descendants(self._graph, name) for name in writers))
+        late = writers.union(*(self._after[name] for name in writers))
         self._early = set(self._places) - late if drops else set[str]()
         """The calls that choose a batch."""
         self._closed: set[int] = set()
@@ -118,22 +117,17 @@ class Scheduler:
 
     def _may_start(self, task: Task) -> bool:
         done = self._done.get(task.step, set())
-        if not all(producer in done for producer in self._graph.predecessors(task.call)):
+        if not done.issuperset(self._reads[task.call]):
             return False
         if self._early and task.call not in self._early and task.step not in self._closed:
             return False
         if not all(self._may_write(task, role) for role in self._mfcs[task.call].written_roles):
             return False
-        return all(
-            self._versions[edge.role] >= task.step
-            for edge in self._graph.graph["version_edges"]
-            if edge.consumer == task.call
-        )
+        return self._versions.get(self._mfcs[task.call].model_name, task.step) >= task.step
 
     def _may_write(self, task: Task, role: str) -> bool:
         """In the order of steps, and after the role's other calls of the step: they want the weights from before."""
-        later = networkx.descendants(self._graph, task.call)
-        writers = {*self._writers[role], *later}
+        writers = {*self._writers[role], *self._after[task.call]}
         others = {name for name, mfc in self._mfcs.items() if mfc.model_name == role} - writers
         started = {other.call for other in self._started if other.step == task.step}
         return self._versions[role] == task.step and others <= started

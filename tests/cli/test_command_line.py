@@ -15,7 +15,7 @@ from rlcli.cli.output import print_table
 from rlcli.topology.drawing import ranks_text
 
 REPOSITORY = Path(__file__).parents[2]
-HEAVY = ("torch", "transformers", "datasets", "networkx", "sympy", "matplotlib", "tensorboardX")
+HEAVY = ("torch", "transformers", "datasets", "sympy", "matplotlib", "tensorboardX")
 
 
 def test_version(rlcli):

@@ -187,7 +187,7 @@ try:
     main(["plan", "ppo_math", *{arguments!r}])
 except SystemExit as ended:
     assert not ended.code, ended.code
-heavy = ("torch", "transformers", "datasets", "networkx", "sympy", "huggingface_hub", "numpy", "rich.table")
+heavy = ("torch", "transformers", "datasets", "sympy", "huggingface_hub", "numpy", "rich.table")
 print([name for name in heavy if name in sys.modules], file=sys.stderr)
 """
     paths = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcli.api.dataflow import MFCDef, build_graph
+from rlcli.api.dataflow import CallGraph, MFCDef
 from rlcli.errors import RecipeError
 from rlcli.recipe import call_keys, components
 from rlcli.recipe.explanation import explain
@@ -44,7 +44,8 @@ graph:
 def edges(graph: list[MFCDef]) -> dict[str, set[str]]:
     """Who gives which keys to whom; what nobody reads flows nowhere."""
     made = {key for mfc in graph for key in mfc.produced_keys}
-    found = {f"{one} → {other}": set(keys) for one, other, keys in build_graph(graph).edges(data="keys")}
+    read = CallGraph(graph).reads
+    found = {f"{one} → {other}": set(keys) for other, from_calls in read.items() for one, keys in from_calls.items()}
     brought = {f"dataset → {mfc.name}": set(mfc.input_keys) - made for mfc in graph}
     return found | {edge: keys for edge, keys in brought.items() if keys}
 

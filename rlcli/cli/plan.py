@@ -31,10 +31,6 @@ def plan(
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", metavar="DIR", help="For --commands: folder of the run.")
     ] = None,
-    sbatch: Annotated[bool, typer.Option("--sbatch", help="Print a Slurm job script instead.")] = False,
-    time: Annotated[str, typer.Option("--time", metavar="TIME", help="Of the job: 90m, 8h, 2d, 8:00:00.")] = "8h",
-    partition: Annotated[str | None, typer.Option("--partition", metavar="NAME", help="Of the job.")] = None,
-    account: Annotated[str | None, typer.Option("--account", metavar="NAME", help="Of the job.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show who computes what on which devices, the batch arithmetic, memory and disk, without starting anything.
@@ -55,22 +51,14 @@ def plan(
         from dataclasses import asdict
 
         from rlcli.launch.commands import command_lines, node_commands
+        from rlcli.launch.interfaces import interface_of
 
         started = node_commands(made.resolved, made.topology, recipe, tuple(with_ or ()), run_dir)
         if as_json:
             print_json(plan_json(made) | {"commands": [asdict(one) for one in started]})
         else:
-            for line in command_lines(started, made.recipe.launch.interface):
+            for line in command_lines(started, interface_of(made.recipe)):
                 print_text(line)
-    elif sbatch:
-        from rlcli.launch.slurm.script import Job, job_script
-
-        job = Job(time=time, partition=partition, account=account)
-        text = job_script(made.resolved, made.topology, job, recipe, tuple(with_ or ()))
-        if as_json:
-            print_json(plan_json(made) | {"sbatch": text})
-        else:
-            print_text(text.rstrip("\n"))
     elif as_json:
         print_json(plan_json(made))
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,23 +26,62 @@ def resume(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and the report.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     no_supervisor: NoSupervisor = False,
+    in_job: Annotated[bool, typer.Option("--in-job", hidden=True)] = False,
 ) -> int:
     """Resume a run from its last checkpoint, exactly as if it had never stopped.
 
     Example: rlcli resume runs/ppo_math/20261121-120000 train.steps=80
     """
-    if is_to_supervise(context, no_supervisor):
-        return supervise(context, quiet, as_json)
+    is_parent = is_to_supervise(context, no_supervisor)
 
+    from rlcli.cli.jobs import tell_submitted
     from rlcli.cli.output import print_text
     from rlcli.cli.train import tell
     from rlcli.launch.resume import resume_run
     from rlcli.observe.display import open_display
     from rlcli.observe.run_search import find_run
 
+    folder = find_run(run)
+    if in_job and is_parent:
+        return _go(folder, lambda: supervise(context, quiet, as_json, in_job))
+    if not in_job and _may_be_job(folder, overrides or [], recipe):
+        job_id = _submit(folder, overrides or [], recipe, accept_changes)
+        if job_id is not None:
+            return tell_submitted(job_id, folder, [folder], as_json)
+    if is_parent:
+        return supervise(context, quiet, as_json)
     with open_display(quiet=quiet) as display:
-        resumed = resume_run(find_run(run), overrides or (), display, recipe_file=recipe, accept_changes=accept_changes)
+        resumed = resume_run(folder, overrides or (), display, recipe_file=recipe, accept_changes=accept_changes)
     if resumed.longer and not as_json:
         print_text(f"run is complete ({resumed.step} steps). To train longer: {resumed.longer}")
         return 0
     return tell(resumed.finished, as_json)
+
+
+def _may_be_job(folder: Path, overrides: list[str], recipe: str | None) -> bool:
+    """Without reading the recipe, which the process that does the work reads anyway."""
+    from rlcli.launch.slurm.jobs import Submission
+
+    is_told = recipe is not None or any(one.startswith("launch") for one in overrides)
+    return is_told or Submission.read(folder) is not None
+
+
+def _go(folder: Path, work: Callable[[], int]) -> int:
+    """The part of a run that its job does now."""
+    from rlcli.launch.resume import resumed_recipe
+    from rlcli.launch.slurm.goes import do_go
+
+    return do_go(folder, work, resumed_recipe(folder, ()).launch.slurm.requeues)
+
+
+def _submit(folder: Path, overrides: list[str], recipe: str | None, accept_changes: bool) -> str | None:
+    """The job that continues a run; None if it is not to be one."""
+    from rlcli.launch.resume import found_from_here, resumed_recipe
+    from rlcli.launch.slurm.submit import submit_again
+
+    now = resumed_recipe(folder, overrides, recipe_file=recipe, accept_changes=accept_changes)
+    if now.launch.type != "slurm":
+        return None
+    named = ["--recipe", str(found_from_here(recipe))] if recipe else []
+    options = [*named, *(["--accept-changes"] if accept_changes else [])]
+    return submit_again(folder, overrides, options, now)

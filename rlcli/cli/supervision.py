@@ -40,7 +40,7 @@ def is_to_supervise(context: typer.Context, no_supervisor: bool) -> bool:
     return bool((context.obj or {}).get(WHOLE_PROCESS))
 
 
-def supervise(context: typer.Context, quiet: bool, as_json: bool) -> int:
+def supervise(context: typer.Context, quiet: bool, as_json: bool, in_job: bool = False) -> int:
     """Have the command done by a child. Returns its exit code; raises RlcliError if it did not end by itself."""
     from rlcli.launch import supervisor
 
@@ -49,7 +49,8 @@ def supervise(context: typer.Context, quiet: bool, as_json: bool) -> int:
         *(["--debug"] if options.get("debug") else []),
         *(["--project", str(options["project"])] if options.get("project") else []),
     ]
-    after = [*(["--quiet"] if quiet else []), *(["--json"] if as_json else [])]
+    told = {"--quiet": quiet, "--json": as_json, "--in-job": in_job}
+    after = [option for option, is_given in told.items() if is_given]
     return supervisor.supervise(lambda run: [*before, "resume", *after, "--", run])
 
 

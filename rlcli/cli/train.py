@@ -15,6 +15,8 @@ SWEEP = "Sweep"
 
 if TYPE_CHECKING:
     from rlcli.launch.run import Finished
+    from rlcli.recipe.resolve import Resolved
+    from rlcli.recipe.sweep import SweepRun
 
 
 def train(
@@ -39,35 +41,61 @@ def train(
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Do not look at rows and rewards before the start.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With launch=slurm: print the batch script, and submit nothing.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and the report.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     no_supervisor: NoSupervisor = False,
 ) -> int:
-    """Run a recipe: check it, run what it starts from, train, evaluate, save.
+    """Run a recipe: check it, run what it starts from, train, evaluate, save. With launch=slurm: submit it as a job.
 
     Example: rlcli train ppo_math ppo.kl_ctl=0.02 launch=local cluster.devices_per_node=2
     """
     if sweep or seeds is not None:
-        return _sweep(recipe, with_ or [], overrides or [], sweep or [], seeds, at_once, run_dir, as_json)
+        return _sweep(recipe, with_ or [], overrides or [], sweep or [], seeds, at_once, run_dir, dry_run, as_json)
     if at_once is not None:
         raise UsageError("--at-once is for sweeps", hint="add --sweep KEY=VALUE,VALUE or --seeds N")
-    if is_to_supervise(context, no_supervisor):
-        return supervise(context, quiet, as_json)
+    is_parent = is_to_supervise(context, no_supervisor)
 
-    from rlcli.launch.run import run_recipe
-    from rlcli.observe.display import open_display
     from rlcli.recipe.warm_start import chain
 
     resolved = load(recipe, overrides, with_)
     chain(resolved)  # what it starts from must be sound too, before anything is started
+    if resolved.recipe.launch.type == "slurm":
+        return _submit(resolved, run_dir, dry_run, no_check, as_json)
+    _refuse_dry_run(dry_run)
+    if is_parent:
+        return supervise(context, quiet, as_json)
+
+    from rlcli.launch.run import run_recipe
+    from rlcli.observe.display import open_display
+
     with open_display(quiet=quiet) as display:
         finished = run_recipe(resolved, run_dir, display, check_rows=not no_check)
     return tell(finished, as_json)
 
 
+def _submit(resolved: Resolved, run_dir: Path | None, dry_run: bool, no_check: bool, as_json: bool) -> int:
+    from rlcli.cli.jobs import tell_script, tell_submitted
+    from rlcli.cli.output import print_talk
+    from rlcli.launch.slurm.submit import planned, submit_run
+
+    if dry_run:
+        return tell_script(planned(resolved, run_dir), as_json)
+    job_id, folder = submit_run(resolved, run_dir, warn=None if no_check else print_talk)
+    return tell_submitted(job_id, folder, [folder], as_json)
+
+
+def _refuse_dry_run(dry_run: bool) -> None:
+    if dry_run:
+        hint = "rlcli plan shows what a run will do, rlcli check tries its data"
+        raise UsageError("--dry-run is for jobs, and launch is not slurm", hint=hint)
+
+
 def _sweep(
     recipe: str, with_: list[str], overrides: list[str], swept: list[str], seeds: int | None, at_once: int | None,
-    run_dir: Path | None, as_json: bool,
+    run_dir: Path | None, dry_run: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """All runs of a sweep; returns the exit code."""
     import sys
@@ -75,7 +103,7 @@ def _sweep(
     from rlcli.cli.compare import print_groups
     from rlcli.cli.output import print_json, print_talk
     from rlcli.cli.status import as_document
-    from rlcli.launch.slurm.script import place_of
+    from rlcli.launch.commands import place_of
     from rlcli.launch.sweep import Local, Sweep, again, check_all, first_goes_alone, open_sweep, slots
     from rlcli.observe.group_comparison import groups_of
     from rlcli.observe.run_directory import fresh_folder
@@ -87,6 +115,9 @@ def _sweep(
     log_dir = Path(base.recipe.log.dir).expanduser()
     runs = sweep_runs(swept, seeds, base.recipe.seed)
     check_all(recipe, with_, overrides, runs)
+    if base.recipe.launch.type == "slurm":
+        return _submit_sweep(recipe, with_, overrides, runs, base, at_once, run_dir, dry_run, as_json)
+    _refuse_dry_run(dry_run)
     folder = run_dir or fresh_folder(log_dir / base.recipe.name)
     here = Path.cwd()
     layers = tuple(place_of(layer, here) for layer in with_)
@@ -107,6 +138,25 @@ def _sweep(
     name = short_path(folder)
     print_talk(f"curves: rlcli compare {name}" if code == 0 else f"to continue: {again(Path(name), sys.argv[1:])}")
     return code
+
+
+def _submit_sweep(
+    recipe: str, with_: list[str], overrides: list[str], runs: list[SweepRun], base: Resolved, at_once: int | None,
+    run_dir: Path | None, dry_run: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """All runs of a sweep as one array of jobs."""
+    from rlcli.cli.jobs import tell_script, tell_submitted
+    from rlcli.launch.commands import place_of
+    from rlcli.launch.slurm.submit import planned_sweep, submit_sweep
+    from rlcli.launch.sweep import Sweep
+
+    here = Path.cwd()
+    sweep = Sweep(place_of(recipe, here), tuple(place_of(one, here) for one in with_), tuple(overrides), tuple(runs))
+    batch = planned_sweep(base, sweep, run_dir, at_once)
+    if dry_run:
+        return tell_script(batch, as_json)
+    job_id = submit_sweep(batch, sweep, base)
+    return tell_submitted(job_id, batch.folder, batch.runs, as_json)
 
 
 def tell(finished: Finished, as_json: bool) -> int:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.launch.node import agent_command
-from rlcli.launch.slurm.script import place_of
 from rlcli.project import VARIABLE, current_project
 from rlcli.topology.groups import process_groups
 
@@ -65,6 +64,11 @@ def command_lines(commands: Sequence[NodeCommand], interface: str) -> list[str]:
     if len(commands) > 1 and interface == "lo":
         lines += ["# launch.interface is lo, so all nodes are on one machine; name that which connects yours", ""]
     return lines[:-1]
+
+
+def place_of(name: str, folder: Path) -> str:
+    """A file by its whole path, a name as it is."""
+    return next((str((folder / file).resolve()) for file in (name, f"{name}.yaml") if (folder / file).is_file()), name)
 
 
 def _with_project(command: Sequence[str]) -> str:

@@ -99,9 +99,9 @@ def examine(resolved: Resolved, phase: Callable[[str], None], rows: int | None, 
     topology = plan_topology(resolved.recipe)
     with (
         tempfile.TemporaryDirectory(prefix="rlcli-eval-") as folder,
-        workers(resolved.recipe, topology, Path(folder)) as transport,
+        workers(resolved.recipe, topology, Path(folder)) as running,
     ):
-        return evaluate_alone(resolved.recipe, topology, transport, phase, rows, shown)
+        return evaluate_alone(resolved.recipe, topology, running.transport, phase, rows, shown)
 
 
 def _keys(place: str, component: Component) -> dict[str, Any]:

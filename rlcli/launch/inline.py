@@ -55,6 +55,9 @@ class InlineRunning:
     def deaths(self) -> list[Death]:
         return self._members.deaths()
 
+    def stop_signal(self) -> int | None:
+        return None
+
     def stop(self, grace: float, show_stacks: bool = False) -> None:
         self.transport.close()
         self._members.stop()

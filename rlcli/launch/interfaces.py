@@ -3,8 +3,41 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlcli.errors import ResourceError
+
+if TYPE_CHECKING:
+    from rlcli.recipe.schema import Recipe
+
+ROUTES = Path("/proc/net/route")
+LOOPBACK = "lo"
+
+
+def interface_of(recipe: Recipe) -> str:
+    """The network interface of this machine by which the nodes of a run reach each other."""
+    if recipe.launch.interface is not None:
+        return recipe.launch.interface
+    is_spread = recipe.launch.type == "slurm" and recipe.cluster.nodes > 1
+    return _default_interface() if is_spread else LOOPBACK
+
+
+def _default_interface() -> str:
+    """That of the default route; without one, the first that has an address and is not the loopback."""
+    import psutil
+
+    try:
+        routes = [line.split() for line in ROUTES.read_text().splitlines()[1:]]
+    except OSError:
+        routes = []
+    ways = [route[0] for route in routes if len(route) > 1 and route[1] == "00000000"]
+    others = [
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if name != LOOPBACK and any(one.family == socket.AF_INET for one in addresses)
+    ]
+    return next(iter([*ways, *others]), LOOPBACK)
 
 
 def address_of(interface: str) -> str:

@@ -40,6 +40,9 @@ class Running(Protocol):
     def deaths(self) -> list[Death]:
         """The processes that have ended and are not replaced, in the order in which that was noticed."""
 
+    def stop_signal(self) -> int | None:
+        """One that asks for a stop and that a process on some node has received instead of us."""
+
     def stop(self, grace: float, show_stacks: bool = False) -> None:
         """End all processes: those that do not end by themselves within `grace` seconds are killed. `show_stacks`: have
         ranks write to their logs where they are first."""

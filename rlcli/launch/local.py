@@ -7,21 +7,18 @@ do: each has a temporary and a working folder of its own, all share the run's fo
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.api.run_folder import PROCESSES
-from rlcli.files import private_file
 from rlcli.launch.children import GONE_WITHIN, Process, end_session, run_environment, start_child
 from rlcli.launch.launcher import Death
 from rlcli.launch.meeting import MeetingFolder
 from rlcli.launch.node import agent_command
-from rlcli.launch.world import World, write_records
-from rlcli.runtime.worker_main import MEETING, WORKER_FILE
+from rlcli.launch.world import World, write_for_workers, write_records
+from rlcli.runtime.worker_main import MEETING
 from rlcli.topology.groups import RANKS, Group
 
 if TYPE_CHECKING:
@@ -36,12 +33,7 @@ class LocalLauncher:
         self._recipe = recipe
 
     def start(self, groups: Sequence[Group], run_dir: Path) -> LocalRunning:
-        from rlcli.recipe.files import for_any_folder
-
-        (run_dir / "logs").mkdir(mode=0o700, exist_ok=True)
-        recipe = for_any_folder(self._recipe).model_dump(mode="json")
-        with os.fdopen(private_file(run_dir / WORKER_FILE, os.O_TRUNC), "w") as file:
-            json.dump(recipe, file)
+        write_for_workers(self._recipe, run_dir)
         return LocalRunning(self._recipe, groups, run_dir)
 
 
@@ -91,6 +83,9 @@ class LocalRunning:
 
     def deaths(self) -> list[Death]:
         return self._world.deaths()
+
+    def stop_signal(self) -> int | None:
+        return None  # agents here leave them to us
 
     def stop(self, grace: float, show_stacks: bool = False) -> None:
         """Nothing outlives the run: ranks die with their agents by their parent-death signal."""

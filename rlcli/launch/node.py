@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 from rlcli.errors import RlcliError
 from rlcli.launch.children import REPLACEMENTS, Members
 from rlcli.launch.cores import available_cores
+from rlcli.launch.interfaces import interface_of
 from rlcli.launch.memory_kills import MemoryKills, memory_in_use
-from rlcli.processes import start_time
+from rlcli.processes import STOP_SIGNALS, start_time
 from rlcli.runtime.control import Control, zeromq
 from rlcli.runtime.pulse import END, Pulse
 from rlcli.runtime.worker_main import AGENT, MEETING, WORKER_FILE
@@ -48,8 +49,9 @@ FAILED, LOST = 7, 8
 """Exit codes: a process of the run has failed; the master is lost."""
 
 
-def main(run_dir: Path, node: int) -> int:
-    """Run the ranks of a node. Returns the exit code."""
+def main(run_dir: Path, node: int, *, reports_signals: bool = False) -> int:
+    """Run the ranks of a node. Returns the exit code. `reports_signals`: those that ask for a stop are reported to the
+    master, whose affair they are."""
     meeting = Path(os.environ.setdefault(MEETING, str(run_dir / SHARED_MEETING)))
     try:
         control = Control.wait_for(meeting, BEGUN_WITHIN)
@@ -60,6 +62,8 @@ def main(run_dir: Path, node: int) -> int:
     _prepare_environment(recipe)
     context = zeromq().Context()
     pulse = Pulse(context, control, ("node", node), _end_here)
+    for number in STOP_SIGNALS if reports_signals else ():
+        signal.signal(number, lambda came, frame: pulse.tell(asked_to_stop=came))
     members = Members(run_dir, dict(os.environ))
     members.start(process_groups(recipe, plan_topology(recipe)), node)
     pulse.tell(host=socket.gethostname(), started=start_time(os.getpid()), members=_records(members))
@@ -94,11 +98,12 @@ def _read_recipe(run_dir: Path) -> Recipe:
 
 def _prepare_environment(recipe: Recipe) -> None:
     """What ranks inherit. Cores are shared out, not fought for; what is set already stays."""
+    interface = interface_of(recipe)
     ours = {
         "OMP_NUM_THREADS": str(max(1, available_cores() // recipe.cluster.devices_per_node)),
         "OMP_WAIT_POLICY": "PASSIVE",
-        "GLOO_SOCKET_IFNAME": recipe.launch.interface,
-        "NCCL_SOCKET_IFNAME": recipe.launch.interface,
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
     }
     os.environ.update({name: value for name, value in ours.items() if name not in os.environ})
     os.environ.update({"PYTHONSAFEPATH": "1", AGENT: str(os.getpid())})

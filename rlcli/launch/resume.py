@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli.errors import ResourceError, UsageError, raise_all
+from rlcli.errors import ResourceError, RlcliError, UsageError, raise_all
 from rlcli.files import known_object
 from rlcli.launch import lifeline
 from rlcli.launch.run import (
     DIGEST_FILE,
     RESUMES,
+    STARTS,
     Finished,
     digest,
     drive,
     last_checkpoint,
     last_committed,
     outcome_of,
+    with_warm_starts,
+    write_starts,
 )
+from rlcli.launch.slurm.jobs import Submission
 from rlcli.launch.stopping import StopSignals
 from rlcli.project import VARIABLE, check_not_planted, planted
 
@@ -36,6 +41,8 @@ if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.checkpoints import Start
+
+log = logging.getLogger(__name__)
 
 WITHOUT_EFFECT = ("cluster", "launch", "checkpoint", "log", "name")
 """Sections that the trained model does not depend on."""
@@ -71,12 +78,12 @@ def resume_run(
     from rlcli.recipe.changes import longer
     from rlcli.recipe.libraries import libraries_to_install
 
-    named = _found_from_here(recipe_file)
+    named = found_from_here(recipe_file)
     _check_place(run_dir)
     with (
         RunDirectory.reopen(run_dir, lifeline.supervisor) as run,
         StopSignals(display.warning) as stop,
-        _in_its_folder(run, display),
+        _in_its_folder(run, display.note),
     ):
         before = _resolved_recipe(run)
         now = _load(named or str(run.resolved_recipe), overrides)
@@ -88,17 +95,40 @@ def resume_run(
             lifeline.report(run=str(run.path), over=True)
             ended = Finished(outcome_of(before.recipe, run), 0, step, step)
             return Resumed(step, found, ended, longer(shlex.quote(str(run_dir)), before.recipe))
-        _say(before.recipe, now.recipe, found, start, display)
-        recipe, recipe_digest = _with_starts(run, now.recipe), _digest(run, before, found, step)
+        if now.recipe.launch.type != "slurm":
+            Submission.forget(run.path)
+        if was_begun := _was_begun(run):
+            _say(before.recipe, now.recipe, found, start, display)
+        recipe, stopped = _with_starts(run, now, display, stop)
+        if stopped is not None:
+            return Resumed(step, found, stopped)
+        recipe_digest = _digest(run, before, found, step)
 
         def write_down() -> None:
             _write_down(run, now, found, step, recipe_digest)
 
-        finished = drive(recipe, run, display, stop, start=start, recipe_digest=recipe_digest, write_down=write_down)
+        begins = write_down if was_begun else None
+        finished = drive(recipe, run, display, stop, start=start, recipe_digest=recipe_digest, write_down=begins)
         return Resumed(step, found, finished)
 
 
-def _found_from_here(recipe_file: str | None) -> str | None:
+def resumed_recipe(
+    run_dir: Path, overrides: Sequence[str], *, recipe_file: str | None = None, accept_changes: bool = False
+) -> Recipe:
+    """What a run would continue with; nothing of it is touched. Raises RlcliError, as `resume_run` would."""
+    from rlcli.observe.run_directory import RunDirectory
+
+    named = found_from_here(recipe_file)
+    _check_place(run_dir)
+    run = RunDirectory.open(run_dir)
+    with _in_its_folder(run, log.debug):
+        before = _resolved_recipe(run)
+        now = _load(named or str(run.resolved_recipe), overrides) if named or overrides else before
+        _accepted_changes(before.recipe, now.recipe, accept_changes)
+    return now.recipe
+
+
+def found_from_here(recipe_file: str | None) -> str | None:
     """A recipe's file as the user's folder sees it, which the run's may not be; a name stays a name."""
     candidates = [Path(recipe_file), Path(f"{recipe_file}.yaml")] if recipe_file else []
     return next((str(path.absolute()) for path in candidates if path.is_file()), recipe_file)
@@ -114,7 +144,7 @@ def _check_place(run_dir: Path) -> None:
 
 
 @contextmanager
-def _in_its_folder(run: RunDirectory, display: Display) -> Iterator[None]:
+def _in_its_folder(run: RunDirectory, say: Callable[[str], None]) -> Iterator[None]:
     """A run works in the folder that it was started in: there its relative paths and its project are found. Then back
     to where the user is. One that another user may have planted works where the user is, in the project that was named.
     """
@@ -127,7 +157,7 @@ def _in_its_folder(run: RunDirectory, display: Display) -> Iterator[None]:
         marker = Path(str(project)).expanduser() / "pyproject.toml"
         check_not_planted(marker, f"the code of project {project}", f"--project {project} resume {run.path}")
     if isinstance(folder, str) and Path(folder).is_dir() and Path(folder) != here:
-        display.note(f"working in {folder}, where the run was started")
+        say(f"working in {folder}, where the run was started")
         os.chdir(folder)
     try:
         if names_project:
@@ -237,11 +267,33 @@ def _write_down(run: RunDirectory, resolved: Resolved, found: Sequence[Change], 
         run.write_text(run.resolved_recipe.name, resolved.to_yaml())
 
 
-def _with_starts(run: RunDirectory, recipe: Recipe) -> Recipe:
-    """Roles that start from another recipe's result start from the folder that it was in."""
-    starts = known_object(run.path / "starts.json")
+def _was_begun(run: RunDirectory) -> bool:
+    """Not if it was submitted, and its job begins now."""
+    from rlcli.observe.run_record import read_status
+
+    status = read_status(run.path) or {}
+    return status.get("state") != "submitted" or last_committed(run) is not None or run.metrics.exists()
+
+
+def _with_starts(
+    run: RunDirectory, now: Resolved, display: Display, stop: StopSignals
+) -> tuple[Recipe, Finished | None]:
+    """Roles that start from another recipe's result start from the folder that it was in. A run that was submitted
+    before there was one makes it first, and is over if that was stopped."""
+    starts = known_object(run.path / STARTS)
     models = {
         name: role.model_copy(update={"path": starts[name]}) if role.warm_start and name in starts else role
-        for name, role in recipe.models.items()
+        for name, role in now.recipe.models.items()
     }
-    return recipe.model_copy(update={"models": models})
+    recipe = now.recipe.model_copy(update={"models": models})
+    if not any(role.warm_start for role in models.values()):
+        return recipe, None
+    log_dir = str(Path(recipe.log.dir).expanduser())
+    try:
+        recipe, stopped = with_warm_starts(replace(now, recipe=recipe), log_dir, display, stop)
+    except RlcliError as error:
+        run.write_failure(error.exit_code, str(error))
+        raise
+    if stopped is None:
+        write_starts(run, recipe)
+    return recipe, stopped

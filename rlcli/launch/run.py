@@ -28,7 +28,7 @@ from rlcli.topology.groups import process_groups
 
 if TYPE_CHECKING:
     from rlcli.checkpoint.verify import Checkpoint
-    from rlcli.launch.launcher import Launcher
+    from rlcli.launch.launcher import Launcher, Running
     from rlcli.observe.display import Display
     from rlcli.observe.report import Outcome
     from rlcli.observe.run_directory import RunDirectory
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.checkpoints import Start
     from rlcli.runtime.commits import RunIdentity
-    from rlcli.runtime.transport import Transport
     from rlcli.topology import Topology
 
 log = logging.getLogger(__name__)
 
 DIGEST_FILE = "recipe.digest"
+STARTS = "starts.json"
 STEP = "step"
 """What the display calls the steps of the run that was asked for; those of a warm start it calls by its name."""
 LEAVE_WITHIN = 60.0
@@ -69,13 +69,35 @@ def run_recipe(
     log_dir = str(Path(resolved.recipe.log.dir).expanduser())
     check_before_start(resolved, run_dir, runs_first(resolved, log_dir), display.warning if check_rows else None)
     with StopSignals(display.warning) as stop:
-        recipe, stopped = _with_warm_starts(resolved, log_dir, display, stop)
+        recipe, stopped = with_warm_starts(resolved, log_dir, display, stop)
         if stopped is not None:
             return stopped
         return _run_one(resolved, recipe, run_dir, log_dir, display, stop, command=command)
 
 
-def _with_warm_starts(
+def prepare_run(resolved: Resolved, run_dir: Path) -> None:
+    """Make the folder of a run that a job is going to do. Results to start from that are not there yet are made there.
+    Raises RlcliError."""
+    from rlcli.observe.run_directory import RunDirectory
+
+    recipe, log_dir = resolved.recipe, str(Path(resolved.recipe.log.dir).expanduser())
+    with RunDirectory.create(run_dir, recipe.name) as run:
+        _write_down(run, resolved, _with_results(resolved, log_dir), digest(resolved))
+        run.write_status("submitted", 0, None)
+
+
+def _with_results(resolved: Resolved, log_dir: str) -> Recipe:
+    """The recipe with `recipe:…` paths replaced by folders, where these are there."""
+    from rlcli.recipe.warm_start import warm_starts
+
+    models = dict(resolved.recipe.models)
+    for start in warm_starts(resolved):
+        if (folder := find_result(start.source, log_dir, start.source_role)) is not None:
+            models[start.role] = models[start.role].model_copy(update={"path": str(folder)})
+    return resolved.recipe.model_copy(update={"models": models})
+
+
+def with_warm_starts(
     resolved: Resolved, log_dir: str, display: Display, stop: StopSignals
 ) -> tuple[Recipe, Finished | None]:
     """The recipe with `recipe:…` paths replaced by folders; recipes whose results are missing are run first."""
@@ -90,7 +112,7 @@ def _with_warm_starts(
                 f"{resolved.recipe.name} needs the model from {start.source.recipe.name}; training that first. "
                 f"To use an existing model: models.{start.role}.path=FOLDER"
             )
-            source, stopped = _with_warm_starts(start.source, log_dir, display, stop)
+            source, stopped = with_warm_starts(start.source, log_dir, display, stop)
             command = ("rlcli", "train", shown(start.source.path))
             finished = stopped or _run_one(
                 start.source, source, None, log_dir, display, stop, title=f"warm start {source.name}", command=command
@@ -163,7 +185,7 @@ def drive(
     """Run to the end, from a checkpoint if there is a `start`; workers that die are replaced while restarts are left.
 
     `write_down` is called once the workers are up and have taken in data and state. If anything fails before that, a
-    run that is being resumed stays as it was, its status included.
+    run that is being resumed stays as it was, its status included, unless it is a job.
     """
     from rlcli.checkpoint.disk import failures_told
     from rlcli.runtime.commits import RunIdentity
@@ -184,7 +206,8 @@ def drive(
         has_begun = True
         lifeline.report(begun=True)
 
-    with _status_of_failures(run, lambda: has_begun):
+    is_job = recipe.launch.type == "slurm"  # nobody watches its terminal
+    with _status_of_failures(run, lambda: has_begun or is_job):
         warm_start, restarts = title != STEP, recipe.launch.max_restarts
         lifeline.report(run=str(run.path), begun=has_begun, warm_start=warm_start, max_restarts=restarts)
         check_failpoints()
@@ -265,8 +288,9 @@ def _attempt(
 
     began = time.monotonic()
     topology = plan_topology(recipe)
-    with workers(recipe, topology, run.path) as transport:
-        master = MasterWorker(recipe, topology, transport, run, display, identity, start, stop, title)
+    with workers(recipe, topology, run.path) as running:
+        stop.also_heed(running.stop_signal)
+        master = MasterWorker(recipe, topology, running.transport, run, display, identity, start, stop, title)
         master.start()
         begin(start.state.step if start is not None else -1)
         with open_outputs(run, recipe.log.tensorboard, display.warning) as outputs:
@@ -288,11 +312,16 @@ def _write_down(run: RunDirectory, resolved: Resolved, recipe: Recipe, recipe_di
     if resolved.overrides:
         run.write_text(Path("recipe") / "overrides.txt", "\n".join(resolved.overrides) + "\n")
     run.write_text("origins.json", json.dumps(resolved.origins, indent=2) + "\n")
-    starts = {name: role.path for name, role in recipe.models.items() if role.path}
-    run.write_text("starts.json", json.dumps(starts, indent=2) + "\n")
+    write_starts(run, recipe)
     run.write_text(DIGEST_FILE, recipe_digest + "\n")
     write_estimate(run, resolved)
     run.write_text(run.resolved_recipe.name, resolved.to_yaml())
+
+
+def write_starts(run: RunDirectory, recipe: Recipe) -> None:
+    """What each role starts from."""
+    starts = {name: role.path for name, role in recipe.models.items() if role.path}
+    run.write_text(STARTS, json.dumps(starts, indent=2) + "\n")
 
 
 @contextmanager
@@ -311,11 +340,11 @@ def _status_of_failures(run: RunDirectory, has_begun: Callable[[], bool]) -> Ite
 
 
 @contextmanager
-def workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Transport]:
+def workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Running]:
     """The workers of a recipe, in this process or in others, whose logs go to the folder."""
     running = launcher_of(recipe, topology).start(process_groups(recipe, topology), run_dir)
     try:
-        yield running.transport
+        yield running
     except HangError as error:
         running.stop(0, show_stacks=True)
         if more := where_ranks_are(run_dir / "logs", range(topology.world_size)):
@@ -332,6 +361,10 @@ def launcher_of(recipe: Recipe, topology: Topology) -> Launcher:
         from rlcli.launch.inline import InlineLauncher
 
         return InlineLauncher(recipe, topology)
+    if recipe.launch.type == "slurm":
+        from rlcli.launch.slurm.launcher import SlurmLauncher
+
+        return SlurmLauncher(recipe)
     from rlcli.launch.local import LocalLauncher
 
     return LocalLauncher(recipe)

@@ -11,7 +11,7 @@ from pathlib import Path
 from rlcli.errors import ResourceError
 from rlcli.launch.slurm.commands import SlurmError, ask_slurm
 from rlcli.launch.slurm.jobs import Job, Submission, cancel, look_up
-from rlcli.observe.run_overview import DIED, Overview, note_stop, read_overview
+from rlcli.observe.run_overview import DIED, UNDER_WAY, Overview, note_stop, read_overview
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +30,11 @@ def with_jobs(runs: Sequence[Overview]) -> list[Overview]:
     ids = {run.folder: job.job_id for run in runs if run.state != "done" and (job := Submission.read(run.folder))}
     try:
         jobs = look_up(ids.values()) if ids else {}
+        is_known = True
     except SlurmError as error:
         log.warning("the states of jobs are those of their files: %s", error.what)
-        jobs = {}
-    return [_joined(run, ids.get(run.folder), jobs.get(ids.get(run.folder, ""))) for run in runs]
+        jobs, is_known = {}, False
+    return [_joined(run, ids.get(run.folder), jobs.get(ids.get(run.folder, "")), is_known) for run in runs]
 
 
 class Look:
@@ -41,6 +42,7 @@ class Look:
 
     def __init__(self) -> None:
         self._job: Job | None = None
+        self._is_known = False
         self._asked = -LOOK_AGAIN
 
     def __call__(self, folder: Path) -> Overview | None:
@@ -51,23 +53,31 @@ class Look:
         if time.monotonic() - self._asked >= LOOK_AGAIN:
             try:
                 self._job = look_up([submission.job_id]).get(submission.job_id)
+                self._is_known = True
             except SlurmError:
-                self._job = None
+                self._job, self._is_known = None, False
             self._asked = time.monotonic()
-        return _joined(run, submission.job_id, self._job)
+        return _joined(run, submission.job_id, self._job, self._is_known)
 
 
-def _joined(run: Overview, job_id: str | None, job: Job | None) -> Overview:
-    """A job that lives says whether the run waits; one that is over, why a run ended that could not say so itself."""
+def _joined(run: Overview, job_id: str | None, job: Job | None, is_known: bool) -> Overview:
+    """A job that lives says whether the run waits; one that is over, why a run ended that could not say so itself.
+    `is_known`: the scheduler has answered; a job that it has forgotten is over."""
     if job is None:
-        return replace(run, job=job_id)
+        if job_id is None or not is_known or not run.is_under_way:
+            return replace(run, job=job_id)
+        forgotten = f"job {job_id} is not in the queue any more, and the run does not say how it ended"
+        return replace(run, job=job_id, state=DIED, message=forgotten)
     state, why = run.state, run.message
     if job.is_alive:
-        state = ALIVE_STATES.get(job.state, run.state if run.is_under_way else "starting")
+        state = ALIVE_STATES.get(job.state, run.state if run.state in UNDER_WAY else "starting")
         why = f"{job.reason}{f', starts {job.starts}' if job.starts else ''}" if job.state == "waiting" else None
     elif run.state != "done" and job.state not in ("done", "failed", "unknown"):
         state = job.state
         why = "; ".join(filter(None, [f"its job ended: {job.slurm_state}", run.message]))
+    elif run.state == "submitted":
+        state = DIED
+        why = f"its job ended ({job.slurm_state}) before the run began: does its first node see this folder?"
     elif run.is_under_way:
         state, why = DIED, f"its job is over ({job.slurm_state}), and the run does not say how it ended"
     return replace(run, job=job_id, state=state, message=why, nodes=job.nodes)

@@ -39,9 +39,16 @@ class StopSignals:
         self._arrived: Counter[int] = Counter()
         self._passed_on: Counter[int] = Counter()
         self._heeded: Counter[int] = Counter()
+        self._elsewhere: Callable[[], int | None] = _nothing
 
     def __call__(self) -> bool:
+        if self.requested is None and (number := self._elsewhere()) is not None:
+            self._request(signal.Signals(number))
         return self.requested is not None
+
+    def also_heed(self, elsewhere: Callable[[], int | None]) -> None:
+        """A signal that a process of the run received on another node; it is never a second one."""
+        self._elsewhere = elsewhere
 
     @property
     def exit_code(self) -> int:
@@ -82,6 +89,13 @@ class StopSignals:
             stopped = Stopped(f"stopped at once by {signal.Signals(number).name}; the step under way is lost")
             stopped.exit_code = 128 + number
             raise stopped
-        self.requested = signal.Signals(number)
+        self._request(signal.Signals(number))
+
+    def _request(self, number: signal.Signals) -> None:
+        self.requested = number
         name = "Ctrl-C (SIGINT)" if self.requested is signal.SIGINT else self.requested.name
         self._say(f"{name}: finishing this step, then saving. Send again to stop immediately.")
+
+
+def _nothing() -> None:
+    return None

@@ -154,6 +154,7 @@ class _Child:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)  # so that it wakes us
         for number in heeded():
             signal.signal(number, self._note_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, heeded())  # those that a job has kept back until now
         self.process = subprocess.Popen(
             own_command(command),
             env={**os.environ, VARIABLE: f"{line}:{stacks.fileno()}:{os.getpid()}"},

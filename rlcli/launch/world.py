@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlcli.errors import HangError, WorkerError
 from rlcli.files import private_file
-from rlcli.launch.interfaces import address_of
+from rlcli.launch.interfaces import address_of, interface_of
 from rlcli.launch.launcher import Death
 from rlcli.launch.memory_kills import explain_kill
 from rlcli.launch.node import SHARED_MEETING, agent_command
 from rlcli.processes import ended_how
+from rlcli.runtime.worker_main import WORKER_FILE
 from rlcli.topology.groups import RANKS, Group
 
 if TYPE_CHECKING:
@@ -44,18 +45,19 @@ class Entry(NamedTuple):
 class World:
     """All ranks of a run, and the agents of their nodes."""
 
-    def __init__(self, recipe: Recipe, ranks: Group, run_dir: Path, own: Path, agent_exit: Callable[[int], int | None]):
+    def __init__(
+        self, recipe: Recipe, ranks: Group, run_dir: Path, own: Path | None, agent_exit: Callable[[int], int | None]
+    ):
         """Listen to them. `own`: a folder of this machine in which they meet if all are here; `agent_exit`: the exit
-        code of a node's agent, as far as its launcher knows it."""
+        code of a node's agent, as far as its launcher knows it; it may raise what is wrong with the node."""
         from rlcli.runtime.transport import ZmqMaster
 
         self._ranks, self._logs, self._agent_exit = ranks, run_dir / "logs", agent_exit
-        self._has_nodes = recipe.cluster.nodes > 1
-        self._deadline = recipe.launch.startup_deadline
-        host = address_of(recipe.launch.interface) if self._has_nodes else None
-        self.meeting = own
+        self._has_nodes = own is None or recipe.cluster.nodes > 1
+        self._deadline, self._by_hand = recipe.launch.startup_deadline, recipe.launch.by_hand
+        host = address_of(interface_of(recipe)) if self._has_nodes else None
+        self.meeting = run_dir / SHARED_MEETING if own is None or self._has_nodes else own
         if self._has_nodes:
-            self.meeting = run_dir / SHARED_MEETING
             shutil.rmtree(self.meeting, ignore_errors=True)
             self.meeting.mkdir(mode=0o700)
         self.transport = ZmqMaster(self.meeting, len(ranks.nodes), self._check_alive, host)
@@ -69,7 +71,8 @@ class World:
             if not missing:
                 raise
             what = f"node {missing[0]} has not come within {self._deadline:.0f} s (launch.startup_deadline)"
-            hint = f"start it: {shlex.join(agent_command(self._logs.parent, missing[0]))}"
+            command = shlex.join(agent_command(self._logs.parent, missing[0]))
+            hint = f"start it: {command}" if self._by_hand else f"the whole story is in {self._logs}"
             raise HangError(what, where=f"node {missing[0]}", hint=hint) from None
 
     # -- who is alive ----------------------------------------------------------------------------------------
@@ -106,6 +109,14 @@ class World:
             for name, one in said.get("members", {}).items()
         ]
         return [*nodes, *ranks, *members]
+
+    def has_come(self, node: int) -> bool:
+        """Whether a node's agent was ever heard."""
+        return ("node", node) in self.transport.pulses.heard
+
+    def stop_signal(self) -> int | None:
+        """One that asks for a stop and that some agent has received."""
+        return next((told["asked_to_stop"] for told in self._told().values() if "asked_to_stop" in told), None)
 
     def _told(self) -> dict[int, dict[str, Any]]:
         """Node → what its agent says."""
@@ -206,6 +217,15 @@ class World:
         self.transport.close()
         if self._has_nodes:
             shutil.rmtree(self.meeting, ignore_errors=True)
+
+
+def write_for_workers(recipe: Recipe, run_dir: Path) -> None:
+    """What agents and ranks go by, in whatever folder they work."""
+    from rlcli.recipe.files import for_any_folder
+
+    (run_dir / "logs").mkdir(mode=0o700, exist_ok=True)
+    with os.fdopen(private_file(run_dir / WORKER_FILE, os.O_TRUNC), "w") as file:
+        json.dump(for_any_folder(recipe).model_dump(mode="json"), file)
 
 
 def write_records(file: Path, records: list[Entry]) -> None:

@@ -27,7 +27,7 @@ from rlcli.processes import ProcessRecord
 
 log = logging.getLogger(__name__)
 
-RunState = Literal["starting", "running", "stopping", "done", "stopped", "failed"]
+RunState = Literal["submitted", "starting", "running", "stopping", "done", "stopped", "failed"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RESERVED = {"CON", "PRN", "AUX", "NUL", *(f"{port}{n}" for port in ("COM", "LPT") for n in range(1, 10))}

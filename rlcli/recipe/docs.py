@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from pydantic import BaseModel
 
-from rlcli.recipe.schema import Section
+from rlcli.recipe.section import Section
 
 
 def doc_of(model: type[BaseModel], field: str) -> str:

@@ -12,15 +12,17 @@ from typing import Any
 
 from rlcli import registry
 from rlcli.errors import RlcliError, UsageError
+from rlcli.recipe import launch_section
 from rlcli.recipe import schema as sections
 from rlcli.recipe.components import KINDS
 from rlcli.recipe.docs import doc_of
 from rlcli.recipe.interpolation import Reference, references_in
+from rlcli.recipe.launch_section import Launch
 from rlcli.recipe.layers import recipe_names
 from rlcli.recipe.merge import APPEND, REPLACE, spell_out_types
 from rlcli.recipe.problems import Problems
 from rlcli.recipe.reader import parse, read_file
-from rlcli.recipe.schema import SECTIONS, Component, Launch, Recipe
+from rlcli.recipe.schema import SECTIONS, Component, Recipe
 from rlcli.recipe.suggest import close_to
 from rlcli.recipe.tree import Node, Scalar, at
 
@@ -95,9 +97,10 @@ def recipe_schema() -> Schema:
 
 def _documented(model: Schema) -> Schema:
     """Pydantic's schema of a recipe, with the text under each field of its sections."""
+    classes = vars(launch_section) | vars(sections)
     for name, definition in {Recipe.__name__: model, **model["$defs"]}.items():
         for field, node in definition["properties"].items():
-            node["description"] = doc_of(getattr(sections, name), field)
+            node["description"] = doc_of(classes[name], field)
     return model
 
 

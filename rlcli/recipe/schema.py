@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
+from pydantic import Field, StringConstraints, create_model, model_validator
 
 from rlcli.api.config import DatasetAbstraction, GenerationHyperparameters
+from rlcli.recipe.launch_section import Launch
 from rlcli.recipe.mesh import MAX_DEVICES_PER_NODE, MAX_NODES
+from rlcli.recipe.section import NotNegative, Positive, Seconds, Section
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 LABEL_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
@@ -19,18 +21,6 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Label = Annotated[str, StringConstraints(pattern=LABEL_PATTERN)]
 Key = Annotated[str, StringConstraints(pattern=KEY_PATTERN)]
 Keys = Annotated[list[Key], Field(max_length=256)]
-Positive = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0)]
-
-
-class Section(BaseModel):
-    """Base of all sections."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    documented_in: ClassVar[type | None] = None
-    """The class that has the text under each field, if another one; `rlcli.recipe.docs` reads them."""
 
 
 class Component(Section):
@@ -198,24 +188,6 @@ class Cluster(Section):
     """Devices (and worker processes) per machine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What the workers compute on; auto: cuda where there is one."""
-
-
-class Launch(Section):
-    """How the workers are started."""
-
-    type: Literal["inline", "local"] = "inline"
-    """inline: in one process, one device; local: one process per device on this machine, by torchrun. With several
-    cluster.nodes local starts as many on this machine, each with a temporary and a working folder of its own."""
-    by_hand: bool = False
-    """Start the first node only, and wait for the others: `rlcli plan --commands` prints how to start them."""
-    interface: str = "lo"
-    """Network interface through which several nodes reach each other; lo: all of them are on this machine."""
-    max_restarts: NotNegative = 0
-    """Restarts from the last checkpoint after a process of the run has died or hung."""
-    startup_deadline: Seconds = 600.0
-    """Seconds until all workers must have loaded their models."""
-    step_deadline: Seconds = 3600.0
-    """Seconds that one call of the graph may take."""
 
 
 class Checkpoint(Section):

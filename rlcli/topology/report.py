@@ -98,7 +98,8 @@ def _on_cluster(resolved: Resolved, nodes: int | None, devices: int | None) -> R
         return resolved
     cluster = resolved.recipe.cluster.model_copy(update=asked)
     is_local = cluster.nodes * cluster.devices_per_node > 1
-    launch = resolved.recipe.launch.model_copy(update={"type": "local"} if is_local else {})
+    is_inline = resolved.recipe.launch.type == "inline"
+    launch = resolved.recipe.launch.model_copy(update={"type": "local"} if is_local and is_inline else {})
     other = resolved.recipe.model_copy(update={"cluster": cluster, "launch": launch})
     try:
         plan_topology(other)

@@ -78,7 +78,7 @@ def complete(command, folder):
         ("train ppo_math models.actor.backend.args.beta1", ["models.actor.backend.args.beta1="]),
         ("train ppo_math models.ref.backend.args.beta", []),
         ("train ppo_math models.ref.backend=fsdp models.ref.backend.args.beta1", ["models.ref.backend.args.beta1="]),
-        ("train ppo_math launch=", ["launch=inline", "launch=local"]),
+        ("train ppo_math launch=", ["launch=inline", "launch=local", "launch=slurm"]),
         ("train ppo_math cluster.device=c", ["cluster.device=cpu", "cluster.device=cuda"]),
         ("train ppo_math train.shuffle=", ["train.shuffle=true", "train.shuffle=false"]),
         ("train mine.yaml train.dataset=", ["train.dataset=train", "train.dataset=held_out", "train.dataset=exam"]),
@@ -267,7 +267,7 @@ def shell(folder, monkeypatch):
         ("rlcli tra", ["train"]),
         ("rlcli train ppo_math mod", ["models."]),
         ("rlcli train ppo_math launch=l", ["local"]),  # readline replaces what follows the =
-        ("rlcli train ppo_math launch=", ["inline", "local"]),
+        ("rlcli train ppo_math launch=", ["inline", "local", "slurm"]),
         ("rlcli train ppo_math models.actor.path=recipe:sft_ma", ["sft_math#actor"]),  # and what follows the :
         ("rlcli train ppo_math 'launch=l", ["launch=local"]),  # but not inside quotes
         ("rlcli train ppo_math --with=mi", ["mine.yaml"]),

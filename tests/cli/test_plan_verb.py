@@ -68,8 +68,6 @@ def test_all_of_it_is_in_the_json(rlcli):
     assert told["memory"]["within_percent"] == 15
     assert told["storage"]["checkpoint"] == 12 * (852608 + 852737)
     assert told["storage"]["free"] > 0
-    assert "sbatch" not in told
-    assert "#SBATCH" in document(rlcli, "ppo_math", "--sbatch")["sbatch"]
 
 
 def test_too_little_memory_is_said_with_a_key_that_helps(rlcli):
@@ -165,10 +163,7 @@ def test_a_backend_that_says_nothing_is_named(rlcli, backends):
         (["--device-memory", "-1"], "--device-memory is -1"),
         (["--device-memory", "nan"], "--device-memory is nan"),
         (["--nodes", "0"], "--nodes"),
-        (["--sbatch", "--time", "never"], "--time is"),
         (["--devices", "3", "models.actor.mesh={tp: 1, dp: 1}"], "the mesh of actor"),
-        (["--nodes", "2", "--devices", "8", "--sbatch"], "this version launches on one"),
-        (["--sbatch", "--partition", "a b"], "--partition is"),
     ],
 )  # fmt: skip
 def test_mistakes_exit_2_with_one_message(rlcli, arguments, message):
@@ -178,7 +173,7 @@ def test_mistakes_exit_2_with_one_message(rlcli, arguments, message):
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("arguments", [[], ["--sbatch"], ["--json", "--device-memory", "1"]])
+@pytest.mark.parametrize("arguments", [[], ["--json", "--device-memory", "1"]])
 def test_a_plan_loads_nothing_heavy(arguments):
     script = f"""
 import sys
@@ -194,3 +189,14 @@ print([name for name in heavy if name in sys.modules], file=sys.stderr)
     done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": paths}, capture_output=True,
                           text=True, timeout=60, check=False)  # fmt: skip
     assert done.stderr.strip().splitlines()[-1] == "[]"
+
+
+def test_a_plan_of_16384_devices_is_as_long_as_one_of_a_few(rlcli):
+    few, many = (
+        rlcli("plan", "ppo_math", "--nodes", nodes, "--devices", "8", f"train.prompts_per_step={8 * int(nodes)}")[1]
+        for nodes in ("2", "2048")
+    )
+    assert "2048 nodes x 8 devices" in many
+    assert "ranks 0-16383" in many
+    assert len(many.splitlines()) <= len(few.splitlines()) + 2
+    assert max(map(len, many.splitlines())) <= 100

@@ -10,22 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from toy_project import TINY_PPO
 from warm_command import ENVIRONMENT, WarmCommand
-
-TINY_PPO = (
-    "models.actor.path=null",
-    "models.actor.scratch={model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, "
-    "num_attention_heads: 4, max_position_embeddings: 128, tie_word_embeddings: true}",
-    "models.actor.tokenizer=builtin:arithmetic",
-    "datasets.train.args.problems=64",
-    "datasets.held_out.args.problems=8",
-    "generation.max_new_tokens=6",
-    "train.prompts_per_step=8",
-    "train.eval.every_steps=null",
-    "log.plot=false",
-    "log.tensorboard=false",
-    "train.steps=2",
-)
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,9 @@ import json
 import shutil
 
 import pytest
+from run_files import ledger, numbers
 
 from rlcli.runtime.data_order import DataOrder, training_id
-
-from .run_files import ledger, numbers
 
 pytestmark = [pytest.mark.timeout(420), pytest.mark.usefixtures("quick_ranks")]
 

@@ -5,14 +5,13 @@ import shutil
 import sys
 
 import pytest
+from run_files import files, numbers
 
 from rlcli.errors import ModelError, ResourceError
 from rlcli.launch.run import find_result, run_recipe
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.resolve import load_recipe
-
-from .run_files import files, numbers
 
 pytestmark = pytest.mark.timeout(420)  # some are several runs
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from run_files import numbers
 
 from rlcli.launch.node import FAILED, LOST
 from rlcli.launch.run import run_recipe
@@ -22,8 +23,6 @@ from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime.control import CONTROL_FILE, Control
 from rlcli.runtime.pulse import LOST_AFTER
 from rlcli.testing.tcp_proxy import TcpProxy
-
-from .run_files import numbers
 
 pytestmark = pytest.mark.timeout(900)  # each start takes a while on a slow machine
 

@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from run_files import checkpoints, files, ledger, numbers
 
 from rlcli.cli.main import main
 from rlcli.errors import DataError, ResourceError, UsageError, WorkerError
 from rlcli.launch.resume import resume_run
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.run_directory import RunDirectory
-
-from .run_files import checkpoints, files, ledger, numbers
 
 pytestmark = pytest.mark.timeout(420)  # some are several runs on several ranks
 

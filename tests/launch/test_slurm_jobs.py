@@ -55,6 +55,19 @@ def test_a_controller_that_does_not_answer_is_an_error(answers, monkeypatch):
         look_up(["7"])
 
 
+def test_a_question_to_a_controller_that_hangs_up_is_asked_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    columns = f"{'7':<40}{'RUNNING':<20}{'None':<200}{'N/A':<24}{'node1':<4000}0"
+    body = f'[ -e "{tmp_path}/asked" ] || {{ touch "{tmp_path}/asked"; kill -PIPE $$; }}; echo "{columns}"'
+    for name in ("squeue", "scancel"):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    assert look_up(["7"])["7"].state == "running"
+    (tmp_path / "asked").unlink()
+    with pytest.raises(ResourceError, match="scancel was killed by SIGPIPE"):  # which may have done something
+        jobs.cancel("7")
+
+
 def test_without_slurm_the_error_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ResourceError, match="there is no squeue here"):
@@ -62,7 +75,7 @@ def test_without_slurm_the_error_says_so(monkeypatch, tmp_path):
 
 
 def test_a_submission_is_read_as_it_was_written(tmp_path):
-    made = Submission("7", "alps", "2026-11-22T23:41:52+00:00", name="rlcli-x", goes=({"step": 3},))
+    made = Submission("7", "alps", "2026-11-22T23:41:52+00:00", name="rlcli-x")
     made.write(tmp_path)
     assert Submission.read(tmp_path) == made
 

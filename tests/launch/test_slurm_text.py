@@ -1,4 +1,4 @@
-"""The job script: what it asks Slurm for, that no value can break out of it, and that it does what it says."""
+"""The batch script: what it asks Slurm for, that no value can break out of it, and that it does what it says."""
 
 from __future__ import annotations
 
@@ -6,30 +6,39 @@ import json
 import os
 import re
 import shlex
-import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from rlcli.errors import UsageError
-from rlcli.launch.slurm.script import Job, job_script
+from rlcli.errors import RecipeError, UsageError
+from rlcli.launch.slurm.goes import LEAD
+from rlcli.launch.slurm.launcher import first_to_fail, srun_command
+from rlcli.launch.slurm.script import batch_script, seconds_of
+from rlcli.launch.slurm.submit import VALUES, Batch
 from rlcli.recipe.resolve import load_recipe
-from rlcli.topology.report import make_plan
+from rlcli.topology import plan_topology
 
 HOSTILE = 'it\'s "here"; $(touch BROKEN) `touch BROKEN` \\ \n#SBATCH --wrap=evil\n&& touch BROKEN'
 
 
-def script(*overrides: str, recipe: str = "sft_math", with_=(), nodes=None, devices=None, **job) -> str:
-    plan = make_plan(load_recipe(recipe, overrides, with_), nodes=nodes, devices=devices)
-    return job_script(plan.resolved, plan.topology, Job(**{"rlcli": ("rlcli",), **job}), recipe, with_)
+def resolved(*overrides: str, with_=()):
+    return load_recipe("sft_math", ["launch=slurm", *overrides], with_)
+
+
+def script(*overrides: str, folder: Path = Path("/runs/1"), lead: int = 600, **more) -> str:
+    recipe = resolved(*overrides).recipe
+    files = {"values": folder / VALUES, "log": folder / "logs/job.log"}
+    return batch_script(recipe, plan_topology(recipe), lead=lead, **files, **more)
 
 
 def asked(text: str) -> dict[str, str]:
-    """Options of the #SBATCH lines."""
+    """Options of the #SBATCH lines, as far as sbatch reads them: up to the first command."""
     options = {}
     for line in text.splitlines():
+        if line and not line.startswith("#"):
+            break
         if line.startswith("#SBATCH "):
             option, _, value = line.removeprefix("#SBATCH --").partition("=")
             options[option] = value
@@ -40,154 +49,257 @@ def asked(text: str) -> dict[str, str]:
 def somewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RLCLI_PROJECT", raising=False)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # no Slurm to ask for limits, even where there is one
 
 
 def test_what_slurm_is_asked_for():
-    options = asked(script(with_=["gpu8"], time="8h", partition="gpu", account="me"))
+    options = asked(script("cluster.nodes=2", "cluster.devices_per_node=8", "train.prompts_per_step=16"))
     assert options == {
-        "job-name": "rlcli-sft_math", "nodes": "1", "ntasks-per-node": "1", "gpus-per-node": "8", "cpus-per-task": "64",
-        "time": "08:00:00", "partition": "gpu", "account": "me", "signal": "B:USR1@900", "requeue": "",
-        "open-mode": "append", "output": "%x-%j.log",
+        "job-name": "sft_math", "nodes": "2", "ntasks-per-node": "1", "cpus-per-task": "64", "gpus-per-node": "8",
+        "signal": "B:USR1@600", "requeue": "", "output": "/dev/null",
+    }  # fmt: skip
+
+
+def test_every_setting_reaches_slurm():
+    settings = {
+        "partition": "gpu,long", "account": "me", "qos": "high", "reservation": "week-3", "time": "1-2:03:04",
+        "gres": "gpu:h100:8", "constraint": "[rack1|rack2]", "nodelist": "node[1-4],node7", "exclude": "node5",
+        "mail_type": "END,FAIL", "mail_user": "me@example.org", "dependency": "afterok:12?singleton",
+        "cpus_per_task": 12, "options": {"mem": 0, "exclusive": True, "oversubscribe": False, "comment": "a trial #3"},
+    }  # fmt: skip
+    options = asked(script(f"launch.slurm={json.dumps(settings)}"))
+    for name in ("partition", "account", "qos", "reservation", "gres", "constraint", "nodelist", "exclude",
+                 "mail_type", "mail_user", "dependency", "cpus_per_task"):  # fmt: skip
+        assert options.pop(name.replace("_", "-")) == str(settings[name])
+    assert options == {
+        "job-name": "sft_math", "nodes": "1", "ntasks-per-node": "1", "time": "1-02:03:04", "mem": "0", "exclusive": "",
+        "comment": '"a trial #3"', "signal": "B:USR1@600", "requeue": "", "output": "/dev/null",
     }  # fmt: skip
 
 
 def test_a_job_on_cpus_asks_for_no_gpus():
-    options = asked(script("cluster.device=cpu", "launch=local", "cluster.devices_per_node=3"))
+    options = asked(script("cluster.device=cpu", "cluster.devices_per_node=3"))
     assert "gpus-per-node" not in options
-    assert "partition" not in options
     assert options["cpus-per-task"] == "6"
 
 
 @pytest.mark.parametrize(
-    ("given", "limit", "warning"),
-    [("90m", "01:30:00", 900), ("2d", "2-00:00:00", 900), ("8:00:00", "08:00:00", 900),
-     ("1-2:03:04", "1-02:03:04", 900), ("10m", "00:10:00", 150), ("60s", "00:01:00", 15)],
+    ("given", "seconds"),
+    [("90m", 5400), ("2d", 172800), ("8:00:00", 28800), ("1-2:03:04", 93784), ("30", 1800), ("8:30", 510),
+     ("1-12", 129600), ("60s", 60)],
 )  # fmt: skip
-def test_times(given, limit, warning):
-    options = asked(script(time=given))
-    assert options["time"] == limit
-    assert options["signal"] == f"B:USR1@{warning}"
+def test_times(given, seconds):
+    assert seconds_of(given) == seconds
 
 
 @pytest.mark.parametrize(
-    "job",
-    [{"time": "soon"}, {"time": "8"}, {"time": "1s"}, {"time": "8h\n#SBATCH --x"}, {"partition": "a b"},
-     {"partition": ""}, {"account": "x\n#SBATCH --wrap=evil"}, {"account": "--help"}],
+    "setting",
+    ["time=soon", "time=8h; rm", "partition='a b'", "partition=--help", 'account="x\\n#SBATCH --wrap=evil"',
+     "gres=gpu\\x", "options.comment='a\"b'", 'options.comment="a\\nb"', "options.Comment=x",
+     'setup=["a\\nb"]', 'modules=["a b"]', "requeues=-1"],
 )  # fmt: skip
-def test_what_is_no_time_or_name_is_refused(job):
-    with pytest.raises(UsageError) as caught:
-        script(**job)
-    assert caught.value.hint
+def test_what_would_not_arrive_whole_is_refused_with_its_place(setting):
+    with pytest.raises(RecipeError) as caught:
+        resolved(f"launch.slurm.{setting}")
+    assert "launch.slurm" in str(caught.value)
 
 
-def test_more_than_one_node_is_refused_with_what_to_set():
-    with pytest.raises(UsageError, match="2 nodes; this version launches on one") as caught:
-        script(nodes=2, devices=4)
-    assert "cluster.nodes=1" in caught.value.hint
+@pytest.mark.parametrize(("setting", "says"), [
+    ("options.nodes=3", "rlcli sets it itself"), ("options.mail-user=me", "launch.slurm.mail_user is the key"),
+    ("options.signal=TERM", "rlcli sets it itself"), ("time=10s", "Slurm counts in minutes"),
+    ("template=nowhere.j2", "the template nowhere.j2 cannot be used"),
+])  # fmt: skip
+def test_what_cannot_be_asked_for_is_refused(setting, says):
+    with pytest.raises(UsageError, match=says):
+        script(f"launch.slurm.{setting}")
 
 
-def test_devices_that_are_asked_for_beside_the_recipe_reach_the_run():
-    text = script("cluster.devices_per_node=2", "launch.type=local", devices=4)
-    assert asked(text)["gpus-per-node"] == "4"
-    assert "-- sft_math cluster.nodes=1 cluster.devices_per_node=4 launch=local)" in text
+def test_the_script_for_512_nodes_is_one_screen():
+    text = script("cluster.nodes=512", "cluster.devices_per_node=8", "train.prompts_per_step=4096")
+    lines = text.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 120
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
-def test_the_same_inputs_give_the_same_text():
-    assert script(folder=Path("/a")) == script(folder=Path("/a"))
+def test_a_sweep_is_an_array():
+    assert asked(script(runs=6, at_once=2))["array"] == "0-5%2"
+    assert asked(script(runs=6))["array"] == "0-5"
 
 
-def test_the_project_goes_along(tmp_path, monkeypatch):
-    assert "RLCLI_PROJECT" not in script()
-    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
-    assert f"export RLCLI_PROJECT={tmp_path}\n" in script()
+def test_a_template_of_ones_own(tmp_path):
+    (tmp_path / "mine.j2").write_text(
+        "#!/bin/sh\n{% for one in options %}#SBATCH --{{ one }}\n{% endfor %}run {{ values|quote }}"
+    )
+    text = script("launch.slurm.template=mine.j2", folder=Path("/a b"))
+    assert asked(text)["requeue"] == ""
+    assert text.endswith(f"run '/a b/{VALUES}'")
+    (tmp_path / "mine.j2").write_text("{{ no_such_value }}")
+    with pytest.raises(UsageError, match="no_such_value"):
+        script("launch.slurm.template=mine.j2")
 
 
-# -- run with stand-ins for srun, scontrol and rlcli -------------------------------------------------------------
+def test_a_run_that_nobody_has_measured_is_warned_a_quarter_before_its_end_and_no_more_than_enough():
+    def lead(time):
+        text = Batch(resolved(f"launch.slurm.time={time}").recipe, Path("/runs/1"), (Path("/runs/1"),)).script()
+        return asked(text)["signal"]
+
+    assert [lead("8h"), lead("10m")] == [f"B:USR1@{LEAD}", "B:USR1@150"]
+
+
+def test_a_run_that_was_measured_is_warned_three_steps_and_a_minute_before_its_end(tmp_path):
+    steps = [{"step": 7, "time/step": 30.0, "time/checkpoint": 10.0}, {"step": 8, "time/step": 20.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in steps))
+    recipe = resolved("launch.slurm.time=8h").recipe
+    assert asked(Batch(recipe, tmp_path, (tmp_path,)).script())["signal"] == "B:USR1@180"
+
+
+# -- what becomes of it ------------------------------------------------------------------------------------------
+
+
+def start(folder: Path, text: str, **variables) -> subprocess.CompletedProcess[str]:
+    """Run a script as Slurm does."""
+    return subprocess.run(
+        ["bash", "-s"], input=text, text=True, cwd=folder, capture_output=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables},
+    )  # fmt: skip
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Run a script as Slurm would, in a folder whose `bin` comes first: (exit code, calls as lists of words)."""
-    folder, calls = tmp_path / "bin", tmp_path / "calls"
-    folder.mkdir()
-
-    def stand_in(name: str, body: str) -> None:
-        file = folder / name
-        file.write_text(f'#!/bin/bash\nprintf "%s\\0" {name} "$@" >> {calls}; printf "\\n\\0" >> {calls}\n{body}\n')
-        file.chmod(file.stat().st_mode | stat.S_IXUSR)
-
-    stand_in("scontrol", "exit 0")
-    stand_in("srun", 'while [[ "$1" == --* ]]; do shift; done; exec "$@"')
-
-    def start(text: str, rlcli: str) -> subprocess.Popen[str]:
-        stand_in("rlcli", rlcli)
-        (tmp_path / "job.sbatch").write_text(text)
-        environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
-        return subprocess.Popen(
-            ["bash", "job.sbatch"], cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE
-        )
-
-    def finish(process: subprocess.Popen[str]) -> tuple[int, list[list[str]]]:
-        process.communicate(timeout=30)
-        words = calls.read_text().split("\0\n\0")[:-1]
-        return process.returncode, [call.split("\0") for call in words]
-
-    return start, finish
+def says_its_words(tmp_path):
+    """Have the interpreter of the script be one whose `rlcli` says where it is and which words it was given."""
+    package = tmp_path / "stand-in/rlcli"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(
+        "import json, os, signal, sys\n"
+        "blocked = signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
+        "told = {'words': sys.argv[1:], 'cwd': os.getcwd(), 'project': os.environ.get('RLCLI_PROJECT')}\n"
+        "print(json.dumps(told | {'kept': blocked}))\n"
+    )
+    return str(tmp_path / "stand-in")
 
 
-def test_the_script_starts_the_run_and_hands_on_its_exit_code(run):
-    start, finish = run
-    for code in (0, 4):
-        status, calls = finish(start(script("train.steps=5", with_=["gpu1"]), f"exit {code}"))
-        assert status == code
-        assert calls[-1] == ["rlcli", "train", "--run-dir", "runs/sft_math/slurm-7", "--with", "gpu1", "--", "sft_math",
-                             "train.steps=5"]  # fmt: skip
-        assert calls[-2][0] == "srun"
+def write_values(folder: Path, runs: list[Path], overrides: tuple[str, ...], stand_in: str) -> None:
+    for place in (folder / "logs", *(run / "logs" for run in runs)):
+        place.mkdir(parents=True, exist_ok=True)
+    batch = Batch(resolved().recipe, folder, tuple(runs), overrides=overrides)
+    values = batch._values()
+    values["environment"]["PYTHONPATH"] = stand_in
+    (folder / VALUES).write_text(json.dumps(values))
 
 
-@pytest.mark.parametrize("sign", ["status.json", "recipe.resolved.yaml"])
-def test_a_run_that_was_begun_is_resumed(run, tmp_path, sign):
-    start, finish = run
-    folder = tmp_path / "runs" / "sft_math" / "slurm-7"
-    folder.mkdir(parents=True)
-    (folder / sign).write_text("{}")
-    status, calls = finish(start(script(), "exit 0"))
-    assert status == 0
-    assert calls[-1] == ["rlcli", "resume", "runs/sft_math/slurm-7"]
-
-
-def test_an_early_warning_stops_the_run_and_puts_the_job_back_into_the_queue(run):
-    start, finish = run
-    process = start(script(), "trap 'exit 75' USR1; echo ready; while :; do sleep 0.05; done")
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(10)
-    status, calls = finish(process)
-    assert status == 0
-    assert calls[-1] == ["scontrol", "requeue", "7"]
-
-
-def test_no_value_breaks_out_of_the_script(run, tmp_path):
-    start, finish = run
+def test_no_value_breaks_out_of_the_script(tmp_path, monkeypatch, says_its_words):
     folder = tmp_path / HOSTILE.replace("/", "")
     folder.mkdir()
-    (folder / "odd name; touch BROKEN.yaml").write_text("extends: sft_math\nname: odd\n")
-    override = f"models.actor.scratch.hidden_act={json.dumps(HOSTILE)}"
-    os.chdir(folder)
+    monkeypatch.chdir(folder)
     (folder / "pyproject.toml").write_text("[tool.rlcli]\n")
-    resolved = load_recipe("odd name; touch BROKEN.yaml", [override, "log.dir='runs of $(touch BROKEN)'"])
-    plan = make_plan(resolved)
-    text = job_script(plan.resolved, plan.topology, Job(rlcli=("rlcli",), folder=folder), "odd name; touch BROKEN")
-    assert "wrap" not in asked(text.split("set -euo pipefail")[0])
-    status, calls = finish(start(text, "exit 0"))
-    assert status == 0
+    run, override = folder / "a run $(touch BROKEN)", f"models.actor.scratch.hidden_act={json.dumps(HOSTILE)}"
+    write_values(run, [run], (override,), says_its_words)
+    text = script(folder=run)
+    assert "wrap" not in asked(text)
+    done = start(tmp_path, text)
+    assert done.returncode == 0, done.stderr
+    (said,) = map(json.loads, (run / "logs/job.log").read_text().splitlines())
+    assert said.pop("words") == ["resume", "--in-job", "--", str(run), override]
+    assert said == {"cwd": str(folder), "project": str(folder), "kept": True}
     assert not list(tmp_path.rglob("BROKEN"))
-    assert calls[-1][:2] == ["rlcli", "train"]
-    assert calls[-1][-2:] == [override, "log.dir='runs of $(touch BROKEN)'"]
-    assert calls[-1][-3] == str(folder / "odd name; touch BROKEN.yaml")
-    assert calls[-1][3] == "runs of $(touch BROKEN)/odd/slurm-7"
 
 
-def test_the_command_is_this_pythons():
-    text = script(rlcli=Job().rlcli)
-    (line,) = {re.search(r"command=\((.*) resume", line)[1] for line in text.splitlines() if " resume " in line}
-    assert shlex.split(line) == [sys.executable, "-m", "rlcli"]
+def test_each_job_of_an_array_does_the_run_of_its_number(tmp_path, says_its_words):
+    runs = [tmp_path / "sweep" / name for name in ("1-a", "2-b")]
+    write_values(tmp_path / "sweep", runs, (), says_its_words)
+    assert start(tmp_path, script(folder=tmp_path / "sweep", runs=2), SLURM_ARRAY_TASK_ID="1").returncode == 0
+    assert json.loads((runs[1] / "logs/job.log").read_text())["words"][-1] == str(runs[1])
+    assert not (runs[0] / "logs/job.log").exists()
+
+
+def test_modules_and_lines_of_bash_come_first_and_stop_the_job_if_they_fail(tmp_path, says_its_words):
+    write_values(tmp_path / "run", [tmp_path / "run"], (), says_its_words)
+    lines = ['export MADE="by setup"', "module() { echo module $*; }"]
+    text = script(f"launch.slurm.setup={json.dumps([*lines, 'echo $MADE'])}", folder=tmp_path / "run")
+    assert start(tmp_path, text).returncode == 0
+    assert (tmp_path / "run/logs/job.log").read_text().startswith("by setup\n{")
+    text = script('launch.slurm.modules=["cuda/12.8"]', folder=tmp_path / "run")
+    done = start(tmp_path, text)
+    assert done.returncode == 127
+    assert "module" in (tmp_path / "run/logs/job.log").read_text().splitlines()[-1]
+
+
+# -- srun --------------------------------------------------------------------------------------------------------
+
+
+def srun(*overrides: str) -> list[str]:
+    return srun_command(
+        resolved("cluster.nodes=2", "train.prompts_per_step=8", *overrides).recipe, Path("/a run"), "mark"
+    )
+
+
+def test_one_task_per_node_whose_end_ends_the_others():
+    words = srun()
+    assert words[0] == "srun"
+    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--kill-on-bad-exit=1"} < {*words}
+    assert words[-6:] == [sys.executable, "-P", "-m", "rlcli.launch.slurm.agent", "/a run", "mark"]
+
+
+def test_the_tasks_may_run_in_a_container():
+    pyxis = srun("launch.slurm.container={engine: pyxis, image: 'nvcr.io#nvidia/pytorch', mounts: ['/data:/data'], "
+                 "python: /venv/bin/python, options: ['--container-writable']}")  # fmt: skip
+    at = pyxis.index("--container-image=nvcr.io#nvidia/pytorch")
+    assert pyxis[at + 1 : at + 4] == [
+        "--container-mounts=/a run:/a run,/data:/data",
+        "--container-writable",
+        "/venv/bin/python",
+    ]
+    apptainer = srun("launch.slurm.container={engine: apptainer, image: torch.sif, options: ['--nv']}")
+    at = apptainer.index("apptainer")
+    assert apptainer[at : at + 7] == [
+        "apptainer",
+        "exec",
+        "--bind",
+        "/a run:/a run",
+        "--nv",
+        "torch.sif",
+        sys.executable,
+    ]
+
+
+@pytest.mark.parametrize(("said", "first"), [
+    ("", None), ("srun: job 7 queued and waiting for resources\n", None),
+    ("srun: error: node2: task 1: Killed\nsrun: error: node1: task 0: Terminated\n", (1, -9)),
+    ("hello\nsrun: error: node[3-4]: tasks 2-3: Exited with exit code 7\n", (2, 7)),
+    ("srun: error: node2: task 1: Segmentation fault (core dumped)\n", (1, -11)),
+])  # fmt: skip
+def test_who_was_the_first_to_fail_is_what_srun_says(said, first):
+    assert first_to_fail(said) == first
+
+
+def test_the_text_is_quoted_by_the_shells_rules():
+    assert shlex.quote(f"/it's/{VALUES}") in script(folder=Path("/it's"))
+
+
+# -- the documentation -------------------------------------------------------------------------------------------
+
+DOCS = (Path(__file__).parents[2] / "docs/slurm.md").read_text()
+
+
+def test_the_documented_profile_is_one(tmp_path):
+    (profile,) = re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
+    name = re.match(r"# (recipes/\w+\.yaml)\n", profile)[1]
+    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / name).write_text(profile)
+    commands = [shlex.split(line, comments=True) for block in re.findall(r"```bash\n(.*?)```", DOCS, re.DOTALL)
+                for line in block.splitlines()]  # fmt: skip
+    for words in commands:
+        options = [] if "--dry-run" in words else ["--dry-run"]
+        done = subprocess.run(
+            [sys.executable, "-m", *words, *options], cwd=tmp_path, text=True, capture_output=True, check=False,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "#SBATCH --signal=B:USR1@" in done.stdout
+        assert ("mycluster" in words) == ("--partition=gpu" in done.stdout)
+        assert ("--sweep" in words) == ("#SBATCH --array=0-5%4" in done.stdout)
+    assert len(commands) == 4
+    assert not (tmp_path / "runs").exists()

@@ -3,10 +3,9 @@
 import json
 
 import pytest
+from run_files import ledger, numbers
 
 from rlcli.errors import DataError, UsageError
-
-from .run_files import ledger, numbers
 
 pytestmark = [pytest.mark.timeout(420), pytest.mark.usefixtures("quick_ranks")]
 

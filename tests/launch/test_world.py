@@ -23,7 +23,8 @@ def exits():
 
 def recipe(interface="lo"):
     return SimpleNamespace(
-        cluster=SimpleNamespace(nodes=2), launch=SimpleNamespace(startup_deadline=0.5, interface=interface)
+        cluster=SimpleNamespace(nodes=2),
+        launch=SimpleNamespace(startup_deadline=0.5, interface=interface, by_hand=True),
     )
 
 

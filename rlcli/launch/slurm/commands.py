@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlcli.errors import ResourceError
+from rlcli.processes import ended_how
 
 ANSWERS_WITHIN = 60.0
 """Seconds; a controller that is busy takes tens of them, and the commands wait for it by themselves."""
+AGAIN_AFTER = 1.0
+"""Seconds before a question that got no answer is asked again."""
+HARMLESS = ("squeue", "sinfo", "sacct")
+"""Commands that change nothing, and may be repeated."""
 MOST_OUTPUT = 64 << 20
 """Bytes of an answer that are looked at."""
 
@@ -23,10 +29,21 @@ class SlurmError(ResourceError):
 
 def ask_slurm(command: Sequence[str], folder: Path | None = None) -> str:
     """What a command prints; `folder`: where it works. Raises SlurmError."""
+    answer = _run(command, folder)
+    if answer.returncode < 0 and command[0] in HARMLESS:  # SIGPIPE: a controller with much to do hangs up
+        time.sleep(AGAIN_AFTER)
+        answer = _run(command, folder)
+    if answer.returncode:
+        name = command[0]
+        raise SlurmError(_complaint(name, answer.stderr) or f"{name} {ended_how(answer.returncode)}")
+    return answer.stdout[:MOST_OUTPUT].decode(errors="replace")
+
+
+def _run(command: Sequence[str], folder: Path | None) -> subprocess.CompletedProcess[bytes]:
     name = command[0]
     fixed = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%Y-%m-%dT%H:%M:%S"}
     try:
-        answer = subprocess.run(
+        return subprocess.run(
             command, cwd=folder, env=os.environ | fixed, stdin=subprocess.DEVNULL, capture_output=True,
             timeout=ANSWERS_WITHIN, check=False,
         )  # fmt: skip
@@ -38,9 +55,6 @@ def ask_slurm(command: Sequence[str], folder: Path | None = None) -> str:
         raise SlurmError(what, hint="`scontrol ping` says whether Slurm's controller is there") from None
     except OSError as error:
         raise SlurmError(f"{name} cannot be run: {error.strerror or error}") from None
-    if answer.returncode:
-        raise SlurmError(_complaint(name, answer.stderr) or f"{name} ended with exit code {answer.returncode}")
-    return answer.stdout[:MOST_OUTPUT].decode(errors="replace")
 
 
 def _complaint(name: str, errors: bytes) -> str:

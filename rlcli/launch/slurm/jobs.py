@@ -14,7 +14,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -58,8 +58,6 @@ class Submission:
     launcher: Literal["slurm"] = "slurm"
     name: str | None = None
     """Of the job."""
-    goes: tuple[dict[str, object], ...] = field(default=())
-    """One for each time that the job began: `started`, `nodes`, and the `step` that was committed by then."""
 
     @classmethod
     def read(cls, run_dir: Path) -> Submission | None:
@@ -71,11 +69,14 @@ class Submission:
         if not JOB_ID.fullmatch(str(texts["job_id"])):
             return None
         told = {one.name: known[one.name] for one in fields(cls) if one.name in known}
-        goes = told.get("goes", ())
-        told["goes"] = tuple(go for go in goes if isinstance(go, dict)) if isinstance(goes, list) else ()
         for name in ("cluster", "name"):
             told[name] = told.get(name) if isinstance(told.get(name), str) else None
         return cls(**told)
+
+    @staticmethod
+    def forget(run_dir: Path) -> None:
+        """The run is continued, and not as a job."""
+        (run_dir / JOB_FILE).unlink(missing_ok=True)
 
     def write(self, run_dir: Path) -> None:
         replace_file(run_dir / JOB_FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())

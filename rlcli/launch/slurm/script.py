@@ -1,108 +1,123 @@
-"""A Slurm job script from a recipe and its topology: text, and nothing but text."""
+"""The batch script of a job: what it asks Slurm for, and how it starts its run. Text, and nothing but text."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.errors import UsageError
-from rlcli.project import current_project
 
 if TYPE_CHECKING:
-    from rlcli.recipe.resolve import Resolved
+    from rlcli.recipe.launch_section import Slurm
+    from rlcli.recipe.schema import Recipe
     from rlcli.topology import Topology
 
 TEMPLATE = Path(__file__).with_name("job.sbatch.j2")
 CORES_PER_GPU = 8
 CORES_PER_WORKER = 2
 """Of a job without GPUs."""
-LONGEST_WARNING = 900
-"""Seconds before its end that a job is told: a step and a checkpoint must fit in."""
+NAMED = ("partition", "account", "qos", "reservation", "gres", "constraint", "nodelist", "exclude", "mail_type",
+         "mail_user", "dependency")  # fmt: skip
+"""Settings that sbatch knows by the same name."""
+OURS = ("array", "nodes", "ntasks-per-node", "job-name", "output", "error", "signal", "requeue", "no-requeue",
+        "open-mode", "cpus-per-task", "time", "wrap", "parsable", "wait")  # fmt: skip
+"""Options that cannot be given by `launch.slurm.options`, because the run depends on them or has a key for them."""
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_SLURM_TIME = re.compile(r"(?:(\d{1,4})-)?(\d{1,4}):([0-5]?\d):([0-5]?\d)")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,@+-]{0,127}")
 
 
-@dataclass(frozen=True)
-class Job:
-    """What Slurm is asked for beside the recipe's devices."""
+def batch_script(
+    recipe: Recipe, topology: Topology, *, values: Path, log: Path, lead: int, runs: int = 1, at_once: int | None = None
+) -> str:
+    """The text for `sbatch`. `values`: the file that says which runs it does; `log`: gets what the script writes;
+    `lead`: seconds before its end that it is warned; `runs`: more than one are an array, of which `at_once` may be
+    under way. Raises UsageError for options that cannot be given, or a template that cannot be used."""
+    from jinja2 import Environment, StrictUndefined, TemplateError
 
-    time: str = "8h"
-    """`90m`, `8h`, `2d`, or as Slurm writes it: `8:00:00`, `2-0:00:00`."""
-    partition: str | None = None
-    account: str | None = None
-    rlcli: Sequence[str] = field(default_factory=lambda: (sys.executable, "-m", "rlcli"))
-    """The command on the cluster: by default this Python's."""
-    folder: Path = field(default_factory=Path.cwd)
-    """Where the job runs."""
-
-
-def job_script(resolved: Resolved, topology: Topology, job: Job, recipe: str, with_: Sequence[str] = ()) -> str:
-    """The text for `sbatch`; `recipe` and `with_` are names or files as the user gave them. Raises UsageError."""
-    from jinja2 import Environment, StrictUndefined
-
-    if topology.nodes > 1:
-        raise UsageError(
-            f"the recipe is laid out on {topology.nodes} nodes; this version launches on one",
-            hint="set cluster.nodes=1 and as many cluster.devices_per_node as a node has",
+    settings = recipe.launch.slurm
+    template = Path(settings.template).expanduser() if settings.template else TEMPLATE
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+    environment.filters["quote"] = lambda value: shlex.quote(str(value))
+    try:
+        return environment.from_string(template.read_text()).render(
+            title=_title(recipe, topology, runs),
+            options=list(_options(recipe, topology, lead, runs, at_once)),
+            lead=lead,
+            modules=settings.modules,
+            setup=settings.setup,
+            log=log,
+            python=sys.executable,
+            values=values,
         )
-    seconds = _seconds(job.time)
-    is_cpu = topology.device == "cpu"
-    cores = CORES_PER_WORKER if is_cpu else CORES_PER_GPU
-    project = current_project()
-    layers = [part for layer in with_ for part in ("--with", place_of(layer, job.folder))]
-    arguments = [*layers, "--", place_of(recipe, job.folder), *resolved.overrides]
-    template = Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(TEMPLATE.read_text())
-    return template.render(
-        name=resolved.recipe.name,
-        job_name=f"rlcli-{resolved.recipe.name}",
-        nodes=topology.nodes,
-        devices=topology.devices_per_node,
-        gpus=0 if is_cpu else topology.devices_per_node,
-        cpus=cores * topology.devices_per_node,
-        threads=cores,
-        time=_slurm_time(seconds),
-        warning=min(LONGEST_WARNING, seconds // 4),
-        partition=_name("partition", job.partition),
-        account=_name("account", job.account),
-        folder=shlex.quote(str(job.folder)),
-        project=shlex.quote(str(project)) if project is not None else "",
-        runs=shlex.quote(str(Path(resolved.recipe.log.dir).expanduser() / resolved.recipe.name)),
-        rlcli=shlex.join(job.rlcli),
-        arguments=shlex.join(arguments),
-    )
+    except (OSError, UnicodeDecodeError, TemplateError) as error:
+        what = f"the template {template} cannot be used: {error}"
+        raise UsageError(what, where="launch.slurm.template", hint=f"{TEMPLATE} is the one of rlcli") from None
 
 
-def place_of(name: str, folder: Path) -> str:
-    """A file by its whole path, a name as it is."""
-    return next((str((folder / file).resolve()) for file in (name, f"{name}.yaml") if (folder / file).is_file()), name)
-
-
-def _name(what: str, value: str | None) -> str:
-    if value is not None and not _NAME.fullmatch(value):
-        raise UsageError(f"--{what} is {value!r}, which is not a valid name", hint="sinfo and sacctmgr list them")
-    return value or ""
-
-
-def _seconds(text: str) -> int:
-    """The time limit. Raises UsageError."""
-    short = re.fullmatch(r"(\d{1,6})([smhd])", text)
-    if short:
+def seconds_of(time: str) -> int:
+    """Of a time limit: `90m`, `8h`, `2d`, or as Slurm writes it: minutes, `8:00` (8 minutes), `8:00:00`, `2-0`. Raises
+    UsageError for less than a minute, in which Slurm counts."""
+    if short := re.fullmatch(r"(\d+)([smhd])", time):
         seconds = int(short[1]) * _UNITS[short[2]]
-    elif match := _SLURM_TIME.fullmatch(text):
-        days, hours, minutes, rest = (int(part or 0) for part in match.groups())
-        seconds = days * 86400 + hours * 3600 + minutes * 60 + rest
     else:
-        raise UsageError(f"--time is {text!r}, which is not a time", hint="write 90m, 8h, 2d or 8:00:00")
+        days, dash, rest = time.rpartition("-")
+        parts = [int(part) for part in rest.split(":")]
+        units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
+        seconds = int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
     if seconds < 60:
-        raise UsageError(f"--time is {text}; Slurm counts in minutes", hint="write 90m, 8h, 2d or 8:00:00")
+        what = f"a job of {seconds} s is too short: Slurm counts in minutes"
+        raise UsageError(what, where="launch.slurm.time", hint="write 90m, 8h, 2d or 8:00:00")
     return seconds
+
+
+def cores_of(recipe: Recipe, topology: Topology) -> int:
+    """Of each node."""
+    each = CORES_PER_WORKER if topology.device == "cpu" else CORES_PER_GPU
+    return recipe.launch.slurm.cpus_per_task or each * topology.devices_per_node
+
+
+def _title(recipe: Recipe, topology: Topology, runs: int) -> str:
+    nodes = "one node" if topology.nodes == 1 else f"{topology.nodes} nodes"
+    workers = "one worker" if topology.devices_per_node == 1 else f"{topology.devices_per_node} workers"
+    each = "" if topology.nodes == 1 else " each"
+    return f"{f'{runs} runs' if runs > 1 else 'A run'} of {recipe.name}, on {nodes} with {workers}{each}."
+
+
+def _options(recipe: Recipe, topology: Topology, lead: int, runs: int, at_once: int | None) -> Iterator[str]:
+    """Of sbatch, without their dashes."""
+    settings = recipe.launch.slurm
+    yield f"job-name={recipe.name}"
+    if runs > 1:
+        yield f"array=0-{runs - 1}{f'%{at_once}' if at_once else ''}"
+    yield from (f"nodes={topology.nodes}", "ntasks-per-node=1", f"cpus-per-task={cores_of(recipe, topology)}")
+    if settings.gres is None and topology.device != "cpu":
+        yield f"gpus-per-node={topology.devices_per_node}"
+    if settings.time is not None:
+        yield f"time={_slurm_time(seconds_of(settings.time))}"
+    for name in NAMED:
+        if (value := getattr(settings, name)) is not None:
+            yield f"{name.replace('_', '-')}={value}"
+    yield from _raw_options(settings)
+    yield from (f"signal=B:USR1@{lead}", "requeue", "output=/dev/null")
+
+
+def _raw_options(settings: Slurm) -> Iterator[str]:
+    for name, value in settings.options.items():
+        if name in OURS or name.replace("-", "_") in NAMED:
+            what = f"{name} cannot be given here"
+            known = name.replace("-", "_") in (*NAMED, "time", "cpus_per_task")
+            hint = f"launch.slurm.{name.replace('-', '_')} is the key for it" if known else "rlcli sets it itself"
+            raise UsageError(what, where="launch.slurm.options", hint=hint)
+        if value is True:
+            yield name
+        elif value is not False:
+            yield (
+                f'{name}="{value}"' if isinstance(value, str) and re.search(r"[\s#']|^$", value) else f"{name}={value}"
+            )
 
 
 def _slurm_time(seconds: int) -> str:

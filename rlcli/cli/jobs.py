@@ -1,0 +1,45 @@
+"""What verbs say of runs that become jobs of Slurm."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlcli.launch.slurm.submit import Batch
+
+
+def tell_script(batch: Batch, as_json: bool) -> int:
+    """What would be submitted."""
+    from rlcli.cli.output import print_json, print_text
+
+    script = batch.script()
+    if as_json:
+        runs = [str(run) for run in batch.runs]
+        print_json({"ok": True, "dry_run": True, "folder": str(batch.folder), "runs": runs, "script": script})
+    else:
+        print_text(script.rstrip("\n"))
+    return 0
+
+
+def tell_submitted(job_id: str, folder: Path, runs: Sequence[Path], as_json: bool) -> int:
+    """What was submitted, and what to type next."""
+    from rlcli.cli.output import print_json, print_text
+    from rlcli.observe.terminal import short_path
+
+    if as_json:
+        print_json({"ok": True, "job": job_id, "folder": str(folder), "runs": [str(run) for run in runs]})
+        return 0
+    name = shlex.quote(str(short_path(folder)))
+    what = "job" if len(runs) == 1 else f"an array of {len(runs)} jobs,"
+    print_text(f"submitted {what} {job_id} -> {name}")
+    if len(runs) == 1:
+        print_text(f"  rlcli status {name}     whether it waits, and how far it is")
+        print_text(f"  rlcli logs -f {name}    what it writes")
+        print_text(f"  rlcli attach {name}     the live view")
+    else:
+        print_text(f"  rlcli status --runs {name}    how its runs stand")
+        print_text(f"  rlcli compare {name}    their results")
+    return 0

@@ -1,0 +1,199 @@
+"""One go of a run: from the time that its job begins until it ends or is put back into the queue.
+
+Each go is a line of job.goes.jsonl, written as it begins. By these lines a run that is put back again and again without
+getting anywhere is recognised, whatever ended its goes: the time limit, a preemption, a node that failed, or we.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import takewhile
+from pathlib import Path
+
+from rlcli.api.run_folder import LOCK
+from rlcli.errors import RlcliError, Stopped, WorkerError
+from rlcli.files import private_file
+from rlcli.launch.slurm.commands import SlurmError, ask_slurm
+from rlcli.launch.stop_run import STEPS, grace_of
+from rlcli.observe.replay import records_of
+from rlcli.observe.run_directory import RunDirectory
+from rlcli.observe.run_lock import read_holder
+from rlcli.observe.run_overview import is_asked_to_stop
+from rlcli.observe.run_record import read_committed
+from rlcli.observe.tail import Tail
+
+log = logging.getLogger(__name__)
+
+GOES_FILE = "job.goes.jsonl"
+AGAIN = (75, 7, 8)
+"""Exit codes after which a run is put back into the queue: it was asked to stop, a process died, a deadline passed."""
+LEAD = 900
+"""Seconds before its end that a run is warned whose steps nobody has measured yet."""
+LOOK_SECONDS = 5.0
+"""Between two looks at how long the steps take."""
+
+
+@dataclass(frozen=True)
+class Go:
+    """A line of the file."""
+
+    job: str
+    restart: int
+    """How often the job had been put back into the queue."""
+    started: str
+    """ISO time."""
+    nodes: str
+    """As Slurm abbreviates them."""
+    step: int | None
+    """The last that was committed when it began."""
+
+
+def read_goes(run_dir: Path) -> list[Go]:
+    """All goes of a run, as far as they can be read."""
+    goes = []
+    with contextlib.suppress(OSError):
+        for line in (run_dir / GOES_FILE).read_bytes().splitlines():
+            with contextlib.suppress(ValueError, TypeError):
+                goes.append(Go(**json.loads(line)))
+    return goes
+
+
+def do_go(run_dir: Path, work: Callable[[], int], requeues: int) -> int:
+    """Do what is left of a run in the job that this process is the script of, by `work`, which returns its exit code.
+    Puts the job back into the queue where that helps. Raises the errors of `work`, and WorkerError F68 if it is time to
+    give up."""
+    _note(run_dir)
+    _refuse_without_progress(run_dir, requeues)
+    try:
+        with _warned_in_time(run_dir):
+            code = work()
+    except RlcliError as error:
+        if error.exit_code in AGAIN:
+            _put_back(run_dir, error.exit_code, requeues)
+        raise
+    if code in AGAIN:
+        _put_back(run_dir, code, requeues)
+    return code
+
+
+def lead_of(run_dir: Path, limit: float | None) -> int:
+    """Seconds before its end that a run must be warned, to finish a step and save: what its last ones took, with a
+    margin. `limit`: the seconds that a job gets, of which it is a quarter at most, or half if steps are so long."""
+    measured = records_of(Tail(run_dir / "metrics.jsonl").last(STEPS))
+    lead = grace_of(measured) if measured else float(LEAD)
+    return max(1, round(lead if limit is None else min(lead, limit / (2 if measured else 4))))
+
+
+def goes_without_progress(run_dir: Path) -> int:
+    """How many of the last goes of a job have begun at the step that is committed now."""
+    goes, step = read_goes(run_dir), _committed(run_dir)
+    return len(list(takewhile(lambda go: go.step == step and go.job == goes[-1].job, reversed(goes))))
+
+
+def _note(run_dir: Path) -> None:
+    environment: Mapping[str, str] = os.environ
+    go = Go(
+        job=_job_id(),
+        restart=int(environment.get("SLURM_RESTART_COUNT") or 0),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        nodes=environment.get("SLURM_JOB_NODELIST", ""),
+        step=_committed(run_dir),
+    )
+    with os.fdopen(private_file(run_dir / GOES_FILE, os.O_APPEND), "wb") as file:
+        file.write((json.dumps(asdict(go)) + "\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _refuse_without_progress(run_dir: Path, requeues: int) -> None:
+    """Raises WorkerError F68, and writes it down, if the job was put back too often since the last commit."""
+    if goes_without_progress(run_dir) > requeues + 1:
+        raise _give_up(run_dir, requeues)
+
+
+def _put_back(run_dir: Path, code: int, requeues: int) -> None:
+    """Have the job begin again. Not if somebody has stopped the run, which is also said by the job (`Requeue=0`)."""
+    holder = read_holder(run_dir / LOCK)
+    if holder is not None and is_asked_to_stop(run_dir, holder):
+        return
+    if goes_without_progress(run_dir) > requeues:
+        if code == Stopped.exit_code:
+            raise _give_up(run_dir, requeues)
+        log.warning("the job is not put back into the queue again (launch.slurm.requeues is %d)", requeues)
+        return
+    try:
+        if _of_this_job("State") != "RUNNING":
+            return  # Slurm has ended it, and perhaps put it back; another time would confuse it
+        ask_slurm(["scontrol", "requeue", _job_id()])
+    except SlurmError as error:
+        log.warning("the job is not put back into the queue: %s", error.what)
+
+
+def _give_up(run_dir: Path, requeues: int) -> WorkerError:
+    """Write down that this was the last go."""
+    step = _committed(run_dir)
+    newer = "any checkpoint" if step is None else f"a checkpoint newer than step {step}"
+    times = {0: "was not to be", 1: "was once"}.get(requeues, f"was {requeues} times in a row")
+    what = f"the job {times} put back into the queue without {newer}"
+    hint = "rlcli logs shows why; launch.slurm.requeues is the limit"
+    error = WorkerError(what, where=str(run_dir), hint=hint, code="F68")
+    with RunDirectory.reopen(run_dir) as run:
+        run.write_failure(error.exit_code, str(error))
+    return error
+
+
+@contextmanager
+def _warned_in_time(run_dir: Path) -> Iterator[None]:
+    """Within it this process gets SIGUSR1 as long before the job's end as its steps, as measured until then, need. Of
+    the signal that Slurm sends the time was fixed when the job was submitted."""
+    left = _seconds_left()
+    over = threading.Event()
+    if left is not None:
+        end = time.monotonic() + left
+
+        def watch() -> None:
+            while not over.wait(LOOK_SECONDS):
+                if time.monotonic() >= end - lead_of(run_dir, left):
+                    os.kill(os.getpid(), signal.SIGUSR1)
+                    return
+
+        threading.Thread(target=watch, name="time limit", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _seconds_left() -> float | None:
+    """Until the job's time is up; None if it has no limit, or Slurm does not say."""
+    try:
+        text = _of_this_job("TimeLeft")
+        days, _, clock = text.rpartition("-")
+        parts = [int(part) for part in clock.split(":")]
+    except (SlurmError, ValueError):  # UNLIMITED, NOT_SET
+        return None
+    return int(days or 0) * 86400.0 + sum(part * 60**place for place, part in enumerate(reversed(parts)))
+
+
+def _committed(run_dir: Path) -> int | None:
+    committed = read_committed(run_dir)
+    return committed.step if committed is not None else None
+
+
+def _of_this_job(column: str) -> str:
+    """What squeue says of it. Raises SlurmError."""
+    return ask_slurm(["squeue", "--noheader", f"--jobs={_job_id()}", f"--Format={column}:20"]).strip()
+
+
+def _job_id() -> str:
+    return os.environ["SLURM_JOB_ID"]

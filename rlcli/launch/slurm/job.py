@@ -1,0 +1,46 @@
+"""What a batch script ends in: `python -P -m rlcli.launch.slurm.job VALUES`. It becomes the run's supervisor.
+
+    {"folder": "/home/me/project", "environment": {"RLCLI_PROJECT": "/home/me/project"},
+     "runs": [{"folder": "/scratch/runs/ppo_math/1", "arguments": ["resume", "--in-job", "--", "/scratch/…/1"]}, …]}
+
+A job of an array does the run of its number. No word of this file ever passes through a shell.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlcli.files import make_folder, open_private, read_object
+from rlcli.processes import STOP_SIGNALS
+
+LOG = Path("logs", "job.log")
+"""In a run's folder: what its supervisor and its master write."""
+
+
+def main(file: Path) -> None:
+    """Continue as `rlcli resume --in-job` of the run. A signal to stop that comes meanwhile waits until it is listened
+    to (see `supervisor`): blocked signals outlast `exec`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    values = read_object(file)
+    run: dict[str, Any] = values["runs"][int(os.environ["SLURM_ARRAY_TASK_ID"]) if len(values["runs"]) > 1 else 0]
+    log = Path(run["folder"]) / LOG
+    make_folder(log.parent)
+    descriptor = open_private(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(descriptor, sys.stdout.fileno())
+    os.dup2(descriptor, sys.stderr.fileno())
+    os.chdir(values["folder"])
+    os.execve(
+        sys.executable,
+        [sys.executable, "-P", "-m", "rlcli", *run["arguments"]],
+        {**os.environ, **values["environment"]},
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,198 @@
+"""Within a job: the master is a process of its first node, and one `srun` starts the agent of each node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlcli.api.run_folder import PROCESSES
+from rlcli.errors import ResourceError
+from rlcli.launch.children import end_session, run_environment, start_child
+from rlcli.launch.launcher import Death
+from rlcli.launch.slurm.agent import SEEN_WITHIN, UNSHARED, agent_command, answer_file, offer
+from rlcli.launch.slurm.commands import SlurmError, ask_slurm
+from rlcli.launch.world import World, write_for_workers, write_records
+from rlcli.project import current_project
+from rlcli.topology.groups import RANKS, Group
+
+if TYPE_CHECKING:
+    from rlcli.recipe.launch_section import Container
+    from rlcli.recipe.schema import Recipe
+    from rlcli.runtime.transport import ZmqMaster
+
+LOG = "srun.log"
+"""What srun says, and its tasks until they have logs of their own."""
+LOOK_SECONDS = 0.5
+"""Between two looks at what srun has said."""
+LEAVE_WITHIN = 5.0
+"""Seconds for srun to end once its tasks were dismissed, or killed."""
+STACKS_WITHIN = 2.0
+"""Seconds that ranks get to write where they are."""
+ENDED = re.compile(r"^srun: error: [^:]+: tasks? (\d+)[\d,-]*: (.+)$", re.MULTILINE)
+"""`srun: error: node2: task 1: Exited with exit code 7`, or `Killed`."""
+
+
+class SlurmLauncher:
+    """Starts all processes of a run in the job that this process is part of."""
+
+    def __init__(self, recipe: Recipe):
+        self._recipe = recipe
+
+    def start(self, groups: Sequence[Group], run_dir: Path) -> SlurmRunning:
+        if "SLURM_JOB_ID" not in os.environ:
+            hint = "rlcli train and rlcli resume submit one"
+            raise ResourceError("this process is not part of a job", where="launch=slurm", hint=hint, code="F66")
+        write_for_workers(self._recipe, run_dir)
+        return SlurmRunning(self._recipe, groups, run_dir)
+
+
+class SlurmRunning:
+    """The processes of one run."""
+
+    def __init__(self, recipe: Recipe, groups: Sequence[Group], run_dir: Path):
+        self._run_dir = run_dir
+        self._came: dict[int, float] = {}
+        """Node → when its agent was first heard, until its answer is seen."""
+        self._step: Step | None = None
+        ranks = next(group for group in groups if group.name == RANKS)
+        self._world = World(recipe, ranks, run_dir, None, self._agent_exit)
+        mark = secrets.token_hex(16)
+        try:
+            offer(self._world.meeting, mark)
+            self._step = Step(srun_command(recipe, run_dir, mark), run_dir / "logs" / LOG)
+            self._world.wait()
+            write_records(run_dir / PROCESSES, self._world.records())
+        except BaseException:
+            self.stop(0)
+            raise
+
+    @property
+    def transport(self) -> ZmqMaster:
+        return self._world.transport
+
+    def deaths(self) -> list[Death]:
+        return self._world.deaths()
+
+    def stop_signal(self) -> int | None:
+        return self._world.stop_signal()
+
+    def stop(self, grace: float, show_stacks: bool = False) -> None:
+        if self._step is not None:
+            if show_stacks:
+                self._step.show_stacks()
+            self._step.wait(grace)
+        self._world.dismiss({})
+        if self._step is not None:
+            self._step.end()
+        self._world.close()
+
+    def _agent_exit(self, node: int) -> int | None:
+        """Raises ResourceError F67 for a node that has another folder in the place of the run's."""
+        code = self._step.exit_of(node) if self._step is not None else None
+        if code == UNSHARED or self._writes_elsewhere(node):
+            what = f"node {node} of the job does not share the run's folder {self._run_dir} with the first one"
+            hint = f"choose a --run-dir or log.dir that all nodes see; {self._run_dir / 'logs' / LOG} has what it found"
+            raise ResourceError(what, where=f"node {node}", hint=hint, code="F67")
+        return code
+
+    def _writes_elsewhere(self, node: int) -> bool:
+        """Whether what it has written, before it was first heard, has not come to be seen here."""
+        if not self._world.has_come(node) or answer_file(self._world.meeting, node).exists():
+            return False
+        return time.monotonic() - self._came.setdefault(node, time.monotonic()) > SEEN_WITHIN
+
+
+class Step:
+    """`srun`, which starts a task on each node and hands on how each has ended."""
+
+    def __init__(self, command: Sequence[str], log: Path):
+        self._log = log
+        log.unlink(missing_ok=True)
+        self._process = start_child(command, log, step_environment(), None)
+        self._looked = 0.0
+        self._first: tuple[int, int] | None = None
+        """The task that ended first, and how."""
+
+    def exit_of(self, task: int) -> int | None:
+        """The exit code of the first task that failed, if it is this one; of all once srun has ended."""
+        now = time.monotonic()
+        if self._first is None and now - self._looked > LOOK_SECONDS:
+            self._looked = now
+            self._first = first_to_fail(self._log.read_text(errors="replace"))
+        if self._first is not None:
+            return self._first[1] if self._first[0] == task else None
+        return self._process.poll()
+
+    def show_stacks(self) -> None:
+        """srun hands SIGUSR1 on to all processes of its tasks: at it ranks write where they are."""
+        self._process.send_signal(signal.SIGUSR1)
+        time.sleep(STACKS_WITHIN)
+
+    def wait(self, seconds: float) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self._process.poll() is not None
+
+    def end(self) -> None:
+        """Tasks that were dismissed end by themselves; what does not is killed by Slurm, on whatever node it is."""
+        if not self.wait(LEAVE_WITHIN):
+            with contextlib.suppress(SlurmError):  # the job may be over
+                ask_slurm(["scancel", "--signal=KILL", os.environ["SLURM_JOB_ID"]])
+            self.wait(LEAVE_WITHIN)
+        end_session(self._process)
+
+
+def first_to_fail(said: str) -> tuple[int, int] | None:
+    """The number of the task that srun was the first to report, and its exit code; a negative one is a signal."""
+    found = ENDED.search(said)
+    if found is None:
+        return None
+    how = found[2]
+    if code := re.fullmatch(r"Exited with exit code (\d+)", how):
+        return int(found[1]), int(code[1])
+    names = {signal.strsignal(number): -number for number in signal.valid_signals()}
+    return int(found[1]), names.get(how.removesuffix(" (core dumped)"), -signal.SIGKILL)
+
+
+def step_environment() -> dict[str, str]:
+    """Agents share out the cores of their own node, unless the user has said how many threads there are to be."""
+    environment = run_environment(1)
+    if "OMP_NUM_THREADS" not in os.environ:
+        del environment["OMP_NUM_THREADS"]
+    return environment
+
+
+def srun_command(recipe: Recipe, run_dir: Path, mark: str) -> list[str]:
+    """One task per node; when one fails, Slurm ends the others. They do not wait for the cores of an earlier step, of
+    whose end Slurm may not know yet."""
+    nodes, container = recipe.cluster.nodes, recipe.launch.slurm.container
+    cores = os.environ.get("SLURM_CPUS_PER_TASK")
+    task = agent_command(container.python or sys.executable, run_dir, mark)
+    options, inside = _contained(container, run_dir)
+    return [
+        "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1",
+        "--mpi=none", "--input=none", *([f"--cpus-per-task={cores}"] if cores else []), *options, *inside, *task,
+    ]  # fmt: skip
+
+
+def _contained(container: Container, run_dir: Path) -> tuple[list[str], list[str]]:
+    """Options of srun, and what the task's command is put behind."""
+    if container.engine == "none":
+        return [], []
+    project = current_project()
+    own = [run_dir.absolute(), *([project] if project is not None else [])]
+    mounts = [*(f"{folder}:{folder}" for folder in own), *container.mounts]
+    if container.engine == "pyxis":
+        image = f"--container-image={container.image}"
+        return [image, f"--container-mounts={','.join(mounts)}", *container.options], []
+    binds = [word for mount in mounts for word in ("--bind", mount)]
+    return [], ["apptainer", "exec", *binds, *container.options, str(container.image)]

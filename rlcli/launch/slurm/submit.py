@@ -1,0 +1,192 @@
+"""Runs handed over to Slurm: their folders, the batch script with its values beside it, and `sbatch`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.errors import ResourceError
+from rlcli.files import make_folder, replace_file
+from rlcli.launch.slurm.commands import SlurmError, ask_slurm
+from rlcli.launch.slurm.goes import lead_of
+from rlcli.launch.slurm.job import LOG
+from rlcli.launch.slurm.jobs import JOB_ID, Submission, look_up_one
+from rlcli.launch.slurm.script import batch_script, seconds_of
+from rlcli.launch.sweep import Sweep, open_sweep
+from rlcli.project import VARIABLE, current_project
+
+if TYPE_CHECKING:
+    from rlcli.recipe.resolve import Resolved
+    from rlcli.recipe.schema import Recipe
+
+SCRIPT, VALUES = "job.sbatch", "job-values.json"
+"""In the folder of the run, or of the sweep."""
+ARRAY_LOG = "job.log"
+"""In the folder of a sweep: what its script writes before a run begins."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A job, or an array of jobs: one for each run."""
+
+    recipe: Recipe
+    folder: Path
+    """Of the run, or of the sweep: here is its script."""
+    runs: tuple[Path, ...]
+    more: tuple[str, ...] = ()
+    """What each run's `resume` is given besides its folder: options."""
+    overrides: tuple[str, ...] = ()
+    """And new values."""
+    at_once: int | None = None
+    """How many runs of an array may be under way."""
+
+    def script(self) -> str:
+        """The text for `sbatch`. Raises UsageError."""
+        from rlcli.topology import plan_topology
+
+        settings = self.recipe.launch.slurm
+        limit = seconds_of(settings.time) if settings.time else _limit_of_partition(settings.partition)
+        return batch_script(
+            self.recipe, plan_topology(self.recipe), values=self.folder / VALUES,
+            log=self.folder / (LOG if len(self.runs) == 1 else ARRAY_LOG), lead=lead_of(self.runs[0], limit),
+            runs=len(self.runs), at_once=self.at_once,
+        )  # fmt: skip
+
+    def submit(self) -> str:
+        """Write the script and its values, and hand it over. Returns the id of the job, which is written into the
+        runs' folders too. Raises UsageError, SlurmError."""
+        for folder in (self.folder / LOG.parent, *(run / LOG.parent for run in self.runs)):
+            make_folder(folder)
+        replace_file(self.folder / VALUES, (json.dumps(self._values(), indent=2) + "\n").encode())
+        replace_file(self.folder / SCRIPT, self.script().encode())
+        answer = ask_slurm(["sbatch", "--parsable", str(self.folder / SCRIPT)])
+        job_id, _, cluster = answer.strip().partition(";")
+        if not JOB_ID.fullmatch(job_id):
+            raise SlurmError(f"sbatch answers {answer[:200]!r}, and not with the id of a job")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        for number, run in enumerate(self.runs):
+            own = job_id if len(self.runs) == 1 else f"{job_id}_{number}"
+            Submission(own, cluster or None, now, name=self.recipe.name).write(run)
+        return job_id
+
+    def _values(self) -> dict[str, Any]:
+        project = current_project()
+        runs = [
+            {"folder": str(run), "arguments": ["resume", "--in-job", *self.more, "--", str(run), *self.overrides]}
+            for run in self.runs
+        ]
+        environment = {VARIABLE: str(project)} if project is not None else {}
+        return {"folder": str(Path.cwd()), "environment": environment, "runs": runs}
+
+
+def planned(resolved: Resolved, run_dir: Path | None) -> Batch:
+    """The job of a run that begins; nothing is made. Raises UsageError, as its script does."""
+    folder = (run_dir or _new_folder(resolved)).absolute()
+    return Batch(resolved.recipe, folder, (folder,))
+
+
+def submit_run(
+    resolved: Resolved, run_dir: Path | None, *, warn: Callable[[str], None] | None = None
+) -> tuple[str, Path]:
+    """Check a recipe, with `warn` some of its rows too, make the folder of its run, and submit it. Returns the id of
+    the job and the folder. Raises RlcliError; then nothing is left."""
+    from rlcli.launch.preflight.before_start import check_before_start
+    from rlcli.launch.run import prepare_run, runs_first
+
+    planned(resolved, run_dir).script()
+    log_dir = str(Path(resolved.recipe.log.dir).expanduser())
+    check_before_start(resolved, run_dir, runs_first(resolved, log_dir), warn)
+    folder = (run_dir or _new_folder(resolved)).absolute()
+    with undone_on_failure(folder):
+        prepare_run(resolved, folder)
+        return Batch(resolved.recipe, folder, (folder,)).submit(), folder
+
+
+def submit_again(run_dir: Path, overrides: Sequence[str], options: Sequence[str], recipe: Recipe) -> str:
+    """Continue a run that ended, as another job. Returns its id. Raises ResourceError if its job is not over."""
+    earlier = Submission.read(run_dir)
+    job = look_up_one(earlier.job_id) if earlier is not None else None
+    if job is not None and job.is_alive:
+        what = f"job {job.job_id} of this run is {job.state}"
+        raise ResourceError(what, where=str(run_dir), hint=f"rlcli status {run_dir} shows it", code="F71")
+    folder = run_dir.absolute()
+    return Batch(recipe, folder, (folder,), tuple(options), tuple(overrides)).submit()
+
+
+def planned_sweep(base: Resolved, sweep: Sweep, run_dir: Path | None, at_once: int | None) -> Batch:
+    """The array of a sweep; nothing is made. Raises UsageError, as its script does."""
+    folder = (run_dir or _new_folder(base)).absolute()
+    return Batch(base.recipe, folder, tuple(folder / one.name for one in sweep.runs), at_once=at_once)
+
+
+def submit_sweep(batch: Batch, sweep: Sweep, base: Resolved) -> str:
+    """Check a sweep, make the folders of its runs, and submit them. Returns the id of the array. Raises RlcliError;
+    then nothing is left."""
+    from rlcli.launch.preflight.before_start import check_before_start
+    from rlcli.launch.run import prepare_run, runs_first
+    from rlcli.recipe.resolve import load_recipe
+
+    batch.script()
+    if missing := runs_first(base, str(Path(base.recipe.log.dir).expanduser())):
+        first = missing[0].recipe.name
+        what = f"the runs start from the result of {first}, which is not there yet, and each would make it for itself"
+        raise ResourceError(what, hint=f"first: rlcli train {first}", code="F72")
+    check_before_start(base, None, [])
+    if Sweep.read(batch.folder) is not None:
+        raise ResourceError(f"{batch.folder} holds a sweep", where="--run-dir", hint="choose another", code="F72")
+    with undone_on_failure(batch.folder):
+        open_sweep(batch.folder, sweep)
+        for one, folder in zip(sweep.runs, batch.runs, strict=True):
+            prepare_run(load_recipe(sweep.recipe, [*sweep.overrides, *one.settings], sweep.layers), folder)
+        return batch.submit()
+
+
+@contextmanager
+def undone_on_failure(folder: Path) -> Iterator[None]:
+    """If what is done in it fails, a folder is as before: gone, with those above it that were not there, or empty."""
+    was_there = folder.is_dir()
+    above = [one for one in folder.parents if not one.exists()]
+    content = set(os.listdir(folder)) if was_there else set()
+    try:
+        yield
+    except BaseException:
+        for entry in os.scandir(folder) if folder.is_dir() else ():
+            if entry.name not in content and entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.name not in content:
+                os.unlink(entry.path)
+        for one in [*([] if was_there else [folder]), *above]:
+            if one.is_dir() and not any(one.iterdir()):
+                one.rmdir()
+        raise
+
+
+def _new_folder(resolved: Resolved) -> Path:
+    """As `fresh_folder` names them; not made yet."""
+    parent = Path(resolved.recipe.log.dir).expanduser().absolute() / resolved.recipe.name
+    now = datetime.now().strftime("%Y%m%d-%H%M%S")
+    names = (now if number == 1 else f"{now}-{number}" for number in range(1, 10_000))
+    return next(parent / name for name in names if not os.path.lexists(parent / name))
+
+
+def _limit_of_partition(name: str | None) -> int | None:
+    """Seconds that a job of a partition gets if it does not say how many; None if that is unlimited or not known."""
+    try:
+        asked = ["sinfo", "--noheader", "--format=%P %L %l", *([f"--partition={name}"] if name else [])]
+        lines = [line.split() for line in ask_slurm(asked).splitlines()]
+    except SlurmError:
+        return None
+    told = [line for line in lines if len(line) == 3 and (name or line[0].endswith("*"))]
+    for limit in (told[0][1], told[0][2]) if told else ():
+        try:
+            return seconds_of(limit)
+        except (ValueError, ArithmeticError):  # `infinite`, `n/a`
+            continue
+    return None

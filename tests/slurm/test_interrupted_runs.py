@@ -1,0 +1,158 @@
+"""Jobs that are interrupted: they continue exactly, or end for good, and leave no process behind."""
+
+import json
+import time
+
+import psutil
+import pytest
+from run_files import ledger, numbers
+
+from rlcli.launch.slurm.goes import read_goes
+
+from .cluster import NODES, wait_for
+from .runs import Project
+
+ENDLESS = ("cluster.nodes=2", "train.steps=10000", "checkpoint.every_steps=4")
+TWO_NODES = ("cluster.nodes=2", "train.steps=24", "checkpoint.every_steps=4")
+SLOW = "toy.seconds=0.1"
+GONE_WITHIN = 5.0
+GONE_ELSEWHERE_WITHIN = 20.0
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture
+def project(cluster, tmp_path):
+    return Project(cluster, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster, tmp_path_factory):
+    """The same run, which nobody has interrupted."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return Project(cluster, folder).here("train.steps=24", "cluster.devices_per_node=2")
+
+
+def assert_same(run, undisturbed):
+    """Numbers, and what each step took."""
+    assert numbers(run.folder) == numbers(undisturbed)
+    assert ledger(run.folder) == ledger(undisturbed)
+    assert (run.folder / "models/actor/config.json").read_bytes() == (
+        undisturbed / "models/actor/config.json"
+    ).read_bytes()
+
+
+def processes(run):
+    """Name → process of all that the run has recorded, on all nodes, with its master and supervisor."""
+    records = json.loads((run.folder / "procs.json").read_text())
+    found = {one["name"]: psutil.Process(one["pid"]) for one in records}
+    holder = json.loads((run.folder / "lock").read_text())
+    return found | {
+        "master": psutil.Process(holder["owner"]["pid"]),
+        "supervisor": psutil.Process(holder["supervisor"]["pid"]),
+    }
+
+
+def assert_gone(family, seconds):
+    _, alive = psutil.wait_procs(family, timeout=seconds)
+    assert [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_a_preempted_run_commits_waits_and_continues_exactly(cluster, project, undisturbed):
+    """Slurm signals the tasks of the job, and not its script."""
+    run = project.submit(*TWO_NODES, SLOW)
+    run.wait_for_steps(3)
+    urgent = project.folder / "urgent.sh"
+    urgent.write_text("#!/bin/sh\nsleep 1000\n")
+    other = cluster.run("sbatch", "--parsable", "--partition=urgent", f"--nodes={len(NODES)}", "--exclusive",
+                        "--output=/dev/null", str(urgent)).strip()  # fmt: skip
+    run.wait_until("PENDING")
+    committed = json.loads((run.folder / "committed.json").read_text())["step"]
+    assert committed == run.steps >= 3  # no step was lost
+    assert json.loads(project.rlcli("status", "run", "--json", "--runs", ".").stdout)["state"] == "waiting"
+    cluster.run("scancel", other)
+    run.begin_again()
+    run.wait_until("COMPLETED")
+    assert_same(run, undisturbed)
+    assert [(go.restart, go.step) for go in read_goes(run.folder)] == [(0, None), (1, committed)]
+
+
+def test_a_run_whose_node_is_lost_continues_exactly_from_its_last_checkpoint(cluster, project, undisturbed):
+    run = project.submit(*TWO_NODES, SLOW, "launch.slurm.nodelist=node[2-3]")
+    run.wait_for_steps(6)
+    family = [*processes(run).values()]
+    cluster.lose_node("node3")
+    try:
+        assert_gone(family, GONE_ELSEWHERE_WITHIN)
+        run.wait_until("PENDING")
+    finally:
+        cluster.bring_back("node3")
+    run.begin_again()
+    run.wait_until("COMPLETED")
+    assert_same(run, undisturbed)
+    assert read_goes(run.folder)[-1].step in (4, 8, 12)
+
+
+@pytest.mark.parametrize(("victim", "says"), [
+    ("node1", "node 1: node 1 is lost, and with it rank 1: its agent was killed by SIGKILL"),
+    ("master", "the run was killed by SIGKILL"),
+])  # fmt: skip
+def test_a_killed_process_ends_the_job_and_is_named(project, victim, says):
+    run = project.submit(*ENDLESS, SLOW, "launch.slurm.requeues=0")
+    run.wait_for_steps(2)
+    family = processes(run)
+    family.pop(victim).kill()
+    here = [one for name, one in family.items() if (name in ("node1", "rank1")) == (victim == "node1")]
+    assert_gone(here if victim == "node1" else [], GONE_WITHIN)
+    assert_gone([*family.values()], GONE_ELSEWHERE_WITHIN)
+    run.wait_until("FAILED")
+    assert run.status["exit_code"] == 7
+    assert says in run.status["message"]
+
+
+def test_a_cancelled_run_leaves_nothing_and_is_resumed_as_another_job(cluster, project, undisturbed):
+    run = project.submit(*TWO_NODES, SLOW)
+    run.wait_for_steps(5)
+    family = [*processes(run).values()]
+    cluster.run("scancel", run.job)
+    run.wait_until("CANCELLED")
+    assert_gone(family, GONE_WITHIN)
+    assert json.loads(project.rlcli("status", "run", "--runs", ".", "--json").stdout)["state"] == "cancelled"
+    first = run.job
+    told = json.loads(project.rlcli("resume", "run", "--json").stdout)
+    again = project.run(run.folder)
+    assert again.job == told["job"] != first
+    again.wait_until("COMPLETED")
+    assert_same(again, undisturbed)
+
+
+def test_before_its_time_is_up_a_run_commits_and_waits(cluster, project):
+    """It commits at no other time."""
+    run = project.submit("cluster.nodes=2", SLOW, "train.steps=10000", "launch.slurm.time=1m")
+    run.wait_until("PENDING")
+    status = run.status
+    assert (status["state"], status["exit_code"]) == ("stopped", 75)
+    assert json.loads((run.folder / "committed.json").read_text())["step"] == status["step"] > 0
+
+
+def test_a_run_that_gets_nowhere_is_put_back_as_often_as_is_allowed(project):
+    run = project.submit("cluster.nodes=2", "toy.kill_rank=1", "launch.slurm.requeues=1", "train.steps=10000")
+    run.begin_again()
+    run.wait_until("FAILED")
+    assert [(go.restart, go.step) for go in read_goes(run.folder)] == [(0, None), (1, None)]
+    assert run.status["exit_code"] == 7
+    assert "rank 1 was killed by SIGKILL" in run.status["message"]
+    assert "the job is not put back into the queue again (launch.slurm.requeues is 1)" in run.log
+
+
+def test_a_run_that_is_stopped_is_not_put_back(cluster, project):
+    run = project.submit(*ENDLESS, SLOW)
+    run.wait_for_steps(2)
+    began = time.monotonic()
+    told = json.loads(project.rlcli("stop", "run", "--runs", ".", "--json").stdout)
+    assert (told["how"], told["state"]) == ("stopped", "stopped")
+    assert time.monotonic() - began < 60
+    wait_for(lambda: run.state() == "FAILED", 30)
+    assert cluster.field(run.job, "ExitCode") == "75:0"
+    assert cluster.field(run.job, "Restarts") == "0"
+    assert run.status["step"] == json.loads((run.folder / "committed.json").read_text())["step"]

@@ -23,6 +23,12 @@ SHOWN = 200
 """Characters of an answer that an error shows."""
 
 
+KEEP_ALIVE = {
+    "SO_KEEPALIVE": 1, "TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6, "TCP_USER_TIMEOUT": 90_000,
+}  # fmt: skip
+"""After 30 s of silence the other end is asked every 10 s; after 90 s without an answer the connection is broken."""
+
+
 class ServerGone(Exception):
     """There was no answer, or half of one: the server may be dead, or the connection."""
 
@@ -75,6 +81,7 @@ class Endpoint:
         cut = _Cut(seconds)
         try:
             connection.connect()
+            _keep_alive(connection.sock)
             cut.watch(connection.sock)
             connection.request(method, path, body, headers)
             response = connection.getresponse()
@@ -82,7 +89,7 @@ class Endpoint:
         except ssl.SSLCertVerificationError as problem:
             raise self.hostile(f"has a certificate that is not trusted: {problem}") from None
         except (OSError, http.client.HTTPException) as problem:
-            if cut.is_done or isinstance(problem, TimeoutError):
+            if cut.is_done or (isinstance(problem, TimeoutError) and problem.errno is None):  # ours, not the kernel's
                 raise ServerLate(f"no answer to {path} within {seconds:.3g} s") from None
             raise ServerGone(f"{type(problem).__name__}: {problem}") from None
         finally:
@@ -114,6 +121,13 @@ class Endpoint:
     def hostile(self, what: str) -> RlcliError:
         """An error about an answer that no such server gives."""
         return WorkerError(f"the server at {self.url} {what}", hint="is it SGLang 0.5.21 or later?", code="F90")
+
+
+def _keep_alive(connected: socket.socket) -> None:
+    """Notice that the other end is gone without a word, as when its machine has lost its power."""
+    for name, value in KEEP_ALIVE.items():
+        level = socket.SOL_SOCKET if name == "SO_KEEPALIVE" else socket.IPPROTO_TCP
+        connected.setsockopt(level, getattr(socket, name), value)
 
 
 class _Cut:

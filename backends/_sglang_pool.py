@@ -20,7 +20,7 @@ from typing import Any
 from rlcli.errors import HangError, ModelError, RlcliError, WorkerError
 
 from ._sglang_http import ServerGone, ServerLate, ServerRefused
-from ._sglang_server import PROBE_S, TRIES, Server
+from ._sglang_server import TRIES, Server
 from ._sglang_update import Update
 
 LOOK_AGAIN_S = 1.0
@@ -61,7 +61,7 @@ class Servers:
 
     def start(self) -> None:
         """Have all running. Raises WorkerError, ResourceError."""
-        self._on_all(Server.start)
+        self.each(Server.start)
 
     def label(self, number: int) -> str:
         """What servers call our weights."""
@@ -81,7 +81,7 @@ class Servers:
             update = Update(folder, self.label(number), flushes=self._paused != "in_place")
             try:
                 self._resume("weights")
-                self._on_all(lambda server: self._bring(server, update))
+                self.each(lambda server: self._bring(server, update))
                 self._check_digests()
                 self._resume("kv_cache")
             except RlcliError as error:
@@ -130,7 +130,8 @@ class Servers:
             names = " and ".join(server.name for server in digests.values())
             raise WorkerError(f"{names} hold different weights after one update", code="F92")
 
-    def _on_all(self, act: Callable[[Server], Any]) -> None:
+    def each(self, act: Callable[[Server], Any]) -> None:
+        """Do the same with all, at the same time. Raises what it raises for the first of them."""
         with ThreadPoolExecutor(len(self.servers)) as threads:
             for done in [threads.submit(act, server) for server in self.servers]:
                 done.result()
@@ -185,6 +186,8 @@ class Servers:
     def _lost(self, server: Server, life: int, problem: Exception) -> None:
         """What to do about a server that gave no answer: nothing, if only the connection broke."""
         with server.lock:
+            if self._broken is not None:  # found out by another request, while this one waited for its turn
+                raise self._broken
             if server.lives != life:
                 return
             if not server.has_died and server.breaks < TRIES and server.answers("/ready") and self._has_present(server):
@@ -246,7 +249,7 @@ class Servers:
             except BEHIND as problem:
                 raise WorkerError(f"{server.name} failed at {path}: {problem}", code="F91") from problem
 
-        self._on_all(ask)
+        self.each(ask)
 
     def release(self) -> None:
         """Give back the memory of the device, until the next update. What was in it is lost."""
@@ -270,7 +273,7 @@ class Servers:
         """End what is in flight; servers that do not answer are not waited for."""
         for server in self.servers:
             try:
-                server.endpoint.post("/abort_request", {"abort_all": True}, PROBE_S)
+                server.endpoint.post("/abort_request", {"abort_all": True}, server.patience)
             except (*BEHIND, RlcliError):
                 continue
 

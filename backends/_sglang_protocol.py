@@ -19,6 +19,8 @@ ROUNDING = 1e-3
 """How far above 0 a log-prob may be."""
 ALMOST_NOTHING = 1e-10
 """A top_p that leaves the most likely token alone."""
+SENT = frozenset({"temperature", "top_p", "top_k", "stop_token_ids", "max_new_tokens", "sampling_seed"})
+"""The sampling parameters that every request has."""
 
 
 @dataclass(frozen=True)

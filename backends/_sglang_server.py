@@ -20,7 +20,7 @@ from ._sglang_http import Endpoint, ServerGone, ServerLate, ServerRefused
 from ._sglang_update import Update, by_process_group, from_disk
 
 PROBE_S = 120.0
-"""For a question that takes a server no time, on a busy machine."""
+"""For a question that takes a server no time, on a busy machine; and for one that is there already to be ready."""
 LOOK_EVERY_S = 0.25
 LIVES = 4
 """How often a server of ours is started within a run: once, and again after it has died."""
@@ -45,18 +45,26 @@ class Launch:
 
     def start(self) -> str:
         """Ask for a new one. Returns its key."""
-        key = secrets.token_urlsafe(32)
+        key = secrets.token_hex(32)  # SGLang would take one that begins with "-" for the name of an option
         settings = {  # JSON is YAML; a file, because arguments can be seen by everybody on the machine
             "model-path": str(self.model), "load-format": "dummy", "skip-tokenizer-init": True, "host": "127.0.0.1",
-            "api-key": key, "tp-size": self.tp, **self.options,
+            "api-key": key, "tp-size": self.tp,
+            **{name.replace("_", "-"): value for name, value in self.options.items()},
         }  # fmt: skip
-        config = self.slot.folder / "settings.yaml"
-        lines = (f"{name.replace('_', '-')}: {json.dumps(value)}\n" for name, value in settings.items())
-        replace_file(config, "".join(lines).encode())
+        lines = (f"{name}: {json.dumps(value)}\n" for name, value in settings.items())
+        replace_file(self._settings, "".join(lines).encode())
         environment = {"HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo", **self.environment}
-        command = [self.python, "-m", "sglang.launch_server", "--config", str(config), "--port", PORT]
+        command = [self.python, "-m", "sglang.launch_server", "--config", str(self._settings), "--port", PORT]
         self.slot.start(command, environment)
         return key
+
+    def forget_settings(self) -> None:
+        """Remove the file with the key: a server reads it once."""
+        self._settings.unlink(missing_ok=True)
+
+    @property
+    def _settings(self) -> Path:
+        return self.slot.folder / "settings.yaml"
 
 
 @dataclass
@@ -68,6 +76,8 @@ class Server:
     launch: Launch | None = None
     """None: it is the user's, who starts and ends it."""
     ranks: int = 1
+    patience: float = PROBE_S
+    """Seconds for a question that takes a server no time."""
     is_ready: bool = False
     """It has the present weights, and may be asked."""
     in_flight: int = 0
@@ -92,12 +102,19 @@ class Server:
         """Have it running and listening, without weights. Raises WorkerError."""
         self.is_ready = False
         if self.launch is None:
-            self._await(PROBE_S)
+            self._await(self.patience)
             return
         if self.lives >= LIVES:
             raise self.failure(f"has died {LIVES} times")
-        key, end = self.launch.start(), time.monotonic() + self.launch.seconds
-        while (port := self.launch.slot.port) is None:
+        try:
+            self._start(self.launch)
+        finally:
+            self.launch.forget_settings()
+
+    def _start(self, launch: Launch) -> None:
+        key, end = launch.start(), time.monotonic() + launch.seconds
+        while (port := launch.slot.port) is None:
+            self._check_agent(launch)
             if time.monotonic() >= end:
                 raise self.failure("was not started: there was no answer from what starts it")
             time.sleep(LOOK_EVERY_S)
@@ -107,17 +124,21 @@ class Server:
     def _await(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while not self.answers("/ready"):
-            if self.has_died:
-                assert self.launch is not None
+            if self.launch is not None and self.has_died:
+                self._check_agent(self.launch)
                 raise self.failure(f"ended before it was ready ({ended_how(self.launch.slot.exit_code or 0)})")
             if time.monotonic() >= end:
                 raise self.failure(f"was not ready within {seconds:.0f} s")
             time.sleep(LOOK_EVERY_S)
 
+    def _check_agent(self, launch: Launch) -> None:
+        if (why := launch.slot.given_up) is not None:
+            raise self.failure(f"cannot be started any more: {why}")
+
     def answers(self, path: str) -> bool:
         """A probe: /ready, whether it takes requests; /health_generate, whether it can still write a token."""
         try:
-            self.endpoint.get(path, PROBE_S)
+            self.endpoint.get(path, self.patience)
         except (ServerGone, ServerLate, ServerRefused):
             return False
         return True
@@ -150,7 +171,7 @@ class Server:
 
     def label(self) -> str | None:
         """The version of the weights that it has, as it says."""
-        info = self.endpoint.get("/model_info", PROBE_S)
+        info = self.endpoint.get("/model_info", self.patience)
         found = info.get("weight_version") if isinstance(info, dict) else None
         return found if isinstance(found, str) else None
 
@@ -166,8 +187,13 @@ class Server:
             self.launch.slot.stop()
 
 
-def attached(urls: Sequence[str], key: str | None, ranks: int) -> list[Server]:
-    return [Server(number, Endpoint(url.rstrip("/"), key), ranks=ranks) for number, url in enumerate(urls)]
+def attached(urls: Sequence[str], key: str | None, ranks: int, patience: float) -> list[Server]:
+    """Servers that are there already; `patience`: seconds for a question, up to `PROBE_S`."""
+    patience = min(PROBE_S, patience)
+    return [
+        Server(number, Endpoint(url.rstrip("/"), key), ranks=ranks, patience=patience)
+        for number, url in enumerate(urls)
+    ]
 
 
 def own(launches: Sequence[Launch]) -> list[Server]:

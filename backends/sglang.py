@@ -7,8 +7,10 @@ own, so it is in another environment (`python`); nothing of it is imported here.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -31,6 +33,7 @@ class SGLang(ModelBackend):
     REPRODUCIBLE: ClassVar[bool] = False
     MEMORY: ClassVar[str] = "_sglang_memory.ClientMemory"
     SERVERS: ClassVar[str] = "_sglang_memory.servers_of_a_rank"
+    FILES: ClassVar[tuple[str, ...]] = ("python", "weights_folder")
     LIMITS: ClassVar[Limits] = {
         "servers": {"ge": 1}, "tp": {"ge": 1}, "max_concurrent_requests": {"ge": 1},
         "start_deadline_s": {"gt": 0}, "request_deadline_s": {"gt": 0}, "update_deadline_s": {"gt": 0},
@@ -60,7 +63,8 @@ class SGLang(ModelBackend):
 
     urls: tuple[str, ...] = ()
     """Servers that are there already, such as `http://10.0.0.5:30000`; of several ranks each takes its share. They get
-    other weights, and belong to this run until it ends."""
+    other weights, and belong to this run until it ends. A server of another model is refused, by its tokens, its
+    vocabulary and its log-probs."""
 
     api_key_env: str | None = None
     """The variable of the environment that has the key of the servers at `urls`."""
@@ -81,7 +85,7 @@ class SGLang(ModelBackend):
     private folder among the temporary files of the machine."""
 
     start_deadline_s: float = 900.0
-    """Seconds until a server must be ready."""
+    """Seconds until a server must be ready; one at `urls` must be within 120."""
 
     request_deadline_s: float = 1800.0
     """Seconds for one response."""
@@ -93,6 +97,7 @@ class SGLang(ModelBackend):
         check_arguments(self)
 
     def _initialize(self, model: Model) -> Model:
+        from ._sglang_attach import Expected, check_logprobs, check_model
         from ._sglang_engine import SGLangEngine
         from ._sglang_pool import Deadlines, Servers
         from ._sglang_weights import WeightFolder
@@ -102,17 +107,23 @@ class SGLang(ModelBackend):
         if model.source.head != "lm":
             raise ModelError(f"role {model.name} has the head {model.source.head}, and servers only generate")
         root = Path(tempfile.mkdtemp(prefix=f"{model.name}-", dir=self.weights_folder))
-        weights = WeightFolder(model.name, model.source, root)
-        servers = Servers(
-            self._servers(model, weights.configuration), self.update,
-            Deadlines(self.request_deadline_s, self.update_deadline_s),
-        )  # fmt: skip
-        try:
+        with ExitStack() as undo:
+            undo.callback(shutil.rmtree, root, ignore_errors=True)
+            weights = WeightFolder(model.name, model.source, root)
+            servers = Servers(
+                self._servers(model, weights.configuration), self.update,
+                Deadlines(self.request_deadline_s, self.update_deadline_s),
+            )  # fmt: skip
+            undo.callback(servers.close)
             servers.start()
+            ids = weights.model.config.vocab_size
+            expected = Expected(model.name, model.tokenizer, ids, self.tp, self.request_deadline_s)
+            if self.urls:
+                servers.each(lambda server: check_model(server, expected))
             model.module = SGLangEngine(model, weights, servers, root, self.max_concurrent_requests, self.on_pause)
-        except BaseException:
-            servers.close()
-            raise
+            if self.urls:
+                servers.each(lambda server: check_logprobs(server, expected))
+            undo.pop_all()
         return model
 
     def _servers(self, model: Model, configuration: Path) -> list[Any]:
@@ -139,7 +150,7 @@ class SGLang(ModelBackend):
         mine = self.urls[rank::ranks]
         if not mine:
             raise UsageError(f"role {model.name} has {ranks} ranks and {len(self.urls)} servers", code="R39")
-        return attached(mine, _key(os.environ, self.api_key_env), self.tp)
+        return attached(mine, _key(os.environ, self.api_key_env), self.tp, self.start_deadline_s)
 
     def destroy(self, model: Model) -> None:
         if model.module is not None:

@@ -11,12 +11,14 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from rlcli.files import known_object, replace_file
 
 WANTED, SERVES, LOG = "wanted.json", "serves.json", "server.log"
+LOST = 137
+"""Exit code of a server whose agent has died."""
 PORT = "{port}"
 """Stands, in a command, for the port that the server is to listen on."""
 LOG_LINES = 12
@@ -43,6 +45,8 @@ class Serves:
     port: int
     exit: int | None = None
     """Exit code of a server that has ended; negative for the signal that ended it."""
+    given_up: str | None = None
+    """Why there is no agent any more: nothing will be started here again."""
 
 
 class ServerSlot:
@@ -72,13 +76,20 @@ class ServerSlot:
     def port(self) -> int | None:
         """Where the server that was asked for last listens, or will soon; None until it is started."""
         found = self.serves
-        return found.port if found is not None and found.life == self._life else None
+        return found.port if found is not None and found.life == self._life and found.given_up is None else None
 
     @property
     def exit_code(self) -> int | None:
         """Of the server that was asked for last; None while it runs."""
         found = self.serves
+        if found is not None and found.given_up is not None:
+            return LOST
         return found.exit if found is not None and found.life == self._life else None
+
+    @property
+    def given_up(self) -> str | None:
+        """Why no server will be started here any more, if so."""
+        return found.given_up if (found := self.serves) is not None else None
 
     @property
     def log(self) -> Path:
@@ -103,6 +114,10 @@ class ServerSlot:
     def serves(self) -> Serves | None:
         told = known_object(self.folder / SERVES)
         return Serves(**told) if told else None
+
+    def give_up(self, why: str) -> None:
+        """Said by whoever starts the agent, once that has died too often."""
+        self.tell(replace(self.serves or Serves(0, 0), given_up=why))
 
     def tell(self, serves: Serves) -> None:
         replace_file(self.folder / SERVES, json.dumps(asdict(serves)).encode())

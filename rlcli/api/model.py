@@ -181,6 +181,9 @@ class ModelBackend(abc.ABC):
     """Where its memory model is, which `rlcli plan` asks; see `rlcli.api.memory`."""
     SERVERS: ClassVar[str | None] = None
     """A function next to it, `_my_file.my_function`: from its arguments to how many servers each rank has started."""
+    FILES: ClassVar[tuple[str, ...]] = ()
+    """Arguments that name files or folders which must be there: they are looked for when a recipe is read, next to the
+    layer that names them too. A name without a slash is a command, and looked for where it is run."""
     ON_RESUME: ClassVar[dict[str, str]] = {}
     """Argument → what another value means for a run that is resumed: safe, if the steps that are left compute the same;
     forbidden, if what was saved does not belong to it. Any other argument alters the run, which must be accepted."""

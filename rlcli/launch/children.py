@@ -20,6 +20,7 @@ from rlcli.launch.launcher import Death
 from rlcli.launch.server import agent_command
 from rlcli.processes import STOP_SIGNALS, die_with_parent
 from rlcli.project import VARIABLE, current_project
+from rlcli.server_slot import ServerSlot
 from rlcli.topology.groups import Group, server_folder
 
 LOOK_SECONDS = 0.5
@@ -82,6 +83,7 @@ class Members:
         self._commands: dict[tuple[str, int], tuple[Group, list[str]]] = {}
         self._processes: dict[tuple[str, int], Process] = {}
         self._replaced: Counter[tuple[str, int]] = Counter()
+        self._given_up: dict[tuple[str, int], Death] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="members", daemon=True)
 
@@ -106,29 +108,38 @@ class Members:
 
     def _start(self, who: tuple[str, int]) -> None:
         group, command = self._commands[who]
-        log = self._run_dir / "logs" / f"{who[0]}{who[1]}.log"
         environment = {**self._environment, **group.environment}
-        self._processes[who] = start_child(command, log, environment, self._folder)
+        self._processes[who] = start_child(command, self.log(*who), environment, self._folder)
+
+    def log(self, group: str, index: int) -> Path:
+        """What a process has written."""
+        return self._run_dir / "logs" / f"{group}{index}.log"
 
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
-            for (name, index), process in list(self._processes.items()):
-                if process.poll() is not None and self._replaced[name, index] < REPLACEMENTS:
+            for who, process in list(self._processes.items()):
+                if process.poll() is not None and who not in self._given_up:
                     end_session(process)
-                    self._replaced[name, index] += 1
-                    self._start((name, index))
+                    self._replace(who)
+
+    def _replace(self, who: tuple[str, int]) -> None:
+        if self._replaced[who] < REPLACEMENTS:
+            self._replaced[who] += 1
+            self._start(who)
+            return
+        group = self._commands[who][0]
+        death = Death(*who, group.nodes[who[1]], self._processes[who].returncode)
+        self._given_up[who] = death
+        if group.kind == "server":  # its client may be waiting for it
+            why = f"what runs it {death}, {REPLACEMENTS + 1} times (see {self.log(*who)})"
+            ServerSlot(server_folder(self._run_dir, *who)).give_up(why)
 
     def pids(self) -> dict[tuple[str, int], int]:
         return {who: process.pid for who, process in self._processes.items()}
 
     def deaths(self) -> list[Death]:
         """Of those that are not replaced any more."""
-        ended = ((who, process.poll()) for who, process in list(self._processes.items()))
-        return [
-            Death(*who, self._commands[who][0].nodes[who[1]], code)
-            for who, code in ended
-            if code is not None and self._replaced[who] == REPLACEMENTS
-        ]
+        return list(self._given_up.values())
 
     def stop(self) -> None:
         """End them: they have nothing to finish."""

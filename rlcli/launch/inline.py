@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcli.errors import WorkerError
 from rlcli.launch import lifeline
-from rlcli.launch.children import Members, run_environment
+from rlcli.launch.children import REPLACEMENTS, Members, run_environment
 from rlcli.launch.cores import available_cores
 from rlcli.launch.launcher import Death
 
@@ -34,16 +35,28 @@ class InlineLauncher:
 
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(available_cores())
-        transport = InlineTransport(lambda request: worker.handle(request), lifeline.waiting)
+        members = Members(run_dir, run_environment(1))
+        transport = InlineTransport(
+            lambda request: worker.handle(request), lifeline.waiting, lambda: check_members(members)
+        )
         device = pick_device(self._recipe.cluster.device, 0)
         worker = ModelWorker(self._recipe, self._topology, 0, device, {}, transport.report, run_dir)
-        members = Members(run_dir, run_environment(1))
         try:
             members.start(groups, node=0)
         except BaseException:
             members.stop()
             raise
         return InlineRunning(transport, members)
+
+
+def check_members(members: Members) -> None:
+    """Raises WorkerError once one of them is not replaced any more."""
+    for death in members.deaths():
+        name = f"{death.group}{death.index}"
+        what = f"{name} {death}, {REPLACEMENTS + 1} times"
+        raise WorkerError(
+            what, where=name, hint=f"the whole story is in {members.log(death.group, death.index)}", code="F01"
+        )
 
 
 class InlineRunning:

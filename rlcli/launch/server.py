@@ -9,12 +9,10 @@ import time
 from pathlib import Path
 
 from rlcli.launch.server_process import ServerProcess
-from rlcli.server_slot import PORT, ServerSlot, Serves, Wanted
+from rlcli.server_slot import LOST, PORT, ServerSlot, Serves, Wanted
 
 LOOK_EVERY = 0.2
 """Seconds between two looks at what is wanted, and at whether it runs."""
-LOST = 137
-"""Exit code of a server whose agent has died."""
 
 
 def main(folder: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlcli import registry
-from rlcli.errors import DataError, ModelError, RlcliError, UsageError, raise_all
+from rlcli.errors import DataError, ModelError, ResourceError, RlcliError, UsageError, raise_all
 from rlcli.recipe.components import declared, signature_of
 from rlcli.recipe.layers import Layer
 from rlcli.recipe.schema import Call, Recipe
@@ -23,12 +24,13 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 def with_found_files(recipe: Recipe, tree: Mapping, path: Path, layers: Sequence[Layer]) -> Recipe:
     """The recipe with its paths as the working directory sees them: looked up there, else beside the layer
-    that names them. Raises DataError or ModelError with all that are missing."""
+    that names them. Raises DataError, ModelError or ResourceError with all that are missing."""
     finder = _Finder(tree, path, layers)
     data = recipe.model_dump()
     missing: list[RlcliError] = []
     wanted = [(place, finder.file) for place in (*_dataset_files(recipe), *_interface_files(recipe))]
     wanted += [(place, finder.model_folder) for place in _model_folders(recipe)]
+    wanted += [(place, finder.of_backend) for place in _backend_files(recipe)]
     for place, find in wanted:
         try:
             _put(data, place, find(place, _get(data, place)))
@@ -41,7 +43,8 @@ def with_found_files(recipe: Recipe, tree: Mapping, path: Path, layers: Sequence
 def for_any_folder(recipe: Recipe) -> Recipe:
     """The same, for processes that may work in another folder: files that were found have absolute paths."""
     data = recipe.model_dump()
-    for place in (*_dataset_files(recipe), *_interface_files(recipe), *_model_folders(recipe)):
+    named = (*_dataset_files(recipe), *_interface_files(recipe), *_model_folders(recipe), *_backend_files(recipe))
+    for place in named:
         text = _get(data, place)
         if not text.startswith((HUB, BUILTIN)) and Path(text).exists():
             _put(data, place, str(Path(text).absolute()))
@@ -73,6 +76,18 @@ def _interface_files(recipe: Recipe) -> Iterator[TreePath]:
         for name in _file_arguments(call):
             if isinstance(call.interface.args.get(name), str):
                 yield (*place, "interface", "args", name)
+
+
+def _backend_files(recipe: Recipe) -> Iterator[TreePath]:
+    """A name without a folder is not looked for here: it is a command, which PATH leads to."""
+    for role, described in recipe.models.items():
+        if (backend := described.backend) is not None:
+            named = {name: backend.args.get(name) for name in declared("backends", backend.type, "FILES") or ()}
+            yield from (
+                ("models", role, "backend", "args", name)
+                for name, text in named.items()
+                if isinstance(text, str) and "/" in text
+            )
 
 
 def model_of_call(call: Call) -> str | None:
@@ -127,13 +142,21 @@ class _Finder:
         hint = f"{self.looked(place)}; a model on the Hub is written owner/name"
         raise ModelError(f"{dotted(place)}: no such folder: {text}", where=where, hint=hint)
 
+    def of_backend(self, place: TreePath, text: str) -> str:
+        found = self.look(place, text)
+        if found is None:
+            what = f"{dotted(place)}: there is no {text}"
+            raise ResourceError(what, where=str(self.mark(place)), hint=self.looked(place))
+        return found
+
     def look(self, place: TreePath, text: str) -> str | None:
-        """The path as the working directory sees it, or None."""
+        """The path as the working directory sees it, or None. Links stay as they are: the Python of a virtual
+        environment is one, and without it another Python."""
         try:
             if Path(text).expanduser().exists():
                 return str(Path(text).expanduser())
             beside = self.folder(place) / text
-            return str(beside.resolve()) if beside.exists() else None
+            return os.path.abspath(beside) if beside.exists() else None
         except (OSError, ValueError, RuntimeError):
             return None
 

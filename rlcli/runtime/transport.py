@@ -70,16 +70,19 @@ class Transport(Protocol):
 class InlineTransport:
     """One worker in this process: a request is a call, so a debugger can follow it.
 
-    `waiting` is entered around each call with its name and its deadline: only another process can end it.
+    `waiting` is entered around each call with its name and its deadline: only another process can end it. `check` comes
+    before each: it raises when processes that belong to the run have ended.
     """
 
     def __init__(
         self,
         handle: Callable[[Request], dict[str, Any]],
         waiting: Callable[[str, float], AbstractContextManager[None]] = lambda what, deadline: nullcontext(),
+        check: Callable[[], None] = lambda: None,
     ):
         self._handle = handle
         self._waiting = waiting
+        self._check = check
         self._queue: deque[Request] = deque()
         self._reported: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.on_report: Callable[[Report], None] = _ignore
@@ -93,6 +96,7 @@ class InlineTransport:
         self._queue.append(request)
 
     def receive(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | None:
+        self._check()
         if self._queue:
             request = self._queue.popleft()
             with self._waiting(waiting_for, deadline if limit is None else limit):

@@ -10,22 +10,23 @@ from __future__ import annotations
 import json
 import math
 import random
-import socket
-import struct
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
-MOST_BYTES = 64 << 20
+from rlcli.testing.faulty_http import Handler, QuietServer, Refused
+
+DEFAULTS: dict[str, Any] = {"top_p": 1.0, "top_k": -1, "stop_token_ids": (), "sampling_seed": 0}
 
 
 class FakeModel(Protocol):
     """A language model whose weights can be replaced."""
+
+    vocabulary: int
 
     def logits(self, tokens: tuple[int, ...]) -> list[float]:
         """Of the token after these."""
@@ -40,8 +41,8 @@ class FakeModel(Protocol):
 class HashModel:
     """Its distributions follow from the bytes of its weights' files; it needs no library, so it starts at once."""
 
-    def __init__(self, folder: Path):
-        self.vocabulary = int(json.loads((folder / "config.json").read_text())["vocab_size"])
+    def __init__(self, vocabulary: int):
+        self.vocabulary = vocabulary
         self._weights = "dummy"
 
     def logits(self, tokens: tuple[int, ...]) -> list[float]:
@@ -66,10 +67,6 @@ class HashModel:
         return self._weights
 
 
-class Refused(Exception):
-    """Status 400."""
-
-
 class FakeSGLang:
     """The server; `with FakeSGLang(model) as server:` serves at `server.url`."""
 
@@ -87,6 +84,14 @@ class FakeSGLang:
         """Path → what goes wrong with the next requests: a name of `Handler.FAULTS`, or `refuse`."""
         self.spoil: Callable[[dict[str, Any]], Any] | None = None
         """Makes another answer of one to /generate."""
+        self.tokenizer: Any = None
+        """Of texts that it is asked for the tokens of; None: it was started without one."""
+        self.info: dict[str, Any] = {"version": "0.5.23", "tp_size": 1}
+        """What it says about itself."""
+        self.preferred: dict[str, Any] | None = None
+        """Sampling settings of its own."""
+        self.scales = True
+        """Its log-probs are those of the distribution at the temperature; false: of the one before it."""
         self._prefixes: dict[tuple[int, ...], list[float]] = {}
         self._lock = threading.Lock()
         self._state = threading.Condition()
@@ -96,8 +101,7 @@ class FakeSGLang:
         self._running: dict[str, bool] = {}
         """Request → whether it is to end now."""
         handler = type("BoundHandler", (Handler,), {"fake": self})
-        self._http = ThreadingHTTPServer(("127.0.0.1", port), handler)
-        self._http.daemon_threads = True
+        self._http = QuietServer(("127.0.0.1", port), handler)
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
 
     def __enter__(self) -> FakeSGLang:
@@ -126,7 +130,9 @@ class FakeSGLang:
         """Raises Refused."""
         handlers: Mapping[str, Callable[[Any], Any]] = {
             "/ready": lambda _: {}, "/health_generate": lambda _: {}, "/generate": self._generate,
-            "/model_info": lambda _: {"weight_version": self.label, "model_type": "fake"},
+            "/model_info": lambda _: {"weight_version": self.label, "preferred_sampling_params": self.preferred},
+            "/server_info": lambda _: {"skip_tokenizer_init": self.tokenizer is None, **self.info},
+            "/tokenize": lambda body: {"tokens": self.tokenizer(body["prompt"], add_special_tokens=False).input_ids},
             "/update_weights_from_disk": self._from_disk, "/init_weights_update_group": self._join,
             "/begin_weight_update": lambda _: self._session(True), "/end_weight_update": lambda _: self._session(False),
             "/update_weights_from_distributed": self._distributed, "/destroy_weights_update_group": lambda _: {},
@@ -141,6 +147,8 @@ class FakeSGLang:
         return handlers[path](body)
 
     def _generate(self, body: dict[str, Any]) -> Any:
+        if any(int(id_) >= self.model.vocabulary for id_ in body["sampling_params"].get("logit_bias", ())):
+            raise Refused(f"logit_bias must has keys in [0, {self.model.vocabulary - 1}]")
         with self._state:
             if self._held != {"weights", "kv_cache"}:
                 raise Refused(f"memory is given back; it has {sorted(self._held)}")
@@ -155,10 +163,11 @@ class FakeSGLang:
         return self.spoil(made) if self.spoil is not None else made
 
     def _sample(self, body: dict[str, Any]) -> dict[str, Any]:
-        wanted, prompt = body["sampling_params"], tuple(body["input_ids"])
+        wanted, prompt = {**DEFAULTS, **body["sampling_params"]}, tuple(body["input_ids"])
         drawn = random.Random(wanted["sampling_seed"])
         tokens: list[int] = []
         scores: list[list[Any]] = []
+        others: list[list[list[Any]]] = []
         versions: list[str] = []
         reason: dict[str, Any] = {"type": "length", "length": wanted["max_new_tokens"]}
         while len(tokens) < wanted["max_new_tokens"]:
@@ -170,16 +179,19 @@ class FakeSGLang:
                     reason = {"type": "abort"}
                     break
                 logits, label = self._logits((*prompt, *tokens)), self.label
-            token, score = draw([one / wanted["temperature"] for one in logits], wanted, drawn)
+            token = draw([one / wanted["temperature"] for one in logits], wanted, drawn)
+            logprobs = log_softmax([one / (wanted["temperature"] if self.scales else 1.0) for one in logits])
             tokens.append(token)
-            scores.append([score, token, None])
+            scores.append([logprobs[token], token, None])
+            others.append([[logprobs[id_], id_, None] for id_ in body.get("token_ids_logprob", ())])
             versions.append(label)
             if token in wanted["stop_token_ids"]:
                 reason = {"type": "stop", "matched": token}
                 break
         meta = {
             "id": body["rid"], "finish_reason": reason, "prompt_tokens": len(prompt), "completion_tokens": len(tokens),
-            "output_token_logprobs": scores, "weight_version": self.label, "weight_versions": spans(versions),
+            "output_token_logprobs": scores, "output_token_ids_logprobs": others,
+            "weight_version": self.label, "weight_versions": spans(versions),
         }  # fmt: skip
         return {"text": "", "output_ids": tokens, "meta_info": meta}
 
@@ -265,100 +277,30 @@ class FakeSGLang:
                 self.label = "lost"
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Speaks HTTP, and spoils it as the server is told to."""
-
-    fake: ClassVar[FakeSGLang]
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        self._serve()
-
-    def do_POST(self) -> None:
-        self._serve()
-
-    def _serve(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(length)) if length else None
-        path = self.path.partition("?")[0]
-        self.fake.calls.append((path, body))
-        wanted = f"Bearer {self.fake.key}" if self.fake.key and not path.startswith(("/ready", "/health")) else None
-        if wanted is not None and self.headers.get("Authorization") != wanted:
-            return self._send(401, {"error": "Unauthorized"})
-        faults = self.fake.faults.get(path)
-        fault = faults.popleft() if faults else None
-        if fault in self.FAULTS:
-            return self.FAULTS[fault](self)
-        if fault == "refuse":
-            return self._send(400, {"success": False, "message": "told to"})
-        try:
-            self._send(200, self.fake.answer(path, body))
-        except Refused as problem:
-            self._send(400, {"success": False, "message": str(problem)})
-
-    def _send(self, status: int, answer: Any, promised: int | None = None) -> None:
-        content = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content) if promised is None else promised))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def _garbage(self) -> None:
-        content = b"<html>502 Bad Gateway \x1b[31m</html>"
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def _half(self) -> None:
-        self._send(200, {"output_ids": [1, 2]}, promised=10_000)
-        self.close_connection = True
-
-    def _reset(self) -> None:
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.connection.close()
-        self.close_connection = True
-
-    def _silence(self) -> None:
-        time.sleep(30)
-
-    def _huge(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(MOST_BYTES * 4))
-        self.end_headers()
-        try:
-            for _ in range(4 * 64):
-                self.wfile.write(b" " * (MOST_BYTES // 64))
-        except OSError:
-            self.close_connection = True
-
-    FAULTS: ClassVar[dict[str, Callable[[Any], None]]] = {
-        "garbage": _garbage, "half": _half, "reset": _reset, "silence": _silence, "huge": _huge,
-    }  # fmt: skip
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
-
-
-def draw(logits: list[float], wanted: Mapping[str, Any], drawn: random.Random) -> tuple[int, float]:
-    """A token, and its log-prob under the whole distribution."""
+def log_softmax(logits: list[float]) -> list[float]:
     highest = max(logits)
     total = highest + math.log(sum(math.exp(one - highest) for one in logits))
+    return [one - total for one in logits]
+
+
+def draw(logits: list[float], wanted: Mapping[str, Any], drawn: random.Random) -> int:
+    """A token."""
+    logprobs = log_softmax(logits)
     order = sorted(range(len(logits)), key=lambda token: -logits[token])
     if wanted["top_k"] > 0:
         order = order[: wanted["top_k"]]
     kept, sum_ = [], 0.0
     for token in order:
         kept.append(token)
-        sum_ += math.exp(logits[token] - total)
+        sum_ += math.exp(logprobs[token])
         if sum_ >= wanted["top_p"]:
             break
-    target = drawn.random() * sum(math.exp(logits[token] - total) for token in kept)
+    target = drawn.random() * sum(math.exp(logprobs[token]) for token in kept)
     for token in kept:
-        target -= math.exp(logits[token] - total)
+        target -= math.exp(logprobs[token])
         if target <= 0:
             break
-    return token, logits[token] - total
+    return token
 
 
 def spans(versions: list[str]) -> list[dict[str, Any]]:
@@ -376,9 +318,8 @@ def main() -> None:
 
     _, file, _, port = sys.argv[1:]
     settings = yaml.safe_load(Path(file).read_text())
-    fake = FakeSGLang(HashModel(Path(settings["model-path"])), int(port), settings["api-key"],
-                      settings.get("token-s", 0.0))  # fmt: skip
-    fake.serve()
+    model = HashModel(json.loads(Path(settings["model-path"], "config.json").read_text())["vocab_size"])
+    FakeSGLang(model, int(port), settings["api-key"], settings.get("token-s", 0.0)).serve()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ class TransformersModel:
         from transformers import AutoModelForCausalLM
 
         self.lm: Any = AutoModelForCausalLM.from_config(config).float().eval()
+        self.vocabulary = int(config.vocab_size)
         self._groups: dict[str, Any] = {}
 
     @torch.no_grad()

@@ -1,6 +1,8 @@
 """sglang: the contract over a fake server with a real model, and what becomes of servers that fail."""
 
-import json
+import re
+import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -10,9 +12,15 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
+from rlcli.backends._sglang_attach import Expected, check_model
 from rlcli.backends._sglang_http import Endpoint, ServerRefused
-from rlcli.errors import HangError, ModelError, WorkerError
+from rlcli.backends._sglang_server import Launch, Server
+from rlcli.checkpoint.light_tokenizer import LightTokenizer
+from rlcli.errors import HangError, ModelError, UsageError, WorkerError
+from rlcli.launch import children
 from rlcli.launch.children import Members, run_environment
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.generation import generate
@@ -75,21 +83,19 @@ QUICK = {"weights_folder": None, "start_deadline_s": 20.0, "request_deadline_s":
 
 @pytest.fixture
 def attached(tmp_path):
-    """engine(n, **args) of n fakes in this process, and these."""
+    """engine(n, **args) of n fakes in this process, and these; the last of them is prepared."""
     with ExitStack() as stack:
         lm = tiny_model("llama")
-        config = tmp_path / "config"
-        config.mkdir()
-        (config / "config.json").write_text(json.dumps({"vocab_size": lm.config.vocab_size}))
 
-        def make(count=1, **args):
-            fakes = [stack.enter_context(FakeSGLang(HashModel(config))) for _ in range(count)]
+        def make(count=1, prepare=lambda fake: None, tokenizer=None, **args):
+            fakes = [stack.enter_context(FakeSGLang(HashModel(lm.config.vocab_size))) for _ in range(count)]
+            prepare(fakes[-1])
             checks = BackendContract()
             checks.name, checks.args = "sglang", {
                 **QUICK, "urls": [fake.url for fake in fakes], "update": "disk", "weights_folder": str(tmp_path),
                 **args,
             }  # fmt: skip
-            engine = checks.engine("llama", lm=lm)
+            engine = checks.engine("llama", lm=lm, tokenizer=tokenizer)
             stack.callback(engine.close)
             return engine, fakes
 
@@ -105,6 +111,7 @@ def test_requests_go_to_the_server_with_the_least_to_do(attached):
     engine, fakes = attached(2)
     for fake in fakes:
         fake.token_s = 0.005
+        fake.calls.clear()
     generate(engine, responses_per_prompt=4)
     assert sum(fake.count("/generate") for fake in fakes) == 20
     assert all(fake.count("/generate") >= 6 for fake in fakes)
@@ -187,11 +194,115 @@ def test_a_silent_server_is_named_within_the_deadline(attached):
     assert names(caught.value) == {fake.url}
 
 
+def test_a_connection_whose_other_end_has_vanished_is_noticed_before_its_deadline():
+    """In a network of its own, in which nothing arrives any more from one moment on."""
+    alone = ["unshare", "--map-root-user", "--net", sys.executable, "-P", "-c", VANISHES]
+    if shutil.which("unshare") is None or subprocess.run([*alone[:3], "ip", "link"], capture_output=True).returncode:
+        pytest.skip("not tried: this machine gives no network of one's own")
+    done = subprocess.run(alone, capture_output=True, text=True, timeout=60)
+    assert "gone after" in done.stdout, done.stdout + done.stderr
+    assert float(done.stdout.split()[-1]) < 20
+
+
+VANISHES = """
+import socket, subprocess, threading, time
+
+from rlcli.backends import _sglang_http as http
+
+http.KEEP_ALIVE.update({"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 3000})
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+silent = socket.create_server(("127.0.0.1", 0))
+threading.Timer(0.5, subprocess.run, [["ip", "link", "set", "lo", "down"]]).start()
+began = time.monotonic()
+try:
+    http.Endpoint(f"http://127.0.0.1:{silent.getsockname()[1]}").get("/ready", 50)
+except http.ServerGone as problem:
+    print(problem, "gone after", time.monotonic() - began)
+"""
+
+
 def test_weights_that_somebody_else_gave_a_server_are_noticed(attached):
     engine, (fake,) = attached()
     fake.label = "theirs"
     with pytest.raises(WorkerError, match="somebody else"):
         generate(engine)
+
+
+# -- attaching -------------------------------------------------------------------------------------------------------
+
+
+def set_to(**properties):
+    """Prepares a fake."""
+
+    def prepare(fake):
+        vars(fake).update(properties)
+
+    return prepare
+
+
+def vocabulary(size):
+    def prepare(fake):
+        fake.model.vocabulary = size
+
+    return prepare
+
+
+def tokenizer(*more):
+    """Of 97 ids at most: a word is a token, and what it does not know another one."""
+    words = {word: id_ for id_, word in enumerate(["<pad>", "<eos>", *more, *(f"w{n}" for n in range(80))])}
+    made = Tokenizer(WordLevel(words, unk_token="<pad>"))
+    return LightTokenizer(made, {"eos_token": "<eos>", "pad_token": "<pad>"})
+
+
+@pytest.mark.parametrize(
+    ("prepare", "error", "code", "said"),
+    [
+        (vocabulary(96), ModelError, "F32", "its vocabulary is smaller than the 97 ids here"),
+        (vocabulary(98), ModelError, "F32", "its vocabulary is larger than the 97 ids here"),
+        (set_to(tokenizer=tokenizer("more")), ModelError, "F32", "the tokens of 'w0' are [3] there and [2] here"),
+        (set_to(scales=False), ModelError, "F93", "reports log-probs of another distribution"),
+        (set_to(preferred={"min_p": 0.1, "top_k": 5}), ModelError, "F93", "sampling settings of its own: min_p"),
+        (set_to(key="secret"), WorkerError, "F91", "wants another key"),
+        (lambda fake: fake.fail("/server_info", "garbage"), WorkerError, "F90", "not JSON"),
+        (lambda fake: fake.fail("/server_info", "refuse"), WorkerError, "F90", "refuses a question"),
+        (lambda fake: fake.fail("/model_info", "half"), WorkerError, "F91", "could not be asked about its model"),
+    ],
+)  # fmt: skip
+def test_a_server_of_something_else_is_refused_and_named(attached, prepare, error, code, said):
+    made = tokenizer()
+    with pytest.raises(error) as caught:
+        attached(2, prepare, made)
+    assert caught.value.code == code
+    assert said in str(caught.value)
+    assert len(names(caught.value)) == 1
+
+
+def test_a_server_of_the_same_model_is_attached_to_with_its_tokenizer(attached):
+    made = tokenizer()
+    _, (fake,) = attached(1, set_to(tokenizer=made), made)
+    ((_, asked),) = [call for call in fake.calls if call[0] == "/tokenize"]
+    assert asked["prompt"][-1] == "w79"
+    order = fake.paths()
+    assert order.index("/tokenize") < order.index("/update_weights_from_disk")
+
+
+def test_a_server_of_other_processes_would_wait_for_weights_in_vain():
+    with FakeSGLang(HashModel(97)) as fake, pytest.raises(UsageError, match="is 1 processes") as caught:
+        check_model(Server(0, Endpoint(fake.url)), Expected("actor", None, 97, ranks=2, seconds=5.0))
+    assert (caught.value.code, caught.value.hint) == ("R49", "models.actor.backend.args.tp=1")
+
+
+def test_a_server_that_an_earlier_run_left_paused_continues(attached):
+    engine, _ = attached(1, lambda fake: fake.answer("/pause_generation", {"mode": "retract"}))
+    assert len(generate(engine).tokens) == 5
+
+
+def test_a_server_that_is_not_there_is_named_once_its_time_is_over(attached):
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match="was not ready within 1 s") as caught:
+        attached(1, start_deadline_s=1.0, urls=["http://127.0.0.1:1"])
+    assert time.monotonic() - began < 10
+    assert (caught.value.code, names(caught.value)) == ("F91", {"http://127.0.0.1:1"})
 
 
 # -- updates ---------------------------------------------------------------------------------------------------------
@@ -356,13 +467,23 @@ def test_a_server_whose_agent_is_killed_comes_back(started):
     assert [server.lives for server in servers_of(engine)] == [2]
 
 
-def test_the_key_of_a_server_is_in_a_private_file_and_nowhere_else(started):
+def test_the_key_of_a_server_is_in_a_private_file_for_its_start_and_nowhere_else(started, monkeypatch):
+    modes, forget = [], Launch.forget_settings
+
+    def look(launch):
+        modes.append((launch.slot.folder / "settings.yaml").stat().st_mode & 0o777)
+        forget(launch)
+
+    monkeypatch.setattr(Launch, "forget_settings", look)
     engine = started()
     (server,) = servers_of(engine)
     ((running,),) = processes(engine)
     assert server.endpoint.key not in " ".join(running.cmdline())
     assert server.endpoint.key not in str(running.environ())
-    assert Path(running.cmdline()[-3]).stat().st_mode & 0o777 == 0o600
+    assert not Path(running.cmdline()[-3]).exists()  # it has been read
+    assert server.endpoint.key not in "".join(file.read_text() for file in server.launch.slot.folder.iterdir())
+    assert modes == [0o600]
+    assert re.fullmatch("[0-9a-f]{64}", server.endpoint.key)
     with pytest.raises(ServerRefused, match="401"):
         Endpoint(server.endpoint.url).get("/model_info", 5)
 
@@ -371,3 +492,13 @@ def test_a_server_that_does_not_start_says_its_last_words(started):
     with pytest.raises(WorkerError, match="No module named 'sglang'") as caught:
         started(environment={"PYTHONPATH": "/nothing"})
     assert caught.value.code == "F91"
+
+
+def test_a_server_whose_agent_cannot_run_ends_the_call_at_once(started, monkeypatch, tmp_path):
+    """Not after the time that a server has to start."""
+    monkeypatch.setattr(children, "agent_command", lambda folder: [sys.executable, "-c", "raise SystemExit(3)"])
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match="cannot be started any more: what runs it ended with exit code 3") as caught:
+        started(start_deadline_s=300.0)
+    assert time.monotonic() - began < 30
+    assert str(tmp_path / "logs" / "server0.log") in str(caught.value)

@@ -9,10 +9,12 @@ import urllib.request
 import psutil
 import pytest
 
+from rlcli.errors import WorkerError
 from rlcli.launch import children
 from rlcli.launch.children import Members, run_environment
+from rlcli.launch.inline import check_members
 from rlcli.launch.launcher import Death
-from rlcli.server_slot import PORT, ServerSlot
+from rlcli.server_slot import LOST, PORT, ServerSlot
 from rlcli.topology.groups import RANKS, Group, server_folder
 
 SERVER = Group("files", "server", (0, 1, 0), environment={"RLCLI_TEST": "here"})
@@ -88,9 +90,13 @@ def test_one_that_dies_is_replaced_until_it_has_died_too_often(members, monkeypa
     os.kill(first, signal.SIGKILL)
     second = wait_for(lambda: next((pid for pid in members.pids().values() if pid != first), None))
     assert members.deaths() == []
+    check_members(members)
     os.kill(second, signal.SIGKILL)
     (death,) = wait_for(members.deaths)
     assert death == Death("pool", 0, 0, -signal.SIGKILL)
+    with pytest.raises(WorkerError, match=r"pool0 was killed by SIGKILL \(out of memory\?\), ") as caught:
+        check_members(members)
+    assert (caught.value.code, caught.value.where) == ("F01", "pool0")
     assert str(death) == "was killed by SIGKILL (out of memory?)"
 
 
@@ -101,6 +107,22 @@ def test_one_that_cannot_start_says_why_in_its_log(members, tmp_path, monkeypatc
     assert (death.exit, str(death)) == (1, "ended with exit code 1")
     assert (tmp_path / "logs" / "broken0.log").read_text() == "no such model\n"
     assert (tmp_path / "logs" / "broken0.log").stat().st_mode & 0o077 == 0
+
+
+def test_the_client_of_a_server_whose_agent_is_given_up_knows_at_once(members, tmp_path, monkeypatch):
+    monkeypatch.setattr(children, "REPLACEMENTS", 0)
+    members.start([SERVER], node=1)
+    slot = ServerSlot(server_folder(tmp_path, "files", 1))
+    slot.start(FILES, {})
+    wait_for(lambda: answers(slot))
+    assert slot.given_up is None
+    os.kill(members.pids()["files", 1], signal.SIGKILL)
+    log = tmp_path / "logs" / "files1.log"
+    said = f"what runs it was killed by SIGKILL (out of memory?), 1 times (see {log})"
+    assert wait_for(lambda: slot.given_up) == said
+    assert (slot.exit_code, slot.port) == (LOST, None)
+    slot.start(FILES, {})
+    assert (slot.exit_code, slot.port) == (LOST, None)
 
 
 def test_they_end_with_all_that_they_have_started(members):

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from rlcli.api.dataflow import CallGraph, OffloadHook, ParamReallocHook
-from rlcli.errors import DataError, ModelError, RecipeError
+from rlcli.errors import DataError, ModelError, RecipeError, ResourceError
+from rlcli.recipe.files import for_any_folder
 from rlcli.recipe.graph import eval_graph, graph_problems, stages, train_graph
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.schema import Call, Recipe
@@ -155,6 +156,28 @@ def test_missing_dataset_file_and_files_beside_the_recipe(folder: Path):
     assert load_recipe("sub/top.yaml").recipe.datasets["train"].args["path"] == str(folder / "sub" / "rows.jsonl")
     (folder / "rows.jsonl").write_text("")
     assert load_recipe("sub/top.yaml").recipe.datasets["train"].args["path"] == "rows.jsonl"
+
+
+def test_files_of_a_backend_are_found_beside_the_recipe_and_links_stay_links(folder: Path):
+    """A virtual environment's Python is a link to another one, which knows nothing of the environment."""
+    (folder / "sub" / "venv").mkdir(parents=True)
+    (folder / "python").write_text("")
+    (folder / "sub" / "top.yaml").write_text(
+        "extends: ppo_math\nmodels: {actor: {rollout: {backend: {type: sglang, args: {python: venv/python}}}}}\n"
+    )
+    with pytest.raises(ResourceError, match="there is no venv/python") as caught:
+        load_recipe("sub/top.yaml")
+    assert (caught.value.exit_code, caught.value.where) == (6, "sub/top.yaml:2:67")
+    (folder / "sub" / "venv" / "python").symlink_to(folder / "python")
+
+    def python(*overrides: str) -> str:
+        recipe = for_any_folder(load_recipe("sub/top.yaml", overrides).recipe)
+        return recipe.models["actor_rollout"].backend.args["python"]
+
+    assert python() == str(folder / "sub" / "venv" / "python")
+    (folder / "venv").symlink_to(folder / "sub" / "venv")
+    assert python() == str(folder / "venv" / "python")
+    assert python("models.actor.rollout.backend.args.python=python3") == "python3"
 
 
 def test_a_hub_id_needs_no_folder(folder: Path):

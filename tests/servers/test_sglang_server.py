@@ -10,22 +10,27 @@ import itertools
 import os
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch.nn.functional import pad
+from transformers import PreTrainedTokenizerFast
 
-from rlcli.errors import ModelError
+from rlcli.backends._sglang_attach import Expected, check_logprobs, check_model
+from rlcli.errors import ModelError, UsageError
 from rlcli.launch.children import Members, run_environment
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import prompts
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.plain import greedy_answers
 from rlcli.testing.held_source import HeldSource
-from rlcli.testing.tiny_models import tiny_model
+from rlcli.testing.tiny_models import END, VOCABULARY, tiny_model
 from rlcli.topology.groups import Group, server_folder
 
 PYTHON = os.environ.get("RLCLI_SGLANG_PYTHON")
@@ -35,15 +40,12 @@ pytestmark = [
     pytest.mark.timeout(1200),
 ]
 
-SETTINGS = {
-    "python": PYTHON,
-    "servers": 2,
-    "options": {
-        "device": "cpu", "dtype": "float32", "max_total_tokens": 4096, "max_running_requests": 32,
-        "context_length": 128, "mem_fraction_static": 0.1, "skip_server_warmup": True,
-    },
-    "environment": {"PYTHONPATH": str(ON_CPU), "SGLANG_USE_CPU_ENGINE": "1"},
+OPTIONS = {
+    "device": "cpu", "dtype": "float32", "max_total_tokens": 4096, "max_running_requests": 32, "context_length": 128,
+    "mem_fraction_static": 0.1, "skip_server_warmup": True, "skip_tokenizer_init": False,
+    "attention_backend": "torch_native", "enable_deterministic_inference": True,
 }  # fmt: skip
+ENVIRONMENT = {"PYTHONPATH": str(ON_CPU), "SGLANG_USE_CPU_ENGINE": "1"}
 
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -52,13 +54,28 @@ PADDED_TO = 64
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory):
+def tokenizer(tmp_path_factory):
+    """(folder, tokenizer) of the tiny model's 97 tokens."""
+    words = {f"w{id_}": id_ for id_ in range(VOCABULARY)}
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), eos_token=f"w{END}", pad_token="w0"
+    )
+    folder = tmp_path_factory.mktemp("tokenizer")
+    made.save_pretrained(folder)
+    return folder, made
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory, tokenizer):
     """An engine with two servers of its own."""
     run_dir, group = tmp_path_factory.mktemp("run"), Group("server", "server", (0, 0))
     members = Members(run_dir, run_environment(1))
     members.start([group], node=0)
     checks = BackendContract()
-    checks.name, checks.args = "sglang", {**SETTINGS, "weights_folder": str(tmp_path_factory.mktemp("weights"))}
+    checks.name, checks.args = "sglang", {
+        "python": PYTHON, "servers": 2, "options": {**OPTIONS, "tokenizer_path": str(tokenizer[0])},
+        "environment": ENVIRONMENT, "weights_folder": str(tmp_path_factory.mktemp("weights")),
+    }  # fmt: skip
     checks.server_folders = tuple(server_folder(run_dir, group.name, index) for index in range(2))
     engine = checks.engine("llama")
     yield engine
@@ -141,6 +158,32 @@ def test_two_servers_hold_the_weights_at_the_end_of_a_chain_of_updates(ours):
     for server in servers_of(ours):
         held = checksums(server)
         assert {name: held.get(name) for name in digests} == digests
+
+
+def test_a_seed_gives_the_same_response_alone_and_among_others(ours):
+    """With enable_deterministic_inference, that is; other seeds give other responses."""
+    first, again = (generate(ours, responses_per_prompt=4, max_new_tokens=20).tokens for _ in range(2))
+    assert [one.tolist() for one in again] == [one.tolist() for one in first]
+    one_by_one = generate(ours, responses_per_prompt=4, max_new_tokens=20, max_concurrent_responses=1).tokens
+    assert [one.tolist() for one in one_by_one] == [one.tolist() for one in first]
+    assert len({tuple(one.tolist()) for one in first[:4]}) == 4
+
+
+def test_a_server_of_another_model_is_refused(ours, tokenizer):
+    server, (_, made) = servers_of(ours)[0], tokenizer
+    right = Expected("actor", made, VOCABULARY, ranks=1, seconds=600.0)
+    check_model(server, right)
+    check_logprobs(server, right)
+    other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"w0": 0, "w2": 1}, unk_token="w0")))
+    for wrong, said in (
+        (replace(right, tokenizer=other), "the tokens of 'w2' are"),
+        (replace(right, ids=VOCABULARY - 1), "its vocabulary is larger than the 96 ids here"),
+        (replace(right, ids=VOCABULARY + 1), "its vocabulary is smaller than the 98 ids here"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            check_model(server, wrong)
+    with pytest.raises(UsageError, match="is 1 processes"):
+        check_model(server, replace(right, ranks=2))
 
 
 def test_memory_is_given_back_and_the_weights_are_there_again(ours):

@@ -1,5 +1,4 @@
-"""torchvision comes as a CUDA build, whose operators are missing next to a CPU build of torch. SGLang only imports it:
-before that the operators are declared, without a body."""
+"""What SGLang misses on a CPU, supplied when it is imported."""
 
 import importlib.abc
 import importlib.machinery
@@ -9,6 +8,9 @@ from pathlib import Path
 
 
 class DeclaresOperators(importlib.abc.MetaPathFinder):
+    """torchvision comes as a CUDA build, whose operators are missing next to a CPU build of torch. SGLang only imports
+    it: before that the operators are declared, without a body."""
+
     def find_spec(self, name, path=None, target=None):
         if name != "torchvision":
             return None
@@ -22,4 +24,36 @@ class DeclaresOperators(importlib.abc.MetaPathFinder):
         return found
 
 
-sys.meta_path.insert(0, DeclaresOperators())
+def allow_on_cpu(choices):
+    choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES.append("torch_native")
+    choices.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND.append("torch_native")
+
+
+def leave_products_alone(operations):
+    operations.enable_batch_invariant_mode = lambda *args, **kwargs: None
+
+
+class AllowsSeeds(importlib.abc.MetaPathFinder):
+    """Requests have seeds with enable_deterministic_inference alone, which is refused on a CPU for the sake of matrix
+    products that it would replace by kernels of a GPU; the sampler itself is plain torch."""
+
+    CHANGES = {
+        "sglang.srt.arg_groups.choices": allow_on_cpu,
+        "sglang.srt.batch_invariant_ops": leave_products_alone,
+    }
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in self.CHANGES:
+            return None
+        found = importlib.machinery.PathFinder.find_spec(name, path)
+        execute = found.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            self.CHANGES[name](module)
+
+        found.loader.exec_module = exec_module
+        return found
+
+
+sys.meta_path[:0] = [DeclaresOperators(), AllowsSeeds()]

@@ -1,0 +1,171 @@
+"""Whether a server that was there already fits the role: it must have the role's ids and tokens, and report the
+log-probs that the rest of the project means. A run that finds out later has trained on something else until then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rlcli.errors import ModelError, RlcliError, UsageError, WorkerError
+
+from ._sglang_http import Endpoint, ServerGone, ServerLate, ServerRefused
+from ._sglang_protocol import SENT
+from ._sglang_server import Server
+
+PROBES = (
+    "Hello, world! 12 + 34 = 46.\n", "  two\tspaces\n\n", "naïve „Straße“ – 東京 😀", "def f(x):\n    return x ** 2",
+)  # fmt: skip
+"""Texts whose tokens are compared."""
+SPREAD = 64
+"""Ids, spread over the vocabulary, whose texts are probes too, and whose log-probs are compared."""
+LOWEST = -30.0
+"""Log-probs below this are left out: at half the temperature float32 would round their probabilities to 0."""
+SEEN = 0.01
+"""Nats by which two tokens must differ for their log-probs to show anything."""
+TOLERANCE = 0.25
+"""Of that difference: bfloat16 rounds, but not as much."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a server of the role's model has."""
+
+    role: str
+    tokenizer: Any
+    ids: int
+    """Rows of the embedding matrix."""
+    ranks: int
+    """Processes that weights are sent to."""
+    seconds: float
+    """For a response. The first one may take long: a server compiles for it what it has not compiled before."""
+
+
+def check_model(server: Server, expected: Expected) -> None:
+    """Raises ModelError for the server of another model, UsageError for one of other processes, WorkerError if it
+    cannot be asked."""
+    _ask(server, lambda at: at.post("/continue_generation", {}, server.patience))  # one that an earlier run had paused
+    info = _ask(server, lambda at: at.get("/server_info", server.patience))
+    model = _ask(server, lambda at: at.get("/model_info", server.patience))
+    if not isinstance(info, dict) or not isinstance(model, dict):
+        raise server.endpoint.hostile("says nothing about itself")
+    _check_processes(server, expected, info.get("tp_size"))
+    _check_settings(server, model.get("preferred_sampling_params"))
+    if not info.get("skip_tokenizer_init") and callable(expected.tokenizer):
+        _check_tokens(server, expected)
+    _check_ids(server, expected)
+
+
+def check_logprobs(server: Server, expected: Expected) -> None:
+    """They must be those of the distribution at the temperature. So of two tokens, whatever the model is, the log-probs
+    differ twice as much at half the temperature; those of the distribution before it differ as before.
+
+    Raises ModelError; WorkerError if the server cannot be asked.
+    """
+    ids = _spread(expected.ids)
+    as_it_is, halved = (_logprobs(server, expected, ids, temperature) for temperature in (1.0, 0.5))
+    clear = [place for place, logprob in enumerate(as_it_is) if logprob > LOWEST]
+    if not clear:
+        return
+    low, high = min(clear, key=as_it_is.__getitem__), max(clear, key=as_it_is.__getitem__)
+    apart, found = as_it_is[high] - as_it_is[low], halved[high] - halved[low]
+    if apart > SEEN and abs(found - 2 * apart) > TOLERANCE * apart:
+        what = (
+            f"{server.name} reports log-probs of another distribution than the one that it samples from: tokens "
+            f"{ids[low]} and {ids[high]} differ by {apart:.3g} at temperature 1 and by {found:.3g} at 0.5"
+        )
+        raise ModelError(what, hint="start it without SGLANG_RETURN_ORIGINAL_LOGPROB", code="F93")
+
+
+def _ask(server: Server, ask: Callable[[Endpoint], Any]) -> Any:
+    """Raises WorkerError."""
+    try:
+        return ask(server.endpoint)
+    except ServerRefused as problem:
+        if problem.status in (401, 403):
+            hint = "api_key_env names the variable that has its key"
+            raise WorkerError(f"{server.name} wants another key", hint=hint, code="F91") from None
+        raise server.endpoint.hostile(f"refuses a question about its model: {problem}") from None
+    except (ServerGone, ServerLate) as problem:
+        raise server.failure(f"could not be asked about its model: {problem}") from None
+
+
+def _check_processes(server: Server, expected: Expected, found: Any) -> None:
+    if isinstance(found, int) and found != expected.ranks:
+        what = f"{server.name} is {found} processes (its tp-size), and role {expected.role} expects {expected.ranks}"
+        hint = f"models.{expected.role}.backend.args.tp={found}"
+        raise UsageError(what, hint=hint, code="R49")
+
+
+def _check_settings(server: Server, preferred: Any) -> None:
+    """Whatever a request does not say is as the server prefers."""
+    others = sorted(set(preferred) - SENT) if isinstance(preferred, dict) else [str(preferred)] if preferred else []
+    if others:
+        what = f"{server.name} changes every distribution by sampling settings of its own: {', '.join(others)[:200]}"
+        raise ModelError(what, hint="start it without --preferred-sampling-params", code="F93")
+
+
+def _check_tokens(server: Server, expected: Expected) -> None:
+    texts = [*PROBES, *(str(expected.tokenizer.decode([one])) for one in _spread(len(expected.tokenizer)))]
+    body = {"prompt": texts, "add_special_tokens": False}
+    answer = _ask(server, lambda at: at.post("/tokenize", body, server.patience))
+    theirs = answer.get("tokens") if isinstance(answer, dict) else None
+    if not isinstance(theirs, list) or len(theirs) != len(texts):
+        raise server.endpoint.hostile("does not give the tokens of texts")
+    ours = expected.tokenizer(texts, add_special_tokens=False).input_ids
+    for text, own, other in zip(texts, ours, theirs, strict=True):
+        if list(own) != other:
+            what = f"the tokens of {text!r} are {str(other)[:80]} there and {str(list(own))[:80]} here"
+            raise _another(server, expected, what)
+
+
+def _check_ids(server: Server, expected: Expected) -> None:
+    """A bias of nothing changes nothing, and is refused for an id that is not there."""
+    if not _has_id(server, expected, expected.ids - 1):
+        raise _another(server, expected, f"its vocabulary is smaller than the {expected.ids} ids here")
+    if _has_id(server, expected, expected.ids):
+        raise _another(server, expected, f"its vocabulary is larger than the {expected.ids} ids here")
+
+
+def _has_id(server: Server, expected: Expected, id_: int) -> bool:
+    parameters = {"max_new_tokens": 1, "temperature": 1.0, "logit_bias": {str(id_): 0.0}}
+    body = {"input_ids": [0], "rid": f"is-there-{id_}", "sampling_params": parameters}
+    try:
+        server.endpoint.post("/generate", body, expected.seconds)
+    except ServerRefused as problem:
+        if problem.status == 400:
+            return False
+        raise server.endpoint.hostile(f"refuses a question about its model: {problem}") from None
+    except (ServerGone, ServerLate) as problem:
+        raise server.failure(f"could not be asked about its model: {problem}") from None
+    return True
+
+
+def _another(server: Server, expected: Expected, what: str) -> RlcliError:
+    hint = "start it with the role's model, or name another server"
+    return ModelError(f"{server.name} is of another model than role {expected.role}: {what}", hint=hint, code="F32")
+
+
+def _spread(count: int) -> list[int]:
+    """Numbers below a count, from the first to the last."""
+    several = min(SPREAD, count)
+    return sorted({place * (count - 1) // max(1, several - 1) for place in range(several)})
+
+
+def _logprobs(server: Server, expected: Expected, ids: list[int], temperature: float) -> list[float]:
+    """Of tokens, after the text of id 0."""
+    body = {
+        "input_ids": [0], "rid": f"logprobs-{temperature}", "return_logprob": True, "token_ids_logprob": ids,
+        "sampling_params": {"max_new_tokens": 1, "temperature": temperature},
+    }  # fmt: skip
+    answer = _ask(server, lambda at: at.post("/generate", body, expected.seconds))
+    try:
+        (told,) = answer["meta_info"]["output_token_ids_logprobs"]
+        found = {int(one[1]): float(one[0]) for one in told}
+        logprobs = [found[one] for one in ids]
+    except (KeyError, TypeError, ValueError, IndexError) as problem:
+        raise server.endpoint.hostile(f"does not give the log-probs of tokens: {problem!r}") from None
+    if any(math.isnan(one) for one in logprobs):
+        raise server.endpoint.hostile("gives log-probs that are no numbers")
+    return logprobs

@@ -23,9 +23,7 @@ from rlcli.ops.vocabulary import VocabularyShard
 from ._megatron_groups import RoleGroups
 from ._megatron_layout import rows_per_rank
 from ._transformers import PackedOutput
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Of which every number has been compared with transformers'."""
+from .megatron import Megatron
 
 _ACTIVATIONS = {"silu": functional.silu, "gelu": functional.gelu}
 _ROPES = ("default", "linear", "llama3")
@@ -36,8 +34,8 @@ def check_model(role: str, config: ModelConfig, tp_size: int, pp_size: int) -> N
     scaling = config.rope.scaling.get("rope_type", "default") if config.rope is not None else None
     biases = (config.qkv_bias, config.output_bias, config.mlp_bias)
     reason = None
-    if config.family not in FAMILIES:
-        reason = f"its family is {config.family}, not one of {', '.join(FAMILIES)}"
+    if config.family not in Megatron.FAMILIES:
+        reason = f"its family is {config.family}, not one of {', '.join(Megatron.FAMILIES)}"
     elif config.activation not in _ACTIVATIONS:
         reason = f"its activation is {config.activation}"
     elif scaling not in _ROPES:

@@ -26,6 +26,8 @@ class Megatron(TrainingSettings, ModelBackend):
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "pp")
     MEMORY: ClassVar[str] = "_megatron_memory.MegatronMemory"
     DEVICES: ClassVar[tuple[str, ...]] = ("cuda",)
+    FAMILIES: ClassVar[tuple[str, ...]] = ("llama", "qwen3", "mistral", "qwen2")
+    """Of which every number has been compared with transformers'."""
 
     dtype: ComputeDtype = "auto"
     """Of parameters and products: float32, or bfloat16 with float32 copies in the optimizer. auto: bfloat16 where the

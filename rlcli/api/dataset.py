@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlcli.api.config import DatasetAbstraction
@@ -30,12 +31,38 @@ def is_stream(dataset: Any) -> bool:
     return bool(getattr(dataset, "is_stream", not hasattr(dataset, "__len__") and hasattr(dataset, "rows_from")))
 
 
+class IteratedRows:
+    """The `Stream` of a dataset that can be iterated and no more, such as torch's `IterableDataset`.
+
+    To begin later in a pass, the rows before are read and left out. A dataset with `set_epoch`, as those of Hugging
+    Face's library, is told which pass it is.
+    """
+
+    def __init__(self, dataset: Any):
+        self._dataset = dataset
+
+    def rows_from(self, epoch: int, start: int) -> Iterator[SequenceSample]:
+        if hasattr(self._dataset, "set_epoch"):
+            self._dataset.set_epoch(epoch)
+        return islice(iter(self._dataset), start, None)
+
+
+def with_rows(dataset: Any) -> Any:
+    """The dataset, if its rows can be had by number or as a `Stream`; as `IteratedRows` if it can only be iterated."""
+    numbered = getattr(type(dataset), "__getitem__", None)
+    is_torchs = (getattr(numbered, "__module__", None) or "").startswith("torch.utils.data.")  # which raises
+    by_number = numbered is not None and not is_torchs
+    iterates = hasattr(type(dataset), "__iter__")
+    return IteratedRows(dataset) if iterates and not by_number and not hasattr(dataset, "rows_from") else dataset
+
+
 @dataclass(frozen=True)
 class DatasetUtility:
     """What every dataset is built with, beside the recipe's `args`: its first field, `util`.
 
     `len(dataset)` counts rows, `dataset[row]` is a batch of one sample. A run takes rows by number, so that it can
-    shuffle them and be resumed. A dataset that does not know how many rows it has is a `Stream` instead.
+    shuffle them and be resumed. A dataset that does not know how many rows it has is a `Stream` instead; one that can
+    only be iterated becomes a `Stream`.
 
     What its class says in literals is read without importing it: KEYS, what every sample holds (`margins if by`: where
     that argument is set), or KEYS_OF, the argument that names a dataset, or several, whose keys it has; EXAMPLES, rows

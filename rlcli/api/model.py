@@ -177,6 +177,8 @@ class ModelBackend(abc.ABC):
     """The dimensions of a mesh that its engines know."""
     DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     """The kinds of devices that its engines run on."""
+    FAMILIES: ClassVar[tuple[str, ...]] = ()
+    """The `model_type`s that its engines run; empty: any that transformers knows."""
     MEMORY: ClassVar[str | None] = None
     """Where its memory model is, which `rlcli plan` asks; see `rlcli.api.memory`."""
     SERVERS: ClassVar[str | None] = None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.api.component import module_name, registered
 from rlcli.api.config import DatasetAbstraction, ModelBackendAbstraction, ModelInterfaceAbstraction
+from rlcli.api.dataset import with_rows
 from rlcli.errors import ProjectError, RlcliError, UsageError
 from rlcli.project import search_path
 from rlcli.registry.listing import path_of
@@ -84,7 +85,7 @@ def make_backend(cfg: ModelBackendAbstraction) -> ModelBackend:
 
 def make_dataset(cfg: DatasetAbstraction, util: Any) -> Any:
     """The dataset that `{type: …, args: {…}}` describes; `util` is its `DatasetUtility`."""
-    return _make("datasets", cfg.type_, cfg.args, util=util)
+    return with_rows(_make("datasets", cfg.type_, cfg.args, util=util))
 
 
 def _make(kind: str, name: str, args: Mapping[str, Any], **given: Any) -> Any:

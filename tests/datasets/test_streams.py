@@ -5,9 +5,11 @@ import sys
 
 import datasets as library
 import pytest
+from torch.utils.data import Dataset, IterableDataset
 
 from rlcli.api.config import DatasetAbstraction
 from rlcli.api.data import DatasetUtility
+from rlcli.api.dataset import is_stream, with_rows
 from rlcli.errors import DataError, UsageError
 from rlcli.registry import load, make_dataset
 from rlcli.testing.tokenizer import byte_tokenizer
@@ -119,3 +121,40 @@ def test_what_a_stream_begins_with_tells_it_from_others(tmp_path):
         return build(as_jsonl(tmp_path / "two", [{"prompt": first}, {"prompt": "another"}]), streaming=True).digest()
 
     assert digest("one") == digest("one") != digest("two")
+
+
+class Iterated(IterableDataset):
+    """Such a dataset as those of torch's documentation; Hugging Face's have `set_epoch` too."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 5
+
+    def __iter__(self):
+        return (f"row {number} of pass {self.epoch}" for number in range(5))
+
+
+def test_what_can_only_be_iterated_is_a_stream():
+    stream = with_rows(Iterated())
+    assert is_stream(stream)
+    assert list(stream.rows_from(0, 3)) == ["row 3 of pass 0", "row 4 of pass 0"]
+    assert next(stream.rows_from(2, 0)) == "row 0 of pass 2"
+    assert list(stream.rows_from(0, 5)) == []
+
+
+class Numbered(Dataset):
+    def __getitem__(self, row):
+        return row
+
+    def __iter__(self):
+        return iter(range(5))
+
+
+@pytest.mark.parametrize("dataset", [[1, 2], Numbered()], ids=["list", "torch's map-style"])
+def test_what_has_rows_by_number_stays_as_it_is(dataset):
+    assert with_rows(dataset) is dataset

@@ -44,6 +44,13 @@ class MaskedRows:
 '''
 
 
+ITERATED_ROWS = MASKED_ROWS.replace("class MaskedRows:", "class MaskedRows(torch.utils.data.IterableDataset):").replace(
+    "    def __getitem__(self, i):",
+    "    def __iter__(self):\n        return map(self.row, range(8))\n\n    def row(self, i):",
+)
+"""The same as one of the documented kinds of datasets, which can only be iterated."""
+
+
 @pytest.fixture
 def project(tmp_path):
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
@@ -56,10 +63,12 @@ def records(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("launch", [(), ("launch=local", "cluster.devices_per_node=2")], ids=["inline", "two ranks"])
-def test_the_custom_interface_of_areals_documentation(project, warm_command, launch):
+@pytest.mark.parametrize(("launch", "rows"), [
+    ((), MASKED_ROWS), (("launch=local", "cluster.devices_per_node=2"), ITERATED_ROWS),
+], ids=["inline", "two ranks, iterated"])  # fmt: skip
+def test_the_custom_interface_of_areals_documentation(project, warm_command, launch, rows):
     (project / "interfaces" / "custom.py").write_text(EXAMPLE.read_text())
-    (project / "datasets" / "masked_rows.py").write_text(MASKED_ROWS)
+    (project / "datasets" / "masked_rows.py").write_text(rows)
     (project / "recipes" / "custom.yaml").write_text(
         f"models: {{actor: {{scratch: {TINY}, tokenizer: 'builtin:arithmetic', backend: "
         "{type: fsdp, args: {lr: 1e-2, dtype: float32}}}}\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +25,7 @@ from rlcli.testing.backend.plain import TEMPERATURE, AdamW, Loss, acting, plain_
 from rlcli.testing.batches import make_batch
 from rlcli.testing.contract import Contract, Violation, place_of
 from rlcli.testing.held_source import HeldSource
+from rlcli.testing.pretend_cuda import pretend_cuda
 from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
 
 TOTAL_STEPS = 10
@@ -52,27 +53,33 @@ class BackendChecks(Contract):
     """Makes the backend's engines; the checks are in the subclasses."""
 
     kind = "backend"
-    families: ClassVar[tuple[str, ...]] = ("llama", "gpt2")
-    """Models of `rlcli.testing.tiny_models` that the backend runs, the one for most checks first. (These two differ: in
-    biases, kinds of norms, positions, tied weights.)"""
     tolerance: ClassVar[float] = 5e-5
     """Largest relative difference from the plain computation that is rounding; that of float32 by default."""
 
     server_folders: tuple[Path, ...] = ()
     """Of servers whose agents run, for a backend that has them started."""
 
-    device: ClassVar[str] = "cpu"
-    """Where its engines run."""
+    @property
+    def device(self) -> str:
+        """Where its engines run: on the CPU, or, if the backend needs a GPU, on one that is pretended."""
+        return "cpu" if "cpu" in type(self.backend()).DEVICES else "cuda:0"
 
     @contextmanager
     def at_device(self) -> Iterator[None]:
-        """Entered by the process that runs engines; override where `device` must be set up first."""
-        yield
+        """Entered by the process that runs engines."""
+        with pretend_cuda() if self.device != "cpu" else nullcontext():
+            yield
 
     @pytest.fixture(autouse=True)
     def _at_device(self) -> Iterator[None]:
         with self.at_device():
             yield
+
+    @property
+    def families(self) -> Sequence[str]:
+        """Models of `rlcli.testing.tiny_models` that the backend runs, the one for most checks first. (Where it runs
+        any, two that differ in biases, kinds of norms, positions, tied weights.)"""
+        return type(self.backend()).FAMILIES or ("llama", "gpt2")
 
     # -- subjects --------------------------------------------------------------------------------------------
 
@@ -86,9 +93,6 @@ class BackendChecks(Contract):
                mesh: Any = None, tokenizer: Any = None,
                **wanted: Any) -> Any:  # fmt: skip
         """An engine over a tiny model, or over `lm`; skips the check if the backend makes none."""
-        able = type(self.backend()).DEVICES
-        if torch.device(self.device).type not in able:
-            pytest.skip(f"not tried: it runs on {' and '.join(able)} only")
         module: Any = lm if lm is not None else tiny_model(family or self.families[0], head=head, seed=seed)
         model = Model(
             "actor", None, tokenizer or TinyTokenizer(), torch.device(self.device), source=HeldSource(module),

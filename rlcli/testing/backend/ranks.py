@@ -65,7 +65,7 @@ what all steps change of the weights."""
 class RanksChecks(BackendChecks):
     """What ranks do in one life: forward passes, training, generation, saving, loading."""
 
-    rank_seconds: ClassVar[float] = 100
+    rank_seconds: ClassVar[float] = 200
     """For all that the ranks of a layout do: at least ten times what they need on a machine that has nothing else to
     do."""
 

@@ -22,8 +22,8 @@ def check(
     """
     from rlcli.cli.findings import print_findings
     from rlcli.cli.output import print_json
-    from rlcli.launch.preflight.checklist import preflight
-    from rlcli.launch.preflight.findings import exit_code
+    from rlcli.inspect.checklist import preflight
+    from rlcli.inspect.findings import exit_code
 
     resolved = load(recipe, overrides, with_)
     findings = list(preflight(resolved, rows))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rlcli.launch.preflight.findings import Finding
+    from rlcli.inspect.findings import Finding
 
 
 def doctor(
@@ -22,7 +22,7 @@ def doctor(
     """
     from rlcli.cli.findings import print_findings
     from rlcli.cli.output import print_json
-    from rlcli.launch.doctor import examine, packages, variables
+    from rlcli.inspect.doctor import examine, packages, variables
 
     findings = list(examine())
     failed = any(finding.level == "FAIL" for finding in findings)

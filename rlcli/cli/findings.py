@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rlcli.cli.output import print_text
 
 if TYPE_CHECKING:
-    from rlcli.launch.preflight.findings import Finding
+    from rlcli.inspect.findings import Finding
 
 LEVEL_WIDTH = 6
 

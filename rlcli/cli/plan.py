@@ -39,7 +39,7 @@ def plan(
     """
     from rlcli.cli.output import print_json, print_talk, print_text
     from rlcli.errors import UsageError
-    from rlcli.launch.processor import slow_dtypes
+    from rlcli.inspect.processor import slow_dtypes
     from rlcli.topology.memory import GIB
     from rlcli.topology.report import make_plan, plan_json
 

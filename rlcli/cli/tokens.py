@@ -13,7 +13,7 @@ from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
 
 if TYPE_CHECKING:
     from rlcli.api.data import Preview
-    from rlcli.launch.preflight.token_marks import Token
+    from rlcli.inspect.token_marks import Token
     from rlcli.recipe.resolve import Resolved
 
 
@@ -39,8 +39,8 @@ def tokens(
     Example: rlcli tokens sft_math --row 17
     """
     from rlcli.cli.output import print_json
-    from rlcli.launch.preflight.rows import open_dataset
-    from rlcli.launch.preflight.token_marks import tokens_of
+    from rlcli.inspect.rows import open_dataset
+    from rlcli.inspect.token_marks import tokens_of
 
     resolved = load(recipe, overrides, with_)
     name = _known(resolved, dataset or resolved.recipe.train.dataset)
@@ -121,7 +121,7 @@ def _print_marked(title: str, preview: Preview, sequences: Sequence[Sequence[Tok
 
 
 def _marked(tokens: Sequence[Token]) -> str:
-    from rlcli.launch.preflight.token_marks import runs
+    from rlcli.inspect.token_marks import runs
 
     stretches = ((trained, "".join(token.shown for token in group)) for trained, group in runs(tokens))
     return "".join(f"▐{text}▌" if trained else text for trained, text in stretches)
@@ -152,7 +152,7 @@ def _print_ids(title: str, preview: Preview, sequences: Sequence[Sequence[Token]
 def _write_page(file: Path, title: str, preview: Preview, sequences: Sequence[Sequence[Token]], follows: str) -> None:
     from rlcli.cli.output import print_text
     from rlcli.errors import ResourceError
-    from rlcli.launch.preflight.token_page import token_page
+    from rlcli.inspect.token_page import token_page
 
     try:
         file.write_text(token_page(title, _facts(preview), sequences, follows), encoding="utf-8")

@@ -22,7 +22,7 @@ def validate(
     """
     from rlcli.cli.output import print_json, print_talk, print_text
     from rlcli.errors import raise_all
-    from rlcli.launch.processor import slow_dtypes
+    from rlcli.inspect.processor import slow_dtypes
     from rlcli.recipe.layers import shown
     from rlcli.recipe.libraries import libraries_to_install
     from rlcli.recipe.warm_start import chain

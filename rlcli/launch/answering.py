@@ -38,7 +38,7 @@ def load_alone(source: str, device: str = "auto", seed: int = 1, dtype: str = "a
     import torch
 
     from rlcli.checkpoint.huggingface import load_tokenizer
-    from rlcli.launch.cores import available_cores
+    from rlcli.inspect.cores import available_cores
     from rlcli.runtime.roles import lone_model, pick_device
 
     if "OMP_NUM_THREADS" not in os.environ:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rlcli.files import make_folder, private_file
-from rlcli.launch.cores import available_cores
+from rlcli.inspect.cores import available_cores
 from rlcli.launch.launcher import Death
 from rlcli.launch.server import agent_command
 from rlcli.processes import STOP_SIGNALS, die_with_parent

@@ -70,9 +70,9 @@ def exam_recipe(source: str, exam: Exam, overrides: Sequence[str]) -> Resolved:
 def check_exam(resolved: Resolved) -> None:
     """What can be told without loading the model: its files, the rows, and that these have what the reward needs.
     Raises RlcliError."""
-    from rlcli.launch.preflight.before_start import check_before_start
-    from rlcli.launch.preflight.reward_checks import scores_texts
-    from rlcli.launch.preflight.rows import open_dataset
+    from rlcli.inspect.before_start import check_before_start
+    from rlcli.inspect.reward_checks import scores_texts
+    from rlcli.inspect.rows import open_dataset
 
     check_before_start(resolved, None, [])
     call = resolved.recipe.graph["reward_inf"]

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.errors import WorkerError
+from rlcli.inspect.cores import available_cores
 from rlcli.launch import lifeline
 from rlcli.launch.children import REPLACEMENTS, Members, run_environment
-from rlcli.launch.cores import available_cores
 from rlcli.launch.launcher import Death
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import RlcliError
+from rlcli.inspect.cores import available_cores
 from rlcli.launch.children import REPLACEMENTS, Members
-from rlcli.launch.cores import available_cores
 from rlcli.launch.interfaces import interface_of
 from rlcli.launch.memory_kills import MemoryKills, memory_in_use
 from rlcli.processes import STOP_SIGNALS, start_time

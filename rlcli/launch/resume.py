@@ -18,11 +18,9 @@ from rlcli.errors import ResourceError, RlcliError, UsageError, raise_all
 from rlcli.files import known_object
 from rlcli.launch import lifeline
 from rlcli.launch.run import (
-    DIGEST_FILE,
     RESUMES,
     STARTS,
     Finished,
-    digest,
     drive,
     last_checkpoint,
     last_committed,
@@ -32,6 +30,7 @@ from rlcli.launch.run import (
 )
 from rlcli.launch.slurm.jobs import Submission
 from rlcli.launch.stopping import StopSignals
+from rlcli.observe.results import DIGEST_FILE, digest
 from rlcli.project import VARIABLE, check_not_planted, planted
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -17,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from rlcli import __version__
 from rlcli.errors import DataError, HangError, ModelError, RlcliError, WorkerError
 from rlcli.failpoints import check_failpoints
+from rlcli.inspect.before_start import check_before_start
 from rlcli.launch import lifeline
 from rlcli.launch.meeting import remove_abandoned
 from rlcli.launch.memory_kills import write_estimate
-from rlcli.launch.preflight.before_start import check_before_start
 from rlcli.launch.stacks import where_ranks_are
 from rlcli.launch.stopping import StopSignals
-from rlcli.project import planted
+from rlcli.observe.results import DIGEST_FILE, digest, find_result, runs_first
 from rlcli.topology.groups import process_groups
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DIGEST_FILE = "recipe.digest"
 STARTS = "starts.json"
 STEP = "step"
 """What the display calls the steps of the run that was asked for; those of a warm start it calls by its name."""
@@ -124,39 +122,6 @@ def with_warm_starts(
             display.note(f"starting from {folder}")
         models[start.role] = models[start.role].model_copy(update={"path": str(folder)})
     return resolved.recipe.model_copy(update={"models": models}), None
-
-
-def runs_first(resolved: Resolved, log_dir: str) -> list[Resolved]:
-    """The recipes that it starts from whose results are not there yet, in the order to run them."""
-    from rlcli.recipe.warm_start import warm_starts
-
-    missing = [one.source for one in warm_starts(resolved) if find_result(one.source, log_dir, one.source_role) is None]
-    return [first for source in missing for first in (*runs_first(source, log_dir), source)]
-
-
-def find_result(source: Resolved, log_dir: str, role: str) -> Path | None:
-    """The newest finished run of exactly this recipe, if there is one: the folder of a role's saved model."""
-    from rlcli.observe.run_record import read_status
-
-    wanted = digest(source)
-    for marker in sorted(Path(log_dir, source.recipe.name).glob(f"*/{DIGEST_FILE}"), reverse=True):
-        folder = marker.parent / "models" / role
-        if planted(folder / "config.json") is not None or planted(marker) is not None:
-            log.warning("%s is left out: another user has put it into a folder that all may write to", marker.parent)
-        elif (folder / "config.json").is_file() and marker.read_text().strip() == wanted:
-            status = read_status(marker.parent)
-            if status is not None and status["state"] == "done":
-                return folder.absolute()
-    return None
-
-
-def digest(resolved: Resolved) -> str:
-    """Of everything in a recipe that its result depends on."""
-    from rlcli.recipe.warm_start import warm_starts
-
-    told = {key: value for key, value in resolved.to_json().items() if key not in ("launch", "log", "checkpoint")}
-    told["starts"] = {start.role: [digest(start.source), start.source_role] for start in warm_starts(resolved)}
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def _run_one(

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.errors import ResourceError, UsageError
 from rlcli.files import known_object, make_folder, private_file, replace_file
-from rlcli.launch.cores import available_cores
-from rlcli.launch.devices import list_gpus
-from rlcli.launch.run import runs_first
+from rlcli.inspect.cores import available_cores
+from rlcli.inspect.devices import list_gpus
 from rlcli.launch.stopping import heeded
+from rlcli.observe.results import runs_first
 from rlcli.observe.run_overview import Overview, read_overview
 from rlcli.processes import die_with_parent, own_command
 from rlcli.project import VARIABLE, current_project

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from rlcli.cli.findings import finding_lines, summary
-from rlcli.launch.preflight.findings import Finding
+from rlcli.inspect.findings import Finding
 from rlcli.registry import load
 
 HEAVY = ("torch", "transformers", "sympy", "math_verify", "datasets", "huggingface_hub")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from rlcli.launch import devices
-from rlcli.launch import doctor as room
-from rlcli.launch.devices import Gpu, list_gpus, read_gpus
+from rlcli.inspect import devices
+from rlcli.inspect import doctor as room
+from rlcli.inspect.devices import Gpu, list_gpus, read_gpus
 from rlcli.registry.requirements import fits, read_requirements, torch_build
 
 LISTING = """\

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from rlcli.api.data import Preview
 from rlcli.checkpoint.light_tokenizer import LightTokenizer
-from rlcli.launch.preflight.token_marks import Token, tokens_of
-from rlcli.launch.preflight.token_page import token_page
+from rlcli.inspect.token_marks import Token, tokens_of
+from rlcli.inspect.token_page import token_page
 from rlcli.registry import load
 
 RECIPE = """\

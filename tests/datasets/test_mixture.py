@@ -12,8 +12,8 @@ from rlcli.api.config import DatasetAbstraction
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.datasets.mixture import interleaved, row_counts, uses
 from rlcli.errors import RecipeError, UsageError
-from rlcli.launch.preflight.checklist import preflight
-from rlcli.launch.preflight.rows import open_dataset
+from rlcli.inspect.checklist import preflight
+from rlcli.inspect.rows import open_dataset
 from rlcli.recipe.components import dataset_keys
 from rlcli.recipe.resolve import load_recipe
 from rlcli.registry import make_dataset

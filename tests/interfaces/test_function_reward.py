@@ -128,7 +128,7 @@ graph:
 
 
 def test_a_recipe_finds_the_file_next_to_it(tmp_path, monkeypatch):
-    from rlcli.launch.preflight.model_files import model_faults
+    from rlcli.inspect.model_files import model_faults
     from rlcli.recipe.resolve import load_recipe
 
     (tmp_path / "recipes").mkdir()

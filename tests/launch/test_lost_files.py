@@ -8,8 +8,9 @@ import pytest
 from run_files import files, numbers
 
 from rlcli.errors import ModelError, ResourceError
-from rlcli.launch.run import find_result, run_recipe
+from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
+from rlcli.observe.results import find_result
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.resolve import load_recipe
 

@@ -12,8 +12,9 @@ from rlcli import project as projects
 from rlcli.errors import ProjectError, ResourceError
 from rlcli.launch.meeting import MeetingFolder
 from rlcli.launch.resume import resume_run
-from rlcli.launch.run import find_result, run_recipe
+from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
+from rlcli.observe.results import find_result
 from rlcli.recipe.resolve import load_recipe
 
 STRANGER = 12345

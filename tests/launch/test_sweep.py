@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlcli.errors import ResourceError, RlcliError, UsageError
-from rlcli.launch.devices import Gpu
+from rlcli.inspect.devices import Gpu
 from rlcli.launch.sweep import Local, Sweep, again, open_sweep, slots
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.sweep import sweep_runs

@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from rlcli.errors import DataError, HangError, NumericError, ProjectError, ResourceError, UsageError, WorkerError
-from rlcli.launch.run import digest, find_result, run_recipe
+from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
+from rlcli.observe.results import digest, find_result
 from rlcli.observe.samples import read_samples
 from rlcli.processes import STOP_SIGNALS
 from rlcli.recipe.resolve import load_recipe

@@ -97,8 +97,9 @@ def submit_run(
 ) -> tuple[str, Path]:
     """Check a recipe, with `warn` some of its rows too, make the folder of its run, and submit it. Returns the id of
     the job and the folder. Raises RlcliError; then nothing is left."""
-    from rlcli.launch.preflight.before_start import check_before_start
-    from rlcli.launch.run import prepare_run, runs_first
+    from rlcli.inspect.before_start import check_before_start
+    from rlcli.launch.run import prepare_run
+    from rlcli.observe.results import runs_first
 
     planned(resolved, run_dir).script()
     log_dir = str(Path(resolved.recipe.log.dir).expanduser())
@@ -129,8 +130,9 @@ def planned_sweep(base: Resolved, sweep: Sweep, run_dir: Path | None, at_once: i
 def submit_sweep(batch: Batch, sweep: Sweep, base: Resolved) -> str:
     """Check a sweep, make the folders of its runs, and submit them. Returns the id of the array. Raises RlcliError;
     then nothing is left."""
-    from rlcli.launch.preflight.before_start import check_before_start
-    from rlcli.launch.run import prepare_run, runs_first
+    from rlcli.inspect.before_start import check_before_start
+    from rlcli.launch.run import prepare_run
+    from rlcli.observe.results import runs_first
     from rlcli.recipe.resolve import load_recipe
 
     batch.script()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlcli.api.model_folder import check_config, check_folder, check_sizes
 from rlcli.errors import ModelError, ResourceError, RlcliError
-from rlcli.launch.devices import list_gpus
+from rlcli.inspect.devices import list_gpus
 from rlcli.recipe.files import model_of_call
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcli.api.data import Preview
-from rlcli.launch.preflight.findings import Finding, count, grouped, share
-from rlcli.launch.preflight.rows import OpenDataset
-from rlcli.launch.preflight.text import shortened
+from rlcli.inspect.findings import Finding, count, grouped, share
+from rlcli.inspect.rows import OpenDataset
+from rlcli.inspect.text import shortened
 
 EXAMPLES = 3
 """Rows that a finding names."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from rlcli import __version__, registry
 from rlcli.errors import RlcliError
-from rlcli.launch.cores import available_cores
-from rlcli.launch.devices import Gpu, list_gpus
-from rlcli.launch.preflight.findings import Finding, failure
-from rlcli.launch.processor import cpu_flags
+from rlcli.inspect.cores import available_cores
+from rlcli.inspect.devices import Gpu, list_gpus
+from rlcli.inspect.findings import Finding, failure
+from rlcli.inspect.processor import cpu_flags
 from rlcli.registry.requirements import (
     Requirements,
     fits,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from rlcli.launch.preflight.token_marks import Token
+from rlcli.inspect.token_marks import Token
 
 STYLE = """
 body { font: 15px/1.6 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from rlcli.launch import cores
-from rlcli.launch.cores import available_cores
+from rlcli.inspect import cores
+from rlcli.inspect.cores import available_cores
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcli.launch.preflight.checklist import preflight
-from rlcli.launch.preflight.packing import pack_steps
+from rlcli.inspect.checklist import preflight
+from rlcli.inspect.packing import pack_steps
 from rlcli.recipe.resolve import load_recipe
 from rlcli.registry import load
 

@@ -39,7 +39,7 @@ def slow_dtypes(resolved: Resolved) -> Iterator[str]:
 
 
 def _runs_on_this_cpu(recipe: Recipe) -> bool:
-    from rlcli.launch.devices import list_gpus
+    from rlcli.inspect.devices import list_gpus
 
     device = recipe.cluster.device
     return device == "cpu" or (device == "auto" and recipe.cluster.nodes == 1 and not list_gpus())

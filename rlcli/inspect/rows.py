@@ -141,7 +141,7 @@ def _tokenizer_source(resolved: Resolved, role: str) -> str:
     source = tokenizer_source(resolved.recipe, role)
     if not source.startswith("recipe:"):
         return source
-    from rlcli.launch.run import find_result
+    from rlcli.observe.results import find_result
     from rlcli.recipe.warm_start import warm_starts
 
     owner = tokenizer_role(resolved.recipe, role)

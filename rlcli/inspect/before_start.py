@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlcli.errors import DataError, ResourceError, RlcliError, raise_all
 
 if TYPE_CHECKING:
-    from rlcli.launch.preflight.rows import OpenDataset
+    from rlcli.inspect.rows import OpenDataset
     from rlcli.recipe.resolve import Resolved
 
 READ_WHOLE = 32 << 20
@@ -24,7 +24,7 @@ def check_before_start(
 ) -> None:
     """Check the libraries, models, data, folders and disk of a recipe and of those that must run before it; with `warn`
     some of their rows, too. Loads no model and makes no folder. Raises RlcliError with everything that is wrong."""
-    from rlcli.launch.preflight.model_files import model_faults
+    from rlcli.inspect.model_files import model_faults
     from rlcli.recipe.libraries import libraries_to_install
 
     found: list[RlcliError] = []
@@ -47,8 +47,8 @@ def check_before_start(
 
 def _look_at_rows(resolved: Resolved, datasets: dict[str, OpenDataset], warn: Callable[[str], None]) -> None:
     """Raises RlcliError if some rows show that the run would fail or learn nothing."""
-    from rlcli.launch.preflight.checklist import quick_checks
-    from rlcli.launch.preflight.findings import as_error
+    from rlcli.inspect.checklist import quick_checks
+    from rlcli.inspect.findings import as_error
 
     found = list(quick_checks(resolved, datasets))
     raise_all(as_error(one, "--no-check trains all the same") for one in found if one.level == "FAIL")
@@ -83,7 +83,7 @@ def _open_datasets(resolved: Resolved) -> tuple[dict[str, OpenDataset], list[Rlc
     """The datasets that can be read without torch and transformers, and what is wrong with them; the workers open the
     others."""
     from rlcli.checkpoint.light_tokenizer import NotLight
-    from rlcli.launch.preflight.rows import Tokenizers, is_light, open_dataset
+    from rlcli.inspect.rows import Tokenizers, is_light, open_dataset
     from rlcli.recipe.dataset_sizes import check_dataset_sizes
 
     tokenizers = Tokenizers(resolved, only_light=True)

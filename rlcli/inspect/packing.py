@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from rlcli.api.config import stable_seed
 from rlcli.api.data import Preview
 from rlcli.api.partition import ffd_allocate
-from rlcli.launch.preflight.findings import Finding, grouped, share
+from rlcli.inspect.findings import Finding, grouped, share
 from rlcli.ops.minibatches import assign_minibatches
 from rlcli.recipe.lengths import keeps_groups
 from rlcli.runtime.data_order import DataOrder
 from rlcli.runtime.partition import shares
 
 if TYPE_CHECKING:
-    from rlcli.launch.preflight.row_checks import Limits
-    from rlcli.launch.preflight.rows import OpenDataset
+    from rlcli.inspect.row_checks import Limits
+    from rlcli.inspect.rows import OpenDataset
     from rlcli.recipe.schema import Recipe
 
 MOST_STEPS = 20

@@ -10,9 +10,9 @@ from rlcli.api.config import ModelInterfaceAbstraction
 from rlcli.api.data import Preview
 from rlcli.api.interface import ANSWER_FORMS
 from rlcli.errors import RlcliError
-from rlcli.launch.preflight.findings import Finding, failure
-from rlcli.launch.preflight.row_checks import place
-from rlcli.launch.preflight.text import shortened
+from rlcli.inspect.findings import Finding, failure
+from rlcli.inspect.row_checks import place
+from rlcli.inspect.text import shortened
 from rlcli.recipe.components import signature_of
 from rlcli.recipe.schema import Call
 

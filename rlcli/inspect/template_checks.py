@@ -7,9 +7,9 @@ from typing import Any
 
 from rlcli.api.chat_template import conversation_text
 from rlcli.api.data import Preview
-from rlcli.launch.preflight.findings import Finding
-from rlcli.launch.preflight.row_checks import Limits, place
-from rlcli.launch.preflight.text import shortened
+from rlcli.inspect.findings import Finding
+from rlcli.inspect.row_checks import Limits, place
+from rlcli.inspect.text import shortened
 
 MOST = 20
 """Rows that are rendered twice."""

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from rlcli.api.data import Preview
 from rlcli.errors import ModelError, RlcliError
 from rlcli.files import known_object
-from rlcli.launch.devices import list_gpus
-from rlcli.launch.preflight.findings import Finding, count, failure, grouped
-from rlcli.launch.preflight.model_files import check_model_files
-from rlcli.launch.preflight.packing import check_packing
-from rlcli.launch.preflight.reward_checks import check_reward, scores_texts
-from rlcli.launch.preflight.row_checks import (
+from rlcli.inspect.devices import list_gpus
+from rlcli.inspect.findings import Finding, count, failure, grouped
+from rlcli.inspect.model_files import check_model_files
+from rlcli.inspect.packing import check_packing
+from rlcli.inspect.processor import slow_dtypes
+from rlcli.inspect.reward_checks import check_reward, scores_texts
+from rlcli.inspect.row_checks import (
     Limits,
     check_ends,
     check_leak,
@@ -23,9 +24,8 @@ from rlcli.launch.preflight.row_checks import (
     check_repeats,
     check_rows,
 )
-from rlcli.launch.preflight.rows import OpenDataset, OpenTokenizer, Tokenizers, open_dataset, open_tokenizer
-from rlcli.launch.preflight.template_checks import check_template
-from rlcli.launch.processor import slow_dtypes
+from rlcli.inspect.rows import OpenDataset, OpenTokenizer, Tokenizers, open_dataset, open_tokenizer
+from rlcli.inspect.template_checks import check_template
 from rlcli.recipe.dataset_sizes import check_dataset_sizes
 from rlcli.recipe.lengths import cache_of, kept_together
 from rlcli.recipe.libraries import libraries_to_install
@@ -117,7 +117,7 @@ def _check_recipe(resolved: Resolved) -> Finding:
 
 def _check_components(resolved: Resolved) -> Iterator[Finding]:
     """Whether each interface and backend accepts its arguments together, in the recipes that run first too."""
-    from rlcli.launch.preflight.before_start import component_faults
+    from rlcli.inspect.before_start import component_faults
     from rlcli.recipe.warm_start import chain
 
     faults = [error for one in (*chain(resolved), resolved) for error in component_faults(one)]

@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 
 from rlcli.cli.main import main
 from rlcli.errors import Errors, ModelError, ResourceError, RlcliError
-from rlcli.launch.preflight.before_start import check_before_start
-from rlcli.launch.preflight.model_files import model_faults
+from rlcli.inspect.before_start import check_before_start
+from rlcli.inspect.model_files import model_faults
 from rlcli.observe.run_lock import RunLock
 from rlcli.recipe.resolve import load_recipe
 
@@ -216,7 +216,7 @@ def test_a_model_from_scratch_that_no_memory_holds(project):
 
 
 def too_large(monkeypatch, memory: int, *overrides: str) -> bool:
-    monkeypatch.setattr("rlcli.launch.preflight.model_files.memory_of_this_machine", lambda: memory)
+    monkeypatch.setattr("rlcli.inspect.model_files.memory_of_this_machine", lambda: memory)
     found = faults("cluster.device=cpu", *overrides)
     return any(" of memory" in fault.what for fault in found)
 
@@ -296,7 +296,7 @@ def test_a_disk_without_room(project, monkeypatch):
 
 
 def test_of_a_large_file_only_the_first_rows_are_read(project, monkeypatch):
-    monkeypatch.setattr("rlcli.launch.preflight.before_start.READ_WHOLE", 1000)
+    monkeypatch.setattr("rlcli.inspect.before_start.READ_WHOLE", 1000)
     (project / "rows.jsonl").write_text(ROW * 1000 + "{\n")
     assert faults() == []
     (project / "rows.jsonl").write_text(ROW * 999 + "{\n")

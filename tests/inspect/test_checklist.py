@@ -9,10 +9,10 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from rlcli.api.data import Preview
-from rlcli.launch.preflight.checklist import preflight
-from rlcli.launch.preflight.findings import exit_code, share
-from rlcli.launch.preflight.row_checks import Limits, check_ends, check_mask
-from rlcli.launch.preflight.rows import open_dataset, open_tokenizer
+from rlcli.inspect.checklist import preflight
+from rlcli.inspect.findings import exit_code, share
+from rlcli.inspect.row_checks import Limits, check_ends, check_mask
+from rlcli.inspect.rows import open_dataset, open_tokenizer
 from rlcli.recipe.resolve import load_recipe
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<user>", "<bot>", "<end>"]
@@ -315,7 +315,7 @@ def test_the_result_of_a_warm_start_is_looked_at_once_it_is_there(check, tmp_pat
         asked.append((source.recipe.name, role))
         return result if len(asked) > 1 else None
 
-    monkeypatch.setattr("rlcli.launch.run.find_result", find_result)
+    monkeypatch.setattr("rlcli.observe.results.find_result", find_result)
     (tmp_path / "first.yaml").write_text(SFT)
     recipe = PPO.replace("path: model", "path: recipe:first.yaml#actor")
     assert "train template" not in check(recipe, SUMS)
@@ -356,18 +356,6 @@ def test_rows_without_an_answer(check):
     found = check(recipe, [{"prompt": row["question"]} for row in SUMS])["reward_inf reward"]
     assert (found.level, found.code) == ("FAIL", "F31")
     assert "9 of 9 rows looked at have no answer" in found.says
-
-
-# -- users' own components -------------------------------------------------------------------------------
-
-
-def test_datasets_without_a_preview_are_looked_at_by_their_samples(project):
-    found = {finding.about: finding for finding in preflight(load_recipe("toy.yaml"), 5)}
-    assert found["train"].says == "20 rows of toy_rows, 5 looked at, spread evenly"
-    assert list(found["tokenizer"].details) == [
-        "read by transformers, not by its file alone: it is made by transformers"
-    ]
-    assert "score reward" not in found
 
 
 def test_shares_have_as_many_digits_as_they_need():

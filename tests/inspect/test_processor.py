@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlcli.launch import processor
-from rlcli.launch.processor import slow_dtypes
+from rlcli.inspect import processor
+from rlcli.inspect.processor import slow_dtypes
 from rlcli.recipe.resolve import load_recipe
 
 ASKED = "models.actor.backend.args.dtype=bfloat16"

@@ -4,6 +4,7 @@ log-probs that the rest of the project means. A run that finds out later has tra
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -122,24 +123,25 @@ def _check_tokens(server: Server, expected: Expected) -> None:
 
 def _check_ids(server: Server, expected: Expected) -> None:
     """A bias of nothing changes nothing, and is refused for an id that is not there."""
-    if not _has_id(server, expected, expected.ids - 1):
-        raise _another(server, expected, f"its vocabulary is smaller than the {expected.ids} ids here")
-    if _has_id(server, expected, expected.ids):
+    if (refusal := _refusal(server, expected, expected.ids - 1)) is not None:
+        raise _another(server, expected, f"its vocabulary is smaller than the {expected.ids} ids here ({refusal})")
+    if _refusal(server, expected, expected.ids) is None:
         raise _another(server, expected, f"its vocabulary is larger than the {expected.ids} ids here")
 
 
-def _has_id(server: Server, expected: Expected, id_: int) -> bool:
+def _refusal(server: Server, expected: Expected, id_: int) -> str | None:
+    """Of a request with an id; None if the server takes it."""
     parameters = {"max_new_tokens": 1, "temperature": 1.0, "logit_bias": {str(id_): 0.0}}
-    body = {"input_ids": [0], "rid": f"is-there-{id_}", "sampling_params": parameters}
+    body = {"input_ids": [0], "rid": uuid.uuid4().hex, "sampling_params": parameters}
     try:
         server.endpoint.post("/generate", body, expected.seconds)
     except ServerRefused as problem:
         if problem.status == 400:
-            return False
+            return str(problem)
         raise server.endpoint.hostile(f"refuses a question about its model: {problem}") from None
     except (ServerGone, ServerLate) as problem:
         raise server.failure(f"could not be asked about its model: {problem}") from None
-    return True
+    return None
 
 
 def _another(server: Server, expected: Expected, what: str) -> RlcliError:
@@ -156,7 +158,7 @@ def _spread(count: int) -> list[int]:
 def _logprobs(server: Server, expected: Expected, ids: list[int], temperature: float) -> list[float]:
     """Of tokens, after the text of id 0."""
     body = {
-        "input_ids": [0], "rid": f"logprobs-{temperature}", "return_logprob": True, "token_ids_logprob": ids,
+        "input_ids": [0], "rid": uuid.uuid4().hex, "return_logprob": True, "token_ids_logprob": ids,
         "sampling_params": {"max_new_tokens": 1, "temperature": temperature},
     }  # fmt: skip
     answer = _ask(server, lambda at: at.post("/generate", body, expected.seconds))

@@ -53,9 +53,13 @@ class Endpoint:
     key: str | None = None
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.username:
-            raise ValueError(f"a url is {self.url!r}; it must be like http://127.0.0.1:30000")
+        try:
+            parts = urlsplit(self.url)
+            is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port or an address that is none
+            is_one = False
+        if not is_one or parts.path.strip("/") or parts.username:
+            raise ValueError(f"the url of a server is {self.url!r}; it must be like http://127.0.0.1:30000")
 
     @property
     def host(self) -> str:

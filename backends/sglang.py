@@ -94,7 +94,11 @@ class SGLang(ModelBackend):
     """Seconds for new weights."""
 
     def __post_init__(self) -> None:
+        from ._sglang_http import Endpoint
+
         check_arguments(self)
+        for url in self.urls:
+            Endpoint(url.rstrip("/"))
 
     def _initialize(self, model: Model) -> Model:
         from ._sglang_attach import Expected, check_logprobs, check_model

@@ -15,6 +15,8 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from rlcli.api.config import ModelBackendAbstraction
+from rlcli.api.model import make_backend
 from rlcli.backends._sglang_attach import Expected, check_model
 from rlcli.backends._sglang_http import Endpoint, ServerRefused
 from rlcli.backends._sglang_server import Launch, Server
@@ -295,6 +297,15 @@ def test_a_server_of_other_processes_would_wait_for_weights_in_vain():
 def test_a_server_that_an_earlier_run_left_paused_continues(attached):
     engine, _ = attached(1, lambda fake: fake.answer("/pause_generation", {"mode": "retract"}))
     assert len(generate(engine).tokens) == 5
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["localhost:30000", "http://h:99999", "http://h:x", "http://[::1", "ftp://h:1", "http://u:p@h:1", "http://h/v1"],
+)
+def test_what_is_no_url_of_a_server_is_refused_before_anything_starts(url):
+    with pytest.raises(UsageError, match="must be like http:"):
+        make_backend(ModelBackendAbstraction("sglang", {"urls": [url]}))
 
 
 def test_a_server_that_is_not_there_is_named_once_its_time_is_over(attached):

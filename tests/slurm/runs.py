@@ -7,13 +7,14 @@ from pathlib import Path
 
 from toy_project import RECIPE, make_project
 
+from rlcli.launch.slurm.goes import read_goes
 from rlcli.launch.slurm.jobs import Submission, look_up_one
 from rlcli.observe.tail import Tail
 
 from .cluster import wait_for
 
 HOME = str(Path(__file__).parents[2])
-BY_SLURM = ("launch=slurm", "launch.interface=lo", "launch.slurm.time=30m", "launch.slurm.cpus_per_task=1")
+BY_SLURM = ("launch=slurm", "launch.interface=lo", "launch.slurm.cpus_per_task=1")
 HERE = ("launch=local",)
 PATIENCE = 150.0
 """Seconds for a run of a few steps: every start takes a while on a slow machine."""
@@ -56,6 +57,8 @@ class Run:
     def __init__(self, cluster, folder):
         self.cluster, self.folder = cluster, folder
         self.job = Submission.read(folder).job_id
+        self._seen = 0
+        """Goes that have ended."""
 
     @property
     def status(self):
@@ -102,7 +105,14 @@ class Run:
         except TimeoutError:
             raise AssertionError(f"{self.state()}, not {state}\n{self.log}") from None
 
-    def begin_again(self):
-        """Have a job that was put back into the queue begin at once, and not after Slurm's two minutes."""
+    def wait_until_put_back(self):
+        """Until it is in the queue after a go."""
+        wait_for(lambda: len(read_goes(self.folder)) > self._seen, PATIENCE)
+        self._seen = len(read_goes(self.folder))
         self.wait_until("PENDING")
+
+    def begin_again(self):
+        """Have a job that was put back into the queue begin once the last go is over, and not two minutes later, as
+        Slurm has it: the end of its script must not be taken for that of the new one."""
+        wait_for(lambda: not self.cluster.step_daemons(), PATIENCE)
         self.cluster.run("scontrol", "update", f"jobid={self.job}", "starttime=now")

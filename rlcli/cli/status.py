@@ -127,7 +127,7 @@ def _facts(one: Overview, progress: Progress) -> list[tuple[str, str]]:
     if one.message:
         facts.append(("why", one.message))
     if one.job is not None:
-        facts.append(("job", f"{one.job}{f' on {one.nodes}' if one.nodes else ''}"))
+        facts.append(("job", f"{one.job}{f' on {one.nodes}' if one.nodes else ''}{_goes(one)}"))
     if one.holder is not None:
         others = f", supervisor {one.holder.supervisor.pid}" if one.holder.supervisor is not None else ""
         facts.append(("where", f"{_machine(one)}, pid {one.holder.owner.pid}{others}"))
@@ -151,6 +151,14 @@ def _facts(one: Overview, progress: Progress) -> list[tuple[str, str]]:
     if (step := _committed(one)) is not None:
         facts.append(("checkpoint", f"step {step}"))
     return facts
+
+
+def _goes(one: Overview) -> str:
+    """Of a job that was put back into the queue."""
+    from rlcli.launch.slurm.goes import read_goes
+
+    count = len(read_goes(one.folder))
+    return f", begun {count} times" if count > 1 else ""
 
 
 def _machine(one: Overview) -> str:

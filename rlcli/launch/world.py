@@ -115,7 +115,9 @@ class World:
         return ("node", node) in self.transport.pulses.heard
 
     def stop_signal(self) -> int | None:
-        """One that asks for a stop and that some agent has received."""
+        """One that asks for a stop and that some agent has received, while all is well."""
+        if any(told.keys() & {"rank", "failure"} for told in self._told().values()):
+            return None
         return next((told["asked_to_stop"] for told in self._told().values() if "asked_to_stop" in told), None)
 
     def _told(self) -> dict[int, dict[str, Any]]:

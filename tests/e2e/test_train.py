@@ -5,6 +5,8 @@ import json
 import pytest
 
 from rlcli.errors import escape_control
+from rlcli.launch.run import prepare_run
+from rlcli.recipe.resolve import load_recipe
 
 pytestmark = pytest.mark.timeout(420)  # some are several runs
 
@@ -123,7 +125,9 @@ def test_generation_may_run_one_step_ahead_on_devices_of_its_own(train, tiny_ppo
     assert by_step == {k + 1: {"actor_gen": k - late} for k, late in enumerate(staleness)}
 
 
-def test_a_recipe_runs_what_it_starts_from_once(tmp_path, warm_command):
+@pytest.fixture
+def with_warm_start(tmp_path):
+    """after.yaml, which starts from the result of warm.yaml."""
     (tmp_path / "warm.yaml").write_text(
         "extends: sft_math\n"
         "models: {actor: {scratch: {hidden_size: 32, num_hidden_layers: 1, intermediate_size: 32}}}\n"
@@ -137,6 +141,10 @@ def test_a_recipe_runs_what_it_starts_from_once(tmp_path, warm_command):
         "generation: {max_new_tokens: 4}\n"
         "train: {steps: 1, prompts_per_step: 4, eval: {every_steps: null}}\n"
     )
+    return tmp_path
+
+
+def test_a_recipe_runs_what_it_starts_from_once(with_warm_start, tmp_path, warm_command):
     first = warm_command("train", "after.yaml", "--json", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert "training that first" in first.stderr
@@ -146,6 +154,27 @@ def test_a_recipe_runs_what_it_starts_from_once(tmp_path, warm_command):
     assert len(list((tmp_path / "runs" / "warm").iterdir())) == 1
     assert len(list((tmp_path / "runs" / "after").iterdir())) == 2
     assert json.loads(first.stdout)["steps"] == 1
+
+
+def test_a_run_that_was_prepared_for_a_job_runs_what_it_starts_from_when_it_begins(
+    with_warm_start, tmp_path, warm_command, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    prepare_run(load_recipe("after.yaml", ()), tmp_path / "prepared")
+    assert json.loads((tmp_path / "prepared/status.json").read_text())["state"] == "submitted"
+    assert json.loads((tmp_path / "prepared/starts.json").read_text())["actor"] == "recipe:warm.yaml#actor"
+    assert not (tmp_path / "runs").exists()
+    done = warm_command("resume", "prepared", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "training that first" in done.stderr
+    assert "resuming" not in done.stderr
+    (warm,) = (tmp_path / "runs/warm").iterdir()
+    assert json.loads((tmp_path / "prepared/starts.json").read_text())["actor"] == str(warm / "models/actor")
+    assert not (tmp_path / "prepared/resumes.jsonl").exists()
+    trained = warm_command("train", "after.yaml", "--run-dir", "trained", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    for file in ("samples.jsonl", "models/actor/model.safetensors"):
+        assert (tmp_path / "prepared" / file).read_bytes() == (tmp_path / "trained" / file).read_bytes()
 
 
 def test_a_used_folder_is_refused(run, train_into, tiny_ppo):

@@ -152,6 +152,11 @@ class Cluster:
         words = self.run("scontrol", "--oneliner", "show", "job", job).split()
         return next(word.partition("=")[2] for word in words if word.startswith(f"{name}="))
 
+    @property
+    def log(self) -> str:
+        """The last that the controller has written."""
+        return "\n".join((self._home / "slurmctld.log").read_text().splitlines()[-40:])
+
     def step_daemons(self, node: str | None = None) -> list[psutil.Process]:
         """Those which run steps and batch scripts of this cluster: `slurmstepd` keeps the variables of its `slurmd`."""
         return [one for one in psutil.process_iter() if _is_step_daemon(one, self._home, node)]

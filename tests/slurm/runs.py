@@ -1,5 +1,6 @@
 """Runs that tests submit as a user does, in a project of their own."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from .cluster import wait_for
 HOME = str(Path(__file__).parents[2])
 BY_SLURM = ("launch=slurm", "launch.interface=lo", "launch.slurm.cpus_per_task=1")
 HERE = ("launch=local",)
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 PATIENCE = 150.0
 """Seconds for a run of a few steps: every start takes a while on a slow machine."""
 
@@ -100,10 +102,10 @@ class Run:
 
     def wait_until(self, state, seconds=PATIENCE):
         """Until its job is in that state."""
-        try:
-            wait_for(lambda: self.state() == state, seconds)
-        except TimeoutError:
-            raise AssertionError(f"{self.state()}, not {state}\n{self.log}") from None
+        with contextlib.suppress(TimeoutError):
+            wait_for(lambda: self.state() in (state, *OVER), seconds)
+        job = self.cluster.run("scontrol", "show", "job", self.job)
+        assert self.state() == state, f"{self.log}\n{self.cluster.log}\n{job}"
 
     def wait_until_put_back(self):
         """Until it is in the queue after a go."""
@@ -112,7 +114,6 @@ class Run:
         self.wait_until("PENDING")
 
     def begin_again(self):
-        """Have a job that was put back into the queue begin once the last go is over, and not two minutes later, as
-        Slurm has it: the end of its script must not be taken for that of the new one."""
-        wait_for(lambda: not self.cluster.step_daemons(), PATIENCE)
-        self.cluster.run("scontrol", "update", f"jobid={self.job}", "starttime=now")
+        """Have a job that was put back into the queue begin soon, and not after Slurm's two minutes. Not in the second
+        in which it was: nodes would take it for the one that they have just ended."""
+        self.cluster.run("scontrol", "update", f"jobid={self.job}", "starttime=now+2")

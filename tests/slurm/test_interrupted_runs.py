@@ -110,10 +110,22 @@ def test_a_killed_process_ends_the_job_and_is_named(project, victim, says):
     assert says in run.status["message"]
 
 
+def test_a_rank_that_is_killed_is_replaced_within_the_job(cluster, project, undisturbed):
+    """Slurm ends the other tasks by a signal, which does not count as one that asks for a stop."""
+    run = project.submit(*TWO_NODES, SLOW, "launch.max_restarts=1")
+    run.wait_for_steps(5)
+    processes(run)["rank1"].kill()
+    run.wait_until("COMPLETED")
+    assert_same(run, undisturbed)
+    assert len(read_goes(run.folder)) == 1
+    assert "starting the workers again, restart 1 of 1" in run.log
+
+
 def test_a_cancelled_run_leaves_nothing_and_is_resumed_as_another_job(cluster, project, undisturbed):
     run = project.submit(*TWO_NODES, SLOW)
     run.wait_for_steps(5)
     family = [*processes(run).values()]
+    assert f"error[F71] run: job {run.job} of this run is running" in project.rlcli("resume", "run", code=6).stderr
     cluster.run("scancel", run.job)
     run.wait_until("CANCELLED")
     assert_gone(family, GONE_WITHIN)

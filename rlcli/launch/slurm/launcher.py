@@ -83,7 +83,9 @@ class SlurmRunning:
         return self._world.deaths()
 
     def stop_signal(self) -> int | None:
-        return self._world.stop_signal()
+        """Not one by which Slurm ends the tasks that are left when one has failed."""
+        number = self._world.stop_signal()
+        return number if number is None or self._step is None or not self._step.has_failed() else None
 
     def stop(self, grace: float, show_stacks: bool = False) -> None:
         if self._step is not None:
@@ -124,13 +126,18 @@ class Step:
 
     def exit_of(self, task: int) -> int | None:
         """The exit code of the first task that failed, if it is this one; of all once srun has ended."""
-        now = time.monotonic()
-        if self._first is None and now - self._looked > LOOK_SECONDS:
-            self._looked = now
-            self._first = first_to_fail(self._log.read_text(errors="replace"))
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            self.has_failed()
         if self._first is not None:
             return self._first[1] if self._first[0] == task else None
         return self._process.poll()
+
+    def has_failed(self) -> bool:
+        """Whether a task has, by what srun has said until now."""
+        if self._first is None:
+            self._looked = time.monotonic()
+            self._first = first_to_fail(self._log.read_text(errors="replace"))
+        return self._first is not None
 
     def show_stacks(self) -> None:
         """srun hands SIGUSR1 on to all processes of its tasks: at it ranks write where they are."""

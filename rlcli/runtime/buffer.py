@@ -68,6 +68,8 @@ class Buffer:
         self._held: dict[str, dict[str, Held]] = {}
         self._metadata: dict[str, dict[str, Any]] = {}
         self._shared: dict[Hashable, Any] = {}
+        self._sent: Counter[int] = Counter()
+        """Rank → the tokens that it was to send so far."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -156,7 +158,6 @@ class Buffer:
         each other. Of several holders the one sends that has sent least.
         """
         plan: list[Transfer] = []
-        sent: Counter[int] = Counter()
         for target, ids in sorted(shares.items()):
             strangers = {id_ for id_ in ids if not any(target in held.ranks for held in self._held[id_].values())}
             for key in keys:
@@ -166,8 +167,8 @@ class Buffer:
                     if target not in held.ranks:
                         by_holders.setdefault(tuple(sorted(held.ranks)), []).append(id_)
                 for holders, moved in sorted(by_holders.items()):
-                    source = min(holders, key=lambda rank: (sent[rank], rank))
-                    sent[source] += sum(self.sequence_lengths(moved, key))
+                    source = min(holders, key=lambda rank: (self._sent[rank], rank))
+                    self._sent[source] += sum(self.sequence_lengths(moved, key))
                     described = self.description(moved, [key])
                     if strangers & set(moved):
                         described.metadata = self._metadata_of(moved)

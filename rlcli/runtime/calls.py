@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any, TypeVar
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.dataflow import MFCDef, ModelInterfaceType, OffloadHook
+from rlcli.api.dataflow import MFCDef, ModelInterfaceType, OffloadHook, ParamReallocHook
 from rlcli.api.key_meaning import NOT_ENDED, PROMPT_MASK, REWARDS, SAMPLED_LOGPROBS, SEQUENCES
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.schema import Recipe
@@ -45,6 +45,8 @@ class Running:
     answers: Mapping[int, Mapping[str, Any]]
     copy_seconds: float | None = None
     """That its weights took to other ranks."""
+    updates: int = 0
+    """Of its role's weights in a training step; 0 if they never change."""
 
     def and_then(self, later: Running) -> Running:
         """The same call on other samples of the step, added up."""
@@ -78,7 +80,7 @@ class Running:
     @property
     def version(self) -> int:
         """Of the role's weights as the call began: the training steps behind them."""
-        return int(self.answers[self.placement.ranks[0]]["version"])
+        return int(self.answers[self.placement.ranks[0]]["version"]) // max(self.updates, 1)
 
     def times(self) -> dict[str, float]:
         """Seconds of the slowest rank, by name; of the copy of its weights too."""
@@ -101,9 +103,21 @@ def _added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 class Held:
     """A call that has not started yet: it waits for its inputs, or for calls of its ranks that came before it."""
 
+    role: str
     ranks: tuple[int, ...]
-    run: Callable[[], None]
+    run: Callable[[], None] = lambda: None
     has_inputs: bool = False
+
+
+def updates_per_step(graph: Sequence[MFCDef]) -> dict[str, int]:
+    """Role whose weights change → by how much its version grows in a training step: that of a role that follows another
+    grows as the other's does."""
+    found = Counter(mfc.model_name for mfc in graph if mfc.is_train)
+    for mfc in graph:
+        for hook in mfc.post_hooks:
+            if isinstance(hook, ParamReallocHook) and hook.target not in found:
+                found[hook.target] = found[mfc.model_name]
+    return {role: count for role, count in found.items() if count}
 
 
 def named_reports(
@@ -133,7 +147,10 @@ class Calls:
         self._requests = requests
         self._phase = phase
         self._mfcs = {mfc.name: mfc for mfc in (*train_graph(recipe), *eval_graph(recipe))}
+        self._updates = updates_per_step(train_graph(recipe))
         self._held: list[Held] = []
+        self._working: Counter[int] = Counter()
+        """Rank → the calls that it was sent and has not answered."""
         self._names: dict[str, str] = {}
         """Sample → what its dataset calls it."""
 
@@ -207,39 +224,53 @@ class Calls:
                 args[rank]["parts"] = parts
 
         def done(answers: Answers) -> None:
+            self._working.subtract(placement.ranks)
             reports: Answers = {}
             for rank in placement.ranks:
                 reports[rank] = {name: value for name, value in answers[rank].items() if name != "batch"}
                 if answers[rank]["batch"] is not None:
                     self.buffer.add(rank, SequenceSample.from_json(answers[rank]["batch"]))
             self.times.count_call({rank: answer["seconds"] for rank, answer in answers.items()})
-            running = Running(task, mfc, placement, reports)
-            self._copy_to_others(running, then)
+            running = Running(task, mfc, placement, reports, updates=self._updates.get(mfc.model_name, 0))
+            if hook is None:
+                then(running)
+            else:
+                self._copy_to_others(hook, copy, running, then)
 
         def run() -> None:
             self._phase(task.call)
+            self._working.update(placement.ranks)
             self._requests.post("run_call", args, done)
 
-        self._start_in_order(Held(placement.ranks, run), plan)
+        self._start_in_order(Held(mfc.model_name, placement.ranks, run), plan)
+        hook, copy = remote_copy(mfc, self._topology), Held(mfc.model_name, placement.ranks)
+        if hook is not None:  # its ranks copy the weights before they do what they are given later
+            self._held.append(copy)
 
-    def _copy_to_others(self, running: Running, then: Callable[[Running], None]) -> None:
+    def _copy_to_others(
+        self, hook: ParamReallocHook, copy: Held, running: Running, then: Callable[[Running], None]
+    ) -> None:
         """A call is done once a role on other ranks that follows its role has the new weights."""
-        hook = remote_copy(running.mfc, self._topology)
-        if hook is None:
-            then(running)
-            return
         rests = any(isinstance(other, OffloadHook) for other in running.mfc.post_hooks)
         args = {"source": running.mfc.model_name, "target": hook.target, "eta": hook.eta, "then_offload": rests}
-        ranks = sorted({*running.placement.ranks, *self._topology.placement(hook.target).ranks})
+        followers = self._topology.placement(hook.target).ranks
+        ranks = tuple(sorted({*running.placement.ranks, *followers}))
 
         def copied(answers: Answers) -> None:
             # The last rank to come has waited for no other: what it took is the transfer itself.
             then(replace(running, copy_seconds=min(answer["seconds"] for answer in answers.values())))
 
-        def copy() -> None:
-            self._requests.post("copy_weights", dict.fromkeys(ranks, args), copied)
+        copy.ranks = ranks
+        copy.run = lambda: self._requests.post("copy_weights", dict.fromkeys(ranks, args), copied)
+        if any(self._working[rank] for rank in followers):
+            self._give_way(copy)
+        self._inputs_are_there(copy)
 
-        self._start_in_order(Held(tuple(ranks), copy), ())
+    def _give_way(self, copy: Held) -> None:
+        """Its ranks would wait for those that follow: what they were given of other roles since goes first."""
+        place = self._held.index(copy)
+        own = [call for call in self._held[place:] if call.role == copy.role]
+        self._held[place:] = [*(call for call in self._held[place:] if call not in own), *own]
 
     def _start_in_order(self, call: Held, plan: Sequence[Transfer]) -> None:
         """Start a call once its inputs have moved, and after calls of the same ranks that came before it: their order

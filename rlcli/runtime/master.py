@@ -356,7 +356,7 @@ class MasterWorker:
         record |= self._evaluate(self.steps_done) if self._is_evaluation_due() else {}
         self._last_record = record
         self.outputs.metrics.write(self.steps_done, record)
-        versions = {one.mfc.name: one.version for one in reports if one.mfc.interface_type is GENERATE}
+        versions = {one.mfc.name: one.version for one in reports if one.mfc.interface_type is GENERATE and one.updates}
         of_sample = ahead.versions if ahead is not None else dict.fromkeys(ids, versions)
         state = "trained" if self.recipe.trained_roles else "done"
         for line in [*(ahead.dropped if ahead is not None else ()), *samples.ledger(state, of_sample)]:

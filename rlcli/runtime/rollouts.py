@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
+from rlcli.api.dataflow import MFCDef, ModelInterfaceType
 from rlcli.errors import DataError
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
@@ -49,7 +49,6 @@ class Rollouts:
         self._dataset = train.dataset
         self._ahead = {mfc.name: mfc for mfc in ahead}
         self._calls = calls
-        self._updates = updates_per_step(self._graph)
         self.failure: DataError | None = None
         """Why nothing more is made: too much of it is dropped."""
         self._reports: dict[int, dict[str, Running]] = {}
@@ -85,9 +84,8 @@ class Rollouts:
 
     def _take_in(self, task: Task, running: Running) -> None:
         self._reports.setdefault(task.step, {})[task.call] = running
-        version = None
-        if running.mfc.interface_type is ModelInterfaceType.GENERATE and running.mfc.model_name in self._updates:
-            version = running.version // self._updates[running.mfc.model_name]
+        samples = running.mfc.interface_type is ModelInterfaceType.GENERATE and running.updates
+        version = running.version if samples else None
         try:
             self._calls.forget(self.admission.finish(task, running.dropped(), version))
         except DataError as error:
@@ -151,14 +149,3 @@ def _mean_lags(step: int, taken: Sequence[Ready]) -> dict[str, float]:
     calls = dict.fromkeys(call for one in taken for call in one.versions)
     lags = {call: [step - one.versions[call] for one in taken if call in one.versions] for call in calls}
     return {call: sum(of_call) / len(of_call) for call, of_call in lags.items()}
-
-
-def updates_per_step(graph: Sequence[MFCDef]) -> dict[str, int]:
-    """Role whose weights change → by how much its version grows in a training step: that of a role that follows another
-    grows as the other's does."""
-    found = Counter(mfc.model_name for mfc in graph if mfc.is_train)
-    for mfc in graph:
-        for hook in mfc.post_hooks:
-            if isinstance(hook, ParamReallocHook) and hook.target not in found:
-                found[hook.target] = found[mfc.model_name]
-    return {role: count for role, count in found.items() if count}

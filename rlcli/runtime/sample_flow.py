@@ -181,7 +181,7 @@ class SampleFlow:
     @property
     def under_way(self) -> int:
         """Samples that were drawn for the open steps and not dropped: those that are made, or wait to be trained on."""
-        return sum(len(step.kept) for step in self._steps.values())
+        return sum(sum(map(len, step.draws)) - len(step.drops) for step in self._steps.values())
 
     @property
     def unfinished(self) -> list[Draw]:

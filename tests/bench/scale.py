@@ -1,6 +1,6 @@
 """What the master costs, from a few ranks to very many, and how close a run comes to its critical path.
 
-    python tests/bench/scale.py [--ranks 64 256 1024] [--samples 100000] [--real 16] [--json]
+    python tests/bench/scale.py [--ranks 64 256 1024] [--samples 100000] [--real 16] [--staleness 1] [--json]
 
 The ranks are simulated: they stand behind the transport's protocol, on a virtual clock, and answer what real ones
 would after the seconds that a call takes. What the master does is real, packing and reading messages included. The
@@ -75,18 +75,18 @@ log: {tensorboard: false, plot: false, samples_per_step: 0}
 """
 
 
-def settings_of(ranks: int, prompts: int, steps: int) -> tuple[str, ...]:
+def settings_of(ranks: int, prompts: int, steps: int, staleness: int = 0) -> tuple[str, ...]:
     half = ranks // 2
     first, second = f"0-{half - 1}", f"{half}-{ranks - 1}"
     return (
         f"cluster.devices_per_node={ranks}", f"models.actor.devices={first}", f"models.critic.devices={second}",
         f"models.reward.devices={second}", f"train.prompts_per_step={prompts}", f"train.steps={steps}",
-        f"datasets.train.args.rows={prompts}",
+        f"datasets.train.args.rows={prompts}", f"train.max_staleness={staleness}",
     )  # fmt: skip
 
 
-def recipe_of(ranks: int, prompts: int, steps: int) -> Recipe:
-    return load_recipe("scale.yaml", settings_of(ranks, prompts, steps)).recipe
+def recipe_of(ranks: int, prompts: int, steps: int, staleness: int = 0) -> Recipe:
+    return load_recipe("scale.yaml", settings_of(ranks, prompts, steps, staleness)).recipe
 
 
 def seconds_of(recipe: Recipe) -> dict[str, float]:
@@ -223,10 +223,10 @@ class Figures:
 
 @contextmanager
 def simulated(
-    ranks: int, samples: int, steps: int
+    ranks: int, samples: int, steps: int, staleness: int = 0
 ) -> Iterator[tuple[MasterWorker, SimulatedRanks, Callable[[], None]]]:
     """A run that is ready to begin, whose master will hold so many samples at once; the function lets it run."""
-    recipe = recipe_of(ranks, samples // 2, steps)  # two steps are open at a time
+    recipe = recipe_of(ranks, samples // 2, steps, staleness)  # two steps are open at a time
     transport = SimulatedRanks(recipe)
     with RunDirectory.create(None, recipe.name) as run, PlainDisplay(sys.stderr, quiet=True) as display:
         identity = RunIdentity(run.run_id, "0", "0")
@@ -236,8 +236,8 @@ def simulated(
             yield master, transport, lambda: master.run(outputs)
 
 
-def simulate(ranks: int, samples: int, steps: int = 3) -> Figures:
-    with simulated(ranks, samples, steps) as (master, transport, run):
+def simulate(ranks: int, samples: int, staleness: int, steps: int = 3) -> Figures:
+    with simulated(ranks, samples, steps, staleness) as (master, transport, run):
         began, transport.own = time.process_time(), 0.0
         run()
         spent = time.process_time() - began - transport.own
@@ -285,9 +285,9 @@ def prepare(home: Path) -> None:
     os.chdir(home)
 
 
-def measure(ranks: Sequence[int], samples: int, real: int) -> tuple[dict[str, Any], list[str]]:
+def measure(ranks: Sequence[int], samples: int, real: int, staleness: int) -> tuple[dict[str, Any], list[str]]:
     """All figures, and what is above its limit."""
-    runs = [simulate(number, samples) for number in ranks]
+    runs = [simulate(number, samples, staleness) for number in ranks]
     first, last = runs[0], runs[-1]
     found: dict[str, Any] = {
         "runs": [asdict(run) for run in runs],
@@ -324,11 +324,12 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--real", type=int, default=0, help="also run in so many processes")
+    parser.add_argument("--staleness", type=int, default=0, help="train.max_staleness: samples are made ahead")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         prepare(Path(home))
-        found, above = measure(asked.ranks, asked.samples, asked.real)
+        found, above = measure(asked.ranks, asked.samples, asked.real, asked.staleness)
     print(json.dumps(found | {"above": above}) if asked.json else "\n".join([*table(found), *above]))
     return 1 if above else 0
 

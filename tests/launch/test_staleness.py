@@ -102,3 +102,19 @@ def test_where_everything_is_dropped_the_run_ends_with_a_reason(project):
         trained(project, "train.max_staleness=1", drop, "train.max_redraws=2")
     assert (caught.value.code, caught.value.where) == ("F80", "graph.score")
     assert "dropped: score 32 (divisible)" in caught.value.what
+
+
+@pytest.mark.usefixtures("quick_ranks")
+def test_a_follower_generates_while_another_role_of_the_rank_that_trains_trains(project):
+    """The weights are copied before the critic trains: a step takes as long as all calls but the critic's training."""
+
+    def takes(seconds):
+        return f"{{type: toy, args: {{seconds: {seconds}}}}}"
+
+    trained(
+        project, "launch=local", "cluster.devices_per_node=2", "models.actor.rollout={backend: toy, devices: '1'}",
+        f"graph.gen.interface={takes(0.4)}", f"graph.train_actor.interface={takes(0.1)}",
+        f"graph.value.interface={takes(0.4)}", f"graph.train_critic.interface={takes(0.4)}",
+    )  # fmt: skip
+    steps = [record["time/step"] for record in records(project)]
+    assert min(steps[1:-1]) <= 0.9 * 1.3  # one after the other: 1.3

@@ -10,8 +10,8 @@ from rlcli.api.config import ModelInterfaceAbstraction
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook, calls_ahead
 from rlcli.errors import DataError
 from rlcli.runtime.admission import Admission, Limits, Ready
+from rlcli.runtime.calls import updates_per_step
 from rlcli.runtime.data_order import DataOrder
-from rlcli.runtime.rollouts import updates_per_step
 from rlcli.runtime.sample_flow import Draw, SampleQueue
 
 KINDS = {"generate": ModelInterfaceType.GENERATE, "inference": ModelInterfaceType.INFERENCE,

@@ -60,6 +60,8 @@ def test_the_least_busy_holder_sends(buffer):
     buffer.count_transfers(buffer.transfers({0: list("abcd"), 1: list("abcd")}, ["x"]))
     plan = buffer.transfers({2: ["a", "b"], 3: ["c", "d"]}, ["x"])
     assert [(t.source, t.target) for t in plan] == [(0, 2), (1, 3)]
+    later = [buffer.transfers({rank: ["a"]}, ["x"])[0].source for rank in (4, 5, 6, 7)]
+    assert later == [0, 1, 0, 1]  # what was sent before counts
 
 
 def test_metadata_travel_once(buffer):

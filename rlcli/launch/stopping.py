@@ -16,6 +16,10 @@ from typing import Any
 from rlcli.errors import Stopped
 from rlcli.processes import STOP_SIGNALS
 
+REPEATED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Of these a second one is not meant as one: the kernel, the shell and the terminal each send SIGHUP when a terminal
+closes, and schedulers warn more than once."""
+
 
 def passed_on(number: int) -> int:
     """The real-time signal by which a supervisor passes this one on."""
@@ -79,8 +83,8 @@ class StopSignals:
         if max(self._arrived[number], self._passed_on[number]) == self._heeded[number]:
             return  # the same one, by the other route
         self._heeded[number] += 1
-        if self.requested is not None and number == signal.SIGHUP:
-            return  # the kernel, the shell and the terminal each send one when a terminal closes
+        if self.requested is not None and number in REPEATED:
+            return
         if self._is_ending:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
@@ -94,7 +98,8 @@ class StopSignals:
     def _request(self, number: signal.Signals) -> None:
         self.requested = number
         name = "Ctrl-C (SIGINT)" if self.requested is signal.SIGINT else self.requested.name
-        self._say(f"{name}: finishing this step, then saving. Send again to stop immediately.")
+        again = "" if number in REPEATED else " Send again to stop immediately."
+        self._say(f"{name}: finishing this step, then saving.{again}")
 
 
 def _nothing() -> None:

@@ -72,11 +72,25 @@ def test_a_third_one_does_not_wait_for_the_clearing_up():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
 
 
-def test_a_terminal_that_closes_says_so_several_times():
-    with StopSignals(lambda text: None) as stop:
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_terminals_that_close_and_schedulers_say_so_several_times(number):
+    said = []
+    with StopSignals(said.append) as stop:
         for _ in range(3):
-            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), number)
         assert stop.exit_code == 75
+    assert said == [f"{number.name}: finishing this step, then saving."]
+
+
+def test_a_signal_on_another_node_counts_once():
+    elsewhere = [None]
+    with StopSignals(lambda text: None) as stop:
+        stop.also_heed(lambda: elsewhere[0])
+        assert not stop()
+        elsewhere[0] = int(signal.SIGTERM)
+        assert stop()
+        assert stop()
+        assert (stop.requested, stop.exit_code) == (signal.SIGTERM, 75)
 
 
 def test_under_nohup_a_run_outlives_its_terminal():

@@ -90,7 +90,7 @@ def test_a_run_whose_node_is_lost_continues_exactly_from_its_last_checkpoint(clu
     run.begin_again()
     run.wait_until("COMPLETED")
     assert_same(run, undisturbed)
-    assert read_goes(run.folder)[-1].step in (4, 8, 12)
+    assert read_goes(run.folder)[-1].step >= 4
 
 
 @pytest.mark.parametrize(("victim", "says"), [

@@ -113,7 +113,7 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
             server, raw = served
             answer = read_answer(raw, sampling, left, server.endpoint.hostile)
             if answer.is_aborted and not stop.is_set():
-                raise WorkerError(f"{server.name} was told by somebody else to end a response", code="F90")
+                raise WorkerError(f"{server.name} ended a response on somebody else's request", code="F90")
             response.add(answer, lambda label, server=server: self._number_of(label, server))
             response.is_aborted = answer.is_aborted
             if len(response.tokens) == limit or response.has_ended or response.is_aborted:

@@ -269,7 +269,7 @@ def _refuse_surrogates(value: Any) -> None:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
-            raise BadRow("a text holds half of a surrogate pair, which is no character", "F82") from None
+            raise BadRow("a text holds half of a surrogate pair, which is not a character", "F82") from None
     elif isinstance(value, dict):
         for key, entry in value.items():
             _refuse_surrogates(key)
@@ -280,7 +280,7 @@ def _refuse_surrogates(value: Any) -> None:
 
 
 def _refuse_constant(name: str) -> None:
-    raise BadRow(f"{name} is no JSON number", "F82")
+    raise BadRow(f"{name} is not a JSON number", "F82")
 
 
 def _finite(digits: str) -> float:

@@ -111,7 +111,7 @@ class Mixture:
         others = {other: cfg for other, cfg in self.util.datasets.items() if other != name}
         if len(others) == len(self.util.datasets):
             known = ", ".join(others) or "none"
-            raise ValueError(f"weights names {name}, which is no other dataset of the recipe; there is {known}")
+            raise ValueError(f"weights names {name}, which is not another dataset of the recipe; there is {known}")
         source = make_dataset(self.util.datasets[name], replace(self.util, datasets=others))
         if is_stream(source):
             raise ValueError(f"weights names {name}, a stream, whose number of rows is not known: set its max_rows")

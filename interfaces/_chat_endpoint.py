@@ -128,7 +128,7 @@ class ChatEndpoint:
             text = json.loads(content)["choices"][0]["message"]["content"]
         except (ValueError, KeyError, IndexError, TypeError, RecursionError):
             said = self._redacted(content[:100].decode(errors="replace"))
-            raise EndpointError(f"its reply is no chat completion: {said!r}") from None
+            raise EndpointError(f"its reply is not a chat completion: {said!r}") from None
         if not isinstance(text, str) or len(content) > MOST_BYTES:
             raise EndpointError("its reply has no text, or too much of it")
         return text

@@ -74,7 +74,7 @@ def _faults(spec: str) -> tuple[_Fault, ...]:
 def _fault(text: str) -> _Fault:
     found = FAULT.fullmatch(text)
     if found is None or (found["action"].startswith("E") and not hasattr(errno, found["action"])):
-        raise UsageError(f"{text!r} is no fault", where=FAILPOINTS, hint="for example checkpoint.appeared:kill@2")
+        raise UsageError(f"{text!r} is not a fault", where=FAILPOINTS, hint="for example checkpoint.appeared:kill@2")
     first = found["from"] and int(found["from"])
     passages = range(first, int(found["to"] or first) + 1) if first else None
     return _Fault(found["place"], found["action"], passages)

@@ -61,7 +61,7 @@ def declared_keys(entries: Iterable[str], argument: Callable[[str], Any]) -> Dec
         found = _ENTRY.fullmatch(entry)
         if found is None:
             kinds = "`KEY if ARGUMENT`, `KEY unless ARGUMENT`, `KEY if given` or `each of ARGUMENT`"
-            raise ValueError(f"{entry!r} is no key, {kinds}")
+            raise ValueError(f"{entry!r} is not a valid key, {kinds}")
         counts = _counts(found, argument)
         known = needed.get(found["key"], False)
         needed[found["key"]] = True if True in (known, counts) else None if None in (known, counts) else False

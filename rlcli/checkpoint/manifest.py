@@ -135,19 +135,19 @@ def _inside(path: str) -> str:
     """A path that stays inside the checkpoint."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path or pure.as_posix() != path:
-        raise ValueError(f"{path[:80]!r} is no path inside the checkpoint")
+        raise ValueError(f"{path[:80]!r} is not a path inside the checkpoint")
     return path
 
 
 def _natural(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{str(value)[:40]!r} is no number of steps, bytes or ranks")
+        raise ValueError(f"{str(value)[:40]!r} is not a number of steps, bytes or ranks")
     return value
 
 
 def _number(value: Any) -> float:
     if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError(f"{str(value)[:40]!r} is no finite number")
+        raise ValueError(f"{str(value)[:40]!r} is not a finite number")
     return float(value)
 
 
@@ -158,7 +158,7 @@ def _text(value: Any) -> str:
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _reason(error: BaseException) -> str:

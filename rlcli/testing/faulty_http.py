@@ -66,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault in self.FAULTS:
             return self.FAULTS[fault](self)
         if fault == "refuse":
-            return self._send(400, {"success": False, "message": "told to"})
+            return self._send(400, {"success": False, "message": "as ordered"})
         try:
             self._send(200, self.fake.answer(path, body))
         except Refused as problem:

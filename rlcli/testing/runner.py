@@ -131,7 +131,7 @@ def _check_arguments(subject: Subject, values: Any) -> None:
         if name not in known:
             close = close_to(name, known, cutoff=0.5)
             guess = f"; did you mean {close!r}?" if close else ""
-            hint = f"rlcli show {subject.name} lists what it can be told"
+            hint = f"rlcli show {subject.name} lists its arguments"
             raise UsageError(f"{subject.title} has no argument {name!r}{guess}", where=COMMAND_LINE, hint=hint)
     if all(argument.name in values for argument in arguments if argument.required):
         validated(folder, subject.name, values)

@@ -161,4 +161,4 @@ def _no_kind(word: str) -> UsageError:
         hint = f"it is {'an' if homes[0][0] in 'aeiou' else 'a'} {homes[0]}: rlcli test {homes[0]} {word}"
     else:
         hint = f"did you mean {close}?" if close else f"the kinds are {', '.join(KINDS)}, or all"
-    return UsageError(f"{word!r} is no kind of component", hint=hint)
+    return UsageError(f"{word!r} is not a kind of component", hint=hint)

@@ -106,7 +106,9 @@ def test_rows_of_unlike_metadata_make_a_batch(tmp_path):
 
 
 def test_what_cannot_be_mixed_is_refused(build, tmp_path):
-    with pytest.raises(UsageError, match="weights names c, which is no other dataset of the recipe; there is a, train"):
+    with pytest.raises(
+        UsageError, match="weights names c, which is not another dataset of the recipe; there is a, train"
+    ):
         build({"a": 1}, {"a": 1, "c": 1})
     with pytest.raises(UsageError, match="weights names train"):
         build({"a": 1}, {"a": 1, "train": 1})

@@ -44,7 +44,7 @@ def file(tmp_path):
         ('{"t": " \\n"}', "F31", "field 't' is empty"),
         ('{"t": "a", "t": "b"}', "F82", "field 't' occurs twice"),
         ('{"t": "a", "n": {"x": 1, "x": 2}}', "F82", "field 'x' occurs twice"),
-        ('{"t": "a", "n": NaN}', "F82", "NaN is no JSON number"),
+        ('{"t": "a", "n": NaN}', "F82", "NaN is not a JSON number"),
         ('{"t": "a", "n": -Infinity}', "F82", "-Infinity"),
         ('{"t": "a", "n": 1e999}', "F82", "too large"),
         ('{"t": "a", "n": ' + "9" * 5000 + "}", "F82", "cannot|not JSON that can be read"),

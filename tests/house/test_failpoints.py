@@ -55,7 +55,7 @@ def test_faults_that_nobody_meant_are_refused(monkeypatch, enabled):
 def test_faults_that_cannot_be_understood_are_refused(monkeypatch, text):
     monkeypatch.setenv("RLCLI_FAILPOINTS", text)
     monkeypatch.setenv("RLCLI_ENABLE_FAILPOINTS", "1")
-    with pytest.raises(UsageError, match="is no fault"):
+    with pytest.raises(UsageError, match="is not a fault"):
         check_failpoints()
 
 

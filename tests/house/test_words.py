@@ -10,15 +10,7 @@ from pathlib import Path
 import pytest
 
 HOME = Path(__file__).parents[2]
-ROOMS = (
-    "rlcli/cli",
-    "rlcli/recipe",
-    "rlcli/launch",
-    "rlcli/observe",
-    "rlcli/topology",
-    "rlcli/registry",
-    "rlcli/scaffold",
-)
+PLACES = ("rlcli", "interfaces", "backends", "datasets")
 QUAINT = re.compile(
     r"\b(goes? on|(?<!there )is no (?!longer)\w+|so many|as often|lies (in|under|beside)|by chance|stands before|"
     r"all well|laid over|beside|has a home|no legal|crowd|told)\b"
@@ -43,11 +35,11 @@ def test_the_pattern_finds_what_it_should():
     assert not QUAINT.search("it is no longer there, next to the other")
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_messages_are_plain_english(room: str):
+@pytest.mark.parametrize("place", PLACES)
+def test_messages_are_plain_english(place: str):
     found = [
         f"{path.relative_to(HOME)}:{line}: {match.group()!r} in {text!r}"
-        for path in sorted((HOME / room).rglob("*.py"))
+        for path in sorted((HOME / place).rglob("*.py"))
         for line, text in strings(ast.parse(path.read_text(encoding="utf-8")))
         if (match := QUAINT.search(text))
     ]

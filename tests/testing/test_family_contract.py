@@ -131,7 +131,7 @@ WRONG = {
     "a name of nobody's": (
         (LINKS, "for link in super().block_links(config, index, form):\n"
                 "            yield Link(link.theirs, (link.ours[0].replace('output', 'out'),))"),
-        "test_our_names_and_shapes", "layers.0.attention.out.weight is no name of ours", "api/family.py",
+        "test_our_names_and_shapes", "layers.0.attention.out.weight is not one of our names", "api/family.py",
     ),
     "a matrix that lies down": (
         (LINKS, "for link in super().block_links(config, index, form):\n"

@@ -308,7 +308,7 @@ def rehearsal_of(cls):
         (KeepsATensor, "goes_on_from_its_state", "state_dict is not JSON", "plain numbers"),
         (PerMicroBatch, "micro_batches_change_nothing", "micro_batches is 1 in one", "over a part of the batch"),
         (PairsByPlace, "order_changes_nothing", "in one order", "rather than by sample"),
-        (PairsByPlace, "packing_changes_nothing", "with each sample in a micro-batch of its own", "that is no sum"),
+        (PairsByPlace, "packing_changes_nothing", "with each sample in a micro-batch of its own", "that is not a sum"),
         (PerRank, "ranks_change_nothing", "8 on one rank, 5 on 2 that have 5 samples", "one rank's share"),
         (DoesTheOpposite, "it_learns", "log-prob of responses from .* it should rise", "sign"),
         (RewardsTheNeighbour, "a_reward_raises_its_own_response", "raises response i . 1 by", "paired by place"),

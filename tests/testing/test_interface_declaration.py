@@ -38,7 +38,7 @@ CLASS = "@dataclass\nclass X(ModelInterface):\n"
             "inference is not in WRITES",
         ),
         (f'{CLASS}    "Does."\n    READS: ClassVar = {{"trainstep": ()}}\n    evaluate = print\n',
-         "declares_the_keys_of_its_calls", "READS names 'trainstep', which is no call"),
+         "declares_the_keys_of_its_calls", "READS names 'trainstep', which is not a call"),
         (
             f'{CLASS}    "Does."\n    def train_step(self, model, data, mb_spec):\n        return {{}}\n',
             "its_training_can_be_tried",

@@ -135,7 +135,7 @@ def test_a_fault_in_the_constructor_is_told_with_its_line(project):
 def test_an_argument_that_the_component_does_not_have_is_one_error(project):
     with pytest.raises(UsageError, match="no argument 'faktor'; did you mean 'factor'") as refused:
         run("faktor=2")
-    assert refused.value.hint == "rlcli show toy-checked lists what it can be told"
+    assert refused.value.hint == "rlcli show toy-checked lists its arguments"
     with pytest.raises(UsageError, match="factor"):
         run("factor=many")
 

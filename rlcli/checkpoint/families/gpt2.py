@@ -40,7 +40,7 @@ class GPT2(HFFamily):
         named = {NEWER.get(key, key): value for key, value in hf.items() if value is not None}
         given: dict[str, Any] = DEFAULTS | named
         if given.get("add_cross_attention"):
-            raise ModelError("a gpt2 with cross-attention is no decoder that rlcli knows")
+            raise ModelError("a gpt2 with cross-attention is not a decoder that rlcli knows")
         if given["activation_function"] not in ACTIVATIONS:
             raise ModelError(f"a gpt2 with activation_function {given['activation_function']!r} is not known here")
         sizes: dict[str, Any] = {field: size_in(given, key) for field, key in SIZES.items()}

@@ -69,7 +69,9 @@ class StateChecks(BackendChecks):
                 self._require_export(engine, folder, head, "save_to_hf")
         left = sorted(path.name for path in tmp_path.iterdir() if "-" not in path.name or path.name.startswith("."))
         if left:
-            raise Violation(f"save_to_hf leaves {left} beside its folder", "clear it away", place(engine, "save_to_hf"))
+            raise Violation(
+                f"save_to_hf leaves {left} outside its folder", "clear it away", place(engine, "save_to_hf")
+            )
 
     def test_an_offloaded_engine_goes_on(self) -> None:
         """offloaded and back: the same numbers, to the bit"""

@@ -114,7 +114,7 @@ class OrderChecks(Contract):
         """a stream continues from any place"""
         dataset = trial.demand()
         if not isinstance(dataset, FirstRows):
-            pytest.skip("is no stream")
+            pytest.skip("not a stream")
         for start in range(1, len(dataset) + (len(dataset) < LOOKED_AT)):
             again = list(islice(trial.demand().rows_from(0, start), LOOKED_AT - start))
             found = first_difference(dataset.rows[start:], again)

@@ -118,7 +118,7 @@ class WeightChecks(Contract):
             for name, tensor in family.sd_from_hf(example.tensors, config).items():
                 shape = _shape_of(name, config)
                 if shape is None:
-                    found = f"{name} is no name of ours"
+                    found = f"{name} is not one of our names"
                 elif shape != tuple(tensor.shape):
                     found = f"{name} has the shape {tuple(tensor.shape)}, not {shape}"
                 else:

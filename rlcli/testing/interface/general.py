@@ -33,7 +33,7 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
             for call in getattr(type(interface), declaration, {}):
                 if call not in CALLS:
                     raise Violation(
-                        f"{declaration} names {call!r}, which is no call",
+                        f"{declaration} names {call!r}, which is not a call",
                         f"the calls are {', '.join(CALLS)}",
                         place_of(type(interface)),
                     )

@@ -152,7 +152,7 @@ class GenerationChecks(CallSubject):
                 what = f"a response has {len(tokens)} tokens with max_new_tokens {most}"
                 raise Violation(what, "count the response alone, its last token included", sampling.where)
             if any(token in ends for token in tokens[:-1]):
-                what = f"a response goes on after its end: {tokens}, where {' and '.join(map(str, ends))} end it"
+                what = f"a response continues after its end: {tokens}, where {' and '.join(map(str, ends))} end it"
                 raise Violation(what, "stop at the first token that ends", sampling.where)
             if one.was_cut_off != (tokens[-1] not in ends):
                 what = (

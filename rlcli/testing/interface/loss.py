@@ -81,7 +81,7 @@ def cause_unless_no_sum(result: Outcome, cause: str) -> str:
     _, whole, parts = in_parts(result)
     if is_sum(whole.loss, [part.loss for part in parts]) and is_sum(whole.weight, [part.weight for part in parts]):
         return cause
-    return "it follows from a loss, or a loss weight, that is no sum; see there"
+    return "it follows from a loss, or a loss weight, that is not a sum; see there"
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class TrainingChecks(InterfaceSubject):
         if "loss" not in result.stats:
             raise Violation(
                 f"the stats are {', '.join(result.stats) or 'empty'}: there is no loss",
-                "return the stats of train_batch, with your own beside them",
+                "return the stats of train_batch, and add your own",
                 place_of(rehearsal.train_step),
             )
 

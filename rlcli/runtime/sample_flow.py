@@ -16,7 +16,7 @@ from rlcli.errors import DataError, UsageError
 from rlcli.runtime.data_order import DataOrder, StreamOrder, training_id
 
 WHY_SO_MANY = (
-    "look into why they are dropped: with rewards that are all equal, the prompts are too easy or too hard for the model"
+    "look into why: with rewards that are all equal, the prompts are too easy or too hard for the model"
 )
 
 

@@ -15,9 +15,7 @@ from rlcli.api.dataflow import CallGraph, MFCDef
 from rlcli.errors import DataError, UsageError
 from rlcli.runtime.data_order import DataOrder, StreamOrder, training_id
 
-WHY_SO_MANY = (
-    "look into why: with rewards that are all equal, the prompts are too easy or too hard for the model"
-)
+WHY_SO_MANY = "look into why: with rewards that are all equal, the prompts are too easy or too hard for the model"
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def plan(
     """
     from rlcli.cli.output import print_json, print_talk, print_text
     from rlcli.errors import UsageError
-    from rlcli.inspect.processor import slow_dtypes
+    from rlcli.inspect.doubtful import recipe_warnings
     from rlcli.topology.memory import GIB
     from rlcli.topology.report import make_plan, plan_json
 
@@ -66,5 +66,5 @@ def plan(
 
         for line in plan_lines(made):
             print_text(line)
-        for warning in slow_dtypes(resolved):
+        for warning in recipe_warnings(resolved):
             print_talk(f"warning: {warning}")

@@ -22,7 +22,7 @@ def validate(
     """
     from rlcli.cli.output import print_json, print_talk, print_text
     from rlcli.errors import raise_all
-    from rlcli.inspect.processor import slow_dtypes
+    from rlcli.inspect.doubtful import recipe_warnings
     from rlcli.recipe.layers import shown
     from rlcli.recipe.libraries import libraries_to_install
     from rlcli.recipe.warm_start import chain
@@ -31,7 +31,7 @@ def validate(
     runs_first = chain(resolved)
     raise_all(error for one in (*runs_first, resolved) for error in libraries_to_install(one))
     first = [source.recipe.name for source in runs_first]
-    warnings = [warning for one in (*runs_first, resolved) for warning in slow_dtypes(one)]
+    warnings = [warning for one in (*runs_first, resolved) for warning in recipe_warnings(one)]
     layers = [layer.file for layer in resolved.layers]
     if as_json:
         print_json(

@@ -10,10 +10,10 @@ from rlcli.api.data import Preview
 from rlcli.errors import ModelError, RlcliError
 from rlcli.files import known_object
 from rlcli.inspect.devices import list_gpus
+from rlcli.inspect.doubtful import recipe_warnings
 from rlcli.inspect.findings import Finding, count, failure, grouped
 from rlcli.inspect.model_files import check_model_files
 from rlcli.inspect.packing import check_packing
-from rlcli.inspect.processor import slow_dtypes
 from rlcli.inspect.reward_checks import check_reward, scores_texts
 from rlcli.inspect.row_checks import (
     Limits,
@@ -91,13 +91,13 @@ def preflight(resolved: Resolved, rows: int = 200) -> Iterator[Finding]:
     if not missing:
         yield from _check_components(resolved)
     yield _check_devices(resolved)
-    yield from _check_dtypes(resolved)
+    yield from _check_doubtful(resolved)
 
 
 def quick_checks(resolved: Resolved, datasets: Mapping[str, OpenDataset], rows: int = 50) -> Iterator[Finding]:
     """What so many rows of datasets that are open anyway show: masks, ends, lengths, templates, rewards."""
     yield from _check_rows(_Subject(resolved), datasets, {name: one.sample(rows) for name, one in datasets.items()})
-    yield from _check_dtypes(resolved)
+    yield from _check_doubtful(resolved)
 
 
 def _check_rows(subject: _Subject, datasets: Mapping[str, OpenDataset], looked_at: Rows) -> Iterator[Finding]:
@@ -262,9 +262,9 @@ def _check_rewards(resolved: Resolved, rows: Rows) -> Iterator[Finding]:
                 yield check_reward(name, call, rows[dataset])
 
 
-def _check_dtypes(resolved: Resolved) -> Iterator[Finding]:
-    for warning in slow_dtypes(resolved):
-        yield Finding(level="warn", about="dtype", says=warning, code="R50")
+def _check_doubtful(resolved: Resolved) -> Iterator[Finding]:
+    for warning in recipe_warnings(resolved):
+        yield Finding(level="warn", about="recipe", says=warning)
 
 
 def _check_devices(resolved: Resolved) -> Finding:

@@ -262,7 +262,7 @@ def test_a_server_that_nobody_can_run_any_more_ends_the_run_at_once(train_with, 
     run = train_with(
         tmp_path, 100_000, python=sys.executable, environment={"PYTHONPATH": python_path}, start_deadline_s=300.0,
     )  # fmt: skip
-    assert len(killed) == 4
+    assert 3 <= len(killed) <= 4  # on a busy machine one of the agents has ended before it was killed
     assert time.monotonic() - killed[-1] < 30
     assert run.code == 7, run.err
     assert f"{ROLLOUT}-server0" in run.err

@@ -190,7 +190,7 @@ def test_a_failing_server_is_asked_again(server):
         (lambda h, b, n: h.verdict(b, "1e1"), "does not end with a score", 3),
         (lambda h, b, n: h.verdict(b, "8/10"), "does not end with a score", 3),
         (lambda h, b, n: h.verdict(b, "8\nI hope this helps"), "does not end with a score", 3),
-        (lambda h, b, n: h.say(b"x" * (5 << 20)), "no chat completion", 3),
+        (lambda h, b, n: h.say(b"x" * (5 << 20)), "not a chat completion", 3),
         (lambda h, b, n: time.sleep(30), "no reply within 0.3 s", 3),
     ],
 )  # fmt: skip

@@ -246,7 +246,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed(training):
     assert gone(child)
 
 
-def test_nothing_that_it_started_outlives_a_run_that_is_killed(train):
+def test_nothing_that_it_started_outlives_a_run_that_is_killed(train, project):
     process = train(trouble("orphan"))
     deadline, line = time.monotonic() + 200, ""
     while not line.startswith("orphan"):
@@ -255,6 +255,7 @@ def test_nothing_that_it_started_outlives_a_run_that_is_killed(train):
     family = [orphan := psutil.Process(int(line.split()[1]))]
     while len(family) < 2:
         family = [orphan, *orphan.children()]
+    (project / "orphan-seen").touch()
     process.communicate(timeout=200)
     assert process.returncode == 7
     assert all(gone(one, 0) for one in family)

@@ -158,7 +158,7 @@ def test_entries():
     due_to = {"b": "kl", "d": "none", "e": "text"}
     assert keys == DeclaredKeys(("a", "b", "d", "e"), ("c", "f", "g"), due_to, if_given=("f", "g"))
     for entry in ("", "a b", "a if", "a if x y", "a when x"):
-        with pytest.raises(ValueError, match="is no key"):
+        with pytest.raises(ValueError, match="is not a valid key"):
             declared_keys([entry], arguments.__getitem__)
 
 
@@ -168,7 +168,7 @@ def test_keys_that_an_argument_names():
     keys = declared_keys(entries, arguments.__getitem__)
     assert keys == DeclaredKeys(("d", "a", "b", "c"), (), {"a": "weights", "b": "weights", "c": "listed"})
     for entry in ("each of", "each of a b", "each weights"):
-        with pytest.raises(ValueError, match="is no key"):
+        with pytest.raises(ValueError, match="is not a valid key"):
             declared_keys([entry], arguments.__getitem__)
 
 

@@ -1,5 +1,6 @@
 """The processes of a run: its ranks, and the servers that it starts for those that need them."""
 
+import sys
 from pathlib import Path
 
 from rlcli.recipe.resolve import load_recipe
@@ -12,7 +13,7 @@ ROLLOUT = (
     "cluster.nodes=2", "cluster.devices_per_node=2", "launch=local", "models.actor.devices=0-1",
     "models.actor.rollout.devices=2-3", "models.actor.rollout.backend.args.servers=2",
 )  # fmt: skip
-OURS = "models.actor.rollout.backend.args.python=/env/bin/python"
+OURS = f"models.actor.rollout.backend.args.python={sys.executable}"
 THEIRS = "models.actor.rollout.backend.args.urls=[http://a:1, http://b:2]"
 RANKS = Group("ranks", "ranks", (0, 0, 1, 1))
 

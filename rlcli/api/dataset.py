@@ -35,16 +35,16 @@ class IteratedRows:
     """The `Stream` of a dataset that can be iterated and no more, such as torch's `IterableDataset`.
 
     To begin later in a pass, the rows before are read and left out. A dataset with `set_epoch`, as those of Hugging
-    Face's library, is told which pass it is.
+    Face's library, is given the number of the pass.
     """
 
     def __init__(self, dataset: Any):
-        self._dataset = dataset
+        self.dataset = dataset
 
     def rows_from(self, epoch: int, start: int) -> Iterator[SequenceSample]:
-        if hasattr(self._dataset, "set_epoch"):
-            self._dataset.set_epoch(epoch)
-        return islice(iter(self._dataset), start, None)
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+        return islice(iter(self.dataset), start, None)
 
 
 def with_rows(dataset: Any) -> Any:

@@ -54,9 +54,7 @@ def check_members(members: Members) -> None:
     for death in members.deaths():
         name = f"{death.group}{death.index}"
         what = f"{name} {death}, {REPLACEMENTS + 1} times"
-        raise WorkerError(
-            what, where=name, hint=f"the whole story is in {members.log(death.group, death.index)}", code="F01"
-        )
+        raise WorkerError(what, where=name, hint=f"see {members.log(death.group, death.index)}", code="F01")
 
 
 class InlineRunning:

@@ -72,7 +72,7 @@ class World:
                 raise
             what = f"node {missing[0]} has not come within {self._deadline:.0f} s (launch.startup_deadline)"
             command = shlex.join(agent_command(self._logs.parent, missing[0]))
-            hint = f"start it: {command}" if self._by_hand else f"the whole story is in {self._logs}"
+            hint = f"start it: {command}" if self._by_hand else f"see the logs in {self._logs}"
             raise HangError(what, where=f"node {missing[0]}", hint=hint) from None
 
     # -- who is alive ----------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class World:
         lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if log.exists() else []
         if any(line.strip() for line in lines):
             what = "\n".join([f"{what}; last lines of {log.name}:", *(f"  {line}" for line in lines)])
-        return WorkerError(what, where=where, hint=f"the whole story is in {self._logs}", code="F01")
+        return WorkerError(what, where=where, hint=f"see the logs in {self._logs}", code="F01")
 
     # -- the end ---------------------------------------------------------------------------------------------
 

@@ -12,7 +12,9 @@ import socket
 import sys
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -245,15 +247,18 @@ def check_new_folder(folder: Path, *, is_run: bool) -> None:
 def fresh_folder(parent: Path) -> Path:
     """A folder nobody has, named by the local time; two runs of one second get `-2`, `-3`, …"""
     make_folder(parent.absolute())
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    number = 1
     while True:
-        folder = parent.absolute() / (stamp if number == 1 else f"{stamp}-{number}")
-        try:
+        with suppress(FileExistsError):  # somebody has made it since
+            folder = free_folder(parent)
             folder.mkdir(mode=FOLDER_MODE)
             return folder
-        except FileExistsError:
-            number += 1
+
+
+def free_folder(parent: Path) -> Path:
+    """Such a folder, not made yet."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    names = (stamp if number == 1 else f"{stamp}-{number}" for number in count(1))
+    return next(folder for name in names if not os.path.lexists(folder := parent.absolute() / name))
 
 
 def _refuse_used(folder: Path) -> None:

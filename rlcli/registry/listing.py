@@ -46,7 +46,7 @@ def path_of(kind: str, name: str) -> Path:
 
 def module_of(kind: str, name: str) -> str:
     """The module that a component is in every process: `rlcli.interfaces.grpo`, or what its name says."""
-    return name if "." in name else f"rlcli.{kind}.{path_of(kind, name).stem}"
+    return name if "." in name else f"rlcli.{kind}.{module_name(name)}"
 
 
 def _installed(kind: str, name: str) -> Path:

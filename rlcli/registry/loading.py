@@ -14,7 +14,7 @@ from rlcli.api.config import DatasetAbstraction, ModelBackendAbstraction, ModelI
 from rlcli.api.dataset import with_rows
 from rlcli.errors import ProjectError, RlcliError, UsageError
 from rlcli.project import search_path
-from rlcli.registry.listing import path_of
+from rlcli.registry.listing import module_of, path_of
 from rlcli.registry.requirements import missing_libraries
 from rlcli.registry.signature import signature
 
@@ -33,9 +33,8 @@ def load(kind: str, name: str) -> type:
         if "." in name:  # a module that is no component is not imported
             raise
         # importing the file says better what is wrong with it
-    _import_file(kind, path, name)
-    wanted = name if "." in name else path.stem
-    found = {key: cls for key, cls in registered(kind).items() if module_name(key) == wanted}
+    _import_file(kind, path, module_of(kind, name))
+    found = {key: cls for key, cls in registered(kind).items() if module_name(key) == module_name(name)}
     classes = list(dict.fromkeys(found.values()))
     if not classes:
         raise ProjectError(
@@ -62,7 +61,7 @@ def load_declared(kind: str, name: str, constant: str) -> Any:
     file, _, attribute = str(target).rpartition(".")
     path = next((p for p in (Path(folder) / f"{file}.py" for folder in search_path(kind)) if p.is_file()), None)
     if path is not None and file.isidentifier():
-        _import_file(kind, path, file)
+        _import_file(kind, path, f"rlcli.{kind}.{file}")
         found = getattr(sys.modules[f"rlcli.{kind}.{file}"], attribute, None)
         if found is not None:
             return found
@@ -100,13 +99,12 @@ def _make(kind: str, name: str, args: Mapping[str, Any], **given: Any) -> Any:
 
 
 def _import_file(kind: str, path: Path, name: str) -> None:
-    """Import a component's file: through the door of its kind, or as the installed module that its name says."""
+    """Import a component's file as the module `name`: through the door of its kind, or as what is installed."""
     door = importlib.import_module(f"rlcli.{kind}")
     folders = search_path(kind)
     if list(door.__path__) != folders:  # the project became known after the door was opened
         door.__path__ = folders
         importlib.invalidate_caches()
-    name = name if "." in name else f"rlcli.{kind}.{path.stem}"
     loaded = sys.modules.get(name)
     if loaded is not None and Path(str(loaded.__file__)).resolve() != path.resolve():
         raise ProjectError(f"this process already uses {loaded.__file__}", where=str(path), hint="start a new process")

@@ -70,7 +70,7 @@ class Signature:
 def signature(kind: str, name: str) -> Signature:
     """Read a component's signature."""
     path = path_of(kind, name)
-    module = read_module(f"rlcli.{kind}.{name if '.' in name else path.stem}", path)
+    module = read_module(f"rlcli.{kind}.{module_name(name)}", path)
     definition = _registered_class(kind, module)
     parts = list(lineage(definition))
     arguments = arguments_of(definition)
@@ -87,7 +87,7 @@ def signature(kind: str, name: str) -> Signature:
     assert isinstance(definition.node, ast.ClassDef)
     return Signature(
         kind=kind,
-        name=name if "." in name else path.stem,
+        name=module_name(name),
         path=path,
         line=definition.node.lineno,
         class_name=definition.name,

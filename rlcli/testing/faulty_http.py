@@ -42,7 +42,7 @@ class QuietServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Speaks HTTP for a server, and spoils it as that is told to."""
+    """Speaks HTTP for a server, and spoils it as that has been ordered."""
 
     fake: ClassVar[Fake]
     protocol_version = "HTTP/1.1"

@@ -1,16 +1,12 @@
 """sglang: the contract over a fake server with a real model, and what becomes of servers that fail."""
 
-import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -18,19 +14,16 @@ from tokenizers.models import WordLevel
 from rlcli.api.config import ModelBackendAbstraction
 from rlcli.api.model import make_backend
 from rlcli.backends._sglang_attach import Expected, check_model
-from rlcli.backends._sglang_http import Endpoint, ServerRefused
-from rlcli.backends._sglang_server import Launch, Server
+from rlcli.backends._sglang_http import Endpoint
+from rlcli.backends._sglang_server import Server
 from rlcli.checkpoint.light_tokenizer import LightTokenizer
 from rlcli.errors import HangError, ModelError, UsageError, WorkerError
-from rlcli.launch import children
-from rlcli.launch.children import Members, run_environment
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.fake_sglang import FakeSGLang, HashModel
 from rlcli.testing.fake_sglang_model import TransformersModel
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import tiny_model
-from rlcli.topology.groups import Group, server_folder
 
 
 class Attached(BackendContract):
@@ -403,113 +396,3 @@ def test_a_call_after_offloading_has_the_weights_again(attached):
     assert fake.label == "lost"
     found = generate(engine, greedy=True).tokens
     assert [one.tolist() for one in found] == [one.tolist() for one in wanted]
-
-
-# -- servers of the run ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def started(tmp_path):
-    """engine(n, **args) whose servers are processes that the backend starts."""
-    package = tmp_path / "path" / "sglang"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / "launch_server.py").write_text("from rlcli.testing.fake_sglang import main\n\nmain()\n")
-    root = Path(__file__).resolve().parents[2]
-    with ExitStack() as stack:
-
-        def make(count=1, **args):
-            members = Members(tmp_path, run_environment(1))
-            group = Group("server", "server", (0,) * count)
-            stack.callback(members.stop)
-            members.start([group], node=0)
-            checks = BackendContract()
-            checks.server_folders = tuple(server_folder(tmp_path, group.name, index) for index in range(count))
-            checks.name, checks.args = "sglang", {
-                **QUICK, "python": sys.executable, "servers": count, "update": "disk", "weights_folder": str(tmp_path),
-                "environment": {"PYTHONPATH": f"{package.parent}:{root}"}, **args,
-            }  # fmt: skip
-            engine = checks.engine("llama")
-            stack.callback(engine.close)
-            return engine
-
-        yield make
-
-
-def servers_of(engine):
-    return engine._servers.servers
-
-
-def processes(engine):
-    """Of each server, the process itself: its guardian's child, which is its agent's."""
-    agents = {one.cmdline()[-1]: one for one in psutil.Process().children() if "rlcli.launch.server" in one.cmdline()}
-    folders = [str(server.launch.slot.folder) for server in servers_of(engine)]
-    return [guardian.children() for folder in folders for guardian in agents[folder].children()]
-
-
-def test_a_server_that_is_killed_mid_rollout_comes_back_and_nothing_is_lost(started):
-    engine = started(2, options={"token_s": 0.05})
-    wanted = [one.tolist() for one in generate(engine, responses_per_prompt=4).tokens]
-    victim = processes(engine)[0][0]
-    killer = threading.Timer(0.3, victim.kill)
-    killer.start()
-    found = [one.tolist() for one in generate(engine, responses_per_prompt=4).tokens]
-    killer.join()
-    assert found == wanted
-    assert [server.lives for server in servers_of(engine)] == [2, 1]
-
-
-def test_servers_end_with_the_engine(started):
-    engine = started()
-    ((running,),) = processes(engine)
-    engine.close()
-    psutil.wait_procs([running], 20)
-    assert not running.is_running()
-
-
-def test_a_server_whose_agent_is_killed_comes_back(started):
-    engine = started(options={"token_s": 0.05})
-    wanted = [one.tolist() for one in generate(engine).tokens]
-    agent = psutil.Process(processes(engine)[0][0].ppid()).parent()
-    killer = threading.Timer(0.3, agent.kill)
-    killer.start()
-    assert [one.tolist() for one in generate(engine).tokens] == wanted
-    killer.join()
-    assert [server.lives for server in servers_of(engine)] == [2]
-
-
-def test_the_key_of_a_server_is_in_a_private_file_for_its_start_and_nowhere_else(started, monkeypatch):
-    modes, forget = [], Launch.forget_settings
-
-    def look(launch):
-        modes.append((launch.slot.folder / "settings.yaml").stat().st_mode & 0o777)
-        forget(launch)
-
-    monkeypatch.setattr(Launch, "forget_settings", look)
-    engine = started()
-    (server,) = servers_of(engine)
-    ((running,),) = processes(engine)
-    assert server.endpoint.key not in " ".join(running.cmdline())
-    assert server.endpoint.key not in str(running.environ())
-    assert not Path(running.cmdline()[-3]).exists()  # it has been read
-    assert server.endpoint.key not in "".join(file.read_text() for file in server.launch.slot.folder.iterdir())
-    assert modes == [0o600]
-    assert re.fullmatch("[0-9a-f]{64}", server.endpoint.key)
-    with pytest.raises(ServerRefused, match="401"):
-        Endpoint(server.endpoint.url).get("/model_info", 5)
-
-
-def test_a_server_that_does_not_start_says_its_last_words(started):
-    with pytest.raises(WorkerError, match="No module named 'sglang'") as caught:
-        started(environment={"PYTHONPATH": "/nothing"})
-    assert caught.value.code == "F91"
-
-
-def test_a_server_whose_agent_cannot_run_ends_the_call_at_once(started, monkeypatch, tmp_path):
-    """Not after the time that a server has to start."""
-    monkeypatch.setattr(children, "agent_command", lambda folder: [sys.executable, "-c", "raise SystemExit(3)"])
-    began = time.monotonic()
-    with pytest.raises(WorkerError, match="cannot be started any more: what runs it ended with exit code 3") as caught:
-        started(start_deadline_s=300.0)
-    assert time.monotonic() - began < 30
-    assert str(tmp_path / "logs" / "server0.log") in str(caught.value)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fake_sglang_path import path_of_the_fake
 from warm_command import ENVIRONMENT
 
 from rlcli.datasets.arithmetic import Arithmetic
@@ -194,11 +195,7 @@ def test_a_fault_that_stays_ends_the_run_within_its_deadlines_and_is_named(train
 @pytest.fixture
 def python_path(tmp_path):
     """What makes `python -m sglang.launch_server` start the fake."""
-    package = tmp_path / "path" / "sglang"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / "launch_server.py").write_text("from rlcli.testing.fake_sglang import main\n\nmain()\n")
-    return f"{package.parent}:{HOME}"
+    return path_of_the_fake(tmp_path)
 
 
 @pytest.fixture
@@ -262,7 +259,7 @@ def test_a_server_that_nobody_can_run_any_more_ends_the_run_at_once(train_with, 
     run = train_with(
         tmp_path, 100_000, python=sys.executable, environment={"PYTHONPATH": python_path}, start_deadline_s=300.0,
     )  # fmt: skip
-    assert 3 <= len(killed) <= 4  # on a busy machine one of the agents has ended before it was killed
+    assert 3 <= len(killed) <= 4  # 3 were counted once; why is not known
     assert time.monotonic() - killed[-1] < 30
     assert run.code == 7, run.err
     assert f"{ROLLOUT}-server0" in run.err

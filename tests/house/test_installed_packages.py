@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from rlcli import project, registry
-from rlcli.api.component import registered
 from rlcli.errors import ProjectError, UnknownComponent
 
 HOME = Path(__file__).parents[2]
@@ -53,7 +52,7 @@ graph:
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch):
+def site(tmp_path, monkeypatch, forgotten):
     """A folder of installed packages with one, `my-lab`; it is forgotten afterwards."""
     site = tmp_path / "site"
     files = {
@@ -71,17 +70,10 @@ def site(tmp_path, monkeypatch):
     for name, text in files.items():
         (site / name).parent.mkdir(parents=True, exist_ok=True)
         (site / name).write_text(text)
-    tables = {kind: dict(registered(kind)) for kind in registry.KINDS}
     monkeypatch.syspath_prepend(str(site))
     project.installed_roots.cache_clear()
     yield site
     project.installed_roots.cache_clear()
-    for kind, table in tables.items():
-        registered(kind).clear()
-        registered(kind).update(table)
-    for name, module in list(sys.modules.items()):
-        if str(site) in str(getattr(module, "__file__", None)):
-            del sys.modules[name]
 
 
 @pytest.fixture

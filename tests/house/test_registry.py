@@ -1,22 +1,19 @@
 """Components by name: listing, loading and building them, in a user's project."""
 
-import sys
 import textwrap
 
 import pytest
 
 from rlcli import registry
-from rlcli.api.component import registered
 from rlcli.api.config import DatasetAbstraction, ModelBackendAbstraction
 from rlcli.errors import ProjectError, UnknownComponent, UsageError
 
 
 @pytest.fixture
-def write(tmp_path, monkeypatch):
+def write(tmp_path, monkeypatch, forgotten):
     """Write a component file into a fresh user's project; what it registers is forgotten afterwards."""
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     monkeypatch.setenv("RLCLI_PROJECT", str(tmp_path))
-    tables = {kind: dict(registered(kind)) for kind in registry.KINDS}
 
     def write_file(name, text):
         path = tmp_path / name
@@ -24,13 +21,7 @@ def write(tmp_path, monkeypatch):
         path.write_text(textwrap.dedent(text))
         return path
 
-    yield write_file
-    for kind, table in tables.items():
-        registered(kind).clear()
-        registered(kind).update(table)
-    for name, module in list(sys.modules.items()):
-        if str(tmp_path) in str(getattr(module, "__file__", None)):
-            del sys.modules[name]
+    return write_file
 
 
 SIMPLE = """

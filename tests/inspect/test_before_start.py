@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from rlcli.cli.main import main
-from rlcli.errors import Errors, ModelError, ResourceError, RlcliError
+from rlcli.errors import Errors, ModelError, RlcliError
 from rlcli.inspect.before_start import check_before_start
 from rlcli.inspect.model_files import model_faults
 from rlcli.observe.run_lock import RunLock
@@ -366,37 +366,3 @@ def test_every_component_of_the_chain_is_made_before_the_first_run():
     with pytest.raises(RlcliError, match="behav_imp_weight_cap has no effect without use_decoupled_loss") as caught:
         check_before_start(sound, None, [torn])
     assert caught.value.where == "command line"
-
-
-def raising(error):
-    def do(*_):
-        raise error
-
-    return do
-
-
-@pytest.fixture
-def unanswered(tmp_path, monkeypatch):
-    """What makes ppo_math take rows that math_reward cannot judge."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.jsonl").write_text(64 * '{"prompt": "1+1="}\n')
-    return "datasets.train={type: prompt_only, args: {path: rows.jsonl}}"
-
-
-def test_rows_that_no_reward_can_judge_end_it(unanswered):
-    resolved = load_recipe("ppo_math", [unanswered])
-    with pytest.raises(RlcliError, match="50 of 50 rows looked at have no answer") as error:
-        check_before_start(resolved, None, [], warn=print)
-    assert (error.value.exit_code, error.value.code) == (4, "F31")
-    assert str(error.value.hint).endswith("--no-check trains all the same")
-    check_before_start(resolved, None, [])
-
-
-def test_train_looks_at_rows_unless_told_not_to(unanswered, monkeypatch, capsys):
-    monkeypatch.setattr("rlcli.launch.run.with_warm_starts", raising(ResourceError("it has begun")))
-    for more, code in (([], 4), (["--no-check"], 6)):
-        with pytest.raises(SystemExit) as ended:
-            main(["train", "ppo_math", unanswered, "--no-supervisor", *more])
-        assert ended.value.code == code
-    assert "reward_inf reward: 50 of 50 rows" in capsys.readouterr().err
-    assert not Path("runs").exists()

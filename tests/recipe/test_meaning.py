@@ -6,15 +6,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlcli.api.dataflow import CallGraph, OffloadHook, ParamReallocHook
 from rlcli.errors import DataError, ModelError, RecipeError, ResourceError
 from rlcli.recipe.files import for_any_folder
-from rlcli.recipe.graph import eval_graph, graph_problems, stages, train_graph
+from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.resolve import load_recipe
-from rlcli.recipe.schema import Call, Recipe
+from rlcli.recipe.schema import Recipe
 from rlcli.recipe.warm_start import chain, warm_starts
 from rlcli.topology import plan_topology
 
@@ -254,32 +254,6 @@ def test_any_mutation_gives_a_recipe_or_one_of_our_errors(folder: Path, position
 def test_any_override_gives_a_recipe_or_a_recipe_error(folder: Path, overrides):
     with suppress(RecipeError):
         load_recipe("small.yaml", overrides)
-
-
-# -- the graph -------------------------------------------------------------------------------------------
-
-KEYS = st.lists(st.sampled_from("abcde"), max_size=3, unique=True)
-
-
-@given(st.lists(st.tuples(KEYS, KEYS), min_size=1, max_size=5))
-def test_calls_that_the_loader_accepts_run_in_the_order_of_what_they_read(edges):
-    calls = {
-        f"n{i}": Call.model_validate(
-            {"model": "m", "call": "inference", "interface": {"type": "x"}, "inputs": ins, "outputs": outs}
-        )
-        for i, (ins, outs) in enumerate(edges)
-    }
-    from types import SimpleNamespace
-
-    recipe = SimpleNamespace(graph=calls, train=SimpleNamespace(microbatches=1, max_tokens_per_microbatch=9))
-    assume(not graph_problems(calls, None))
-    graph = CallGraph(train_graph(recipe))
-    order = graph.order()
-    stage_of = {name: i for i, stage in enumerate(stages(calls)) for name in stage}
-    for call in calls:
-        assert {one for one in calls if call in graph.before(one)} == graph.after(call)
-        assert all(order.index(one) < order.index(call) for one in graph.before(call))
-        assert all(stage_of[one] < stage_of[call] for one in graph.reads[call])
 
 
 # -- warm starts -----------------------------------------------------------------------------------------

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fake_sglang_path import path_of_the_fake
 from run_files import numbers
 from toy_project import TINY_PPO
 
-from .runs import BY_SLURM, HOME, Project
+from .runs import BY_SLURM, Project
 
 HOSTILE = 'it\'s "here"; $(touch BROKEN) `touch BROKEN` %j \\n\n#SBATCH --wrap=evil'
 TWO_BY_TWO = ("cluster.device=cpu", "cluster.nodes=2", "cluster.devices_per_node=2")
@@ -41,11 +42,8 @@ def test_ppo_on_two_nodes_of_two_ranks_gives_the_numbers_of_four(project):
 
 
 def test_servers_are_started_by_the_agents_of_their_nodes(project):
-    package = project.folder / "path/sglang"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "launch_server.py").write_text("from rlcli.testing.fake_sglang import main\n\nmain()\n")
-    servers = {"python": sys.executable, "update": "disk", "environment": {"PYTHONPATH": f"{package.parent}:{HOME}"}}
+    path = path_of_the_fake(project.folder)
+    servers = {"python": sys.executable, "update": "disk", "environment": {"PYTHONPATH": path}}
     run = project.submit(
         *TINY_PPO, "cluster.device=cpu", "cluster.nodes=2", f"models.actor.rollout.backend.args={json.dumps(servers)}",
         recipe="ppo_math", options=("--with", "sglang"),

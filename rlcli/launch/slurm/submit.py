@@ -1,4 +1,4 @@
-"""Runs handed over to Slurm: their folders, the batch script with its values beside it, and `sbatch`."""
+"""Runs handed over to Slurm: their folders, the batch script with its values next to it, and `sbatch`."""
 
 from __future__ import annotations
 
@@ -171,11 +171,9 @@ def undone_on_failure(folder: Path) -> Iterator[None]:
 
 
 def _new_folder(resolved: Resolved) -> Path:
-    """As `fresh_folder` names them; not made yet."""
-    parent = Path(resolved.recipe.log.dir).expanduser().absolute() / resolved.recipe.name
-    now = datetime.now().strftime("%Y%m%d-%H%M%S")
-    names = (now if number == 1 else f"{now}-{number}" for number in range(1, 10_000))
-    return next(parent / name for name in names if not os.path.lexists(parent / name))
+    from rlcli.observe.run_directory import free_folder
+
+    return free_folder(Path(resolved.recipe.log.dir).expanduser() / resolved.recipe.name)
 
 
 def _limit_of_partition(name: str | None) -> int | None:

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.dataset import is_stream
+from rlcli.api.dataset import IteratedRows, is_stream
 
 LOOKED_AT = 64
 """Rows of a stream."""
@@ -41,7 +41,10 @@ def by_number(dataset: Any) -> Any:
 
 def reader(dataset: Any) -> Callable[..., Any]:
     """The method that gives its rows."""
-    method: Callable[..., Any] = (
-        type(dataset.stream).rows_from if isinstance(dataset, FirstRows) else type(dataset).__getitem__
-    )
+    stream = dataset.stream if isinstance(dataset, FirstRows) else None
+    method: Callable[..., Any]
+    if isinstance(stream, IteratedRows):
+        method = type(stream.dataset).__iter__
+    else:
+        method = type(dataset).__getitem__ if stream is None else type(stream).rows_from
     return method

@@ -1,0 +1,126 @@
+"""sglang's servers of a run: processes that agents start, and start again when they die."""
+
+import re
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+from fake_sglang_path import path_of_the_fake
+
+from rlcli.backends._sglang_http import Endpoint, ServerRefused
+from rlcli.backends._sglang_server import Launch
+from rlcli.errors import WorkerError
+from rlcli.launch import children
+from rlcli.launch.children import Members, run_environment
+from rlcli.testing.backend import BackendContract
+from rlcli.testing.backend.generation import generate
+from rlcli.topology.groups import Group, server_folder
+
+QUICK = {"start_deadline_s": 20.0, "request_deadline_s": 5.0, "update_deadline_s": 10.0}
+
+
+@pytest.fixture
+def started(tmp_path):
+    """engine(n, **args) whose servers are processes that the backend starts."""
+    path = path_of_the_fake(tmp_path)
+    with ExitStack() as stack:
+
+        def make(count=1, **args):
+            members = Members(tmp_path, run_environment(1))
+            group = Group("server", "server", (0,) * count)
+            stack.callback(members.stop)
+            members.start([group], node=0)
+            checks = BackendContract()
+            checks.server_folders = tuple(server_folder(tmp_path, group.name, index) for index in range(count))
+            checks.name, checks.args = "sglang", {
+                **QUICK, "python": sys.executable, "servers": count, "update": "disk", "weights_folder": str(tmp_path),
+                "environment": {"PYTHONPATH": path}, **args,
+            }  # fmt: skip
+            engine = checks.engine("llama")
+            stack.callback(engine.close)
+            return engine
+
+        yield make
+
+
+def servers_of(engine):
+    return engine._servers.servers
+
+
+def processes(engine):
+    """Of each server, the process itself: its guardian's child, which is its agent's."""
+    agents = {one.cmdline()[-1]: one for one in psutil.Process().children() if "rlcli.launch.server" in one.cmdline()}
+    folders = [str(server.launch.slot.folder) for server in servers_of(engine)]
+    return [guardian.children() for folder in folders for guardian in agents[folder].children()]
+
+
+def test_a_server_that_is_killed_mid_rollout_comes_back_and_nothing_is_lost(started):
+    engine = started(2, options={"token_s": 0.05})
+    wanted = [one.tolist() for one in generate(engine, responses_per_prompt=4).tokens]
+    victim = processes(engine)[0][0]
+    killer = threading.Timer(0.3, victim.kill)
+    killer.start()
+    found = [one.tolist() for one in generate(engine, responses_per_prompt=4).tokens]
+    killer.join()
+    assert found == wanted
+    assert [server.lives for server in servers_of(engine)] == [2, 1]
+
+
+def test_servers_end_with_the_engine(started):
+    engine = started()
+    ((running,),) = processes(engine)
+    engine.close()
+    psutil.wait_procs([running], 20)
+    assert not running.is_running()
+
+
+def test_a_server_whose_agent_is_killed_comes_back(started):
+    engine = started(options={"token_s": 0.05})
+    wanted = [one.tolist() for one in generate(engine).tokens]
+    agent = psutil.Process(processes(engine)[0][0].ppid()).parent()
+    killer = threading.Timer(0.3, agent.kill)
+    killer.start()
+    assert [one.tolist() for one in generate(engine).tokens] == wanted
+    killer.join()
+    assert [server.lives for server in servers_of(engine)] == [2]
+
+
+def test_the_key_of_a_server_is_in_a_private_file_for_its_start_and_nowhere_else(started, monkeypatch):
+    modes, forget = [], Launch.forget_settings
+
+    def look(launch):
+        modes.append((launch.slot.folder / "settings.yaml").stat().st_mode & 0o777)
+        forget(launch)
+
+    monkeypatch.setattr(Launch, "forget_settings", look)
+    engine = started()
+    (server,) = servers_of(engine)
+    ((running,),) = processes(engine)
+    assert server.endpoint.key not in " ".join(running.cmdline())
+    assert server.endpoint.key not in str(running.environ())
+    assert not Path(running.cmdline()[-3]).exists()  # it has been read
+    assert server.endpoint.key not in "".join(file.read_text() for file in server.launch.slot.folder.iterdir())
+    assert modes == [0o600]
+    assert re.fullmatch("[0-9a-f]{64}", server.endpoint.key)
+    with pytest.raises(ServerRefused, match="401"):
+        Endpoint(server.endpoint.url).get("/model_info", 5)
+
+
+def test_a_server_that_does_not_start_says_its_last_words(started):
+    with pytest.raises(WorkerError, match="No module named 'sglang'") as caught:
+        started(environment={"PYTHONPATH": "/nothing"})
+    assert caught.value.code == "F91"
+
+
+def test_a_server_whose_agent_cannot_run_ends_the_call_at_once(started, monkeypatch, tmp_path):
+    """Not after the time that a server has to start."""
+    monkeypatch.setattr(children, "agent_command", lambda folder: [sys.executable, "-c", "raise SystemExit(3)"])
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match="cannot be started any more: what runs it ended with exit code 3") as caught:
+        started(start_deadline_s=300.0)
+    assert time.monotonic() - began < 30
+    assert str(tmp_path / "logs" / "server0.log") in str(caught.value)

@@ -1,9 +1,10 @@
-"""Where the ranks of a run that hangs are, by the stacks that they have written to their logs."""
+"""Where the ranks of a run that hangs are, by the stacks that they write to their logs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlcli.observe.run_logs import as_text
@@ -19,6 +20,27 @@ INNERMOST = 8
 """Frames that say what a rank is doing."""
 LINES = 400
 """Of the end of a log, in which its last stack is looked for."""
+WRITTEN_WITHIN = 5.0
+"""Seconds within which a rank that is not frozen writes its stack."""
+AT_REST = 0.2
+"""Seconds without a new line after which a stack is complete."""
+
+
+def ask_for_stacks(logs: Path, ranks: Sequence[int], ask: Callable[[], None]) -> None:
+    """`ask` the ranks to write their stacks, and wait until they have."""
+    files = [logs / f"rank{rank}.log" for rank in ranks]
+    before = now = [_size(file) for file in files]
+    ask()
+    end = time.monotonic() + WRITTEN_WITHIN
+    while time.monotonic() < end:
+        time.sleep(AT_REST)
+        earlier, now = now, [_size(file) for file in files]
+        if now == earlier and all(size > old for size, old in zip(now, before, strict=True)):
+            return
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 def where_ranks_are(logs: Path, ranks: Sequence[int]) -> str:

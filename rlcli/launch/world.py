@@ -18,6 +18,7 @@ from rlcli.launch.interfaces import address_of, interface_of
 from rlcli.launch.launcher import Death
 from rlcli.launch.memory_kills import explain_kill
 from rlcli.launch.node import SHARED_MEETING, agent_command
+from rlcli.launch.stacks import ask_for_stacks
 from rlcli.processes import ended_how
 from rlcli.runtime.worker_main import WORKER_FILE
 from rlcli.topology.groups import RANKS, Group
@@ -210,10 +211,13 @@ class World:
 
     def ask_for_stacks(self, here: Mapping[int, float]) -> None:
         """The ranks among the processes of this machine (pid → start time) write to their logs where they are."""
-        for pid in self.transport.pids.values():
-            if pid in here:
+        asked = {rank: pid for rank, pid in self.transport.pids.items() if pid in here}
+
+        def ask() -> None:
+            for pid in asked.values():
                 os.kill(pid, signal.SIGUSR1)
-        time.sleep(1.0)
+
+        ask_for_stacks(self._logs, list(asked), ask)
 
     def close(self) -> None:
         self.transport.close()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 from rlcli.api.dataflow import MFCDef, calls_ahead
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
-from rlcli.runtime.admission import Ready
+from rlcli.runtime.admission import Admission, Ready
 from rlcli.runtime.calls import Calls
 from rlcli.runtime.checkpoints import RunState, Start
 from rlcli.runtime.data_order import DataOrder, StepSizes, StreamOrder
-from rlcli.runtime.rollouts import Rollouts
+from rlcli.runtime.rollouts import Ahead, Rollouts
 from rlcli.runtime.sample_flow import Draw, SampleFlow, SampleQueue
 from rlcli.runtime.scheduler import Scheduler
 
@@ -46,15 +46,25 @@ class Flows:
             return False
         return all(draw.epoch >= self.epochs for draw in self.queue.returned)
 
-    def limit(self, step: int, max_staleness: int) -> int:
-        """How many samples may be accepted while `step` steps are done. Once all rows are drawn: those that fill the
-        last batch."""
-        assert self.rollouts is not None
-        accepted = self.rollouts.admission.accepted
-        most = self.sizes.place(min(step + max_staleness + 1, self.scheduler.steps))
+    def run_ahead(self) -> None:
+        """Keep samples in the making: as many as later steps may take, and no more than the run needs."""
+        if self.rollouts is not None:
+            version = self.scheduler.version(self.rollouts.roles)
+            self.rollouts.advance(self._limit(version, self.rollouts.admission))
+
+    def close_ahead(self, step: int, ids: Iterable[str]) -> Ahead | None:
+        """A step is done with its samples; returns what was made ahead of it."""
+        if self.rollouts is None:
+            return None
+        return self.rollouts.close(step, ids, self.scheduler.version(self.rollouts.roles))
+
+    def _limit(self, version: int, admission: Admission) -> int:
+        """How many samples may be accepted while those that are made come from weights of `version`. Once all rows are
+        drawn: those that fill the last batch."""
+        most = self.sizes.place(min(version + admission.limits.max_staleness + 1, self.scheduler.steps))
         if not self._are_rows_drawn:
             return most
-        return min(most, next(place for k in count(step) if (place := self.sizes.place(k)) >= accepted))
+        return min(most, next(place for k in count(version) if (place := self.sizes.place(k)) >= admission.accepted))
 
 
 def make_flows(recipe: Recipe, calls: Calls, rows: int | None, steps: int, start: Start | None, window: int) -> Flows:

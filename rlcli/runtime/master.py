@@ -202,10 +202,8 @@ class MasterWorker:
             )
 
     def _run_ahead(self) -> None:
-        """Keep samples in the making: as many as later steps may take, and no more than the run needs."""
-        if self.flows.rollouts is not None and not self.should_stop():
-            self.flows.rollouts.limit = self.flows.limit(self.steps_done, self.recipe.train.max_staleness)
-            self.flows.rollouts.advance()
+        if not self.should_stop():
+            self.flows.run_ahead()
 
     def _open_steps(self, schedule: Schedule) -> None:
         """Take samples for the steps that may begin. None before an evaluation or a checkpoint that comes first."""
@@ -334,7 +332,7 @@ class MasterWorker:
         seconds = self.calls.times.seconds
         samples, reports = self.flows.samples.close(step), list(self._reports.pop(step).values())
         ids = samples.batch or []
-        ahead = self.flows.rollouts.close(step, ids) if self.flows.rollouts is not None else None
+        ahead = self.flows.close_ahead(step, ids)
         reports = [*(ahead.reports if ahead is not None else ()), *reports]
         tokens = self._totals.count(ids)
         record = named_reports(reports, Running.reports, lambda mfc: mfc.model_name)

@@ -17,6 +17,8 @@ from rlcli.runtime.data_order import StepSizes
 from rlcli.runtime.sample_flow import Draw, SampleQueue
 from rlcli.runtime.scheduler import Task
 
+GENERATE = ModelInterfaceType.GENERATE
+
 
 @dataclass(frozen=True)
 class Ahead:
@@ -42,9 +44,9 @@ class Rollouts:
         chunk = train.prompts_per_draw or train.prompts_per_step
         limits = Limits(train.max_staleness, train.prompts_per_step, chunk, train.max_redraws)
         self.admission = Admission(queue, ahead, limits, sizes.first_place, ready)
+        self.roles = {mfc.model_name for mfc in ahead if mfc.interface_type is GENERATE}
+        """Whose weights make samples."""
         self._sizes = sizes
-        self.limit = sizes.first_place
-        """Samples that may be accepted, from the first step of the run on."""
         self._graph = train_graph(recipe)
         self._dataset = train.dataset
         self._ahead = {mfc.name: mfc for mfc in ahead}
@@ -57,11 +59,12 @@ class Rollouts:
         self._dropped: Counter[str] = Counter()
         """Reason → samples that were dropped since the last step was done."""
 
-    def advance(self) -> None:
-        """Draw what may be drawn, and start what may run."""
+    def advance(self, limit: int) -> None:
+        """Draw what may be drawn, and start what may run. `limit`: samples that may be accepted, from the first step of
+        the run on."""
         if self.failure is not None:
             return
-        while (drawn := self.admission.admit(self.limit)) is not None:
+        while (drawn := self.admission.admit(limit)) is not None:
             self._load(*drawn)
         while tasks := self.admission.startable():
             for task in tasks:
@@ -84,7 +87,7 @@ class Rollouts:
 
     def _take_in(self, task: Task, running: Running) -> None:
         self._reports.setdefault(task.step, {})[task.call] = running
-        samples = running.mfc.interface_type is ModelInterfaceType.GENERATE and running.updates
+        samples = running.mfc.interface_type is GENERATE and running.updates
         version = running.version if samples else None
         try:
             self._calls.forget(self.admission.finish(task, running.dropped(), version))
@@ -100,11 +103,11 @@ class Rollouts:
         self._calls.forget(self.admission.expire(step))
         return self.admission.has(size)
 
-    def close(self, step: int, ids: Iterable[str]) -> Ahead:
-        """A step is done with its samples."""
+    def close(self, step: int, ids: Iterable[str], version: int) -> Ahead:
+        """A step is done with its samples, and the weights that make others are of `version`."""
         taken, dropped = self.admission.let_go(ids), self.drain_drops()
         versions = {one.draw.id: one.versions for one in taken}
-        return Ahead(self._reports_of(taken), self._numbers(step, taken), versions, dropped)
+        return Ahead(self._reports_of(taken), self._numbers(step, taken, version), versions, dropped)
 
     def drain_drops(self) -> list[dict[str, Any]]:
         """Entries of the ledger: the samples that were dropped since the last call of this."""
@@ -122,13 +125,13 @@ class Rollouts:
                 merged[name] = merged[name].and_then(one) if name in merged else one
         return [merged[name] for name in self._ahead if name in merged]
 
-    def _numbers(self, step: int, taken: Sequence[Ready]) -> dict[str, float]:
+    def _numbers(self, step: int, taken: Sequence[Ready], version: int) -> dict[str, float]:
         """For the metrics: of the samples that the step took, and of what became of others since the step before."""
         lags = Counter(one.staleness(step) for one in taken)
         admission, reasons, self._dropped = self.admission, self._dropped, Counter()
         expired, self._last_expired = admission.expired - self._last_expired, admission.expired
         counts = {
-            "ahead": admission.accepted - self._sizes.place(step + 1), "running": admission.running,
+            "ahead": admission.accepted - self._sizes.place(version), "running": admission.running,
             "ready": len(admission.ready), "expired": expired, "dropped": reasons.total(),
             "retried": sum(one.draw.attempt > 0 for one in taken),
         }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rlcli.api.dataflow import CallGraph, MFCDef, weight_writers
@@ -74,6 +74,11 @@ class Scheduler:
             for name, place in self._places.items()
             if (task := Task(step, place, name)) not in self._started and self._may_start(task)
         )
+
+    def version(self, roles: Iterable[str]) -> int:
+        """Training steps behind the weights of these roles: of the oldest where they differ, and the finished steps
+        where none of them changes."""
+        return min((self._versions[role] for role in roles if role in self._versions), default=self._oldest)
 
     def start(self, task: Task) -> None:
         self._started.add(task)

@@ -68,7 +68,7 @@ def test_while_training_is_slow_generation_runs_ahead_within_its_limit(project, 
         shares = [record[f"staleness/share_{lag}"] for lag in range(staleness + 1)]
         assert shares == [of_step.count(lag) / 8 for lag in range(staleness + 1)]
         assert record["samples/expired"] == record["samples/retried"] == 0
-        assert record["samples/ready"] + record["samples/running"] <= record["samples/ahead"] <= staleness * 8
+        assert record["samples/ready"] + record["samples/running"] <= record["samples/ahead"] <= (staleness + 1) * 8
 
 
 @pytest.mark.parametrize("chunk", [3, 8, 20])

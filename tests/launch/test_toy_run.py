@@ -153,7 +153,9 @@ def test_stale_generation_trains_on_what_was_sampled_before(train, project):
     stale, fresh = numbers(project / "stale"), numbers(project / "fresh")
     assert len(stale) == 3
     assert [record["actor/staleness"] for record in stale][:2] == [0, 1]
-    assert [record["samples/ahead"] for record in stale] == [8, 8, 0]
+    first, *others = [record["samples/ahead"] for record in stale]
+    assert first in (8, 16)  # by whether the critic is done before generation knows of the actor's new weights
+    assert others == [8, 0]
     of_flow = ("samples/", "queue/", "staleness/", "actor/staleness")
     assert {key: value for key, value in stale[0].items() if not key.startswith(of_flow)} == fresh[0]
     assert fresh[1]["reward/reward"] - stale[1]["reward/reward"] == pytest.approx(1)

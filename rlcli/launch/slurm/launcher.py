@@ -20,6 +20,7 @@ from rlcli.launch.children import end_session, run_environment, start_child
 from rlcli.launch.launcher import Death
 from rlcli.launch.slurm.agent import SEEN_WITHIN, UNSHARED, agent_command, answer_file, offer
 from rlcli.launch.slurm.commands import SlurmError, ask_slurm
+from rlcli.launch.stacks import ask_for_stacks
 from rlcli.launch.world import World, write_for_workers, write_records
 from rlcli.project import current_project
 from rlcli.topology.groups import RANKS, Group
@@ -35,8 +36,6 @@ LOOK_SECONDS = 0.5
 """Between two looks at what srun has said."""
 LEAVE_WITHIN = 5.0
 """Seconds for srun to end once its tasks were dismissed, or killed."""
-STACKS_WITHIN = 2.0
-"""Seconds that ranks get to write where they are."""
 ENDED = re.compile(r"^srun: error: [^:]+: tasks? (\d+)[\d,-]*: (.+)$", re.MULTILINE)
 """`srun: error: node2: task 1: Exited with exit code 7`, or `Killed`."""
 
@@ -90,7 +89,7 @@ class SlurmRunning:
     def stop(self, grace: float, show_stacks: bool = False) -> None:
         if self._step is not None:
             if show_stacks:
-                self._step.show_stacks()
+                ask_for_stacks(self._run_dir / "logs", list(self.transport.pids), self._step.show_stacks)
             self._step.wait(grace)
         self._world.dismiss({})
         if self._step is not None:
@@ -142,7 +141,6 @@ class Step:
     def show_stacks(self) -> None:
         """srun hands SIGUSR1 on to all processes of its tasks: at it ranks write where they are."""
         self._process.send_signal(signal.SIGUSR1)
-        time.sleep(STACKS_WITHIN)
 
     def wait(self, seconds: float) -> bool:
         with contextlib.suppress(subprocess.TimeoutExpired):

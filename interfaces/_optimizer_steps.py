@@ -14,6 +14,9 @@ from rlcli.api.model import Model
 from rlcli.interfaces._settings import OptimizerSteps
 from rlcli.ops.minibatches import assign_minibatches
 
+AT_FIRST = "sampler_gap"
+"""A stat that is that of the first optimizer step, whose weights are those that the training step began with."""
+
 
 def optimizer_steps(
     settings: OptimizerSteps,
@@ -48,7 +51,7 @@ def optimizer_batches(settings: OptimizerSteps, model: Model, data: SequenceSamp
 
 def average(steps: list[dict[str, float]]) -> dict[str, float]:
     """Stats of a training step from those of its optimizer steps: the mean of each over the steps that report
-    it.
+    it; `AT_FIRST` is that of the first.
 
     `update_skipped` and `loss_weight` are summed; steps that had no tokens to train on count for these alone.
     """
@@ -58,4 +61,5 @@ def average(steps: list[dict[str, float]]) -> dict[str, float]:
     for step in seen:
         for name, value in step.items():
             values.setdefault(name, []).append(value)
-    return {name: sum(entries) / len(entries) for name, entries in values.items()} | total
+    first = {AT_FIRST: values[AT_FIRST][0]} if AT_FIRST in values else {}
+    return {name: sum(entries) / len(entries) for name, entries in values.items()} | total | first

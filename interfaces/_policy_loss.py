@@ -8,6 +8,7 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import ModelOutput, Stats
+from rlcli.interfaces._optimizer_steps import AT_FIRST
 from rlcli.interfaces._rollout_settings import RolloutSettings
 from rlcli.interfaces._settings import PolicyLoss, named
 from rlcli.ops.policy_losses import LOSS_AGGREGATIONS, POLICY_LOSSES, Actions
@@ -33,6 +34,8 @@ def policy_losses(
     """(loss of each action that is trained on, [M]: the policy loss, weighted, less the entropy bonus; stats, each
     summed over these actions)."""
     losses, stats = named(POLICY_LOSSES, settings.policy_loss, settings)(actions)
+    if not settings.uses_proximal_logprobs:  # else `_rollout.sampler_gap` has it
+        stats[AT_FIRST] = actions.log_ratio.detach().abs().sum()
     entropy = entropy[actions.mask]
     if settings.use_decoupled_loss:
         losses = losses * batch.data["loss_weights"][actions.mask]

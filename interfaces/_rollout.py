@@ -95,9 +95,10 @@ def equal_groups(batch: SequenceSample, all_reduce: AllReduce) -> dict[str, floa
 
 def sampler_gap(settings: OldPolicy, data: SequenceSample, all_reduce: AllReduce) -> dict[str, float]:
     """`sampler_gap`: how far the trainer's log-probs are from those of the sampler, before training: the mean of the
-    absolute differences over the actions of responses, in nats. Nothing where the trainer has computed none."""
+    absolute differences over the actions of responses, in nats. Where the trainer has computed none, they are those of
+    its first optimizer step (`_policy_loss.policy_losses`)."""
     tensors = data.data
-    if not (settings.use_decoupled_loss or settings.recompute_logprob):
+    if not settings.uses_proximal_logprobs:
         return {}
     response = action_mask(_need(tensors, "prompt_mask"), data.flat_seqlens("packed_input_ids"))
     gaps = (tensors["proximal_logprobs"] - tensors["packed_logprobs"]).double().abs()[response]
@@ -149,7 +150,7 @@ def _policies(
     """
     behaviour = _need(tensors, "packed_logprobs")
     ones = torch.ones_like(behaviour)
-    if not (settings.use_decoupled_loss or settings.recompute_logprob):
+    if not settings.uses_proximal_logprobs:
         return behaviour, behaviour, ones, trained
     proximal = _need(tensors, "proximal_logprobs", "or turn use_decoupled_loss and recompute_logprob off")
     if not settings.use_decoupled_loss:

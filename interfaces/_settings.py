@@ -125,6 +125,11 @@ class OldPolicy(Settings):
     """What becomes of a token weighted above the cap. mask: it leaves the loss and the count that it is divided by.
     truncate: it is weighted by the cap (truncated importance sampling, TIS)."""
 
+    @property
+    def uses_proximal_logprobs(self) -> bool:
+        """Whether the trainer computes log-probs of what was sampled before it learns from it."""
+        return self.use_decoupled_loss or self.recompute_logprob
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.behav_imp_weight_mode == "truncate" and self.behav_imp_weight_cap is None:

@@ -14,6 +14,7 @@ from rlcli.interfaces._best_of import keep_best
 from rlcli.interfaces._rollout import prepare
 from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.ops.reduce import identity
+from rlcli.ops.rewards import action_mask
 from rlcli.testing.batches import make_batch
 from rlcli.testing.interface import InterfaceContract
 from rlcli.testing.tiny_engine import TinyLM, tiny_model
@@ -237,6 +238,20 @@ def test_batch_statistics(rollout):
     assert stats["lr"] == 0.1
     assert math.isfinite(stats["grad_norm"])
     assert stats["loss_weight"] == float((~rollout.data["prompt_mask"]).sum())
+
+
+@pytest.mark.parametrize("settings", [{}, {"policy_loss": "gspo"}, {"recompute_logprob": True}], ids=str)
+def test_the_sampler_gap_is_that_before_the_first_optimizer_step(rollout, sampled_by, settings):
+    """the mean distance of the trainer's log-probs from the sampler's, whichever of them the loss is taken to"""
+    model = tiny_model()
+    own = sampled_by(model, rollout).data["packed_logprobs"].clone()
+    sampled = sampled_by(model, rollout, spread=0.3).data["packed_logprobs"]
+    rollout.data["proximal_logprobs"] = own
+    response = action_mask(rollout.data["prompt_mask"], rollout.flat_seqlens("packed_input_ids"))
+    actor = PPOActorInterface(minibatches=1, ppo_epochs=3, **settings, **LIMITLESS)
+    expected = float((own - sampled).abs()[response].mean())
+    assert expected > 0.2
+    assert actor.train_step(model, rollout, SPEC)["sampler_gap"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_rewards_that_are_clipped_are_counted(rollout):

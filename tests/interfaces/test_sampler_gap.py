@@ -27,5 +27,5 @@ def test_the_mean_over_the_actions_of_responses(settings):
     assert sampler_gap(GRPOInterface(**settings), batch(), identity) == {"sampler_gap": 0.25}
 
 
-def test_without_log_probs_of_the_trainer_there_is_none():
+def test_without_log_probs_of_the_trainer_the_first_optimizer_step_has_it():
     assert sampler_gap(GRPOInterface(), batch(), identity) == {}

@@ -66,6 +66,9 @@ def test_a_run_continues_with_the_samples_that_were_finished(train, resume, drop
     for one in state["ready"]:
         step, version = found[sample(one["draw"])]
         assert (step > 2, version) == (True, one["versions"]["gen"])  # it was not sampled again
+    again = [draw for draw in state["returned"] if draw[2] and sample(draw) in found]
+    assert again
+    assert sum(record.get("samples/retried", 0) for record in numbers(folder)) == len(again)
 
 
 def test_what_two_ranks_have_finished_one_rank_continues_with(train, resume):

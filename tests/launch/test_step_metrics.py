@@ -1,0 +1,52 @@
+"""What the record of a training step says of the flows: waits, copies, queues and totals. By the toy recipe."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.timeout(420)  # a start on two ranks takes a while on a slow machine
+
+TWO_RANKS = ("launch=local", "cluster.devices_per_node=2", "train.eval.dataset=null", "train.steps=5")
+
+
+def records(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def takes(seconds):
+    return f"{{type: toy, args: {{seconds: {seconds}}}}}"
+
+
+@pytest.mark.usefixtures("quick_ranks")
+def test_copies_of_weights_and_idle_ranks_are_timed(train):
+    """The follower's rank has nothing to do but generate: it is idle while the other one trains for 0.2 s."""
+    _, folder = train(
+        *TWO_RANKS, "models.actor.rollout={backend: toy, devices: '1'}", "models.actor.devices='0'",
+        "models.critic.devices='0'", f"graph.train_actor.interface={takes(0.2)}", f"graph.gen.interface={takes(0.2)}",
+    )  # fmt: skip
+    for record in records(folder):
+        assert 0 < record["time/train_actor.copy_to"] < record["time/step"]
+        idle = {name: value for name, value in record.items() if name.startswith("time/idle/")}
+        assert len(idle) == 2
+        assert all(0.1 < value < record["time/step"] for value in idle.values())
+
+
+@pytest.mark.usefixtures("quick_ranks")
+def test_samples_that_wait_are_counted_by_the_call_that_they_wait_for(train):
+    """Scoring is slow, generation is not, and may run two steps ahead: samples wait to be scored, none to be sampled."""
+    _, folder = train(
+        *TWO_RANKS, "train.max_staleness=3", "models.actor.devices='0'", "models.reward.devices='1'",
+        "models.critic.devices='0'", "graph.score.interface={type: toy_reward, args: {seconds: 0.3}}",
+    )  # fmt: skip
+    deepest = {name: max(record[name] for record in records(folder)) for name in ("queue/gen", "queue/score")}
+    assert deepest["queue/score"] >= 8
+    assert deepest["queue/gen"] < deepest["queue/score"]
+
+
+def test_samples_and_tokens_add_up_over_the_steps(train):
+    _, folder = train("train.eval.dataset=null", "log.samples_per_step=8")
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    for record in records(folder):
+        until = [one for one in samples if one["step"] <= record["step"]]
+        words = sum(len(f"{one['prompt']} {one['response']}".split()) for one in until)
+        assert (record["total/samples"], record["total/tokens"]) == (len(until), words)

@@ -33,7 +33,7 @@ def test_copies_of_weights_and_idle_ranks_are_timed(train):
 
 @pytest.mark.usefixtures("quick_ranks")
 def test_samples_that_wait_are_counted_by_the_call_that_they_wait_for(train):
-    """Scoring is slow, generation is not, and may run two steps ahead: samples wait to be scored, none to be sampled."""
+    """Scoring is slow, generation is not, and may run ahead: samples wait to be scored."""
     _, folder = train(
         *TWO_RANKS, "train.max_staleness=3", "models.actor.devices='0'", "models.reward.devices='1'",
         "models.critic.devices='0'", "graph.score.interface={type: toy_reward, args: {seconds: 0.3}}",

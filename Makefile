@@ -10,6 +10,7 @@ TEST_STAMP := .venv/.stamp-test
 SGLANG := .venv-sglang
 SGLANG_LIST := tests/servers/requirements.txt
 # Compiling every module of torch and transformers takes longer than downloading them; Python compiles what it imports.
+export PYTHONDONTWRITEBYTECODE =
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile
 
 .PHONY: help train test test-servers test-slurm check lint floors types wheel clean setup

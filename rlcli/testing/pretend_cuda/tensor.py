@@ -8,7 +8,7 @@ backward pass. Python does not see that name, and C++ keeps host and device apar
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,6 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from rlcli.testing.pretend_cuda.kernels import KERNELS
 from rlcli.testing.pretend_cuda.memory import Allocation
@@ -151,7 +150,7 @@ class Operations(TorchDispatchMode):
 
 def carry_out(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run an operation below autograd on the host's copies, as the rules of the device allow."""
-    leaves, structure = tree_flatten((tuple(args), dict(kwargs)))
+    leaves = list(_leaves((*args, *kwargs.values())))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     generator = next((leaf for leaf in leaves if isinstance(leaf, torch._C.Generator)), None)
     asked, pins = _asked_device(kwargs.get("device")), bool(kwargs.get("pin_memory"))
@@ -163,14 +162,15 @@ def carry_out(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     place = place_result(operation, args, asked, [(tensor, _device_of(tensor)) for tensor in tensors])
     if generator is not None:
         check_generator(generator, place)
-    host_args, host_kwargs = tree_unflatten([_on_host(leaf) for leaf in leaves], structure)
+    host_args = [_changed(value, _on_host) for value in args]
+    host_kwargs = {name: _changed(value, _on_host) for name, value in kwargs.items()}
     if host_kwargs.get("device") is not None:
         host_kwargs["device"] = torch.device("cpu")
     host_kwargs.pop("pin_memory", None)
     with random_stream_of(place, operation, generator):
         result = KERNELS.get(operation, operation)(*host_args, **host_kwargs)
     same = {id(tensor.host): tensor for tensor in tensors if isinstance(tensor, DeviceTensor)}
-    returned = tree_map_only(torch.Tensor, lambda made: _returned(made, place, same), result)
+    returned = _changed(result, lambda made: _returned(made, place, same))
     return pinned(returned) if pins else returned
 
 
@@ -258,11 +258,29 @@ def _device_of(tensor: torch.Tensor) -> Device:
     return tensor.get_device() if isinstance(tensor, DeviceTensor) else None
 
 
+def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+    """What lists and tuples hold. Below autograd there is nothing else; torch's pytree takes ten times as long."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
+def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A value, or what a list or tuple of them becomes."""
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return type(value)([_changed(one, change) for one in value])
+    return change(value)
+
+
 def _on_host(leaf: Any) -> Any:
     return leaf.host if isinstance(leaf, DeviceTensor) else leaf
 
 
-def _returned(made: torch.Tensor, place: Device, same: Mapping[int, DeviceTensor]) -> torch.Tensor:
+def _returned(made: Any, place: Device, same: Mapping[int, DeviceTensor]) -> Any:
+    if not isinstance(made, torch.Tensor):
+        return made
     if isinstance(made, AsyncCollectiveTensor):
         made = made.wait()  # gloo has no streams to wait on later
     known = same.get(id(made))

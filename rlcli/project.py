@@ -9,11 +9,13 @@ the packages in which they lie: `[project.entry-points.rlcli]`, `my_lab = "my_la
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
 import stat
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 from rlcli.errors import ProjectError
@@ -84,9 +86,30 @@ def module_place(module: str) -> Path | None:
     return Path(spec.origin) if not rest and spec.has_location and spec.origin else None
 
 
+_KNOWN: ContextVar[dict[str, list[str]] | None] = ContextVar("_KNOWN", default=None)
+"""Kind → its search path, while none of its folders comes or goes."""
+
+
 def search_path(kind: str) -> list[str]:
     """The folders that `rlcli.<kind>` is made of; `kind` is one of `FOLDERS`."""
-    return [str(folder) for folder in (root / kind for root in roots()) if folder.is_dir()]
+    known = _KNOWN.get()
+    if known is not None and kind in known:
+        return known[kind]
+    found = [str(folder) for folder in (root / kind for root in roots()) if folder.is_dir()]
+    if known is not None:
+        known[kind] = found
+    return found
+
+
+@contextlib.contextmanager
+def search_paths_kept() -> Iterator[None]:
+    """Within it each search path is found once. Reading one component's source asks for them hundreds of times."""
+    known = _KNOWN.get()
+    token = _KNOWN.set({} if known is None else known)
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
 
 
 def is_project(folder: Path) -> bool:

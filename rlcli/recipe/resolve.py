@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import RlcliError, raise_all
+from rlcli.project import search_paths_kept
 from rlcli.recipe.call_keys import with_keys_of_calls
 from rlcli.recipe.components import check_components, forget, with_backends
 from rlcli.recipe.doubts import Doubts
@@ -158,6 +159,7 @@ def _holder_on_the_way(tree: Node, path: tuple[str | int, ...]) -> tuple[Node, t
     return tree, ()
 
 
+@search_paths_kept()
 def load_recipe(
     recipe: str | Path, overrides: Sequence[str] = (), profiles: Sequence[str] = (), fresh: bool = True
 ) -> Resolved:

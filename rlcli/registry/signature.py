@@ -18,7 +18,7 @@ from rlcli.api.limits import BOUNDS, Limits
 from rlcli.errors import ProjectError
 from rlcli.registry.class_fields import Argument, arguments_of, class_named, lineage
 from rlcli.registry.listing import path_of
-from rlcli.registry.source import Definition, Module, dotted, read_module, top_level
+from rlcli.registry.source import Definition, Module, dotted, kept_while_unchanged, read_module, top_level
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -67,6 +67,7 @@ class Signature:
         return limits if isinstance(limits, dict) else {}
 
 
+@kept_while_unchanged
 def signature(kind: str, name: str) -> Signature:
     """Read a component's signature."""
     path = path_of(kind, name)

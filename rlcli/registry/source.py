@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from rlcli.errors import ProjectError
-from rlcli.project import FOLDERS, PACKAGE, module_place, search_path
+from rlcli.project import FOLDERS, PACKAGE, module_place, search_path, search_paths_kept
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _MAX_HOPS = 32
 """Re-exports and aliases followed before a name counts as unknown; more is a circle."""
+
+
+_READ: ContextVar[set[Path]] = ContextVar("_READ")
+"""The files that a function which is kept has read so far."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +49,8 @@ class Definition:
 def read_module(name: str, path: Path) -> Module:
     """Parse a source file; a syntax error in it is the user's."""
     status = path.stat()
+    if (read := _READ.get(None)) is not None:
+        read.add(path)
     return _read_module(name, path, status.st_mtime_ns, status.st_size)
 
 
@@ -53,6 +65,37 @@ def _read_module(name: str, path: Path, mtime: int, size: int) -> Module:
     for statement in top_level(tree.body):
         _bind(module, statement)
     return module
+
+
+def kept_while_unchanged(function: Callable[P, T]) -> Callable[P, T]:
+    """A function of names, which reads source: what it returned is kept as long as neither a file that it read nor a
+    folder of components has changed. Contracts make the same component hundreds of times."""
+    known: dict[object, tuple[object, set[Path], object, T]] = {}
+
+    @functools.wraps(function)
+    def kept(*args: P.args, **kwargs: P.kwargs) -> T:
+        with search_paths_kept():
+            folders = _states(Path(folder) for kind in FOLDERS for folder in search_path(kind))
+            key = (args, *kwargs.items())
+            if key in known:
+                folders_then, files, states, found = known[key]
+                if (folders_then, states) == (folders, _states(files)):
+                    return found
+            read = set[Path]()
+            token = _READ.set(read)
+            try:
+                found = function(*args, **kwargs)
+            finally:
+                _READ.reset(token)
+            known[key] = folders, read, _states(read), found
+            return found
+
+    return kept
+
+
+def _states(paths: Iterable[Path]) -> list[tuple[Path, int, int] | None]:
+    """What changes with a file, or with the files of a folder."""
+    return [(path, (status := path.stat()).st_mtime_ns, status.st_size) if path.exists() else None for path in paths]
 
 
 def dotted(module: Module, node: ast.expr) -> str | None:

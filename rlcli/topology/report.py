@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import ResourceError, UsageError
+from rlcli.project import search_paths_kept
 from rlcli.recipe.call_keys import graphs_of
 from rlcli.recipe.graph import made_keys, reasons_to_drop, stages
 from rlcli.recipe.libraries import libraries_to_install
@@ -70,6 +71,7 @@ class Plan:
         return peak.verdict(self.device_bytes, self.reserved) if self.device_bytes else ""
 
 
+@search_paths_kept()
 def make_plan(
     resolved: Resolved, device_bytes: int | None = None, nodes: int | None = None, devices: int | None = None
 ) -> Plan:

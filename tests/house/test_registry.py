@@ -169,3 +169,41 @@ def test_nested_settings_become_the_real_dataclass(write):
     assert (made.warm.top_k, made.warm.temperature) == (6, 2.0)
     with pytest.raises(UsageError, match="util"):
         registry.make_dataset(DatasetAbstraction("zz_nested", {"util": "from the recipe"}), util="the util")
+
+
+BASE = """
+    from dataclasses import dataclass
+
+    @dataclass(kw_only=True)
+    class ZzBase:
+        size: int = {default}
+"""
+HEIR = """
+    from dataclasses import dataclass
+    from rlcli.api.component import register_backend
+    from rlcli.backends._zz_base import ZzBase
+
+    @register_backend("zz_heir")
+    @dataclass(kw_only=True)
+    class Heir(ZzBase):
+        width: int = 1
+"""
+
+
+def test_a_signature_is_read_again_once_a_file_that_it_came_from_has_changed(write):
+    """Its own, or that of a class that it inherits from."""
+    write("backends/_zz_base.py", BASE.format(default=3))
+    heir = write("backends/zz_heir.py", HEIR)
+
+    def defaults():
+        return {argument.name: argument.default for argument in registry.signature("backends", "zz_heir").arguments}
+
+    assert defaults() == {"size": 3, "width": 1}
+    assert registry.signature("backends", "zz_heir") is registry.signature("backends", "zz_heir")
+    write("backends/_zz_base.py", BASE.format(default=44))
+    assert defaults() == {"size": 44, "width": 1}
+    write("backends/zz_heir.py", HEIR.replace("= 1", "= 22"))
+    assert defaults() == {"size": 44, "width": 22}
+    heir.unlink()
+    with pytest.raises(UnknownComponent):
+        defaults()

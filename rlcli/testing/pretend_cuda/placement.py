@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -79,6 +80,7 @@ def _place_indexing(operation: Any, args: Sequence[Any], placed: Sequence[tuple[
     return own
 
 
+@functools.cache
 def _is_in_place(operation: Any) -> bool:
     first = operation._schema.arguments[0] if operation._schema.arguments else None
     return first is not None and first.alias_info is not None and first.alias_info.is_write

@@ -86,6 +86,8 @@ class ModelWorker:
         self._tokenizer: Any = None
         """Of the datasets."""
         self._interfaces: dict[str, ModelInterface] = {}
+        self._origins: dict[str, Origin] = {}
+        """Call → who is at fault for what it returns."""
         self.samples = SampleStore()
         """What this rank holds; its data lane takes from it and adds to it."""
         self._operations: dict[str, Callable[..., dict[str, Any]]] = {
@@ -244,11 +246,14 @@ class ModelWorker:
         return Kept(made.meta(), {name: Moments.of(numbers) for name, numbers in scores.items()}, counted, dropped)
 
     def _origin(self, mfc: MFCDef) -> Origin:
-        role = mfc.model_name
-        backend = self.recipe.models[role].backend
-        kind = backend.type if backend is not None else None
-        has_model = self.models[role].module is not None
-        return origin_of_call(mfc, self._interface(mfc), kind, has_model, self._describe_sample)
+        if mfc.name not in self._origins:
+            role = mfc.model_name
+            backend = self.recipe.models[role].backend
+            kind = backend.type if backend is not None else None
+            has_model = self.models[role].module is not None
+            interface = self._interface(mfc)
+            self._origins[mfc.name] = origin_of_call(mfc, interface, kind, has_model, self._describe_sample)
+        return self._origins[mfc.name]
 
     def _describe_sample(self, id_: Any) -> str:
         """`row-17 (row 17 of dataset train)`: what its dataset calls a sample, and where it is there."""

@@ -25,13 +25,19 @@ def load_everything() -> None:
     import torch._dynamo
     import torch.distributed.fsdp
     import transformers.models.llama.modeling_llama  # noqa: F401
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
+    import rlcli.backends.fsdp
+    import rlcli.backends.inference
     import rlcli.cli.train
+    import rlcli.interfaces.ppo_actor
+    import rlcli.interfaces.ppo_critic
     import rlcli.launch.local
     import rlcli.runtime.master
     import rlcli.runtime.worker  # noqa: F401
 
     torch.set_num_threads(1)
+    get_checkpoint_conversion_mapping("llama")  # compiles a thousand expressions
 
 
 def start(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rlcli.recipe.graph import runs_after, stages
+from rlcli.api.dataflow import calls_ahead
+from rlcli.recipe.graph import runs_after, stages, train_graph
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Call, Recipe
@@ -20,7 +22,8 @@ COLUMNS = 28
 
 
 class Timetable:
-    """The calls of a recipe over its steps: each starts once what it waits for is done and its ranks are free."""
+    """The calls of a recipe over its steps: each is sent to its ranks once what it waits for is done, and a rank works
+    in the order in which calls were sent."""
 
     def __init__(self, recipe: Recipe, topology: Topology):
         self.calls = {name: recipe.graph[name] for stage in stages(recipe.graph) for name in stage}
@@ -29,11 +32,20 @@ class Timetable:
             (a, b) for a, one in self.ranks.items() for b, other in self.ranks.items() if one.isdisjoint(other)
         }
         self._after = runs_after(recipe.graph)
-        self._staleness = recipe.train.max_staleness
+        self._window = 2 if len(topology.groups) > 1 else 1
+        self._lag = 1 + recipe.train.max_staleness
         self._writers: dict[str, set[str]] = {}
         for name, call in self.calls.items():
             for role in _written(call):
                 self._writers.setdefault(role, set()).add(name)
+        ahead = calls_ahead(train_graph(recipe)) if recipe.train.max_staleness else []
+        self._ahead = [mfc.name for mfc in ahead]
+        """Calls that run ahead of the steps; the others are a step."""
+        self._in_steps = [name for name in self.calls if name not in self._ahead]
+        samplers = [call.model for name, call in self.calls.items() if name in self._ahead and call.call == "generate"]
+        paces = {writer for role in samplers for writer in self._writers.get(role, ())}
+        self._paces = paces or set(self._in_steps)
+        """What must be done at a step so that more may be made ahead."""
 
     @property
     def is_apart(self) -> bool:
@@ -43,17 +55,20 @@ class Timetable:
     def waits_for(self, call: str, step: int) -> set[At]:
         """What must be done before a call may start, whatever ranks are free."""
         found = {(name, step) for name in self._after[call]} | {(call, step - 1)}
-        role, kind = self.calls[call].model, self.calls[call].call
-        lag = 1 + (self._staleness if kind == "generate" else 0)
-        found |= {(writer, step - lag) for writer in self._writers.get(role, ())}
-        found |= {(other, step - 1) for of in _written(self.calls[call]) for other in self._writers[of]}
-        found |= {(name, step - self._staleness - 2) for name in self.calls}  # so many steps are open at a time
+        if call in self._ahead:
+            found |= {(other, step - self._lag) for other in self._paces}
+            return {one for one in found if one[1] > 0}
+        section = self.calls[call]
+        found |= {(name, step) for name in self._ahead}
+        found |= {(writer, step - 1) for writer in self._writers.get(section.model, ())}
+        found |= {(other, step - 1) for of in _written(section) for other in self._writers[of]}
+        found |= {(name, step - self._window) for name in self._in_steps}  # so many steps are open at a time
         return {one for one in found if one[1] > 0}
 
     def overlaps(self, steps_before: int) -> dict[str, list[str]]:
         """Call → the calls of the same step (0) or of the one before it (1) that it may run at the same time as; of two
         calls of one step, the first has the other."""
-        late = self._staleness + 3  # early steps wait for less
+        late = self._lag + 2  # early steps wait for less
         before = {(name, step): self._all_before((name, step)) for name in self.calls for step in (late, late - 1)}
         found: dict[str, list[str]] = {}
         names = list(self.calls)
@@ -75,24 +90,28 @@ class Timetable:
 
     def turns(self) -> dict[str, list[int | None]]:
         """Call → the step that it works on, turn by turn."""
-        rows: dict[str, list[int | None]] = {name: [] for name in self.calls}
-        done: set[At] = set()
-        running: dict[At, int] = {}
-        for turn in range(COLUMNS):
-            done |= {task for task, end in running.items() if end <= turn}
-            running = {task: end for task, end in running.items() if end > turn}
-            for name, step in self._waiting(done | set(running)):
-                has_ranks = all((one, name) in self._apart for one, _ in running)
-                if has_ranks and self.waits_for(name, step) <= done:
-                    running[name, step] = turn + TURNS.get(self.calls[name].call, 1)
-            for name, row in rows.items():
-                row.append(next((step for one, step in running if one == name), None))
+        rows: dict[str, list[int | None]] = {name: [None] * COLUMNS for name in self.calls}
+        free = dict.fromkeys(frozenset[int]().union(*self.ranks.values()), 0)
+        done, sent = set[At](), set[At]()
+        running: list[tuple[int, int, At]] = []
+        now = 0
+        while now < COLUMNS:
+            for name, step in self._ready(sent, done):
+                begin = max((now, *(free[rank] for rank in self.ranks[name])))
+                end = begin + TURNS.get(self.calls[name].call, 1)
+                free |= dict.fromkeys(self.ranks[name], end)
+                rows[name][begin:end] = [step] * len(rows[name][begin:end])
+                sent.add((name, step))
+                heapq.heappush(running, (end, len(sent), (name, step)))
+            now, _, task = heapq.heappop(running)
+            done.add(task)
         return rows
 
-    def _waiting(self, started: set[At]) -> Iterator[At]:
-        """The calls of the first steps that have not started, oldest step first."""
-        steps = range(1, 2 + max((step for _, step in started), default=0))
-        yield from ((name, step) for step in steps for name in self.calls if (name, step) not in started)
+    def _ready(self, sent: set[At], done: set[At]) -> Iterator[At]:
+        """The calls that can be sent now: those of the steps, oldest first, then those that run ahead."""
+        steps = range(1, 2 + max((step for _, step in sent), default=0))
+        in_order = [(name, step) for names in (self._in_steps, self._ahead) for step in steps for name in names]
+        yield from (task for task in in_order if task not in sent and self.waits_for(*task) <= done)
 
 
 def _written(call: Call) -> list[str]:

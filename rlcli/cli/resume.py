@@ -69,9 +69,9 @@ def _may_be_job(folder: Path, overrides: list[str], recipe: str | None) -> bool:
 def _go(folder: Path, work: Callable[[], int]) -> int:
     """The part of a run that its job does now."""
     from rlcli.launch.resume import resumed_recipe
-    from rlcli.launch.slurm.goes import do_go
+    from rlcli.launch.slurm.allocations import run_in_allocation
 
-    return do_go(folder, work, resumed_recipe(folder, ()).launch.slurm.requeues)
+    return run_in_allocation(folder, work, resumed_recipe(folder, ()).launch.slurm.requeues)
 
 
 def _submit(folder: Path, overrides: list[str], recipe: str | None, accept_changes: bool) -> str | None:

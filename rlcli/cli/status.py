@@ -127,7 +127,7 @@ def _facts(one: Overview, progress: Progress) -> list[tuple[str, str]]:
     if one.message:
         facts.append(("why", one.message))
     if one.job is not None:
-        facts.append(("job", f"{one.job}{f' on {one.nodes}' if one.nodes else ''}{_goes(one)}"))
+        facts.append(("job", f"{one.job}{f' on {one.nodes}' if one.nodes else ''}{_allocations(one)}"))
     if one.holder is not None:
         others = f", supervisor {one.holder.supervisor.pid}" if one.holder.supervisor is not None else ""
         facts.append(("where", f"{_machine(one)}, pid {one.holder.owner.pid}{others}"))
@@ -153,11 +153,11 @@ def _facts(one: Overview, progress: Progress) -> list[tuple[str, str]]:
     return facts
 
 
-def _goes(one: Overview) -> str:
+def _allocations(one: Overview) -> str:
     """Of a job that was put back into the queue."""
-    from rlcli.launch.slurm.goes import read_goes
+    from rlcli.launch.slurm.allocations import read_allocations
 
-    count = len(read_goes(one.folder))
+    count = len(read_allocations(one.folder))
     return f", begun {count} times" if count > 1 else ""
 
 

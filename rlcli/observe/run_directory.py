@@ -327,5 +327,5 @@ Started {started} (run {run_id}). To repeat it, in `{folder}`:
 | `environment.json` | versions, machine, commit |
 | `tensorboard/` | the metrics for `tensorboard --logdir` |
 | `logs/` | output of the workers |
-| `job.json`, `job.sbatch`, `job.goes.jsonl` | of a Slurm job: its number, its script, when it began |
+| `job.json`, `job.sbatch`, `job.allocations.jsonl` | of a Slurm job: its number, its script, when it began |
 """

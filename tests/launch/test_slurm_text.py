@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlcli.errors import RecipeError, UsageError
-from rlcli.launch.slurm.goes import LEAD
+from rlcli.launch.slurm.allocations import LEAD
 from rlcli.launch.slurm.launcher import first_to_fail, srun_command
 from rlcli.launch.slurm.script import batch_script, seconds_of
 from rlcli.launch.slurm.submit import VALUES, Batch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from toy_project import RECIPE, make_project
 
-from rlcli.launch.slurm.goes import read_goes
+from rlcli.launch.slurm.allocations import read_allocations
 from rlcli.launch.slurm.jobs import Submission, look_up_one
 from rlcli.observe.tail import Tail
 
@@ -108,9 +108,9 @@ class Run:
         assert self.state() == state, f"{self.log}\n{self.cluster.log}\n{job}"
 
     def wait_until_put_back(self):
-        """Until it is in the queue after a go."""
-        wait_for(lambda: len(read_goes(self.folder)) > self._seen, PATIENCE)
-        self._seen = len(read_goes(self.folder))
+        """Until it is in the queue after an allocation."""
+        wait_for(lambda: len(read_allocations(self.folder)) > self._seen, PATIENCE)
+        self._seen = len(read_allocations(self.folder))
         self.wait_until("PENDING")
 
     def begin_again(self):

@@ -7,7 +7,7 @@ import psutil
 import pytest
 from run_files import ledger, numbers
 
-from rlcli.launch.slurm.goes import read_goes
+from rlcli.launch.slurm.allocations import read_allocations
 
 from .cluster import NODES, wait_for
 from .runs import Project
@@ -74,7 +74,7 @@ def test_a_preempted_run_commits_waits_and_continues_exactly(cluster, project, u
     run.begin_again()
     run.wait_until("COMPLETED")
     assert_same(run, undisturbed)
-    assert [(go.restart, go.step) for go in read_goes(run.folder)] == [(0, None), (1, committed)]
+    assert [(one.restart, one.step) for one in read_allocations(run.folder)] == [(0, None), (1, committed)]
 
 
 def test_a_run_whose_node_is_lost_continues_exactly_from_its_last_checkpoint(cluster, project, undisturbed):
@@ -90,7 +90,7 @@ def test_a_run_whose_node_is_lost_continues_exactly_from_its_last_checkpoint(clu
     run.begin_again()
     run.wait_until("COMPLETED")
     assert_same(run, undisturbed)
-    assert read_goes(run.folder)[-1].step >= 4
+    assert read_allocations(run.folder)[-1].step >= 4
 
 
 @pytest.mark.parametrize(("victim", "says"), [
@@ -117,7 +117,7 @@ def test_a_rank_that_is_killed_is_replaced_within_the_job(cluster, project, undi
     processes(run)["rank1"].kill()
     run.wait_until("COMPLETED")
     assert_same(run, undisturbed)
-    assert len(read_goes(run.folder)) == 1
+    assert len(read_allocations(run.folder)) == 1
     assert "starting the workers again, restart 1 of 1" in run.log
 
 
@@ -155,7 +155,7 @@ def test_a_run_that_gets_nowhere_is_put_back_as_often_as_is_allowed(project):
     run.wait_until_put_back()
     run.begin_again()
     run.wait_until("FAILED")
-    assert [(go.restart, go.step) for go in read_goes(run.folder)] == [(0, None), (1, None)]
+    assert [(one.restart, one.step) for one in read_allocations(run.folder)] == [(0, None), (1, None)]
     assert run.status["exit_code"] == 7
     assert "rank 1 was killed by SIGKILL" in run.status["message"]
     assert "the job is not put back into the queue again (launch.slurm.requeues is 1)" in run.log

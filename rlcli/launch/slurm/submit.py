@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import ResourceError
 from rlcli.files import make_folder, replace_file
+from rlcli.launch.slurm.allocations import lead_of
 from rlcli.launch.slurm.commands import SlurmError, ask_slurm
-from rlcli.launch.slurm.goes import lead_of
 from rlcli.launch.slurm.job import LOG
 from rlcli.launch.slurm.jobs import JOB_ID, Submission, look_up_one
 from rlcli.launch.slurm.script import batch_script, seconds_of

@@ -1,7 +1,8 @@
-"""One go of a run: from the time that its job begins until it ends or is put back into the queue.
+"""What a job gets from Slurm: nodes, from the time that it begins until it ends or is put back into the queue.
 
-Each go is a line of job.goes.jsonl, written as it begins. By these lines a run that is put back again and again without
-getting anywhere is recognised, whatever ended its goes: the time limit, a preemption, a node that failed, or we.
+Each allocation is a line of job.allocations.jsonl, written as it begins. By these lines a run that is put back again
+and again without getting anywhere is recognised, whatever ended its allocations: the time limit, a preemption, a node
+that failed, or we.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from rlcli.observe.tail import Tail
 
 log = logging.getLogger(__name__)
 
-GOES_FILE = "job.goes.jsonl"
+ALLOCATIONS_FILE = "job.allocations.jsonl"
 AGAIN = (75, 7, 8)
 """Exit codes after which a run is put back into the queue: it was asked to stop, a process died, a deadline passed."""
 LEAD = 900
@@ -44,7 +45,7 @@ LOOK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Go:
+class Allocation:
     """A line of the file."""
 
     job: str
@@ -58,17 +59,17 @@ class Go:
     """The last that was committed when it began."""
 
 
-def read_goes(run_dir: Path) -> list[Go]:
-    """All goes of a run, as far as they can be read."""
-    goes = []
+def read_allocations(run_dir: Path) -> list[Allocation]:
+    """All allocations of a run, as far as they can be read."""
+    found = []
     with contextlib.suppress(OSError):
-        for line in (run_dir / GOES_FILE).read_bytes().splitlines():
+        for line in (run_dir / ALLOCATIONS_FILE).read_bytes().splitlines():
             with contextlib.suppress(ValueError, TypeError):
-                goes.append(Go(**json.loads(line)))
-    return goes
+                found.append(Allocation(**json.loads(line)))
+    return found
 
 
-def do_go(run_dir: Path, work: Callable[[], int], requeues: int) -> int:
+def run_in_allocation(run_dir: Path, work: Callable[[], int], requeues: int) -> int:
     """Do what is left of a run in the job that this process is the script of, by `work`, which returns its exit code.
     Puts the job back into the queue where that helps. Raises the errors of `work`, and WorkerError F68 if it is time to
     give up."""
@@ -94,30 +95,30 @@ def lead_of(run_dir: Path, limit: float | None) -> int:
     return max(1, round(lead if limit is None else min(lead, limit / (2 if measured else 4))))
 
 
-def goes_without_progress(run_dir: Path) -> int:
-    """How many of the last goes of a job have begun at the step that is committed now."""
-    goes, step = read_goes(run_dir), _committed(run_dir)
-    return len(list(takewhile(lambda go: go.step == step and go.job == goes[-1].job, reversed(goes))))
+def allocations_without_progress(run_dir: Path) -> int:
+    """How many of the last allocations of a job have begun at the step that is committed now."""
+    found, step = read_allocations(run_dir), _committed(run_dir)
+    return len(list(takewhile(lambda one: one.step == step and one.job == found[-1].job, reversed(found))))
 
 
 def _note(run_dir: Path) -> None:
     environment: Mapping[str, str] = os.environ
-    go = Go(
+    allocation = Allocation(
         job=_job_id(),
         restart=int(environment.get("SLURM_RESTART_COUNT") or 0),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         nodes=environment.get("SLURM_JOB_NODELIST", ""),
         step=_committed(run_dir),
     )
-    with os.fdopen(private_file(run_dir / GOES_FILE, os.O_APPEND), "wb") as file:
-        file.write((json.dumps(asdict(go)) + "\n").encode())
+    with os.fdopen(private_file(run_dir / ALLOCATIONS_FILE, os.O_APPEND), "wb") as file:
+        file.write((json.dumps(asdict(allocation)) + "\n").encode())
         file.flush()
         os.fsync(file.fileno())
 
 
 def _refuse_without_progress(run_dir: Path, requeues: int) -> None:
     """Raises WorkerError F68, and writes it down, if the job was put back too often since the last commit."""
-    if goes_without_progress(run_dir) > requeues + 1:
+    if allocations_without_progress(run_dir) > requeues + 1:
         raise _give_up(run_dir, requeues)
 
 
@@ -126,7 +127,7 @@ def _put_back(run_dir: Path, code: int, requeues: int) -> None:
     holder = read_holder(run_dir / LOCK)
     if holder is not None and is_asked_to_stop(run_dir, holder):
         return
-    if goes_without_progress(run_dir) > requeues:
+    if allocations_without_progress(run_dir) > requeues:
         if code == Stopped.exit_code:
             raise _give_up(run_dir, requeues)
         log.warning("the job is not put back into the queue again (launch.slurm.requeues is %d)", requeues)
@@ -140,7 +141,7 @@ def _put_back(run_dir: Path, code: int, requeues: int) -> None:
 
 
 def _give_up(run_dir: Path, requeues: int) -> WorkerError:
-    """Write down that this was the last go."""
+    """Write down that this was the last allocation."""
     step = _committed(run_dir)
     newer = "any checkpoint" if step is None else f"a checkpoint newer than step {step}"
     times = {0: "was not to be", 1: "was once"}.get(requeues, f"was {requeues} times in a row")

@@ -33,12 +33,14 @@ def test_it_resolves_to_the_same_recipe_apart_from_its_name(tmp_path, monkeypatc
     assert load_recipe("mine.yaml").recipe == parent.recipe
 
 
-def test_it_holds_two_comment_lines_the_parent_and_what_was_given(tmp_path, monkeypatch):
+def test_it_holds_what_the_parent_does_its_name_and_what_was_given(tmp_path, monkeypatch):
+    """What the parent needs may be what was given."""
     monkeypatch.chdir(tmp_path)
     parent = load_recipe("ppo_math", ["models.actor.backend.args.lr=1e-4"])
-    comments = parent.layers[-1].text.splitlines()[:2]
+    does, needs = parent.layers[-1].text.splitlines()[:2]
     rest = "extends: ppo_math\n\nmodels:\n  actor:\n    backend:\n      args:\n        lr: 1e-4\n"
-    assert child_of(parent, Path("mine.yaml")) == "\n".join(comments) + "\n" + rest
+    assert child_of(parent, Path("mine.yaml")) == f"{does}\n{rest}"
+    assert child_of(load_recipe("ppo_math"), Path("mine.yaml")) == f"{does}\n{needs}\nextends: ppo_math\n"
 
 
 def test_profiles_become_layers(tmp_path, monkeypatch):

@@ -93,8 +93,8 @@ class MasterWorker:
         self._build_roles()
         if self._start is not None:
             self._restore(self._start)
-        rows, window = self.rows[self.recipe.train.dataset], 2 if len(self.topology.groups) > 1 else 1
-        self.flows = make_flows(self.recipe, self.calls, rows, self.steps, self._start, window)
+        rows = self.rows[self.recipe.train.dataset]
+        self.flows = make_flows(self.recipe, self.calls, rows, self.steps, self._start, self.topology.open_steps)
         self._end_early()
 
     def run(self, outputs: Outputs) -> None:

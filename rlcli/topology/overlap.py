@@ -32,7 +32,7 @@ class Timetable:
             (a, b) for a, one in self.ranks.items() for b, other in self.ranks.items() if one.isdisjoint(other)
         }
         self._after = runs_after(recipe.graph)
-        self._window = 2 if len(topology.groups) > 1 else 1
+        self._window = topology.open_steps
         self._lag = 1 + recipe.train.max_staleness
         self._writers: dict[str, set[str]] = {}
         for name, call in self.calls.items():

@@ -47,6 +47,11 @@ class Topology:
         """Worker processes, one per device."""
         return self.nodes * self.devices_per_node
 
+    @property
+    def open_steps(self) -> int:
+        """Steps that may be under way at once: with several groups, one begins where another is still at work."""
+        return 2 if len(self.groups) > 1 else 1
+
     def placement(self, role: str) -> RolePlacement:
         """Where a role lives."""
         return next(p for p in self.placements if p.role == role)

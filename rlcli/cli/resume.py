@@ -43,7 +43,7 @@ def resume(
 
     folder = find_run(run)
     if in_job and is_parent:
-        return _go(folder, lambda: supervise(context, quiet, as_json, in_job))
+        return _in_allocation(folder, lambda: supervise(context, quiet, as_json, in_job))
     if not in_job and _may_be_job(folder, overrides or [], recipe):
         job_id = _submit(folder, overrides or [], recipe, accept_changes)
         if job_id is not None:
@@ -66,7 +66,7 @@ def _may_be_job(folder: Path, overrides: list[str], recipe: str | None) -> bool:
     return is_told or Submission.read(folder) is not None
 
 
-def _go(folder: Path, work: Callable[[], int]) -> int:
+def _in_allocation(folder: Path, work: Callable[[], int]) -> int:
     """The part of a run that its job does now."""
     from rlcli.launch.resume import resumed_recipe
     from rlcli.launch.slurm.allocations import run_in_allocation

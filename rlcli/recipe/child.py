@@ -89,9 +89,9 @@ def _first_of(name: str, child: Path) -> Path:
 def _description(parent: Resolved) -> list[str]:
     """The comment lines that the parent opens with: what it does, and what it needs, unless that may have changed."""
     own: Layer = next(layer for layer in parent.layers if layer.path == parent.path)
+    has_changed = parent.overrides or parent.profiles
     lines = []
     for line in own.text.splitlines()[:2]:
-        has_changed = parent.overrides or parent.profiles
         if not line.startswith("#") or "$schema" in line or (line.startswith("# Needs:") and has_changed):
             break
         lines.append(line.rstrip())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +20,11 @@ _MAX_HOPS = 32
 """Re-exports and aliases followed before a name counts as unknown; more is a circle."""
 
 
-_READ: ContextVar[set[Path]] = ContextVar("_READ")
-"""The files that a function which is kept has read so far."""
+State = tuple[int, int] | None
+"""What changes with a file, or with the files of a folder: its time and its size; None: there is none."""
+
+_READ: ContextVar[dict[Path, State]] = ContextVar("_READ")
+"""The files that a function which is kept has read so far, as they were then."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +52,10 @@ class Definition:
 def read_module(name: str, path: Path) -> Module:
     """Parse a source file; a syntax error in it is the user's."""
     status = path.stat()
+    time, size = status.st_mtime_ns, status.st_size
     if (read := _READ.get(None)) is not None:
-        read.add(path)
-    return _read_module(name, path, status.st_mtime_ns, status.st_size)
+        read[path] = time, size
+    return _read_module(name, path, time, size)
 
 
 @functools.lru_cache(maxsize=256)
@@ -70,32 +74,35 @@ def _read_module(name: str, path: Path, mtime: int, size: int) -> Module:
 def kept_while_unchanged(function: Callable[P, T]) -> Callable[P, T]:
     """A function of names, which reads source: what it returned is kept as long as neither a file that it read nor a
     folder of components has changed. Contracts make the same component hundreds of times."""
-    known: dict[object, tuple[object, set[Path], object, T]] = {}
+    known: dict[object, tuple[dict[Path, State], T]] = {}
 
     @functools.wraps(function)
     def kept(*args: P.args, **kwargs: P.kwargs) -> T:
         with search_paths_kept():
-            folders = _states(Path(folder) for kind in FOLDERS for folder in search_path(kind))
-            key = (args, *kwargs.items())
+            folders = tuple(folder for kind in FOLDERS for folder in search_path(kind))
+            key = (folders, args, *kwargs.items())
             if key in known:
-                folders_then, files, states, found = known[key]
-                if (folders_then, states) == (folders, _states(files)):
+                then, found = known[key]
+                if all(_state(path) == state for path, state in then.items()):
                     return found
-            read = set[Path]()
+            read = {Path(folder): _state(Path(folder)) for folder in folders}
             token = _READ.set(read)
             try:
                 found = function(*args, **kwargs)
             finally:
                 _READ.reset(token)
-            known[key] = folders, read, _states(read), found
+            known[key] = read, found
             return found
 
     return kept
 
 
-def _states(paths: Iterable[Path]) -> list[tuple[Path, int, int] | None]:
-    """What changes with a file, or with the files of a folder."""
-    return [(path, (status := path.stat()).st_mtime_ns, status.st_size) if path.exists() else None for path in paths]
+def _state(path: Path) -> State:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 def dotted(module: Module, node: ast.expr) -> str | None:

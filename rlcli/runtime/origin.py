@@ -11,6 +11,7 @@ from rlcli import registry
 from rlcli.api.dataflow import MFCDef
 from rlcli.errors import DataError, NumericError, ProjectError, RlcliError
 from rlcli.project import is_built_in
+from rlcli.recipe.schema import Recipe
 
 CODE = "F54"
 
@@ -81,9 +82,11 @@ class RowOrigin:
 
 
 def origin_of_call(
-    mfc: MFCDef, interface: Any, backend: str | None, has_model: bool, describe: Callable[[Hashable], str]
+    recipe: Recipe, mfc: MFCDef, interface: Any, has_model: bool, describe: Callable[[Hashable], str]
 ) -> CallOrigin:
-    """`backend`: that of the call's role."""
+    """Looks through the folders of components: to be asked once for each call of a graph."""
+    section = recipe.models[mfc.model_name].backend
+    backend = section.type if section is not None else None
     method, name = mfc.interface_type.value, mfc.interface_impl.type_
     component, where = f"interface {name}", _own_place("interfaces", name, getattr(type(interface), method, None))
     own_backend = _own_place("backends", backend) if backend is not None else None

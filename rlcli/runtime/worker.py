@@ -198,9 +198,8 @@ class ModelWorker:
             data.metadata[PLACE] = list(places)
         if mfc.model_name in self._torn:
             what = f"{mfc.model_name} has weights of two versions, for a copy to it failed"
-            raise WorkerError(
-                what, where=f"rank {self.rank}", hint="resume the run from its last checkpoint", code="F18"
-            )
+            hint = "resume the run from its last checkpoint"
+            raise WorkerError(what, where=f"rank {self.rank}", hint=hint, code="F18")
         model, interface = self.models[mfc.model_name], self._interface(mfc)
         version = model.version.global_step
         kept, stats = Kept(), dict[str, float]()
@@ -247,12 +246,8 @@ class ModelWorker:
 
     def _origin(self, mfc: MFCDef) -> Origin:
         if mfc.name not in self._origins:
-            role = mfc.model_name
-            backend = self.recipe.models[role].backend
-            kind = backend.type if backend is not None else None
-            has_model = self.models[role].module is not None
-            interface = self._interface(mfc)
-            self._origins[mfc.name] = origin_of_call(mfc, interface, kind, has_model, self._describe_sample)
+            interface, has_model = self._interface(mfc), self.models[mfc.model_name].module is not None
+            self._origins[mfc.name] = origin_of_call(self.recipe, mfc, interface, has_model, self._describe_sample)
         return self._origins[mfc.name]
 
     def _describe_sample(self, id_: Any) -> str:

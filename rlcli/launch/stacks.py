@@ -10,7 +10,9 @@ from pathlib import Path
 from rlcli.observe.run_logs import as_text
 from rlcli.observe.tail import last_lines
 
-STACK = re.compile(r'Current thread [^\n]*\n((?:  File "[^\n]+\n)+)')
+STACK = re.compile(r'(?:Current thread|Thread) 0x[^\n]*\n((?:  File "[^\n]+\n)+)')
+"""Of a thread. The last one is that of the main thread, which is the oldest; the current one is any that took the
+signal."""
 FRAME = re.compile(r'  File "(.+)", line (\d+) in (\S+)')
 COLLECTIVE = re.compile(r"/torch/distributed/|/torch/_dynamo/|/deepspeed/comm/")
 """Files in which a rank waits for others."""

@@ -6,11 +6,13 @@ import gc
 import os
 import sys
 
+from rlcli.garbage import leave_garbage
+
 
 def main() -> None:
     """Run the command line. Ctrl-C ends it quietly from the start, and a short command is not held up by garbage."""
     _let_waiting_threads_sleep()
-    gc.disable()  # verbs that last enable it again; the others are over before there is any that matters
+    gc.disable()  # verbs that last look for it again; the others are over before there is any that matters
     try:
         from rlcli.cli.main import main as run
 
@@ -18,8 +20,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        if not gc.isenabled():
-            gc.freeze()  # or Python looks through everything once more while it exits
+        leave_garbage()
 
 
 def _let_waiting_threads_sleep() -> None:

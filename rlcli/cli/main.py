@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import itertools
 import os
 import re
@@ -33,6 +32,7 @@ from rlcli.cli.output import (
 )
 from rlcli.cli.supervision import WATCHED, WHOLE_PROCESS, report_verdict, watch_fork
 from rlcli.errors import Errors, RecipeError, ResourceError, RlcliError, escape_control
+from rlcli.garbage import collect_rarely
 from rlcli.launch import lifeline
 
 VERBS = {
@@ -138,7 +138,7 @@ def main(arguments: list[str] | None = None) -> None:
     if given[:1] != [ANSWER]:
         given = _in_order(given)
     if given[:1] != [ANSWER] and any(word in LASTING for word in given):
-        gc.enable()
+        collect_rarely()
     try:
         code = _run(given, is_whole_process=arguments is None)
         flush()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import RlcliError
+from rlcli.garbage import collect_rarely, leave_garbage
 from rlcli.inspect.cores import available_cores
 from rlcli.launch.children import REPLACEMENTS, Members
 from rlcli.launch.interfaces import interface_of
@@ -52,6 +53,7 @@ FAILED, LOST = 7, 8
 def main(run_dir: Path, node: int, *, reports_signals: bool = False) -> int:
     """Run the ranks of a node. Returns the exit code. `reports_signals`: those that ask for a stop are reported to the
     master, whose affair they are."""
+    collect_rarely()
     meeting = Path(os.environ.setdefault(MEETING, str(run_dir / SHARED_MEETING)))
     try:
         control = Control.wait_for(meeting, BEGUN_WITHIN)
@@ -213,4 +215,6 @@ def _end_here(why: str) -> None:
 
 if __name__ == "__main__":
     arguments: Sequence[str] = sys.argv[1:]
-    sys.exit(main(Path(arguments[0]).absolute(), int(arguments[1])))
+    code = main(Path(arguments[0]).absolute(), int(arguments[1]))
+    leave_garbage()
+    sys.exit(code)

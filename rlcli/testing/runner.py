@@ -14,6 +14,7 @@ import pytest
 
 from rlcli import registry
 from rlcli.errors import ResourceError, RlcliError, UsageError
+from rlcli.garbage import collect_as_usual
 from rlcli.project import current_project
 from rlcli.recipe.merge import merge
 from rlcli.recipe.overrides import parse_overrides
@@ -55,6 +56,7 @@ def run_checks(subjects: Sequence[Subject], watcher: Watcher, options: Options |
         values = {subject: _values(subject) for subject in sound}
         checks = ChecksPlugin(suites, values, watcher, options.keyword, options.check_seconds)
         own = sorted({str(path) for subject in sound if (path := subject.own_tests) is not None})
+        collect_as_usual()  # pytest looks through everything several times as it ends
         with _undisturbed(has_own_tests=bool(own)):
             code = pytest.main([*_arguments(Path(folder), options), *map(str, suites), *own], plugins=[checks])
     if code == pytest.ExitCode.INTERRUPTED and checks.was_interrupted:

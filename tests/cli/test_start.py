@@ -48,7 +48,7 @@ main()
 
 @pytest.mark.parametrize(
     ("arguments", "collects"),
-    [(["ls", "--help"], False), (["__complete", "zsh", "train", ""], False), (["train", "--help"], True)],
+    [(["ls", "--help"], "False"), (["__complete", "zsh", "train", ""], "False"), (["train", "--help"], "True 20000")],
 )
 def test_verbs_that_last_collect_garbage(tmp_path, arguments, collects):
     script = f"""
@@ -58,6 +58,19 @@ sys.argv = ["rlcli", *{arguments!r}]
 try:
     main()
 except SystemExit:
-    print(gc.isenabled(), file=sys.stderr)
+    print(gc.isenabled(), *gc.get_threshold()[: gc.isenabled()], file=sys.stderr)
 """
-    assert python("-c", script, cwd=tmp_path).stderr.strip() == str(collects)
+    assert python("-c", script, cwd=tmp_path).stderr.strip() == collects
+
+
+@pytest.mark.parametrize(("begins", "frozen"), [("collect_rarely()", "True True"), ("pass", "True False")])
+def test_a_process_that_has_started_collects_garbage_as_usual(tmp_path, begins, frozen):
+    script = f"""
+import gc
+from rlcli.garbage import collect_as_usual, collect_rarely
+usual = gc.get_threshold()
+{begins}
+collect_as_usual()
+print(gc.get_threshold() == usual, gc.get_freeze_count() > 1000)
+"""
+    assert python("-c", script, cwd=tmp_path).stdout.strip() == frozen

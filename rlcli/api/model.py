@@ -191,6 +191,9 @@ class ModelBackend(abc.ABC):
     forbidden, if what was saved does not belong to it. Any other argument alters the run, which must be accepted."""
     FOLLOWS_LENGTH: ClassVar[dict[str, Any]] = {}
     """Argument → the one value of it with which steps do not depend on how long the run is."""
+    POOLED: ClassVar[bool] = False
+    """The calls of its roles, which have no weights, run in processes next to the ranks, one for each; it has their
+    limits as `cpu_s`, seconds of processor time for a call, and `memory_gib`."""
     RUNS_MODEL: ClassVar[bool] = True
     """It makes an engine; False if it leaves the role without weights."""
     READS_SOURCE: ClassVar[bool] = True

@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rlcli.files import make_folder, private_file
+from rlcli.files import make_folder, private_file, replace_file
 from rlcli.inspect.cores import available_cores
 from rlcli.launch.launcher import Death
 from rlcli.launch.server import agent_command
 from rlcli.processes import STOP_SIGNALS, die_with_parent
 from rlcli.project import VARIABLE, current_project
 from rlcli.server_slot import ServerSlot
-from rlcli.topology.groups import Group, server_folder
+from rlcli.topology.groups import GIVEN_UP, LAST_EXIT, Group, process_folder
 
 LOOK_SECONDS = 0.5
 """Between two looks at who is alive."""
@@ -99,16 +99,16 @@ class Members:
             self._thread.start()
 
     def _command(self, group: Group, index: int) -> list[str]:
-        if group.kind == "pool":
-            return list(group.command)
-        folder = server_folder(self._run_dir, group.name, index)
+        folder = process_folder(self._run_dir, group.kind, group.name, index)
         shutil.rmtree(folder, ignore_errors=True)  # of an earlier start of this run
         make_folder(folder)
-        return agent_command(folder)
+        return agent_command(folder) if group.kind == "server" else [*group.command, str(self._run_dir), str(index)]
 
     def _start(self, who: tuple[str, int]) -> None:
         group, command = self._commands[who]
-        environment = {**self._environment, **group.environment}
+        before = self._processes.get(who)
+        last_exit = {LAST_EXIT: str(before.returncode)} if before is not None else {}
+        environment = {**self._environment, **group.environment, **last_exit}
         self._processes[who] = start_child(command, self.log(*who), environment, self._folder)
 
     def log(self, group: str, index: int) -> Path:
@@ -130,9 +130,11 @@ class Members:
         group = self._commands[who][0]
         death = Death(*who, group.nodes[who[1]], self._processes[who].returncode)
         self._given_up[who] = death
+        folder, often = process_folder(self._run_dir, group.kind, *who), f"{death}, {REPLACEMENTS + 1} times"
         if group.kind == "server":  # its client may be waiting for it
-            why = f"what runs it {death}, {REPLACEMENTS + 1} times (see {self.log(*who)})"
-            ServerSlot(server_folder(self._run_dir, *who)).give_up(why)
+            ServerSlot(folder).give_up(f"what runs it {often} (see {self.log(*who)})")
+        else:
+            replace_file(folder / GIVEN_UP, often.encode())
 
     def pids(self) -> dict[tuple[str, int], int]:
         return {who: process.pid for who, process in self._processes.items()}

@@ -12,6 +12,7 @@ from rlcli.inspect.cores import available_cores
 from rlcli.launch import lifeline
 from rlcli.launch.children import REPLACEMENTS, Members, run_environment
 from rlcli.launch.launcher import Death
+from rlcli.launch.world import write_for_workers
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
@@ -42,6 +43,8 @@ class InlineLauncher:
         device = pick_device(self._recipe.cluster.device, 0)
         worker = ModelWorker(self._recipe, self._topology, 0, device, {}, transport.report, run_dir)
         try:
+            if any(group.kind == "pool" for group in groups):
+                write_for_workers(self._recipe, run_dir)
             members.start(groups, node=0)
         except BaseException:
             members.stop()

@@ -273,6 +273,14 @@ def lacks_method(interface: str, method: str) -> bool:
     return method not in signature.methods and not signature.has_unread_bases
 
 
+def has_method(interface: str, method: str) -> bool:
+    """Whether an interface is known to have a method that it need not have."""
+    try:
+        return method in signature_of("interfaces", interface).methods
+    except (UnknownComponent, ProjectError):
+        return False  # reported already
+
+
 def declared(kind: str, component: str, constant: str) -> Any:
     """What a component says of itself in a literal of its class, such as a dataset's KEYS; None if it does not."""
     try:

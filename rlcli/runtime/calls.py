@@ -14,13 +14,14 @@ from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.buffer import Buffer, Transfer
 from rlcli.runtime.measures import Moments
-from rlcli.runtime.messages import MOVE
+from rlcli.runtime.messages import COMPUTE, MOVE, MOVES
 from rlcli.runtime.partition import owners, share_by_rank
 from rlcli.runtime.requests import Answers, Requests
 from rlcli.runtime.scheduler import Task
 from rlcli.runtime.step_times import StepTimes
 from rlcli.runtime.weight_flow import remote_copy
 from rlcli.topology import RolePlacement, Topology
+from rlcli.topology.groups import pool_name, pooled_roles
 
 T = TypeVar("T")
 
@@ -148,6 +149,7 @@ class Calls:
         self._phase = phase
         self._mfcs = {mfc.name: mfc for mfc in (*train_graph(recipe), *eval_graph(recipe))}
         self._updates = updates_per_step(train_graph(recipe))
+        self._pooled = pooled_roles(recipe)
         self._held: list[Held] = []
         self._working: Counter[int] = Counter()
         """Rank → the calls that it was sent and has not answered."""
@@ -205,9 +207,12 @@ class Calls:
 
     def dispatch(self, task: Task, ids: Sequence[str], then: Callable[[Running], None]) -> None:
         """Send a call on some samples, at least one, to the workers of its role, and what they lack to them and to
-        those who have it. The samples of a training step are a batch, in its order."""
+        those who have it. The samples of a training step are a batch, in its order. The call of a pool keeps none of
+        its ranks from computing others."""
         mfc = self._mfcs[task.call]
         placement = self._topology.placement(mfc.model_name)
+        lane = pool_name(mfc.model_name) if mfc.model_name in self._pooled else COMPUTE
+        busy = placement.ranks if lane == COMPUTE else ()
         shares = share_by_rank(ids, [self.buffer.load(id_, SEQUENCES) for id_ in ids], placement)
         plan = self.buffer.transfers(shares, mfc.input_keys)
         self.buffer.count_transfers(plan)
@@ -224,13 +229,13 @@ class Calls:
                 args[rank]["parts"] = parts
 
         def done(answers: Answers) -> None:
-            self._working.subtract(placement.ranks)
+            self._working.subtract(busy)
             reports: Answers = {}
             for rank in placement.ranks:
                 reports[rank] = {name: value for name, value in answers[rank].items() if name != "batch"}
                 if answers[rank]["batch"] is not None:
                     self.buffer.add(rank, SequenceSample.from_json(answers[rank]["batch"]))
-            self.times.count_call({rank: answer["seconds"] for rank, answer in answers.items()})
+            self.times.count_call({rank: answers[rank]["seconds"] for rank in busy})
             running = Running(task, mfc, placement, reports, updates=self._updates.get(mfc.model_name, 0))
             if hook is None:
                 then(running)
@@ -239,10 +244,10 @@ class Calls:
 
         def run() -> None:
             self._phase(task.call)
-            self._working.update(placement.ranks)
-            self._requests.post("run_call", args, done)
+            self._working.update(busy)
+            self._requests.post("run_call", args, done, lane=lane)
 
-        self._start_in_order(Held(mfc.model_name, placement.ranks, run), plan)
+        self._start_in_order(Held(mfc.model_name, busy, run), plan)
         hook, copy = remote_copy(mfc, self._topology), Held(mfc.model_name, placement.ranks)
         if hook is not None:  # its ranks copy the weights before they do what they are given later
             self._held.append(copy)
@@ -289,7 +294,7 @@ class Calls:
             self.times.count_move(answer["seconds"] for answer in answers.values())
             self._inputs_are_there(call)
 
-        self._requests.post(MOVE, moves, moved)
+        self._requests.post(MOVE, moves, moved, lane=MOVES)
 
     def _inputs_are_there(self, call: Held) -> None:
         call.has_inputs = True

@@ -159,11 +159,11 @@ def split(message: bytes) -> list[bytes]:
     return [message[start : start + FRAME] for start in range(0, len(message), FRAME)]
 
 
-def join(frames: Sequence[bytes]) -> bytes:
-    """The message in frames. Raises ProtocolError if it is too long to be one."""
+def join(frames: Sequence[bytes], most: int = LARGEST) -> bytes:
+    """The message in frames. Raises ProtocolError if it has more than `most` bytes."""
     size = sum(map(len, frames))
-    if size > LARGEST:
-        raise ProtocolError(f"a message of {size} bytes; at most {LARGEST} are read")
+    if size > most:
+        raise ProtocolError(f"a message of {size} bytes; at most {most} are read")
     return b"".join(frames)
 
 

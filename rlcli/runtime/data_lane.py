@@ -6,11 +6,8 @@ They move in a thread of their own and over a process group of their own, so tha
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +15,8 @@ import torch.distributed as dist
 
 from rlcli.api.data import SequenceSample
 from rlcli.runtime.buffer import Transfer
-from rlcli.runtime.messages import LAST_MOVE, Failure, Request
+from rlcli.runtime.messages import Request
 from rlcli.runtime.sample_store import SampleStore
-from rlcli.runtime.transport import ZmqWorker
 
 
 class DataLane:
@@ -31,23 +27,6 @@ class DataLane:
         self._store = store
         self._device = device
         self._group = dist.new_group(backend="gloo", timeout=timeout)
-        self._thread: threading.Thread | None = None
-
-    def start(self, folder: Path, main: ZmqWorker, failure: Callable[[BaseException], Failure]) -> None:
-        """Answer the master's requests for moves, until it wants no more."""
-
-        def serve() -> None:
-            link = ZmqWorker(folder, self._rank, main=main)
-            link.serve(self.handle, failure, until=LAST_MOVE)
-            link.close()
-
-        self._thread = threading.Thread(target=serve, name="data lane", daemon=True)
-        self._thread.start()
-
-    def join(self) -> None:
-        """Until the last request is answered."""
-        if self._thread is not None:
-            self._thread.join()
 
     def handle(self, request: Request) -> dict[str, Any]:
         """This rank's part of a plan, in the order that is the same for all ranks: none waits for another in a ring."""

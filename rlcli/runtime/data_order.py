@@ -7,13 +7,16 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlcli.api.config import stable_seed
 from rlcli.api.dataset import is_stream
 from rlcli.runtime.origin import RowOrigin
+
+if TYPE_CHECKING:
+    from rlcli.recipe.schema import Recipe
 
 
 def training_id(epoch: int, row: int) -> str:
@@ -33,6 +36,18 @@ def evaluation_id(row: int) -> str:
 def row_of(id_: str) -> tuple[bool, int]:
     """Whether a sample is of the evaluation, and its row."""
     return id_.startswith("eval-"), int(id_.rpartition("r")[2])
+
+
+def dataset_of(recipe: Recipe, id_: str) -> str:
+    """The dataset that a sample is a row of."""
+    found = recipe.train.eval.dataset if row_of(id_)[0] else recipe.train.dataset
+    assert found is not None
+    return found
+
+
+def place_of_sample(recipe: Recipe, id_: str) -> str:
+    """`row 17 of dataset train`."""
+    return f"row {row_of(id_)[1]} of dataset {dataset_of(recipe, id_)}"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from rlcli.recipe.graph import eval_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.calls import Calls, Running, named_reports
 from rlcli.runtime.data_order import evaluation_id
+from rlcli.runtime.lanes import lanes_of
 from rlcli.runtime.measures import Moments
 from rlcli.runtime.requests import Requests
 from rlcli.runtime.scheduler import Scheduler
@@ -97,7 +98,7 @@ def evaluate_alone(
     requests.ask_all("build", {"steps": 1, "rows": there}, deadline=deadline)
     calls = Calls(recipe, topology, requests, phase)
     found = evaluate(recipe, calls, requests, there if rows is None else min(rows, there), shown)
-    requests.let_go()
+    requests.let_go(lanes_of(recipe, topology))
     return found
 
 

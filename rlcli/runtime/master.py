@@ -12,6 +12,7 @@ from typing import Any
 
 from rlcli.api.dataflow import ModelInterfaceType
 from rlcli.errors import DataError, ResourceError, Stopped
+from rlcli.garbage import collect_as_usual
 from rlcli.observe.display import Display
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.samples import SampleRecord
@@ -24,6 +25,7 @@ from rlcli.runtime.checkpoints import Checkpoints, RunState, Schedule, Start
 from rlcli.runtime.commits import RunIdentity
 from rlcli.runtime.evaluation import evaluate
 from rlcli.runtime.flows import Flows, make_flows
+from rlcli.runtime.lanes import lanes_of
 from rlcli.runtime.nonfinite import NonfiniteSteps
 from rlcli.runtime.outputs import Outputs
 from rlcli.runtime.requests import Requests
@@ -96,6 +98,7 @@ class MasterWorker:
         rows = self.rows[self.recipe.train.dataset]
         self.flows = make_flows(self.recipe, self.calls, rows, self.steps, self._start, self.topology.open_steps)
         self._end_early()
+        collect_as_usual()
 
     def run(self, outputs: Outputs) -> None:
         """Everything from the first evaluation to saving the models.
@@ -122,7 +125,7 @@ class MasterWorker:
 
     def shut_down(self) -> None:
         """Let the workers go."""
-        self.requests.let_go()
+        self.requests.let_go(lanes_of(self.recipe, self.topology))
 
     # -- the run ---------------------------------------------------------------------------------------------
 

@@ -16,10 +16,12 @@ LARGEST = 1 << 26
 """Bytes of one message; the metadata of a batch is far smaller."""
 
 
+COMPUTE, MOVES = "compute", "moves"
+"""Two lanes of a rank: what it computes itself, and its data lane. Those of pools are `pool_lane`'s."""
 MOVE = "move"
-"""A request to a rank's data lane; all others go to the thread that computes."""
-LAST_MOVE = "end_moves"
-"""The last request to a data lane."""
+"""A request to a data lane."""
+END_LANE = "end_lane"
+"""The last request to a lane other than COMPUTE."""
 
 UNEXPECTED = "RlcliError"
 """Kind of a failure that is none of the errors made for users."""
@@ -36,20 +38,13 @@ class Request:
     number: int
     op: str
     args: dict[str, Any] = field(default_factory=dict)
+    lane: str = COMPUTE
+    """Which thread of the worker answers. Each does one thing after the other, and they work at the same time."""
 
     @property
     def name(self) -> str:
         """What a person calls it: that of the graph's call, if it is one."""
         return str(self.args.get("call", self.op))
-
-    @property
-    def is_for_lane(self) -> bool:
-        """Whether the rank's data lane answers, which works next to the calls."""
-        return is_for_lane(self.op)
-
-
-def is_for_lane(op: str) -> bool:
-    return op in (MOVE, LAST_MOVE)
 
 
 @dataclass(frozen=True)
@@ -116,10 +111,11 @@ def pack(message: Message, token: bytes) -> bytes:
     return packed
 
 
-def unpack(frame: bytes, token: bytes, *expected: type[Message]) -> Any:
-    """The message in a frame. Raises ProtocolError for anything that is not one of the `expected` with our token."""
-    if len(frame) > LARGEST:
-        raise ProtocolError(f"a message of {len(frame)} bytes; at most {LARGEST} are read")
+def unpack(frame: bytes, token: bytes, *expected: type[Message], most: int = LARGEST) -> Any:
+    """The message in a frame. Raises ProtocolError for anything that is not one of the `expected` with our token, or
+    has more than `most` bytes."""
+    if len(frame) > most:
+        raise ProtocolError(f"a message of {len(frame)} bytes; at most {most} are read")
     try:
         fields = msgpack.unpackb(frame, raw=False)
     except Exception as error:  # msgpack raises many kinds; all mean the same here
@@ -136,10 +132,10 @@ def unpack(frame: bytes, token: bytes, *expected: type[Message]) -> Any:
 
 
 def _request(fields: dict[str, Any]) -> Request:
-    if fields.keys() != {"number", "op", "args"} or not isinstance(fields["args"], dict):
+    if fields.keys() != {"number", "op", "args", "lane"} or not isinstance(fields["args"], dict):
         raise ProtocolError("not a request: wrong fields")
-    if not (_is_count(fields["number"]) and isinstance(fields["op"], str)):
-        raise ProtocolError("not a request: number or op is of the wrong type")
+    if not (_is_count(fields["number"]) and isinstance(fields["op"], str) and isinstance(fields["lane"], str)):
+        raise ProtocolError("not a request: number, op or lane is of the wrong type")
     return Request(**fields)
 
 

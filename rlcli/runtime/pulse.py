@@ -91,11 +91,12 @@ class Pulses:
 
 
 class Pulse:
-    """A process's end. `lost` is called, in a thread, once the master is lost or says that the run is over."""
+    """A process's end. `lost` is called, in a thread, once the master is lost or says that the run is over. `facts`:
+    what it says of itself from its first beat on."""
 
-    def __init__(self, context: Any, control: Control, peer: Peer, lost: Callable[[str], None]):
+    def __init__(self, context: Any, control: Control, peer: Peer, lost: Callable[[str], None], **facts: Any):
         self._context, self._control, self._peer, self._lost = context, control, peer, lost
-        self._told: dict[str, Any] = {"pid": os.getpid()}
+        self._told: dict[str, Any] = {"pid": os.getpid(), **facts}
         self._to_watch: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._is_due = threading.Event()
         self._ended = threading.Event()

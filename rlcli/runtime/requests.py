@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlcli.runtime.messages import LAST_MOVE, Report, Request, is_for_lane
+from rlcli.runtime.messages import COMPUTE, END_LANE, Report, Request
 from rlcli.runtime.transport import LAST_REQUEST, Transport
 
 Answers = dict[int, Mapping[str, Any]]
 """Rank → what it answered."""
 
-Asked = tuple[int, bool]
-"""A rank, and whether its data lane is meant. Each does one thing after the other."""
+Asked = tuple[int, str]
+"""A rank, and which of its lanes. Each does one thing after the other."""
 
 
 @dataclass(eq=False)
@@ -24,7 +24,7 @@ class Pending:
 
     number: int
     name: str
-    is_for_lane: bool
+    lane: str
     waiting: set[int]
     then: Callable[[Answers], None]
     limit: float
@@ -38,7 +38,7 @@ class Requests:
 
     So all workers see parts of one order of operations, and no two can wait for each other. The clock of a request
     starts, for each rank, when that rank has answered what it was asked before: a silent rank is found though others
-    answer. A rank's data lane takes its requests in an order, and has a clock, of its own.
+    answer. Each lane of a rank takes its requests in an order, and has a clock, of its own.
     """
 
     def __init__(self, transport: Transport, world_size: int, deadline: float):
@@ -60,22 +60,23 @@ class Requests:
         args: Mapping[int, dict[str, Any]],
         then: Callable[[Answers], None],
         deadline: float | None = None,
+        lane: str = COMPUTE,
     ) -> None:
         """Ask ranks, each with arguments of its own; `then` runs inside `wait` once all have answered.
 
         A rank that takes longer than `deadline` seconds ends the run.
         """
         self._number += 1
-        requests = {rank: Request(self._number, op, args[rank]) for rank in sorted(args)}
+        requests = {rank: Request(self._number, op, args[rank], lane) for rank in sorted(args)}
         name = next((request.name for request in requests.values()), op)
         limit = self._deadline if deadline is None else deadline
-        pending = Pending(self._number, name, is_for_lane(op), set(args), then, limit, self._transport.clock())
+        pending = Pending(self._number, name, lane, set(args), then, limit, self._transport.clock())
         self._pending[self._number] = pending
         for rank, request in requests.items():
-            queue = self._queues[rank, pending.is_for_lane]
+            queue = self._queues[rank, lane]
             queue.append(pending)
             if len(queue) == 1:
-                self._start_clock((rank, pending.is_for_lane), pending.posted)
+                self._start_clock((rank, lane), pending.posted)
             self._transport.send(rank, request)
 
     def listen(self, name: str, take: Callable[[Report], None]) -> None:
@@ -93,7 +94,8 @@ class Requests:
         if first is not None:
             due, asked, rank = first
             remaining = max(0.0, due - self._transport.clock())
-            reply = self._transport.receive(remaining, f"{asked.name} on rank {rank}", asked.limit)
+            where = f"rank {rank}" if asked.lane == COMPUTE else f"rank {rank} ({asked.lane})"
+            reply = self._transport.receive(remaining, f"{asked.name} on {where}", asked.limit)
         else:
             reply = self._transport.receive(self._deadline if deadline is None else deadline, report)
         if reply is None:
@@ -103,7 +105,7 @@ class Requests:
         pending = self._pending.get(reply.number)
         if pending is None or reply.rank not in pending.waiting:  # it was cancelled, or answered
             return
-        who = reply.rank, pending.is_for_lane
+        who = reply.rank, pending.lane
         self._queues[who].remove(pending)
         self._start_clock(who, self._transport.clock())
         pending.answers[reply.rank] = reply.value
@@ -146,21 +148,24 @@ class Requests:
         args: dict[str, Any] | None = None,
         deadline: float | None = None,
         ranks: Sequence[int] | None = None,
+        lane: str = COMPUTE,
     ) -> Answers:
         """Ask ranks (default: all) the same and wait for their answers."""
         asked = range(self._world_size) if ranks is None else ranks
-        return self.ask(op, {rank: args or {} for rank in asked}, deadline)
+        return self.ask(op, {rank: args or {} for rank in asked}, deadline, lane)
 
-    def ask(self, op: str, args: Mapping[int, dict[str, Any]], deadline: float | None = None) -> Answers:
+    def ask(
+        self, op: str, args: Mapping[int, dict[str, Any]], deadline: float | None = None, lane: str = COMPUTE
+    ) -> Answers:
         """Ask ranks, each with arguments of its own, and wait for their answers."""
         box: list[Answers] = []
-        self.post(op, args, box.append, deadline)
+        self.post(op, args, box.append, deadline, lane)
         while not box:
             self.wait()
         return box[0]
 
-    def let_go(self) -> None:
-        """Have all workers end, and their data lanes before them."""
-        if self._world_size > 1:
-            self.ask_all(LAST_MOVE)
+    def let_go(self, lanes: Mapping[str, Sequence[int]]) -> None:
+        """Have all workers end, and their other lanes before them: lane → the ranks that have it."""
+        for lane, ranks in lanes.items():
+            self.ask_all(END_LANE, ranks=ranks, lane=lane)
         self.ask_all(LAST_REQUEST)

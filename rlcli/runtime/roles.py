@@ -92,22 +92,29 @@ def build_roles(
     """The roles that live on `rank`, initialised by their backends. `run_dir` has the folders of their servers."""
     built = {}
     for name in topology.roles_on(rank):
-        role = recipe.models[name]
-        seed = stable_seed(recipe.seed, name)
-        assert role.backend is not None
-        backend = registry.make_backend(ModelBackendAbstraction(role.backend.type, role.backend.args))
-        tokenizer = role_tokenizer(recipe, name)
-        reads_alike = tokenizer_source(recipe, name) == tokenizer_source(recipe, prompt_role(recipe))
-        source = role_source(recipe, name, tokenizer) if role.has_weights and backend.READS_SOURCE else None
-        model = Model(
-            name=name, module=None, tokenizer=tokenizer, device=device, seed=seed, device_mesh=meshes.get(name),
-            source=source, family=family_of(source.config.model_type) if source is not None else None,
-            save_dtype=SAVE_DTYPES[recipe.checkpoint.save_dtype],
-            server_folders=server_folders(recipe, topology, name, rank, run_dir) if run_dir is not None else (),
-            data_tokenizer=tokenizer if reads_alike else role_tokenizer(recipe, prompt_role(recipe)),
-        )  # fmt: skip
+        model, backend = describe_role(recipe, name, device)
+        model.device_mesh = meshes.get(name)
+        if run_dir is not None:
+            model.server_folders = server_folders(recipe, topology, name, rank, run_dir)
         built[name] = backend.initialize(model, spec), backend
     return built
+
+
+def describe_role(recipe: Recipe, name: str, device: torch.device) -> tuple[Model, ModelBackend]:
+    """A role that its backend has not initialised yet."""
+    role = recipe.models[name]
+    assert role.backend is not None
+    backend = registry.make_backend(ModelBackendAbstraction(role.backend.type, role.backend.args))
+    tokenizer = role_tokenizer(recipe, name)
+    reads_alike = tokenizer_source(recipe, name) == tokenizer_source(recipe, prompt_role(recipe))
+    source = role_source(recipe, name, tokenizer) if role.has_weights and backend.READS_SOURCE else None
+    model = Model(
+        name=name, module=None, tokenizer=tokenizer, device=device, seed=stable_seed(recipe.seed, name),
+        source=source, family=family_of(source.config.model_type) if source is not None else None,
+        save_dtype=SAVE_DTYPES[recipe.checkpoint.save_dtype],
+        data_tokenizer=tokenizer if reads_alike else role_tokenizer(recipe, prompt_role(recipe)),
+    )  # fmt: skip
+    return model, backend
 
 
 def lone_model(path: str, tokenizer: PreTrainedTokenizerBase, device: torch.device, seed: int, dtype: str) -> Model:

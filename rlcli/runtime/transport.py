@@ -5,11 +5,14 @@ Over ZeroMQ every message carries the run's random token; `control` decides who 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
 import signal
+import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +23,7 @@ from typing import Any, Protocol
 from rlcli.errors import HangError, RlcliError, WorkerError
 from rlcli.processes import start_time
 from rlcli.runtime.control import CONTROL_FILE, Control, join, listen, split, zeromq
-from rlcli.runtime.messages import LARGEST, Failure, ProtocolError, Reply, Report, Request, pack, unpack
+from rlcli.runtime.messages import COMPUTE, LARGEST, Failure, ProtocolError, Reply, Report, Request, pack, unpack
 from rlcli.runtime.own_pauses import OwnPauses
 from rlcli.runtime.pulse import BEAT_SECONDS, LOST_AFTER, Peer, Pulse, Pulses
 
@@ -29,7 +32,7 @@ log = logging.getLogger(__name__)
 HELLO = "hello"
 """Name of the report that a worker is up, or cannot start."""
 LANE = "lane"
-"""Name of the report that the data lane of a worker is up."""
+"""Name of the report that another lane of a worker is up."""
 LAST_REQUEST = "shutdown"
 
 SILENT = 10.0
@@ -42,6 +45,8 @@ REPORT_WITHIN = 30_000
 """Milliseconds for a report to reach a busy master."""
 MISSED = 3 * BEAT_SECONDS
 """Seconds of silence that are enough to be suspected of that death."""
+CHECK_SECONDS = 1.0
+"""Between two looks, while nothing else is to be done in one process, at whether all that belongs to it is alive."""
 
 
 class Transport(Protocol):
@@ -68,7 +73,8 @@ class Transport(Protocol):
 
 
 class InlineTransport:
-    """One worker in this process: a request is a call, so a debugger can follow it.
+    """One worker in this process: a request is a call, so a debugger can follow it. Lanes other than COMPUTE have a
+    thread each.
 
     `waiting` is entered around each call with its name and its deadline: only another process can end it. `check` comes
     before each: it raises when processes that belong to the run have ended.
@@ -84,28 +90,48 @@ class InlineTransport:
         self._waiting = waiting
         self._check = check
         self._queue: deque[Request] = deque()
-        self._reported: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._lanes: dict[str, queue.SimpleQueue[Request]] = {}
+        self._heard: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
+        """Replies of the lanes; None for a report."""
         self.on_report: Callable[[Report], None] = _ignore
 
     def report(self, name: str, value: dict[str, Any], failure: Failure | None = None) -> None:
         """The worker's end, for any of its threads."""
         self.on_report(Report(0, name, value, failure))
-        self._reported.put(None)
+        self._heard.put(None)
 
     def send(self, rank: int, request: Request) -> None:
-        self._queue.append(request)
+        if request.lane == COMPUTE:
+            self._queue.append(request)
+            return
+        if request.lane not in self._lanes:
+            self._lanes[request.lane] = queue.SimpleQueue()
+            threading.Thread(target=self._serve_lane, args=(request.lane,), name=request.lane, daemon=True).start()
+        self._lanes[request.lane].put(request)
+
+    def _serve_lane(self, lane: str) -> None:
+        while True:
+            request = self._lanes[lane].get()
+            try:
+                reply = Reply(request.number, 0, self._handle(request))
+            except Exception as error:
+                reply = Reply(request.number, 0, failure=Failure.of(error, lane, traceback.format_exc()))
+            self._heard.put(reply)
 
     def receive(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | None:
         self._check()
+        with contextlib.suppress(queue.Empty):
+            return self._heard.get_nowait()
         if self._queue:
             request = self._queue.popleft()
             with self._waiting(waiting_for, deadline if limit is None else limit):
                 return Reply(request.number, 0, self._handle(request))
-        try:
-            self._reported.get(timeout=deadline)
-        except queue.Empty:
-            raise HangError(f"no answer within {deadline:.0f} s: waiting for {waiting_for}") from None
-        return None
+        end = time.monotonic() + deadline
+        while (left := end - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                return self._heard.get(timeout=min(left, CHECK_SECONDS))
+            self._check()
+        raise HangError(f"no answer within {deadline:.0f} s: waiting for {waiting_for}")
 
     def clock(self) -> float:
         return time.monotonic()
@@ -121,9 +147,12 @@ class ZmqMaster:
     """The master's socket. `is_alive` raises when processes of the run have ended, or are silent for longer than so
     many seconds on another node."""
 
-    def __init__(self, folder: Path, world_size: int, is_alive: Callable[[float], None], host: str | None = None):
+    def __init__(
+        self, folder: Path, world_size: int, is_alive: Callable[[float], None], host: str | None = None,
+        most: int = LARGEST,
+    ):  # fmt: skip
         """Listen on the host's address, or else in a private folder, where in either case the workers find what they
-        must know to connect."""
+        must know to connect. `most`: bytes of a message."""
         self._context = zeromq().Context()
         try:
             self._listening = listen(self._context, folder, host)
@@ -135,11 +164,11 @@ class ZmqMaster:
         self.on_report: Callable[[Report], None] = _ignore
         self._is_alive = is_alive
         self._world_size = world_size
-        self._identities: dict[int, bytes] = {}
-        self._lanes: dict[int, bytes] = {}
-        """Rank → its data lane."""
-        self._with_lane: set[int] = set()
-        """The ranks that have a lane, be it up or not."""
+        self._most = most
+        self._identities: dict[tuple[int, str], bytes] = {}
+        """Rank and lane → who answers."""
+        self._expected = {(rank, COMPUTE) for rank in range(world_size)}
+        """All of them, be they up or not; a rank says which lanes it has."""
         self._pauses = OwnPauses()
         self._listening_since = time.monotonic()
         self._paused = 0.0
@@ -155,8 +184,8 @@ class ZmqMaster:
     def wait_for_workers(self, deadline: float) -> None:
         """Until every rank has said hello. Raises the error of a rank that cannot start."""
         end = time.monotonic() + deadline
-        while missing := sorted({*range(self._world_size)} - {*self._identities} | self._with_lane - {*self._lanes}):
-            message = self._next(end - time.monotonic(), f"rank {missing[0]} to start")
+        while missing := sorted(self._expected - {*self._identities}):
+            message = self._next(end - time.monotonic(), f"rank {missing[0][0]} to start")
             if message.failure is not None:
                 raise message.failure.as_error()
 
@@ -165,11 +194,10 @@ class ZmqMaster:
 
         self.has_let_go = self.has_let_go or request.op == LAST_REQUEST
         message = pack(request, self._token)
-        if len(message) > LARGEST:
-            raise RlcliError(f"request {request.op} takes {len(message)} bytes; at most {LARGEST} can be sent")
+        if len(message) > self._most:
+            raise RlcliError(f"request {request.op} takes {len(message)} bytes; at most {self._most} can be sent")
         try:
-            identities = self._lanes if request.is_for_lane else self._identities
-            self._socket.send_multipart([identities[rank], *split(message)])
+            self._socket.send_multipart([self._identities[rank, request.lane], *split(message)])
         except zmq.ZMQError as error:
             self._await_death()
             raise self._lost_connection(rank) from error
@@ -218,7 +246,7 @@ class ZmqMaster:
         """The message that has arrived; None for one that is not from our workers."""
         identity, *frames = self._socket.recv_multipart()
         try:
-            message: Reply | Report = unpack(join(frames), self._token, Reply, Report)
+            message: Reply | Report = unpack(join(frames, self._most), self._token, Reply, Report, most=self._most)
             if message.rank >= self._world_size:
                 raise ProtocolError(f"there is no rank {message.rank}")
         except ProtocolError as error:
@@ -226,11 +254,11 @@ class ZmqMaster:
             log.warning("a message on the control socket was thrown away: %s", error)
             return None
         if isinstance(message, Report) and message.name == HELLO:
-            self._identities[message.rank] = identity
+            self._identities[message.rank, COMPUTE] = identity
             self.pids[message.rank] = int(message.value.get("pid", 0))
-            self._with_lane |= {message.rank} if message.value.get("has_lane") else set()
+            self._expected |= {(message.rank, lane) for lane in message.value.get("lanes", ())}
         if isinstance(message, Report) and message.name == LANE:
-            self._lanes[message.rank] = identity
+            self._identities[message.rank, message.value["lane"]] = identity
         return message
 
     def silences(self) -> dict[Peer, float]:
@@ -280,21 +308,24 @@ class ZmqMaster:
 
 
 class ZmqWorker:
-    """A worker's socket, or that of its data lane, which says LANE for hello."""
+    """A worker's socket, or that of another lane of it, which says LANE for hello."""
 
-    def __init__(self, folder: Path, rank: int, node: int = 0, main: ZmqWorker | None = None):
-        """Connect to the master that listens in this folder; `main`: whose data lane it is."""
+    def __init__(self, folder: Path, rank: int, node: int = 0, main: ZmqWorker | None = None, most: int = LARGEST):
+        """Connect to the master that listens in this folder. `main`: whose lane it is; `most`: bytes of a message."""
         self._hello = HELLO if main is None else LANE
+        self._most = most
         self._control = Control.read(folder)
         self._token = self._control.token
         self._rank = rank
         self._context: Any = zeromq().Context() if main is None else main._context
         self._socket = self._control.connect(self._context, self._control.requests)
         self._is_main = main is None
-        self.pulse: Pulse = main.pulse if main else Pulse(self._context, self._control, ("rank", rank), _end_here)
+        self.pulse: Pulse = main.pulse if main else self._begin_to_beat(node)
         self.pulse.watch(self._socket)
-        if main is None:
-            self.pulse.tell(node=node, started=start_time(os.getpid()))
+
+    def _begin_to_beat(self, node: int) -> Pulse:
+        facts = {"node": node, "started": start_time(os.getpid())}
+        return Pulse(self._context, self._control, ("rank", self._rank), _end_here, **facts)
 
     def fail(self, failure: Failure) -> None:
         """Tell the master that this rank cannot start."""
@@ -312,16 +343,18 @@ class ZmqWorker:
         handle: Callable[[Request], dict[str, Any]],
         failure: Callable[[BaseException], Failure],
         until: str = LAST_REQUEST,
-        has_lane: bool = False,
+        **hello: Any,
     ) -> None:
-        """Say hello, and whether a lane will too; then answer requests one after the other until `until` was asked for.
+        """Say hello, with what else the master must know; then answer requests one after the other until `until` was
+        asked for. `lanes`: names of the worker's other lanes, which say hello for themselves, with their `lane`.
 
         Waiting here has no deadline: a worker ends with its parent, and on several nodes when it has lost the master.
         """
-        self._send(Report(self._rank, self._hello, {"pid": os.getpid(), "has_lane": has_lane}))
+        self._send(Report(self._rank, self._hello, {"pid": os.getpid(), **hello}))
         while True:
             try:
-                request: Request = unpack(join(self._socket.recv_multipart()), self._token, Request)
+                message = join(self._socket.recv_multipart(), self._most)
+                request: Request = unpack(message, self._token, Request, most=self._most)
             except ProtocolError as error:
                 log.warning("a message on the control socket was thrown away: %s", error)
                 continue
@@ -345,8 +378,8 @@ class ZmqWorker:
 
     def _frames(self, message: Reply | Report) -> list[bytes]:
         packed = pack(message, self._token)
-        if len(packed) > LARGEST:
-            what = f"the answer of {len(packed)} bytes is too long; at most {LARGEST} can be sent"
+        if len(packed) > self._most:
+            what = f"the answer of {len(packed)} bytes is too long; at most {self._most} can be sent"
             packed = pack(replace(message, value={}, failure=Failure.of(RlcliError(what), "", "")), self._token)
         return split(packed)
 

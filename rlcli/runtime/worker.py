@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 
 from rlcli import registry
-from rlcli.api.config import FinetuneSpec, ModelInterfaceAbstraction, ModelVersion, stable_seed
+from rlcli.api.config import FinetuneSpec, ModelVersion
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
 from rlcli.api.key_meaning import ATTEMPT, PLACE
-from rlcli.api.model import Model, ModelBackend, ModelInterface, call_interface
+from rlcli.api.model import Model, ModelBackend, call_interface
 from rlcli.checkpoint.disk import failures_told
 from rlcli.errors import UsageError, WorkerError
+from rlcli.garbage import collect_as_usual
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.role_sources import prompt_role
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.component_faults import component_faults_told
-from rlcli.runtime.data_order import row_of
+from rlcli.runtime.data_order import dataset_of, place_of_sample, row_of
 from rlcli.runtime.heap import keep_freed_memory
+from rlcli.runtime.interfaces import Interfaces, seed_global_streams
 from rlcli.runtime.measures import Moments, scores_of
-from rlcli.runtime.messages import Request, Tell
+from rlcli.runtime.messages import END_LANE, Request, Tell
 from rlcli.runtime.origin import Origin, origin_of_call
 from rlcli.runtime.output_checks import checked_output, read_counts, read_drops, read_stats
+from rlcli.runtime.pool import PoolProcess, connect_pools
 from rlcli.runtime.readable_samples import describe_samples
 from rlcli.runtime.roles import Meshes, build_roles, role_tokenizer
 from rlcli.runtime.sample_files import read_samples, write_samples
@@ -74,18 +75,20 @@ class ModelWorker:
         self.meshes = meshes
         self.report = report
         self.run_dir = run_dir
-        self._train_graph = train_graph(recipe)
-        self.calls = {mfc.name: mfc for mfc in (*self._train_graph, *eval_graph(recipe))}
-        self._evaluating = {mfc.name for mfc in eval_graph(recipe)}
+        self._train_graph, evaluating = train_graph(recipe), eval_graph(recipe)
+        self.calls = {mfc.name: mfc for mfc in (*self._train_graph, *evaluating)}
+        self._evaluating = {mfc.name for mfc in evaluating}
         self.models: dict[str, Model] = {}
         self._backed: dict[str, tuple[Model, ModelBackend]] = {}
+        self._pools: dict[str, PoolProcess] = {}
+        """Role → the process that does its calls for this rank, in a lane of its own."""
         self.datasets: dict[str, Any] = {}
         self._channels = make_channels(self.calls.values(), topology)
         self._torn: set[str] = set()
         """Roles whose last copy of weights did not end: they hold weights of two versions until they are restored."""
         self._tokenizer: Any = None
         """Of the datasets."""
-        self._interfaces: dict[str, ModelInterface] = {}
+        self._interfaces = Interfaces(self._train_graph, evaluating)
         self._origins: dict[str, Origin] = {}
         """Call → who is at fault for what it returns."""
         self.samples = SampleStore()
@@ -102,6 +105,7 @@ class ModelWorker:
             "checkpoint": self.checkpoint,
             "restore": self.restore,
             "load_samples": self.load_samples,
+            END_LANE: dict,
             "shutdown": self.shutdown,
         }
 
@@ -142,7 +146,9 @@ class ModelWorker:
         )
         self._backed = build_roles(self.recipe, self.topology, self.rank, self.device, self.meshes, spec, self.run_dir)
         self.models = {name: model for name, (model, _) in self._backed.items()}
+        self._pools = connect_pools(self.recipe, self.topology, self.rank, self.run_dir)
         changing = {name: self.models[name] for name in self.recipe.changing_roles if name in self.models}
+        collect_as_usual()
         return {
             "without_state": [name for name, model in changing.items() if not has_state(model)],
             "bytes": bytes_to_save(changing, self.recipe.trained_roles, self.topology, self.rank),
@@ -191,7 +197,9 @@ class ModelWorker:
         """
         mfc = self.calls[call]
         began = time.perf_counter()
-        self._seed_global_streams(call, step)
+        pool = self._pools.get(mfc.model_name)
+        if pool is None:
+            seed_global_streams(self.recipe.seed, call, step, self.rank)
         data = self.samples.gather(ids, mfc.input_keys) if empty is None else _without_samples(empty, self.device)
         data.remap_keys_({old: new for old, new in mfc.input_key_remap.items() if old in data.keys})
         if places is not None:
@@ -200,7 +208,7 @@ class ModelWorker:
             what = f"{mfc.model_name} has weights of two versions, for a copy to it failed"
             hint = "resume the run from its last checkpoint"
             raise WorkerError(what, where=f"rank {self.rank}", hint=hint, code="F18")
-        model, interface = self.models[mfc.model_name], self._interface(mfc)
+        model, interface = self.models[mfc.model_name], self._interfaces.of(mfc)
         version = model.version.global_step
         kept, stats = Kept(), dict[str, float]()
         origin = self._origin(mfc)
@@ -210,10 +218,11 @@ class ModelWorker:
             batches = [data.select_indices(part) for part in parts or []]
             stats = read_stats(call_interface(interface, "evaluate", model, batches), origin)
         else:
-            made = call_interface(interface, mfc.interface_type.value, model, data, mfc.mb_spec)
+            kind = mfc.interface_type.value
+            made = pool.run(call, step, data) if pool else call_interface(interface, kind, model, data, mfc.mb_spec)
             kept = self._keep(mfc, data, made, origin)
         self._run_hooks(mfc)
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and pool is None:
             torch.cuda.synchronize(self.device)
         return {
             "batch": kept.batch.as_json() if kept.batch is not None else None,
@@ -246,25 +255,16 @@ class ModelWorker:
 
     def _origin(self, mfc: MFCDef) -> Origin:
         if mfc.name not in self._origins:
-            interface, has_model = self._interface(mfc), self.models[mfc.model_name].module is not None
+            interface, has_model = self._interfaces.of(mfc), self.models[mfc.model_name].module is not None
             self._origins[mfc.name] = origin_of_call(self.recipe, mfc, interface, has_model, self._describe_sample)
         return self._origins[mfc.name]
 
     def _describe_sample(self, id_: Any) -> str:
         """`row-17 (row 17 of dataset train)`: what its dataset calls a sample, and where it is there."""
-        is_evaluation, row = row_of(str(id_))
-        dataset = self.recipe.train.eval.dataset if is_evaluation else self.recipe.train.dataset
-        assert dataset is not None
-        place = f"row {row} of dataset {dataset}"
-        source = self.datasets.get(dataset)
-        return place if source is None or isinstance(source, StreamRows) else f"{source[row].ids[0]} ({place})"
-
-    def _seed_global_streams(self, call: str, step: int) -> None:
-        """Nothing of ours draws from the global random streams. A component that does draws the same in every run."""
-        seed = stable_seed(self.recipe.seed, call, step, self.rank)
-        torch.manual_seed(seed % 2**63)
-        numpy.random.seed(seed % 2**32)
-        random.seed(seed)
+        place, source = place_of_sample(self.recipe, str(id_)), self.datasets.get(dataset_of(self.recipe, str(id_)))
+        if source is None or isinstance(source, StreamRows):
+            return place
+        return f"{source[row_of(str(id_))[1]].ids[0]} ({place})"
 
     def _run_hooks(self, mfc: MFCDef) -> None:
         """A copy to other ranks comes after the call, and what follows it comes with it."""
@@ -298,27 +298,6 @@ class ModelWorker:
         follower.version = replace(transfer.version)
         self._torn.discard(target)
 
-    def _interface(self, mfc: MFCDef) -> ModelInterface:
-        """One interface per role, type and arguments, so that calls of one role share its state. Calls of a step that
-        share state have the same arguments; an evaluation may have others, and is given the state that there is."""
-        described = ModelInterfaceAbstraction(mfc.interface_impl.type_, mfc.interface_impl.args)
-        name = f"{mfc.model_name}/{described.type_}/{described.args!r}"
-        if name not in self._interfaces:
-            self._interfaces[name] = registry.make_interface(described)
-        interface, stateful = self._interfaces[name], self._stateful(mfc)
-        if stateful is not None and stateful is not interface:
-            interface.load_state_dict(stateful.state_dict())
-        return interface
-
-    def _stateful(self, mfc: MFCDef) -> ModelInterface | None:
-        """The interface of training, for a call of the evaluation that is of the same role and type."""
-        if mfc.name not in self._evaluating:
-            return None
-        kind = mfc.model_name, mfc.interface_impl.type_
-        alike = (other for other in self._train_graph if (other.model_name, other.interface_impl.type_) == kind)
-        trained = next(alike, None)
-        return self._interface(trained) if trained is not None else None
-
     # -- looking ---------------------------------------------------------------------------------------------
 
     def describe(self, **wanted: Sequence[str]) -> dict[str, Any]:
@@ -342,7 +321,7 @@ class ModelWorker:
         return {
             "versions": {name: vars(model.version) for name, model in self.models.items()},
             "interfaces": {
-                name: self._interface(mfc).state_dict()
+                name: self._interfaces.of(mfc).state_dict()
                 for name, mfc in self.calls.items()
                 if mfc.model_name in self.models
             },
@@ -357,7 +336,7 @@ class ModelWorker:
             model.version = ModelVersion(**versions[name]) if name in versions else model.version
         for name, mfc in self.calls.items():
             if mfc.model_name in self.models and interfaces.get(name):
-                self._interface(mfc).load_state_dict(interfaces[name])
+                self._interfaces.of(mfc).load_state_dict(interfaces[name])
         return {}
 
     def load_samples(self, folder: str, ids: Sequence[str]) -> dict[str, Any]:
@@ -374,12 +353,14 @@ class ModelWorker:
         trainer = next((m for m in self.calls.values() if m.model_name == role and m.is_train), None)
         with failures_told(Path(folder)):
             if trainer is not None:
-                self._interface(trainer).save(self.models[role], folder)
+                self._interfaces.of(trainer).save(self.models[role], folder)
             else:
                 self.models[role].module.save_to_hf(self.models[role].tokenizer, folder)
         return {}
 
     def shutdown(self) -> dict[str, Any]:
+        for pool in self._pools.values():
+            pool.close()
         for model, backend in self._backed.values():
             backend.destroy(model)
         self._backed.clear()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.files import open_private
+from rlcli.garbage import collect_rarely, leave_garbage
 from rlcli.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -35,18 +36,20 @@ NODE = "GROUP_RANK"
 
 
 def main(run_dir: Path) -> None:
+    collect_rarely()
     _die_with_parent()
     _leave_stopping_to_the_master()
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     _log_to(run_dir / "logs" / f"rank{rank}.log")
     _serve(run_dir, rank, local_rank)
+    leave_garbage()
 
 
 def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
     """Be this rank until the master lets it go."""
     import torch.distributed as dist
 
-    from rlcli.runtime.messages import Failure
+    from rlcli.runtime.messages import MOVES, Failure
     from rlcli.runtime.transport import ZmqWorker
 
     def failure(error: BaseException) -> Failure:
@@ -57,26 +60,32 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
     meeting = Path(os.environ[MEETING])
     link = ZmqWorker(meeting, rank, int(os.environ[NODE]))
     try:
-        worker, lane = _start(run_dir, rank, local_rank, link.report)
+        worker, data_lane = _start(run_dir, rank, local_rank, link.report)
     except Exception as error:
         link.fail(failure(error))
         link.close()
         sys.exit(1)
-    if lane is not None:
-        lane.start(meeting, link, failure)
-    link.serve(worker.handle, failure, has_lane=lane is not None)
-    if lane is not None:
-        lane.join()
+    from rlcli.runtime.lanes import lanes_of, start_lane  # imports much: the master is told of a rank before
+
+    others = [lane for lane, ranks in lanes_of(worker.recipe, worker.topology).items() if rank in ranks]
+    threads = [
+        start_lane(lane, (data_lane if lane == MOVES else worker).handle, failure, link, meeting, rank)
+        for lane in others
+    ]
+    link.serve(worker.handle, failure, lanes=others)
+    for thread in threads:
+        thread.join()
     worker.meshes.clear()
-    del worker, lane
+    del worker, data_lane, threads
     gc.collect()  # what holds the process group goes before it does
     dist.barrier()
     dist.destroy_process_group()
     link.close()
 
 
-def _start(run_dir: Path, rank: int, local_rank: int, report: Tell) -> tuple[ModelWorker, DataLane | None]:
-    """The worker of this rank, once all ranks have found each other, and its data lane if there are others."""
+def _start(run_dir: Path, rank: int, local_rank: int, report: Tell) -> tuple[ModelWorker, DataLane]:
+    """The worker of this rank, once all ranks have found each other, and its data lane, for which a rank alone has no
+    use."""
     import torch
     import torch.distributed as dist
     from torch.distributed import FileStore  # type: ignore[attr-defined]
@@ -101,8 +110,7 @@ def _start(run_dir: Path, rank: int, local_rank: int, report: Tell) -> tuple[Mod
         timeout=timeout,
     )
     worker = ModelWorker(recipe, topology, rank, device, make_meshes(topology, device.type), report, run_dir)
-    lane = DataLane(rank, worker.samples, device, timeout) if topology.world_size > 1 else None
-    return worker, lane
+    return worker, DataLane(rank, worker.samples, device, timeout)
 
 
 def _log_to(path: Path) -> None:

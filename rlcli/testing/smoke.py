@@ -119,14 +119,14 @@ def _source(resolved: Resolved, role: str) -> tuple[Resolved, str]:
 
 
 def _runnable(backend: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The backend, or the usual one in place of one that cannot be loaded here."""
+    """The backend, or the usual one in place of one that cannot be loaded here, or whose calls run elsewhere."""
     if backend is None:
         return None
     try:
-        registry.load("backends", backend["type"])
+        found = registry.load("backends", backend["type"])
     except RlcliError:
         return None
-    return backend
+    return None if getattr(found, "POOLED", False) else backend
 
 
 def _cut_rows(dataset: dict[str, Any], rows: int, has_byte_tokens: bool) -> None:

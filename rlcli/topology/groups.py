@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlcli import registry
+from rlcli.recipe.components import declared
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
@@ -17,8 +19,12 @@ Kind = Literal["ranks", "server", "pool"]
 
 RANKS = "ranks"
 """Name of the one group of ranks."""
-SERVERS = Path("servers")
-"""In the run's folder: a folder for each server (see `server_slot`)."""
+FOLDERS: Mapping[Kind, str] = {"server": "servers", "pool": "pools"}
+"""In the run's folder: where each process of such a group has a folder, in which its rank and it find each other."""
+GIVEN_UP = "given-up"
+"""File in the folder of a process of a pool that is not replaced any more: why."""
+LAST_EXIT = "RLCLI_LAST_EXIT"
+"""Variable that tells a process of a pool how the one ended that it replaces."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,8 @@ class Group:
     nodes: tuple[int, ...]
     """The node of each process; its position here is the index of the process."""
     command: tuple[str, ...] = ()
-    """What each process of a pool runs. What a server runs is said by its client, what ranks run by the launcher."""
+    """What each process of a pool runs; the run's folder and its index follow. What a server runs is said by its
+    client, what ranks run by the launcher."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that its processes see besides those of the run. No secrets: other users may be able to read them."""
 
@@ -42,17 +49,47 @@ class Group:
 
 
 def process_groups(recipe: Recipe, topology: Topology) -> tuple[Group, ...]:
-    """All processes of a run, but for the master, which is a process of the first node. A rank's servers are on its
-    node."""
+    """All processes of a run, but for the master, which is a process of the first node. A rank's servers, and what it
+    has of pools, are on its node."""
     nodes = tuple(rank // topology.devices_per_node for rank in range(topology.world_size))
+
+    def placed(role: str) -> tuple[int, ...]:
+        return topology.placement(role).ranks
+
     servers = (
-        Group(
-            _name(role), "server", tuple(nodes[rank] for rank in topology.placement(role).ranks for _ in range(count))
-        )
+        Group(_server_name(role), "server", tuple(nodes[rank] for rank in placed(role) for _ in range(count)))
         for role in recipe.models
         if (count := servers_of_a_rank(recipe, role))
     )
-    return (Group(RANKS, "ranks", nodes), *servers)
+    pools = (
+        Group(
+            pool_name(role), "pool", tuple(nodes[rank] for rank in placed(role)),
+            (sys.executable, "-P", "-m", "rlcli.runtime.pool_main", role), {"CUDA_VISIBLE_DEVICES": ""},
+        )
+        for role in pooled_roles(recipe)
+    )  # fmt: skip
+    return (Group(RANKS, "ranks", nodes), *servers, *pools)
+
+
+def pooled_roles(recipe: Recipe) -> tuple[str, ...]:
+    """The roles whose calls run in processes of a pool, one for each rank."""
+    backends = {name: role.backend for name, role in recipe.models.items()}
+    return tuple(name for name, one in backends.items() if one is not None and declared("backends", one.type, "POOLED"))
+
+
+def pool_name(role: str) -> str:
+    """Of its group of processes, and of the lane of a rank that waits for one."""
+    return f"{role}-pool"
+
+
+def pool_folders(recipe: Recipe, topology: Topology, rank: int, run_dir: Path) -> dict[str, Path]:
+    """Role → the folder of the process that does its calls for a rank."""
+    ranks = {role: topology.placement(role).ranks for role in pooled_roles(recipe)}
+    return {
+        role: process_folder(run_dir, "pool", pool_name(role), of_role.index(rank))
+        for role, of_role in ranks.items()
+        if rank in of_role
+    }
 
 
 def servers_of_a_rank(recipe: Recipe, role: str) -> int:
@@ -66,13 +103,13 @@ def server_folders(recipe: Recipe, topology: Topology, role: str, rank: int, run
     """Those of the servers that a rank of a role has."""
     count = servers_of_a_rank(recipe, role)
     first = topology.placement(role).ranks.index(rank) * count
-    return tuple(server_folder(run_dir, _name(role), first + index) for index in range(count))
+    return tuple(process_folder(run_dir, "server", _server_name(role), first + index) for index in range(count))
 
 
-def server_folder(run_dir: Path, group: str, index: int) -> Path:
-    """That of a process of a server group."""
-    return run_dir / SERVERS / f"{group}{index}"
+def process_folder(run_dir: Path, kind: Kind, group: str, index: int) -> Path:
+    """That of a process of a server or a pool."""
+    return run_dir / FOLDERS[kind] / f"{group}{index}"
 
 
-def _name(role: str) -> str:
+def _server_name(role: str) -> str:
     return f"{role}-server"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlcli.api.dataflow import calls_ahead
 from rlcli.recipe.graph import runs_after, stages, train_graph
+from rlcli.topology.groups import pool_name, pooled_roles
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Call, Recipe
@@ -27,9 +28,20 @@ class Timetable:
 
     def __init__(self, recipe: Recipe, topology: Topology):
         self.calls = {name: recipe.graph[name] for stage in stages(recipe.graph) for name in stage}
-        self.ranks = {name: frozenset(topology.placement(call.model).ranks) for name, call in self.calls.items()}
+        pooled = pooled_roles(recipe)
+        self.places: dict[str, frozenset[int | str]] = {
+            name: frozenset([pool_name(call.model)] if call.model in pooled else topology.placement(call.model).ranks)
+            for name, call in self.calls.items()
+        }
+        """Call → what works on it: ranks, or the pool of its role."""
+        self._followers = {
+            name: frozenset(topology.placement(call.hooks.copy_to).ranks) - self.places[name]
+            for name, call in self.calls.items()
+            if call.hooks.copy_to is not None
+        }
+        """Call → the other ranks to which it copies weights."""
         self._apart = {
-            (a, b) for a, one in self.ranks.items() for b, other in self.ranks.items() if one.isdisjoint(other)
+            (a, b) for a, one in self.places.items() for b, other in self.places.items() if one.isdisjoint(other)
         }
         self._after = runs_after(recipe.graph)
         self._window = topology.open_steps
@@ -49,7 +61,7 @@ class Timetable:
 
     @property
     def is_apart(self) -> bool:
-        """Whether some calls have no rank in common."""
+        """Whether some calls have no rank in common, nor a pool."""
         return bool(self._apart)
 
     def waits_for(self, call: str, step: int) -> set[At]:
@@ -91,20 +103,25 @@ class Timetable:
     def turns(self) -> dict[str, list[int | None]]:
         """Call → the step that it works on, turn by turn."""
         rows: dict[str, list[int | None]] = {name: [None] * COLUMNS for name in self.calls}
-        free = dict.fromkeys(frozenset[int]().union(*self.ranks.values()), 0)
-        done, sent = set[At](), set[At]()
+        free = dict.fromkeys(frozenset[int | str]().union(*self.places.values()), 0)
+        done, sent, copying = set[At](), set[At](), set[At]()
         running: list[tuple[int, int, At]] = []
         now = 0
         while now < COLUMNS:
             for name, step in self._ready(sent, done):
-                begin = max((now, *(free[rank] for rank in self.ranks[name])))
+                begin = max((now, *(free[place] for place in self.places[name])))
                 end = begin + TURNS.get(self.calls[name].call, 1)
-                free |= dict.fromkeys(self.ranks[name], end)
+                free |= dict.fromkeys(self.places[name], end)
                 rows[name][begin:end] = [step] * len(rows[name][begin:end])
                 sent.add((name, step))
                 heapq.heappush(running, (end, len(sent), (name, step)))
             now, _, task = heapq.heappop(running)
-            done.add(task)
+            copied = max((free[rank] for rank in self._followers.get(task[0], ())), default=now)
+            if copied > now and task not in copying:  # followers first finish what they work on
+                copying.add(task)
+                heapq.heappush(running, (copied, len(sent), task))
+            else:
+                done.add(task)
         return rows
 
     def _ready(self, sent: set[At], done: set[At]) -> Iterator[At]:

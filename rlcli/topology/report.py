@@ -131,6 +131,7 @@ def _keys(resolved: Resolved) -> dict[str, Any]:
 def plan_json(plan: Plan) -> dict[str, Any]:
     """For scripts; sizes in bytes."""
     recipe, topology = plan.recipe, plan.topology
+    groups = process_groups(recipe, topology)
     batch = asdict(topology.batch) | {"sequences": topology.batch.sequences, "lines": topology.batch.lines()}
     return {
         "recipe": recipe.name,
@@ -152,11 +153,10 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             }
             for placement in topology.placements
         ],
-        "servers": [
-            {"name": group.name, "nodes": list(group.nodes)}
-            for group in process_groups(recipe, topology)
-            if group.kind == "server"
-        ],
+        **{
+            f"{kind}s": [{"name": group.name, "nodes": list(group.nodes)} for group in groups if group.kind == kind]
+            for kind in ("server", "pool")
+        },
         "groups": [{"ranks": list(group.ranks), "roles": list(group.roles)} for group in topology.groups],
         "stages": stages(recipe.graph),
         "overlaps": {

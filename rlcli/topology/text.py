@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlcli.recipe.call_keys import graphs_of
@@ -38,7 +38,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         yield from textwrap.wrap(text, WIDTH, subsequent_indent="  ", **_WHOLE_WORDS)
     yield ""
     yield from draw(recipe, topology)
-    yield from _servers(plan)
+    yield from _beside_ranks(plan)
     yield ""
     yield from _weights(plan)
     unread: list[str] = []
@@ -76,12 +76,14 @@ def number(count: int) -> str:
     return str(count)
 
 
-def _servers(plan: Plan) -> Iterator[str]:
+def _beside_ranks(plan: Plan) -> Iterator[str]:
+    """Servers and pools."""
     for group in process_groups(plan.recipe, plan.topology):
-        if group.kind == "server":
+        if group.kind != "ranks":
             nodes = sorted({*group.nodes})
             where = f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {nodes[0]}-{nodes[-1]}"
-            yield f"{group.name}: {_count(len(group.nodes), 'server')} on {where}, outside the ranks"
+            count = _count(len(group.nodes), *(("server",) if group.kind == "server" else ("process", "es")))
+            yield f"{group.name}: {count} on {where}, outside the ranks"
 
 
 def _weights(plan: Plan) -> Iterator[str]:
@@ -121,19 +123,25 @@ def _timetable(plan: Plan) -> Iterator[str]:
     if not table.is_apart:
         return
     width = max(len(name) for name in table.calls)
-    ranks = {name: ranks_text(sorted(of)) for name, of in table.ranks.items()}
-    widest = max(len("ranks"), *map(len, ranks.values()))
+    places = {name: _place(of) for name, of in table.places.items()}
+    widest = max(len("ranks"), *map(len, places.values()))
     turns = table.turns()
     yield ""
     yield "time: a column is a turn, a figure the step that a call works on"
-    for name in sorted(table.calls, key=lambda name: min(table.ranks[name])):
+    for name in sorted(table.calls, key=lambda name: min((isinstance(one, str), one) for one in table.places[name])):
         cells = " ".join("·" if step is None else str(step % 10) for step in turns[name])
-        yield f"  {ranks[name]:{widest}}  {name:{width}}  {cells}"[:WIDTH].rstrip()
+        yield f"  {places[name]:{widest}}  {name:{width}}  {cells}"[:WIDTH].rstrip()
     yield "  as if to generate took four turns, a training step two, other calls one"
     for steps_before, when in enumerate(("the same step", "the step before")):
         for name, others in table.overlaps(steps_before).items():
             text = f"{name} overlaps with {', '.join(others)} of {when}"
             yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", **_WHOLE_WORDS)
+
+
+def _place(places: Iterable[int | str]) -> str:
+    """Ranks, or the name of a pool."""
+    pool = next((one for one in places if isinstance(one, str)), None)
+    return pool if pool is not None else ranks_text(sorted(one for one in places if isinstance(one, int)))
 
 
 def _read(calls: Mapping[str, Call]) -> set[str]:

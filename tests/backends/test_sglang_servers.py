@@ -18,7 +18,7 @@ from rlcli.launch import children
 from rlcli.launch.children import Members, run_environment
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.generation import generate
-from rlcli.topology.groups import Group, server_folder
+from rlcli.topology.groups import Group, process_folder
 
 QUICK = {"start_deadline_s": 20.0, "request_deadline_s": 5.0, "update_deadline_s": 10.0}
 
@@ -35,7 +35,9 @@ def started(tmp_path):
             stack.callback(members.stop)
             members.start([group], node=0)
             checks = BackendContract()
-            checks.server_folders = tuple(server_folder(tmp_path, group.name, index) for index in range(count))
+            checks.server_folders = tuple(
+                process_folder(tmp_path, "server", group.name, index) for index in range(count)
+            )
             checks.name, checks.args = "sglang", {
                 **QUICK, "python": sys.executable, "servers": count, "update": "disk", "weights_folder": str(tmp_path),
                 "environment": {"PYTHONPATH": path}, **args,

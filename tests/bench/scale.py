@@ -112,7 +112,7 @@ class SimulatedRanks:
         self._recipe = recipe
         self._mfcs = {mfc.name: mfc for mfc in train_graph(recipe)}
         self._seconds = seconds_of(recipe)
-        self._free: dict[tuple[int, bool], float] = {}
+        self._free: dict[tuple[int, str], float] = {}
         self._events: list[tuple[float, int, Request, int]] = []
         self._order = itertools.count()
         self._seen: set[int] = set()
@@ -124,7 +124,7 @@ class SimulatedRanks:
                 self._seen.add(request.number)
                 self.calls += 1
                 self.before_call(request.name)
-            who = rank, request.is_for_lane
+            who = rank, request.lane
             took = self._seconds[request.args["call"]] if request.op == "run_call" else 0.0
             done = max(self.now, self._free.get(who, 0.0)) + took
             self._free[who] = done

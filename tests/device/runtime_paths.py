@@ -17,7 +17,8 @@ from rlcli.recipe.mesh import Mesh
 from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime.buffer import Transfer
 from rlcli.runtime.data_lane import DataLane
-from rlcli.runtime.messages import MOVE, Request
+from rlcli.runtime.messages import MOVE, MOVES, Request
+from rlcli.runtime.pool import packed, unpacked
 from rlcli.runtime.roles import lone_model, pick_device
 from rlcli.runtime.sample_files import write_samples
 from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
@@ -173,11 +174,12 @@ def worker_joins_own_and_received_rows(device, folder):
             ask("open_datasets")
             rows = [ask_rows(ask, "ab"[rank], rank)]
             moved = Transfer(1, 0, "packed_prompts", ("b",), described_elsewhere(device))
-            lane.handle(Request(1, MOVE, {"transfers": [moved.as_json()]}))
+            lane.handle(Request(1, MOVE, {"transfers": [moved.as_json()]}, MOVES))
             lengths = []
             if rank == 0:
                 ask("build", steps=1, rows=4)
                 made = ask("run_call", call="actor_gen", ids=["a", "b"])
+                assert unpacked(packed(worker.samples.gather(["a"], ["packed_prompts"]))).ids == ["a"]
                 lengths = made["batch"]["seqlens"]["packed_input_ids"]
         return {"rows": len(rows), "lengths": lengths, "run": [[one.file, one.name] for one in run]}
 

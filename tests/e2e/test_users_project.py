@@ -117,3 +117,9 @@ def test_a_sentiment_classifier_rewards_ppo_by_one_line(project, warm_command):
     assert record["actor/reward"] != 0
     rewards = {json.loads(line)["reward"] for line in (project / "out" / "samples.jsonl").read_text().splitlines()}
     assert len(rewards) > 1
+    pooled = warm_command("train", "nice", "--run-dir", "pooled", "models.reward.backend=cpu_pool", cwd=project)
+    assert pooled.returncode == 0, pooled.stderr
+    [other] = records(project / "pooled")
+    clocks = ("time/", "tokens_per_second")
+    assert other.keys() == record.keys()
+    assert all(other[name] == value for name, value in record.items() if not name.startswith(clocks))

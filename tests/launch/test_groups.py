@@ -15,7 +15,7 @@ from rlcli.launch.children import Members, run_environment
 from rlcli.launch.inline import check_members
 from rlcli.launch.launcher import Death
 from rlcli.server_slot import LOST, PORT, ServerSlot
-from rlcli.topology.groups import RANKS, Group, server_folder
+from rlcli.topology.groups import RANKS, Group, process_folder
 
 SERVER = Group("files", "server", (0, 1, 0), environment={"RLCLI_TEST": "here"})
 POOL = Group("pool", "pool", (0,), (sys.executable, "-c", "import time; time.sleep(1000)"))
@@ -52,7 +52,7 @@ def test_a_server_runs_what_its_client_asks_for_until_it_asks_for_another(member
     members.start([Group(RANKS, "ranks", (0, 1)), SERVER, POOL], node=0)
     assert set(members.pids()) == {("files", 0), ("files", 2), ("pool", 0)}
     assert psutil.Process(members.pids()["files", 0]).environ()["RLCLI_TEST"] == "here"
-    slot = ServerSlot(server_folder(tmp_path, "files", 0))
+    slot = ServerSlot(process_folder(tmp_path, "server", "files", 0))
     slot.start(FILES, {"RLCLI_OTHER": "there"})
     wait_for(lambda: answers(slot))
     (running,) = psutil.Process(members.pids()["files", 0]).children()[0].children()
@@ -73,7 +73,7 @@ def test_a_server_runs_what_its_client_asks_for_until_it_asks_for_another(member
 
 def test_the_server_of_an_agent_that_is_killed_is_known_to_have_ended(members, tmp_path):
     members.start([SERVER], node=1)
-    slot = ServerSlot(server_folder(tmp_path, "files", 1))
+    slot = ServerSlot(process_folder(tmp_path, "server", "files", 1))
     slot.start(FILES, {})
     wait_for(lambda: answers(slot))
     os.kill(members.pids()["files", 1], signal.SIGKILL)
@@ -112,7 +112,7 @@ def test_one_that_cannot_start_says_why_in_its_log(members, tmp_path, monkeypatc
 def test_the_client_of_a_server_whose_agent_is_given_up_knows_at_once(members, tmp_path, monkeypatch):
     monkeypatch.setattr(children, "REPLACEMENTS", 0)
     members.start([SERVER], node=1)
-    slot = ServerSlot(server_folder(tmp_path, "files", 1))
+    slot = ServerSlot(process_folder(tmp_path, "server", "files", 1))
     slot.start(FILES, {})
     wait_for(lambda: answers(slot))
     assert slot.given_up is None

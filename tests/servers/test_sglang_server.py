@@ -31,7 +31,7 @@ from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.plain import greedy_answers
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import END, VOCABULARY, tiny_model
-from rlcli.topology.groups import Group, server_folder
+from rlcli.topology.groups import Group, process_folder
 
 PYTHON = os.environ.get("RLCLI_SGLANG_PYTHON")
 ON_CPU = Path(__file__).with_name("on_cpu")
@@ -76,7 +76,7 @@ def ours(tmp_path_factory, tokenizer):
         "python": PYTHON, "servers": 2, "options": {**OPTIONS, "tokenizer_path": str(tokenizer[0])},
         "environment": ENVIRONMENT, "weights_folder": str(tmp_path_factory.mktemp("weights")),
     }  # fmt: skip
-    checks.server_folders = tuple(server_folder(run_dir, group.name, index) for index in range(2))
+    checks.server_folders = tuple(process_folder(run_dir, "server", group.name, index) for index in range(2))
     engine = checks.engine("llama")
     yield engine
     engine.close()

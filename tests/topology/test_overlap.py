@@ -74,7 +74,7 @@ def test_in_the_picture_generation_is_ahead_as_far_as_it_may_be_and_ranks_do_one
     turns = table.turns()
     lags = set()
     for turn in range(COLUMNS):
-        busy = [rank for name, row in turns.items() if row[turn] is not None for rank in table.ranks[name]]
+        busy = [rank for name, row in turns.items() if row[turn] is not None for rank in table.places[name]]
         assert len(busy) == len(set(busy))
         if (sampled := turns["actor_gen"][turn]) is not None and turns["actor_gen"][turn - 1] != sampled:
             trained = max((step for step in turns["actor_train"][:turn] if step is not None), default=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping as ReadMapping
 
 from rlcli.api.default_backends import TRAINED, WEIGHTLESS
-from rlcli.recipe.components import argument_of, dataset_keys, declared, lacks_method
+from rlcli.recipe.components import argument_of, dataset_keys, declared, has_method, lacks_method
 from rlcli.recipe.graph import GraphProblem, graph_problems, producers
 from rlcli.recipe.lengths import responses_of, written_beyond
 from rlcli.recipe.meaning.keys import (
@@ -140,16 +140,19 @@ def _call(notes: Notes, call: Call, path: Path) -> None:
 def _role(notes: Notes, call: Call, path: Path) -> None:
     """Whether the role that a call names can do it."""
     name, role = call.model, notes.recipe.models[call.model]
+    backend = role.backend.type if role.backend is not None else ""
     asked = (*path, "call")
     if not role.has_weights and call.call not in MODELLESS_CALLS:
         what = f"models.{name} has no weights, which {dotted(path)} ({call.call}) needs"
-        if role.backend is not None and role.backend.type == WEIGHTLESS:  # else it is an error of the role itself
+        if declared("backends", backend, "RUNS_MODEL") is False:  # else it is an error of the role itself
             notes.note("R39", what, ("models", name), "give one of path, init, scratch", needs=[*sources(name), asked])
+        return
+    if declared("backends", backend, "POOLED"):
+        _pooled(notes, call, path)
         return
     if call.call == "generate" and role.head == "value":
         what = f"models.{name} has the head value; {dotted(path)} generates, which needs the head lm"
         notes.note("R71", what, ("models", name, "head"), needs=[asked, (*path, "model")])
-    backend = role.backend.type if role.backend is not None else ""
     for kinds, able, verb in ABILITIES:
         if call.call in kinds and declared("backends", backend, able) is False:
             if able == "SCORES" and written_beyond(call) is not None:
@@ -157,6 +160,18 @@ def _role(notes: Notes, call: Call, path: Path) -> None:
             what = f"the backend {backend} of models.{name} cannot {verb}, which {dotted(path)} asks of it"
             place = ("models", name, "backend", "type")
             notes.note("R71", what, place, f"for example {TRAINED}", needs=[asked, (*path, "model")])
+
+
+def _pooled(notes: Notes, call: Call, path: Path) -> None:
+    """A process of a pool may be replaced at any time, so what it does depends on its inputs alone."""
+    backend, interface = ("models", call.model, "backend", "type"), call.interface.type
+    needs: list[Path] = [(*path, "call"), (*path, "model"), (*path, "interface", "type")]
+    if call.call != "inference":
+        what = f"{dotted(path)} ({call.call}) cannot run in a pool, which does inference"
+        notes.note("R71", what, backend, f"models.{call.model}.backend={WEIGHTLESS}", needs=needs)
+    elif has_method(interface, "state_dict"):
+        what = f"{dotted(path)} cannot run in a pool: the interface {interface} keeps a state"
+        notes.note("R71", what, backend, f"models.{call.model}.backend={WEIGHTLESS}", needs=needs)
 
 
 def _group(notes: Notes, call: Call, calls: ReadMapping[str, Call], path: Path, graph: Path) -> None:

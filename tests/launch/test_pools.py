@@ -1,0 +1,127 @@
+"""A reward in a pool: a process next to its rank, which overlaps with other calls, is limited, and may die."""
+
+import json
+import os
+import sys
+import time
+
+import pytest
+
+from rlcli.errors import ProjectError, ResourceError, WorkerError
+from rlcli.launch.run import run_recipe
+from rlcli.observe.display import PlainDisplay
+from rlcli.recipe.resolve import load_recipe
+
+POOL = "models.reward.backend=cpu_pool"
+TWO_RANKS = ("launch=local", "cluster.devices_per_node=2")
+
+pytestmark = pytest.mark.timeout(420)
+
+
+def records(folder):
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in one.items() if not k.startswith(("time/", "tokens_per_second"))} for one in found]
+
+
+def score(**args):
+    return f"graph.score.interface={{type: toy_reward, args: {json.dumps(args)}}}"
+
+
+def trouble(kind, **args):
+    return f"graph.score.interface={{type: toy_trouble, args: {json.dumps({'kind': kind, **args})}}}"
+
+
+@pytest.mark.parametrize("place", [(), TWO_RANKS], ids=["inline", "two ranks"])
+def test_the_numbers_are_those_of_a_reward_on_the_rank(train, place):
+    _, there = train(*place, name="there")
+    finished, folder = train(*place, POOL, name="pooled")
+    assert finished.exit_code == 0
+    assert records(folder) == records(there)
+    assert any("reward/odd" in record for record in records(folder))
+
+
+def test_samples_are_dropped_by_a_pool_too(train):
+    drop = (score(drop=3), "train.max_redraws=10")
+    _, there = train(*drop, name="there")
+    _, folder = train(*drop, POOL, name="pooled")
+    assert records(folder) == records(there)
+    assert any(record.get("samples/dropped") for record in records(folder))
+
+
+def test_a_process_that_is_killed_at_work_is_replaced_and_nothing_is_lost(train):
+    """Each process is killed in its third call; the next one does that call again."""
+    quiet = trouble("none")
+    _, there = train(quiet, name="there")
+    finished, folder = train(trouble("kill -9"), POOL, name="pooled")
+    assert (finished.exit_code, finished.steps_done) == (0, 3)
+    assert records(folder) == records(there)
+
+
+def test_a_call_that_ends_two_processes_ends_the_run_with_its_name(train, project):
+    with pytest.raises(WorkerError) as caught:
+        train(trouble("kill -9", at=1), POOL)
+    assert caught.value.code == "F01"
+    assert (
+        caught.value.what
+        == "reward-pool0 was killed by SIGKILL (out of memory?) while it worked on call score, 2 times"
+    )
+    assert str(project / "run/logs/reward-pool0.log") in caught.value.hint
+
+
+def test_processor_time_is_limited(train):
+    with pytest.raises(WorkerError, match=r"SIGPROF, as it used more than 2 s of processor time for a call while it"):
+        train(trouble("spin", at=1), "models.reward.backend={type: cpu_pool, args: {cpu_s: 2}}")
+
+
+def test_memory_is_limited(train):
+    with pytest.raises(ResourceError, match="call score needs more than 8 GiB of memory") as caught:
+        train(trouble("16 GiB", at=1), "models.reward.backend={type: cpu_pool, args: {memory_gib: 8}}")
+    assert "models.reward.backend.args.memory_gib is the limit" in caught.value.hint
+
+
+def test_what_a_users_reward_raises_is_told_with_its_place(train, components):
+    with pytest.raises(ProjectError, match=r"ZeroDivisionError|Speechless") as caught:
+        train(trouble("no Exception", at=1), POOL)
+    assert str(components / "interfaces/toy_trouble.py") in caught.value.where
+
+
+def test_a_result_that_cannot_be_used_is_told_with_its_sample(train):
+    with pytest.raises(ProjectError, match=r"gave rewards nan for sample .*row 7 of dataset train"):
+        train(score(spoil="nan"), POOL)
+
+
+def test_a_process_that_cannot_start_ends_the_run(train, monkeypatch):
+    monkeypatch.setattr("rlcli.topology.groups.sys.executable", "/bin/false")
+    with pytest.raises(WorkerError, match=r"reward-pool0 ended with exit code 1, 4 times"):
+        train(POOL)
+
+
+def test_what_keeps_it_from_starting_is_the_error_of_the_run(train):
+    with pytest.raises(ResourceError, match=r"takes [\d.]+ GiB of address space before it has done anything"):
+        train("models.reward.backend={type: cpu_pool, args: {memory_gib: 0.1}}")
+
+
+def test_no_process_is_left(train, project):
+    train(POOL)
+    time.sleep(0.2)
+    left = [pid for pid in os.listdir("/proc") if pid.isdigit() and _names(pid, str(project / "run"))]
+    assert not left
+
+
+def _names(pid, folder):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return folder.encode() in file.read() and int(pid) != os.getpid()
+    except OSError:
+        return False
+
+
+def test_a_reward_and_what_the_rank_computes_overlap(project):
+    """The reward takes as long as the values of the critic, which the same rank computes, and as its training."""
+    takes = "interface={type: toy, args: {seconds: 0.4}}"
+    slow = (f"graph.value.{takes}", f"graph.train_critic.{takes}", score(seconds=0.4))
+    with PlainDisplay(sys.stderr) as display:
+        run_recipe(load_recipe("toy.yaml", [*slow, POOL, "train.eval.dataset=null"]), project / "run", display)
+    lines = (project / "run/metrics.jsonl").read_text().splitlines()
+    seconds = [record["time/step"] for record in map(json.loads, lines) if "time/step" in record]
+    assert min(seconds) <= 0.8 * 1.3  # one after the other: 1.2

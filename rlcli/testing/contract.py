@@ -16,6 +16,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+Note = Callable[[str, object], None]
+"""pytest's `record_property`."""
+
 
 class Violation(AssertionError):
     """A component breaks its contract.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from pydantic import ValidationError
 
 from rlcli.api.component import module_name
+from rlcli.project import is_built_in
 from rlcli.registry import COMPUTED, Argument, Signature, load, signature
-from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.contract import Contract, Note, Violation, place_of
 
 
 class DeclaredSubject(Contract):
@@ -34,22 +35,28 @@ class DeclaredSubject(Contract):
                 f"{described.path}:{described.line}",
             )
 
-    def test_says_what_it_does(self) -> None:
+    def test_says_what_it_does(self, record_property: Note) -> None:
         """class and arguments are documented, in words"""
         described = self.described()
+        unsaid = []
         if not described.doc or described.doc.startswith(f"{described.class_name}("):
-            raise Violation(
-                f"{described.class_name} has no docstring",
-                "one line below `class`: `rlcli ls` and `rlcli show` print it",
-                f"{described.path}:{described.line}",
-            )
+            what = f"{described.class_name} has no docstring"
+            place = f"{described.path}:{described.line}"
+            unsaid.append(Violation(what, "one line below `class`: `rlcli ls` and `rlcli show` print it", place))
         for argument in _all(described.arguments):
             if not argument.doc:
-                raise Violation(
-                    f"argument {argument.name} has no docstring",
-                    "a string on the line below the field: what it does, in which unit",
-                    f"{argument.path}:{argument.line}",
-                )
+                what = f"argument {argument.name} has no docstring"
+                cause = "a string on the line below the field: what it does, in which unit"
+                unsaid.append(Violation(what, cause, f"{argument.path}:{argument.line}"))
+        self.tell_unsaid(unsaid, record_property)
+
+    def tell_unsaid(self, unsaid: Sequence[Violation], record_property: Note) -> None:
+        """What a component does not say of itself. That breaks nothing, so of a user's it is a note."""
+        if unsaid and is_built_in(self.described().path):
+            raise unsaid[0]
+        if unsaid:
+            first, more = unsaid[0], f" (and {len(unsaid) - 1} more)" if len(unsaid) > 1 else ""
+            record_property("note", f"{first.found}{more}: {first.cause}")
 
     def test_arguments_are_typed(self) -> None:
         """arguments have types that a recipe is checked by"""

@@ -1,15 +1,22 @@
 """Interfaces that leave something unsaid: the contract tells what, and where."""
 
 import inspect
+import shutil
+from pathlib import Path
 
 import pytest
 
 from rlcli.api.config import ModelInterfaceAbstraction
+from rlcli.cli.checks import SilentPrinter
 from rlcli.registry import make_interface
+from rlcli.testing import declaration
 from rlcli.testing.batches import make_batch
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface import InterfaceContract
+from rlcli.testing.runner import run_checks
+from rlcli.testing.subjects import subjects
 
+EXAMPLE = Path(__file__).parents[1] / "interfaces" / "custom_interface_example.txt"
 HEADER = """
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,22 +28,9 @@ CLASS = "@dataclass\nclass X(ModelInterface):\n"
 @pytest.mark.parametrize(
     ("source", "check", "found"),
     [
-        (f'{CLASS}    "Does."\n    n: int = 1\n', "says_what_it_does", "argument n has no docstring"),
-        (f"{CLASS}    pass\n", "says_what_it_does", "X has no docstring"),
         (f'{CLASS}    "Does."\n    n: Any = 1\n    "N."\n', "arguments_are_typed", "the type Any: any mistake"),
         (f'{CLASS}    "Does."\n    n: int = 0.5\n    "N."\n', "arguments_are_typed", r"default of argument n, 0\.5,"),
         (f'{CLASS}    "Does."\n', "declares_the_keys_of_its_calls", "X has none of train_step"),
-        (
-            f'{CLASS}    "Does."\n    def inference(self, model, data, mb_spec):\n        return data.data["values"]\n',
-            "declares_the_keys_of_its_calls",
-            "inference is not in READS",
-        ),
-        (
-            f'{CLASS}    "Does."\n    READS: ClassVar = {{"inference": ("values",)}}\n'
-            "    def inference(self, model, data, mb_spec):\n        return data\n",
-            "declares_the_keys_of_its_calls",
-            "inference is not in WRITES",
-        ),
         (f'{CLASS}    "Does."\n    READS: ClassVar = {{"trainstep": ()}}\n    evaluate = print\n',
          "declares_the_keys_of_its_calls", "READS names 'trainstep', which is not a call"),
         (
@@ -46,7 +40,74 @@ CLASS = "@dataclass\nclass X(ModelInterface):\n"
         ),
     ],
 )  # fmt: skip
-def test_what_an_interface_leaves_unsaid(tmp_path, monkeypatch, source, check, found):
+def test_what_is_wrong_with_what_an_interface_says(tmp_path, monkeypatch, source, check, found):
+    file, method, given = prepared(tmp_path, monkeypatch, source, check)
+    with pytest.raises(Violation, match=found) as told:
+        method(**given, **notes(method, []))
+    assert told.value.where.startswith(f"{file}:")
+
+
+@pytest.mark.parametrize(
+    ("source", "check", "note"),
+    [
+        (f'{CLASS}    "Does."\n    n: int = 1\n    m: int = 1\n', "says_what_it_does",
+         "argument n has no docstring (and 1 more): a string on the line below the field: what it does, in which unit"),
+        (f"{CLASS}    pass\n", "says_what_it_does",
+         "X has no docstring: one line below `class`: `rlcli ls` and `rlcli show` print it"),
+        (
+            f'{CLASS}    "Does."\n    def inference(self, model, data, mb_spec):\n        return data.data["values"]\n',
+            "declares_the_keys_of_its_calls",
+            "inference is not in READS: a recipe that forgets one of its keys fails only when it runs (and 1 more): "
+            'READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "values",)}',
+        ),
+        (
+            f'{CLASS}    "Does."\n    READS: ClassVar = {{"inference": ("values",)}}\n'
+            "    def inference(self, model, data, mb_spec):\n        return data\n",
+            "declares_the_keys_of_its_calls",
+            "inference is not in WRITES: no recipe knows what it returns: "
+            'WRITES: ClassVar[Declaration] = {"inference": ("a_key",)}',
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_users_interface_leaves_unsaid_is_a_note(tmp_path, monkeypatch, source, check, note):
+    _, method, given = prepared(tmp_path, monkeypatch, source, check)
+    told = []
+    method(**given, **notes(method, told))
+    assert told == [("note", note)]
+
+
+def test_what_one_of_ours_leaves_unsaid_is_a_violation(tmp_path, monkeypatch):
+    _, method, given = prepared(tmp_path, monkeypatch, f"{CLASS}    pass\n", "says_what_it_does")
+    monkeypatch.setattr(declaration, "is_built_in", lambda path: True)
+    with pytest.raises(Violation, match="X has no docstring"):
+        method(**given, **notes(method, []))
+
+
+def test_the_documented_interface_is_asked_for_one_thing(tmp_path, monkeypatch):
+    """It declares nothing, and reads a key of its own: two notes, and one failure that says what to give."""
+    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
+    (tmp_path / "interfaces").mkdir()
+    shutil.copy(EXAMPLE, tmp_path / "interfaces/documented.py")
+    file = tmp_path / "interfaces/documented.py"
+    file.write_text(file.read_text().replace('"custom"', '"documented"'))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RLCLI_PROJECT", raising=False)
+    (tested,) = run_checks(subjects("interface", "documented"), SilentPrinter())
+    checks = {check.words: check for check in tested.checks}
+    assert [words for words, check in checks.items() if check.outcome == "FAIL"] == [
+        "a batch can be made with the keys that training reads"
+    ]
+    assert "has no docstring" in checks["class and arguments are documented, in words"].note
+    assert '("packed_input_ids", "mask",)' in checks["declares the keys of every call that it has"].note
+
+
+def notes(method, told):
+    takes = "record_property" in inspect.signature(method).parameters
+    return {"record_property": lambda *note: told.append(note)} if takes else {}
+
+
+def prepared(tmp_path, monkeypatch, source, check):
+    """The file of an interface, a check of it, and what that is given."""
     name = f"unsaid_{abs(hash(source))}"
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     (tmp_path / "interfaces").mkdir()
@@ -59,6 +120,4 @@ def test_what_an_interface_leaves_unsaid(tmp_path, monkeypatch, source, check, f
         "batches": lambda: make_batch(["my_mask"]),
     }
     method = getattr(contract, f"test_{check}")
-    with pytest.raises(Violation, match=found) as told:
-        method(**{key: value for key, value in given.items() if key in inspect.signature(method).parameters})
-    assert told.value.where.startswith(f"{file}:")
+    return file, method, {key: value for key, value in given.items() if key in inspect.signature(method).parameters}

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-
 import pytest
 
 from rlcli.api.interface import ModelInterface
-from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.contract import Note, Violation, place_of
 from rlcli.testing.declaration import DeclaredSubject
-from rlcli.testing.interface.rehearsal import Batches, InterfaceSubject, Make, overrides, untried
+from rlcli.testing.interface.rehearsal import Batches, InterfaceSubject, Make, keys_in_source, overrides, untried
 
 CALLS = ("train_step", "inference", "generate", "evaluate")
 """The methods that a graph calls."""
@@ -19,7 +16,7 @@ CALLS = ("train_step", "inference", "generate", "evaluate")
 class GeneralChecks(DeclaredSubject, InterfaceSubject):
     base = ModelInterface
 
-    def test_declares_the_keys_of_its_calls(self, make: Make) -> None:
+    def test_declares_the_keys_of_its_calls(self, make: Make, record_property: Note) -> None:
         """declares the keys of every call that it has"""
         interface = make()
         own = [call for call in CALLS if getattr(type(interface), call) is not getattr(ModelInterface, call)]
@@ -37,20 +34,19 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
                         f"the calls are {', '.join(CALLS)}",
                         place_of(type(interface)),
                     )
+        unsaid = []
         for call in own:
             if interface.reads(call) is None:
-                raise Violation(
-                    f"{call} is not in READS: a recipe that forgets one of its keys fails only when it runs",
-                    f'READS: ClassVar[Declaration] = {{"{call}": ({_guess(interface, call)})}}',
-                    place_of(getattr(type(interface), call)),
-                )
+                what = f"{call} is not in READS: a recipe that forgets one of its keys fails only when it runs"
+                keys = ", ".join(f'"{key}"' for key in keys_in_source(interface, call))
+                cause = f'READS: ClassVar[Declaration] = {{"{call}": ({keys},)}}'
+                unsaid.append(Violation(what, cause, place_of(getattr(type(interface), call))))
         for call in own:
             if call in ("inference", "generate") and interface.writes(call) is None:
-                raise Violation(
-                    f"{call} is not in WRITES: no recipe knows what it returns",
-                    f'WRITES: ClassVar[Declaration] = {{"{call}": ("a_key",)}}',
-                    place_of(getattr(type(interface), call)),
-                )
+                what = f"{call} is not in WRITES: no recipe knows what it returns"
+                cause = f'WRITES: ClassVar[Declaration] = {{"{call}": ("a_key",)}}'
+                unsaid.append(Violation(what, cause, place_of(getattr(type(interface), call))))
+        self.tell_unsaid(unsaid, record_property)
 
     def test_its_training_can_be_tried(self, make: Make, batches: Batches) -> None:
         """a batch can be made with the keys that training reads"""
@@ -60,21 +56,3 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
             batches()
         except ValueError as error:
             raise untried(self.name, "train_step", "batches", make(), error) from error
-
-
-def _guess(interface: ModelInterface, call: str) -> str:
-    """The strings by which the method's file indexes `.data`, as far as that can be told."""
-    try:
-        tree = ast.parse(inspect.getsource(inspect.getmodule(getattr(type(interface), call))))  # type: ignore[arg-type]
-    except (OSError, TypeError, SyntaxError):
-        return '"packed_input_ids",'
-    keys = {
-        node.slice.value: None
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Subscript)
-        and isinstance(node.value, ast.Attribute)
-        and node.value.attr in ("data", "seqlens")
-        and isinstance(node.slice, ast.Constant)
-        and isinstance(node.slice.value, str)
-    }
-    return ", ".join(f'"{key}"' for key in ["packed_input_ids", *(k for k in keys if k != "packed_input_ids")]) + ","

@@ -17,7 +17,14 @@ from rlcli.api.interface import ANSWER_FORMS, ModelInterface
 from rlcli.api.model import Model, ModelOutput, call_interface
 from rlcli.testing.batches import KEYS, PAIRS, VOCABULARY, DigitTokenizer, Lengths, make_batch
 from rlcli.testing.contract import Violation, place_of
-from rlcli.testing.interface.rehearsal import WHOLE, Batches, InterfaceSubject, Make, overrides
+from rlcli.testing.interface.rehearsal import (
+    WHOLE,
+    Batches,
+    InterfaceSubject,
+    Make,
+    keys_in_source,
+    overrides,
+)
 from rlcli.testing.interface.texts import ANSWERS, text_batch
 from rlcli.testing.tiny_engine import TinyEngine, TinyLM, TinyRanks
 from rlcli.testing.tokenizer import byte_tokenizer
@@ -172,7 +179,8 @@ class CallSubject(InterfaceSubject):
             return lambda lengths=PAIRS, seed=0: _scored_texts(tokenizer, answers, gold, lengths, seed)
         declared = interface.reads("inference")
         if declared is None:
-            declared = DeclaredKeys(tuple(key for key in KEYS if key != "packed_prompts"), ())
+            keys = dict.fromkeys((*KEYS, *keys_in_source(interface, "inference")))
+            declared = DeclaredKeys(tuple(key for key in keys if key != "packed_prompts"), ())
         return batches_with(declared, batches, vocabulary=len(tokenizer))
 
     @pytest.fixture

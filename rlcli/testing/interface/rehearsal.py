@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -216,15 +218,35 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
 
 
 def usual_batches(interface: ModelInterface) -> Batches:
-    """Makes batches with the keys that training declares, in groups as large as it needs."""
+    """Makes batches with the keys that training declares, in groups as large as it needs. Of what it does not declare,
+    all that are known; one that it reads and nobody knows is asked for."""
     declared = interface.reads("train_step")
-    keys = KEYS if declared is None else declared.needed
+    keys = dict.fromkeys((*KEYS, *keys_in_source(interface, "train_step"))) if declared is None else declared.needed
     size = getattr(interface, "NEEDS_GROUP", 1)
 
     def made(lengths: Lengths = PAIRS, seed: int = 0) -> SequenceSample:
         return make_batch(keys, [list(group) * -(-size // len(group)) for group in lengths], seed)
 
     return made
+
+
+def keys_in_source(interface: ModelInterface, call: str) -> tuple[str, ...]:
+    """The strings by which the method's file indexes `.data`, as far as that can be told."""
+    try:
+        tree = ast.parse(inspect.getsource(inspect.getmodule(getattr(type(interface), call))))  # type: ignore[arg-type]
+    except (OSError, TypeError, SyntaxError):
+        return ("packed_input_ids",)
+    found = (
+        node.slice.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.ctx, ast.Load)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr in ("data", "seqlens")
+        and isinstance(node.slice, ast.Constant)
+        and isinstance(node.slice.value, str)
+    )
+    return tuple(dict.fromkeys(("packed_input_ids", *found)))
 
 
 def overrides(interface: ModelInterface, method: str) -> bool:

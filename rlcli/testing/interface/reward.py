@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from rlcli.api.interface import ModelInterface
-from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.contract import Note, Violation, place_of
 from rlcli.testing.interface.inferring import Calls, CallSubject, Gold
 from rlcli.testing.interface.outputs import rows, tensor_of
 from rlcli.testing.interface.rehearsal import Make, overrides
@@ -26,9 +26,6 @@ NONSENSE = (
 
 HARD = "x + 1"
 """An answer that takes more than a look to be refused."""
-
-Note = Callable[[str, object], None]
-"""pytest's `record_property`: what a check says when it passes."""
 
 ONE_FOR_EACH = "one reward for each response, in their order"
 

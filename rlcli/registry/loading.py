@@ -13,7 +13,7 @@ from rlcli.api.component import module_name, registered
 from rlcli.api.config import DatasetAbstraction, ModelBackendAbstraction, ModelInterfaceAbstraction
 from rlcli.api.dataset import with_rows
 from rlcli.errors import ProjectError, RlcliError, UsageError
-from rlcli.project import search_path
+from rlcli.project import search_path, search_paths_kept
 from rlcli.registry.listing import module_of, path_of
 from rlcli.registry.requirements import missing_libraries
 from rlcli.registry.signature import signature
@@ -90,8 +90,9 @@ def make_dataset(cfg: DatasetAbstraction, util: Any) -> Any:
 def _make(kind: str, name: str, args: Mapping[str, Any], **given: Any) -> Any:
     from rlcli.registry.arguments import construct, validated
 
-    cls = load(kind, name)
-    values = construct(validated(kind, name, args), what=f"{kind.removesuffix('s')} {name}")
+    with search_paths_kept():
+        cls = load(kind, name)
+        values = construct(validated(kind, name, args), what=f"{kind.removesuffix('s')} {name}")
     try:
         return cls(**given, **values)
     except ValueError as error:

@@ -48,13 +48,19 @@ class Signature:
     constants: Mapping[str, Any] = field(default_factory=dict)
     """What the class says of itself in literals that are no arguments: `KEYS: ClassVar[tuple[str, ...]] = (...)`."""
 
+    _models: dict[tuple[str, ...], type[BaseModel]] = field(default_factory=dict, repr=False, compare=False)
+    """Those that `model` has made: each takes milliseconds, and contracts make a component thousands of times."""
+
     def model(self, only: Collection[str] | None = None) -> type[BaseModel]:
         """A pydantic model of the arguments: unknown keys refused, no value converted to another type. `only`: of these
         and of the required ones, which is all that it takes to check them."""
         from rlcli.registry.arguments import arguments_model
 
         wanted = [a for a in self.arguments if only is None or a.required or a.name in only]
-        return arguments_model(self.class_name, wanted, self.limits)
+        names = tuple(a.name for a in wanted)
+        if names not in self._models:
+            self._models[names] = arguments_model(self.class_name, wanted, self.limits)
+        return self._models[names]
 
     @property
     def limits(self) -> Limits:

@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
+from torch.distributed import distributed_c10d
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def role_groups(mesh: Any) -> RoleGroups:
     if parallel_state._GLOBAL_MEMORY_BUFFER is None:  # scratch memory of Megatron's attention, not a group
         parallel_state._set_global_memory_buffer()
     if mesh is None:
-        alone = _group([dist.get_rank()])
+        alone = _alone()
         return RoleGroups(alone, alone, alone, alone, alone, None, alone, ((dist.get_rank(),),))
     ranks, names = mesh.mesh, mesh.mesh_dim_names
     by_name = {name: ranks.shape[axis] for axis, name in enumerate(names)}
@@ -73,7 +74,7 @@ def role_groups(mesh: Any) -> RoleGroups:
         model=_group(cube[dp].flatten().tolist()),
         all=_group(cube.flatten().tolist()),
         ends=_group([stages[0], stages[-1]]) if at_an_end else None,
-        alone=_group([dist.get_rank()]),
+        alone=_alone(),
         stage=tuple(map(tuple, cube[:, pp].T.tolist())),
     )
 
@@ -89,4 +90,14 @@ def no_scratch_left() -> Iterator[None]:
 
 def _group(ranks: list[int]) -> dist.ProcessGroup:
     """Of ranks that all call this, while others do not."""
-    return dist.new_group(ranks, use_local_synchronization=True)
+    return _alone() if ranks == [dist.get_rank()] else dist.new_group(ranks, use_local_synchronization=True)
+
+
+_ALONE: list[dist.ProcessGroup] = []
+
+
+def _alone() -> dist.ProcessGroup:
+    """The group of this rank, one for all roles: a group has threads, which wake up a hundred times a second."""
+    if not _ALONE or _ALONE[0] not in distributed_c10d._world.pg_map:  # there was another world then
+        _ALONE[:] = [dist.new_group([dist.get_rank()], use_local_synchronization=True)]
+    return _ALONE[0]

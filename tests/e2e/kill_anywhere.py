@@ -59,8 +59,15 @@ ROLLOUT = (
     *(one for one in ALGORITHMS["ppo"] if "copy_to" not in one), "launch=local", "cluster.devices_per_node=2",
     "models.actor.rollout.devices=1", "models.actor.rollout.backend.args.dtype=float32",
 )  # fmt: skip
-APART = {"ppo_rollout": ROLLOUT, "ppo_async": (*ROLLOUT, "--with", "async")}
-"""Runs whose generation has a rank of its own, the second ahead of training; tests would take too long with them."""
+POOL = "models.reward.backend=cpu_pool"
+APART = {
+    "ppo_rollout": ROLLOUT,
+    "ppo_async": (*ROLLOUT, "--with", "async"),
+    "ppo_pool": (*ALGORITHMS["ppo"], POOL),
+    "ppo_async_pool": (*ROLLOUT, "--with", "async", POOL),
+}
+"""Runs whose generation has a rank of its own, or their reward a process, some ahead of training; tests would take too
+long with them."""
 AHEAD = {
     "ppo_ahead_1": (*ALGORITHMS["ppo"], "train.max_staleness=1", "train.prompts_per_draw=3"),
     "dapo_ahead_4": (*ALGORITHMS["dapo"], "train.max_staleness=4"),

@@ -65,7 +65,7 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
         link.fail(failure(error))
         link.close()
         sys.exit(1)
-    from rlcli.runtime.lanes import lanes_of, start_lane  # imports much: the master is told of a rank before
+    from rlcli.runtime.lanes import lanes_of, start_lane  # slow to import: the master hears of this rank first
 
     others = [lane for lane, ranks in lanes_of(worker.recipe, worker.topology).items() if rank in ranks]
     threads = [

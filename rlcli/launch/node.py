@@ -8,7 +8,6 @@ master by its heartbeats, in which it says which ranks have ended, and how; it e
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -29,7 +28,7 @@ from rlcli.launch.memory_kills import MemoryKills, memory_in_use
 from rlcli.processes import STOP_SIGNALS, start_time
 from rlcli.runtime.control import Control, zeromq
 from rlcli.runtime.pulse import END, Pulse
-from rlcli.runtime.worker_main import AGENT, MEETING, WORKER_FILE
+from rlcli.runtime.worker_main import AGENT, MEETING, read_recipe
 from rlcli.topology import plan_topology
 from rlcli.topology.groups import process_groups
 
@@ -60,7 +59,7 @@ def main(run_dir: Path, node: int, *, reports_signals: bool = False) -> int:
     except RlcliError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    recipe = _read_recipe(run_dir)
+    recipe = read_recipe(run_dir)
     _prepare_environment(recipe)
     context = zeromq().Context()
     pulse = Pulse(context, control, ("node", node), _end_here)
@@ -90,12 +89,6 @@ def torchrun_arguments(run_dir: Path, nodes: int, devices_per_node: int, node: i
         "--signals-to-handle=SIGQUIT", "--rdzv-backend=rlcli", f"--rdzv-id={run_dir.name}",
         f"--log-dir={run_dir / 'logs' / 'torchrun' / f'node{node}'}", "-m", "rlcli.runtime.worker_main", str(run_dir),
     ]  # fmt: skip
-
-
-def _read_recipe(run_dir: Path) -> Recipe:
-    from rlcli.recipe.schema import Recipe
-
-    return Recipe.model_validate(json.loads((run_dir / WORKER_FILE).read_text()))
 
 
 def _prepare_environment(recipe: Recipe) -> None:

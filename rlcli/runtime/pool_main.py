@@ -6,7 +6,6 @@ It does the calls of a role for one of the role's ranks, on the processor, withi
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import resource
 import signal
@@ -23,7 +22,7 @@ from rlcli.runtime.control import Control
 from rlcli.runtime.messages import Failure, Request
 from rlcli.runtime.pool import LARGEST_BATCH, packed, unpacked
 from rlcli.runtime.transport import ZmqWorker
-from rlcli.runtime.worker_main import WORKER_FILE
+from rlcli.runtime.worker_main import read_recipe
 from rlcli.topology.groups import LAST_EXIT, pool_name, process_folder
 
 if TYPE_CHECKING:
@@ -35,8 +34,6 @@ OUT_OF_MEMORY = ("can't allocate memory", "not enough memory")
 
 
 def main(role: str, run_dir: Path, index: int) -> None:
-    from rlcli.recipe.schema import Recipe
-
     collect_rarely()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -46,7 +43,7 @@ def main(role: str, run_dir: Path, index: int) -> None:
         traceback.print_exception(error)
         return Failure.of(error, name, "".join(traceback.format_exception(error)))
 
-    recipe = Recipe.model_validate(json.loads((run_dir / WORKER_FILE).read_text()))
+    recipe = read_recipe(run_dir)
     folder = process_folder(run_dir, "pool", pool_name(role), index)
     started: PoolWorker | BaseException
     try:

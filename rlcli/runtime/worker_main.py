@@ -18,6 +18,7 @@ from rlcli.garbage import collect_rarely, leave_garbage
 from rlcli.processes import die_with_parent
 
 if TYPE_CHECKING:
+    from rlcli.recipe.schema import Recipe
     from rlcli.runtime.data_lane import DataLane
     from rlcli.runtime.messages import Tell
     from rlcli.runtime.worker import ModelWorker
@@ -43,6 +44,13 @@ def main(run_dir: Path) -> None:
     _log_to(run_dir / "logs" / f"rank{rank}.log")
     _serve(run_dir, rank, local_rank)
     leave_garbage()
+
+
+def read_recipe(run_dir: Path) -> Recipe:
+    """That of a run, as its ranks, agents and pools go by it."""
+    from rlcli.recipe.schema import Recipe
+
+    return Recipe.model_validate(json.loads((run_dir / WORKER_FILE).read_text()))
 
 
 def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
@@ -90,13 +98,12 @@ def _start(run_dir: Path, rank: int, local_rank: int, report: Tell) -> tuple[Mod
     import torch.distributed as dist
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-    from rlcli.recipe.schema import Recipe
     from rlcli.runtime.data_lane import DataLane
     from rlcli.runtime.roles import make_meshes, pick_device
     from rlcli.runtime.worker import ModelWorker
     from rlcli.topology import plan_topology
 
-    recipe = Recipe.model_validate(json.loads((run_dir / WORKER_FILE).read_text()))
+    recipe = read_recipe(run_dir)
     topology = plan_topology(recipe)
     device = pick_device(recipe.cluster.device, local_rank)
     if device.type == "cuda":

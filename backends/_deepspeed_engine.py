@@ -1,4 +1,4 @@
-"""The engine of backend deepspeed: a transformers model trained by a DeepSpeed engine of one ZeRO stage or another."""
+"""The engine of backend deepspeed: a transformers model trained by a DeepSpeed engine of any ZeRO stage."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
 
     @property
     def _group(self) -> dist.ProcessGroup:
-        """The role's data-parallel ranks, inside of the library's surroundings, where there always is such a group."""
+        """The role's data-parallel ranks, within the library's surroundings, where there is always such a group."""
         group = self._own_group or dist.group.WORLD
         assert group is not None
         return group
@@ -120,7 +120,7 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         return self._copy.lm if self._copy is not None else super()._outline()
 
     def offload(self) -> None:
-        """Weights return with the next pass, the optimizer's state with the next step."""
+        """Weights are restored by the next pass, the optimizer's state by the next step."""
         self._away_weights.put_away(self._on_device(self._zero.weight_tensors()), self._zero.scratch())
         self._offload_optimizer()
 
@@ -132,7 +132,7 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
 
     @contextmanager
     def _brought_back(self) -> Iterator[bool]:
-        """Everything is on the device; what was away is put away again at the end. Whether something was."""
+        """Bring everything to the device, and offload it again at the end; yields whether anything was offloaded."""
         with_weights, with_optimizer = self._away_weights.is_away, self._away_optimizer.is_away
         self._onload()
         self._away_optimizer.bring_back()
@@ -150,7 +150,7 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
     # -- state -----------------------------------------------------------------------------------------------
 
     def state(self, room_for_optimizer: bool = False) -> EngineState:
-        """Live; of an offloaded engine copies on the host, for which the device is used only meanwhile."""
+        """Live tensors; of an offloaded engine, copies on the host, for which the device is only used meanwhile."""
         with self._brought_back() as was_away:
             if room_for_optimizer:
                 self._zero.make_moments()

@@ -1,7 +1,7 @@
 """The memory of `deepspeed` under each stage of ZeRO. No torch here: `rlcli plan` imports this file, and the engine.
 
 The formulas follow the library's source. All stages on two ranks, with and without offload, have been compared with the
-memory of processes (`tests/bench/memory.py --zero-stage`), where what is offloaded stays in the same memory.
+memory of processes (`tests/bench/memory.py --zero-stage`), where offloaded tensors stay in the same memory.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from rlcli.api.memory import Kept, Parts, PlacedRole
 from ._training_memory import TrainingMemory
 
 BUCKET = 2**26
-"""Numbers that are reduced or gathered at once, or the largest parameter: 256 MB of float32."""
+"""Numbers that are reduced or gathered at once, unless a parameter is larger: 256 MB of float32."""
 
 REDUCED_AT_ONCE = 4 * 500_000_000
-"""Bytes of gradients that the library lays end to end without ZeRO."""
+"""Bytes of gradients that the library concatenates without ZeRO."""
 
 
 def bucket_of(parameters: int, largest: int) -> int:
-    """Numbers of a bucket for a model of so many, so many of them in its largest parameter; an even number."""
+    """Size of a bucket, in numbers, for a model of `parameters`, `largest` of them in one tensor; an even number."""
     return 2 * -(-min(parameters, max(BUCKET, largest)) // 2)
 
 
 class DeepSpeedMemory(TrainingMemory):
-    """Of parameters, gradients and optimizer state what a stage leaves to a rank, and the library's buffers. Where
-    devices have the host's memory, what is kept on the host counts as well."""
+    """A rank's part of parameters, gradients and optimizer state under a stage, and the library's buffers. If devices
+    use the host's memory, what is kept on the host also counts."""
 
     WITHIN_PERCENT: ClassVar[int] = 25
     dimensions: ClassVar[tuple[str, ...]] = ("dp",)
@@ -48,7 +48,7 @@ class DeepSpeedMemory(TrainingMemory):
         self.offloads = bool(role.arguments.get("offload_optimizer"))
         self.offloads_weights = bool(role.arguments.get("offload_parameters"))
         self.on_host = 1 if role.device == "cpu" else 0
-        """What a byte on the host counts."""
+        """Weight of a byte on the host."""
 
     # -- between calls ---------------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ class DeepSpeedMemory(TrainingMemory):
         return Kept(weights, moments, buffers)
 
     def load(self) -> Parts:
-        """Parameters are laid end to end, which takes them twice; what offload needs is made after that."""
+        """Parameters are concatenated, which holds them twice; what offload needs is created after that."""
         twice = self.share if self.stage == 3 else self.whole if self.stage else 0
         return Parts(gathered=max(0, twice - self.kept().buffers) if self.offloads else twice)
 
@@ -86,8 +86,8 @@ class DeepSpeedMemory(TrainingMemory):
         return max((at_head, in_blocks, Parts(at_end, gathered)), key=lambda parts: parts.total)
 
     def gradients(self, several: bool) -> tuple[int, int, int]:
-        """Bytes of gradients, beyond what is kept, when the last backward pass begins, while blocks compute it, and at
-        most once it is done. Buckets are copied to be reduced."""
+        """Bytes of gradients in addition to what is kept: when the last backward pass starts, while blocks compute it,
+        and at most once it is done. Buckets are copied to be reduced."""
         if self.stage == 0:
             earlier = self.whole if several else 0
             return earlier, earlier, self.whole + min(self.whole, REDUCED_AT_ONCE)
@@ -107,7 +107,7 @@ class DeepSpeedMemory(TrainingMemory):
         return self.gathered_in_block()
 
     def gathered_in_block(self) -> int:
-        """What stage 3 fetches ahead, and what it has not given back yet; twice, while ranks' parts are joined."""
+        """What stage 3 prefetches, and what it has not released yet; twice, while ranks' parts are joined."""
         return 2 * min(self.whole, 2 * self.bucket) if self.stage == 3 and self.ranks > 1 else 0
 
     def gathered_to_generate(self) -> int:

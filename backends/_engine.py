@@ -1,4 +1,4 @@
-"""What every engine over a transformers model shares: forward passes, generation, reductions, saving."""
+"""The common part of all engines over transformers models: forward passes, generation, reductions, saving."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         return False
 
     def _skeleton(self, source: ModelSource) -> nn.Module:
-        """The model without memory for its parameters, or this tensor-parallel rank's part of it."""
+        """The model (or this tensor-parallel rank's part of it) without memory for its parameters."""
         lm = source.skeleton()
         if (tensor_parallel := dimension(self._mesh, "tp")) is not None:
             parallelize(lm, tensor_parallel, self.role)
         return lm
 
     def _lay_out(self, model: Model) -> None:
-        """Whatever must be done to the model before its parameters have memory."""
+        """Change the model before memory is allocated for its parameters, for example shard it."""
 
     # -- primitives ------------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
             return self.packed(tokens, tuple(micro_batch.flat_seqlens("packed_input_ids")), then)
 
     def _in_pass(self) -> AbstractContextManager[None]:
-        """Entered for the duration of a forward pass."""
+        """A context that is entered for the duration of a forward pass."""
         return nullcontext()
 
     # -- ranks -----------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         return Decoder(lm, self.packed.compute_dtype, gconfig, sampler, self._kv_cache_tokens)
 
     def _prompts(self, input_: SequenceSample, gconfig: GenerationHyperparameters) -> list[torch.Tensor]:
-        """One tensor each, all of which leave room for their responses. Raises ModelError."""
+        """One tensor per prompt. Raises ModelError if one leaves no room for its response, or is empty."""
         assert input_.data is not None
         prompts = list(input_.data["packed_prompts"].split(input_.flat_seqlens("packed_prompts")))
         if min((len(prompt) for prompt in prompts), default=1) == 0:
@@ -151,7 +151,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         return prompts
 
     def _check_length(self, longest: int) -> None:
-        """Of a prompt and its response. Raises ModelError."""
+        """Check the length of a prompt and its response. Raises ModelError."""
         limit = getattr(self.lm.config, "max_position_embeddings", None)
         if limit is not None and longest > limit:
             raise ModelError(
@@ -167,7 +167,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
 
     @contextmanager
     def generator(self) -> Iterator[nn.Module]:
-        """The model that a call generates with; where parameters must be gathered or cast, that is done once, here."""
+        """The model that a call generates with; if parameters must be gathered or cast, that is done once, here."""
         self._onload()
         if self._copy is None:
             yield self.lm
@@ -176,7 +176,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
             yield lm
 
     def _gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters whole, but for the parts of tensor-parallel ranks."""
+        """Parameters gathered over data-parallel ranks; tensor-parallel ranks keep their parts."""
         tensor_parallel = dimension(self._mesh, "tp")
         for name, parameter in self.lm.named_parameters():
             yield name, gathered_beyond(parameter.detach(), tensor_parallel)
@@ -206,7 +206,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
             yield name, gathered(parameter)
 
     def _held_parameters(self) -> dict[str, Any]:
-        """By name, live: whole, or what this rank has of each."""
+        """Name → live parameter: whole, or this rank's part of it."""
         return {name: parameter.detach() for name, parameter in self.lm.named_parameters()}
 
     def offload(self) -> None:
@@ -225,14 +225,14 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         return EngineState(self.named_weights())
 
     def named_weights(self) -> dict[str, torch.Tensor]:
-        """Parameters, each once, and the buffers that belong to the model's file."""
+        """Parameters (each once) and the buffers that are stored in the model's files."""
         return own_weights(self.lm)
 
     def save_description(self, tokenizer: Any, folder: str) -> None:
         describe(self.lm, next(self.lm.parameters()).dtype, tokenizer, folder)
 
     def _outline(self) -> Any:
-        """The model with the whole shape of every parameter, whatever a rank holds of it."""
+        """The model with the whole shape of every parameter, whichever part a rank holds."""
         return self.lm
 
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
@@ -243,14 +243,14 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
 
 
 def dimension(mesh: Any, name: str) -> Any:
-    """A dimension of a role's mesh, or None where it has one rank only."""
+    """A dimension of a role's mesh, or None if it has only one rank."""
     if mesh is None or name not in mesh.mesh_dim_names or mesh[name].size() == 1:
         return None
     return mesh[name]
 
 
 def held_blocks(name: str, held: Any) -> Iterator[tuple[WeightBlock, torch.Tensor]]:
-    """What this rank has of a parameter, as live tensors."""
+    """This rank's blocks of a parameter, as live tensors."""
     if isinstance(held, FlatPart):
         for box in held.boxes():
             yield WeightBlock(name, tuple(held.shape), box.offsets, tuple(box.tensor.shape)), box.tensor
@@ -261,7 +261,7 @@ def held_blocks(name: str, held: Any) -> Iterator[tuple[WeightBlock, torch.Tenso
 
 
 def gathered(tensor: Any) -> torch.Tensor:
-    """A parameter made whole, on every rank. Offloaded parts of a DTensor meet on the devices."""
+    """The whole parameter, on every rank. Offloaded parts of a DTensor are gathered on the devices."""
     if isinstance(tensor, FlatPart):
         return tensor.full_tensor()
     if not isinstance(tensor, DTensor):

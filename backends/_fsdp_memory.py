@@ -12,7 +12,7 @@ class FSDPMemory(TrainingMemory):
 
     def __init__(self, role: PlacedRole):
         super().__init__(role)
-        self.keeps_casts = role.mesh["tp"] == 1  # those of parts of parameters are not kept
+        self.keeps_casts = role.mesh["tp"] == 1  # casts of parts of parameters are not kept
         self.is_sharded = role.mesh["dp"] > 1
         self.shards = min(role.arguments.get("shard_size") or role.mesh["dp"], role.mesh["dp"])
         """Data-parallel ranks that share one copy of the model."""
@@ -20,7 +20,7 @@ class FSDPMemory(TrainingMemory):
 
     @property
     def outside_blocks(self) -> int:
-        """Bytes of embedding, head and norms, which are whole from the first block of a pass to its last."""
+        """Bytes of embedding, head and norms, which stay gathered from the first block of a pass to its last."""
         blocks = sum(layer.parameters - layer.norms for layer in self.sizes.layers)
         return 4 * (self.parameters - blocks) if self.is_sharded else 0
 
@@ -54,21 +54,21 @@ class FSDPMemory(TrainingMemory):
         return max((at_head, in_blocks, at_embedding, at_optimizer), key=lambda parts: parts.total)
 
     def _unsharded(self, blocks: int = 2) -> int:
-        """Whole parameters under FSDP: embedding, head and norms, and those of that many blocks."""
+        """Gathered parameters under FSDP: embedding, head and norms, and those of `blocks` blocks."""
         largest = max(self.width * (layer.attention + layer.mlp) + 4 * layer.experts for layer in self.sizes.layers)
         return self.outside_blocks + blocks * largest if self.is_sharded else 0
 
     # -- forward passes --------------------------------------------------------------------------------------
 
     def gathered_at_head(self) -> int:
-        """FSDP keeps the buffer in which the last block's parameters came."""
+        """FSDP keeps the buffer in which the last block's parameters were gathered."""
         return self._unsharded(1)
 
     def gathered_in_block(self) -> int:
         return self._unsharded()
 
     def gathered_to_generate(self) -> int:
-        """A whole copy for the duration of the call; linear layers of it in the precision of the products."""
+        """A whole copy for the duration of the call; its linear layers are in the precision of the products."""
         if not self.is_sharded:
             return super().gathered_to_generate()
         return self.whole_copy_to_generate()

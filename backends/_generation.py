@@ -1,8 +1,8 @@
 """Batched generation with a static KV cache: packed prefill, one token per row and step, free slots refilled.
 
-Each response draws from a random stream of its own, one uniform number per token, and picks its token by
-inverting the cumulative distribution. So a response depends on its prompt, the weights and its seed alone, not on
-what else is in the batch.
+Each response draws from its own random stream, one uniform number per token, and picks each token by inverting
+the cumulative distribution. So a response depends only on its prompt, the weights and its seed, not on the rest
+of the batch.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class SlotCache(Cache):
 
 
 class Sampler:
-    """Next tokens from logits, as `gconfig` says."""
+    """Samples next tokens from logits, as `gconfig` says."""
 
     def __init__(self, gconfig: GenerationHyperparameters, end_ids: torch.Tensor, vocabulary: int):
         self.gconfig = gconfig
@@ -88,8 +88,8 @@ class Sampler:
     def next(self, logits: torch.Tensor, drawn: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: E501  # fmt: skip
         """Tokens and their log-probs, [B] each, from logits [B, V] already divided by the temperature.
 
-        `drawn` [B] counts the tokens each row has so far, `uniform` [B] is its random number. The log-prob is that
-        of the whole distribution, before top-p, top-k and bans.
+        `drawn` [B] counts each row's tokens so far, `uniform` [B] is its random number. The log-prob is that of the
+        whole distribution, before top-p, top-k and bans.
         """
         allowed = logits
         if self.vocabulary < logits.shape[1]:
@@ -142,15 +142,15 @@ class Decoder:
         self.gconfig = gconfig
         self.sampler = sampler
         self.cache_tokens = cache_tokens
-        """Room of the KV cache; None: as much as `max_concurrent_responses` take."""
+        """Capacity of the KV cache; None: as much as `max_concurrent_responses` need."""
         self.device = next(lm.parameters()).device
         head = head_of(lm, gconfig.temperature)
-        self.head = replace(head, weight=head.weight.detach().to(dtype))  # once, not for every token
+        self.head = replace(head, weight=head.weight.detach().to(dtype))  # once, not once per token
 
     def run(self, prompts: Sequence[torch.Tensor], seeds: Sequence[int]) -> GeneratedResponses:
         """`seeds` has responses_per_prompt seeds per prompt, in prompt-major order.
 
-        Raises ValueError where the cache has no room for the longest prompt and its response.
+        Raises ValueError if the cache has no room for the longest prompt and its response.
         """
         made = _unfinished(len(seeds))
         for _ in self._passes(prompts, seeds, made):
@@ -166,8 +166,8 @@ class Decoder:
     def _passes(
         self, prompts: Sequence[torch.Tensor], seeds: Sequence[int], made: GeneratedResponses
     ) -> Iterator[tuple[_Rows, int]]:
-        """Fill `made`. After each forward pass, before finished responses make room: the rows, and the first of those
-        that have a new token."""
+        """Fill `made`. Yields after each forward pass, before finished responses are removed: the rows, and the first
+        of those that have a new token."""
         group, limit = self.gconfig.responses_per_prompt, self.gconfig.max_new_tokens
         if len(seeds) != len(prompts) * group:
             raise ValueError(f"{len(prompts)} prompts need {len(prompts) * group} seeds, {len(seeds)} given")
@@ -185,15 +185,15 @@ class Decoder:
                     made.ended[one.number] = by_itself
 
     def decoding(self, total: int, longest: int) -> Decoding:
-        """Room for responses that with their prompts have at most `longest` tokens, of which at most `total` are in the
-        making at once. Raises ValueError where the cache has no room for one."""
+        """Room for responses of at most `longest` tokens, including their prompts, with at most `total` of them in
+        progress at once. Raises ValueError if the cache has no room for one."""
         slots = concurrent_responses(total, longest, self.gconfig.max_concurrent_responses, self.cache_tokens)
         if not slots:
             raise ValueError(f"a KV cache of {self.cache_tokens} tokens has no room for a response of {longest}")
         return Decoding(self, slots, longest)
 
     def prefill(self, cache: SlotCache, rows: _Rows, batch: Sequence[Begun]) -> None:
-        """Read what there is of responses, each different text once, and draw their next tokens."""
+        """Read the responses' texts so far, each distinct text once, and draw their next tokens."""
         texts = [one.text for one in batch]
         distinct: dict[int, int] = {}
         for text in texts:
@@ -251,7 +251,7 @@ def _unfinished(responses: int) -> GeneratedResponses:
 
 @dataclass(frozen=True)
 class Begun:
-    """A response in the making, with the tokens that it has so far."""
+    """A response in progress, with its tokens so far."""
 
     number: int
     prompt: torch.Tensor
@@ -261,12 +261,12 @@ class Begun:
 
     @property
     def text(self) -> torch.Tensor:
-        """The prompt itself as long as there is nothing else."""
+        """Prompt and tokens so far; the prompt object itself if there are no tokens."""
         return torch.cat([self.prompt, self.tokens.to(self.prompt)]) if len(self.tokens) else self.prompt
 
 
 class Decoding:
-    """Responses in the making: those that have a slot of the cache, and those that wait for one."""
+    """Responses in progress: those that have a slot in the cache, and those that wait for one."""
 
     def __init__(self, decoder: Decoder, slots: int, longest: int):
         self._decoder = decoder
@@ -275,7 +275,7 @@ class Decoding:
         self._cache = SlotCache(slots, longest)
         self._waiting: deque[Begun] = deque()
         self._known: dict[int, Begun] = {}
-        """Those with a slot, by number, as they were when they got it."""
+        """Responses with a slot, by number, as they were when they got it."""
         self.rows = _Rows(slots, self._limit, decoder.device)
 
     @property
@@ -286,7 +286,7 @@ class Decoding:
         self._waiting.append(response)
 
     def continue_with(self, decoder: Decoder) -> None:
-        """With another one, of other weights. Nothing has a slot."""
+        """Use another decoder, with new weights. No response may have a slot."""
         self._decoder = decoder
 
     def advance(self) -> int:
@@ -312,7 +312,7 @@ class Decoding:
         return finished
 
     def retract(self) -> list[Begun]:
-        """All that is in the making, which waits for a slot again, the oldest first; the cache is empty."""
+        """Make all responses in progress wait for a slot again, the oldest first; returns them. Empties the cache."""
         begun = [
             replace(self._known.pop(number), tokens=tokens, logprobs=logprobs)
             for number, tokens, logprobs in self.rows.retract()
@@ -325,7 +325,7 @@ class Decoding:
 
 
 class _Rows:
-    """The state of the responses being decoded: one row per cache slot, active rows in front."""
+    """The state of the responses being decoded: one row per cache slot, active rows first."""
 
     def __init__(self, slots: int, limit: int, device: torch.device):
         self.active = 0
@@ -381,7 +381,7 @@ class _Rows:
         return begun
 
     def compact(self, cache: SlotCache) -> None:
-        """Close the gaps that finished rows leave, by moving the hindmost rows into them."""
+        """Close the gaps that finished rows leave, by moving the last rows into them."""
         if not self._finished:
             return
         gone = set(self._finished)

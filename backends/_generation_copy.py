@@ -16,9 +16,9 @@ from ._transformers import PackedModel
 class GenerationCopy:
     """Holds no parameters except while a call uses it.
 
-    Weights of linear layers are then kept in the compute dtype. Autocast would make the same of them, but once per
-    token: it remembers only casts of whole parameters that are trained. Those of norms, and of embeddings (whose rows
-    are read as they are), stay as they come.
+    Weights of linear layers are then kept in the compute dtype. Autocast would cast them in the same way, but once per
+    token: it only caches casts of whole parameters that are trained. Weights of norms, and of embeddings (whose rows
+    are read as they are), are not cast.
     """
 
     def __init__(self, skeleton: nn.Module, compute_dtype: torch.dtype):

@@ -16,7 +16,7 @@ from ._transformers import compute_in
 
 
 class DecodingStream(ResponseStream):
-    """Works while somebody collects."""
+    """A stream that decodes only during `collect`."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class DecodingStream(ResponseStream):
         weights_number: Callable[[], int],
         longest: int,
     ):
-        """`generator`: the model with the weights of now; `longest`: tokens of a prompt and its response."""
+        """`generator`: the model with its current weights; `longest`: tokens of a prompt and its response."""
         self._generator = generator
         self._make_decoder = decoder
         self._weights_number = weights_number
@@ -34,7 +34,7 @@ class DecodingStream(ResponseStream):
         self._paused = False
         self._submitted = 0
         self._segments: dict[int, tuple[Segment, ...]] = {}
-        """Number of a response in the making → those with earlier weights."""
+        """Number of a response in progress → its segments with earlier weights."""
         self._decoder = self._start()
         self._decoding: Decoding = self._decoder.decoding(self._decoder.gconfig.max_concurrent_responses, longest)
 
@@ -51,7 +51,7 @@ class DecodingStream(ResponseStream):
         if self._paused:
             return []
         if self._weights_number() != self._started_with:
-            raise RuntimeError("the engine was given other weights while responses were in the making: pause first")
+            raise RuntimeError("the engine was given other weights while responses were being generated: pause first")
         with compute_in(self._decoder.dtype, self._decoder.device):
             while self._decoding.is_busy:
                 self._decoding.advance()
@@ -93,7 +93,7 @@ class DecodingStream(ResponseStream):
         return FinishedResponse(one.number, one.tokens, one.logprobs, ended, segments)
 
     def _segments_of(self, one: Begun) -> tuple[Segment, ...]:
-        """Those that it had, and what has been sampled since; neighbours with the same weights are one."""
+        """Its earlier segments, and what has been sampled since; adjacent ones with the same weights are merged."""
         earlier = self._segments.get(one.number, ())
         start, end = earlier[-1].end if earlier else 0, len(one.tokens)
         if start == end:

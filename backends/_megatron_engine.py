@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class MegatronEngine(TrainEngine):
-    """The part of a model that this rank has: of one stage, and of its tensor-parallel ranks one."""
+    """A rank's part of a model: one tensor-parallel part of one pipeline stage."""
 
     def __init__(self, model: Model, settings: Megatron):
         self.role = model.name
@@ -53,7 +53,7 @@ class MegatronEngine(TrainEngine):
         if model.source is None:
             raise ModelError(f"role {model.name} has no weights to run", hint="use backend: null for such a role")
         self._save_dtype = model.save_dtype or model.source.dtype
-        self.lm: Any = model.source.skeleton()  # for its names and its description; it holds no numbers
+        self.lm: Any = model.source.skeleton()  # for its names and description; it has no weights
         config = _config(model, model.source)
         with process_group():
             self.groups = role_groups(model.device_mesh)
@@ -67,7 +67,7 @@ class MegatronEngine(TrainEngine):
         self.layout = StageLayout(config, model.family, shapes, place)
         rope = self.lm.base_model.rotary_emb.inv_freq.to(model.device, torch.float32)
         self.stage = StageModel(config, rope, groups, self._dtype, settings.gradient_checkpointing)
-        self.stage.to(model.device, self._dtype)  # norms begin as float32 on the host
+        self.stage.to(model.device, self._dtype)  # norms start as float32 on the host
         mark_shared(self.stage, self.layout)
         self._load(source)
         self._freeze()
@@ -88,8 +88,8 @@ class MegatronEngine(TrainEngine):
                 self.layout.join(share, read, parameter)
 
     def _freeze(self) -> None:
-        """Parameters that are not trained in transformers' model are not in ours. Raises ModelError for one that is
-        fused of some that are and some that are not."""
+        """Freeze the parameters that are not trained in transformers' model. Raises ModelError for one that is fused
+        from both trained and frozen ones."""
         trained = {name: parameter.requires_grad for name, parameter in self.lm.named_parameters()}
         for name, parameter in self.stage.named_parameters():
             parts = [part.name for part in self.layout.parts(self.layout.shares[name]).values()]
@@ -164,7 +164,7 @@ class MegatronEngine(TrainEngine):
     def _run(
         self, micro_batches: Sequence[MicroBatch], then: Callable[[StageOutput, MicroBatch], Any], forward_only: bool
     ) -> list[Any]:
-        """What `then` makes of each micro-batch on the last stage; elsewhere nothing."""
+        """What `then` returns for each micro-batch on the last stage; nothing on other stages."""
         if not micro_batches:
             return []
         self._away_weights.bring_back()
@@ -189,7 +189,7 @@ class MegatronEngine(TrainEngine):
                 data_iterator=iter(micro_batches),
                 model=[self.wrapped],
                 num_microbatches=len(micro_batches),
-                seq_length=1,  # stages tell each other the shapes of what they send
+                seq_length=1,  # stages send each other the shapes of their tensors
                 micro_batch_size=1,
                 forward_only=forward_only,
                 collect_non_loss_data=forward_only,
@@ -216,7 +216,7 @@ class MegatronEngine(TrainEngine):
     # -- weights ---------------------------------------------------------------------------------------------
 
     def offload(self) -> None:
-        """Weights return with the next pass, the buffer of gradients and the optimizer's state with the next step."""
+        """Weights are restored by the next pass, the gradient buffer and the optimizer's state by the next step."""
         self._away_weights.put_away((*self.stage.parameters(), *self.stage.buffers()))
         self._away_gradients.put_away((), [buffer.grad_data for buffer in self.wrapped.buffers])
         self._offload_optimizer()
@@ -226,7 +226,7 @@ class MegatronEngine(TrainEngine):
 
     @contextmanager
     def _brought_back(self) -> Iterator[None]:
-        """Weights and optimizer are on the device; what was away is put away again at the end."""
+        """Bring weights and optimizer to the device; offload again, at the end, what was offloaded."""
         with_weights, with_optimizer = self._away_weights.is_away, self._away_optimizer.is_away
         self._onload()
         try:
@@ -238,12 +238,12 @@ class MegatronEngine(TrainEngine):
                 self._offload_optimizer()
 
     def _onload(self) -> None:
-        """What is trained is in the optimizer where parameters are rounded."""
+        """Bring back the optimizer too: if parameters are rounded, it holds the trained values."""
         self._away_weights.bring_back()
         self._away_optimizer.bring_back()
 
     def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Put together from the ranks that share a copy of the model."""
+        """Gathered from the ranks that share a copy of the model."""
         self._onload()
         owned = self._owned()
         for name, parameter in self.lm.named_parameters():
@@ -253,12 +253,12 @@ class MegatronEngine(TrainEngine):
                 for part, tensor in self.layout.separate(share, self.optimizer.weight(held)):
                     if part.name == name:
                         whole[part.region] = tensor
-            if self.groups.model.size() > 1:  # of every number, one rank has it and the others have 0
+            if self.groups.model.size() > 1:  # each number is on one rank; the others have 0
                 dist.all_reduce(whole, group=self.groups.model)
             yield name, whole
 
     def _owned(self) -> dict[str, tuple[Share, nn.Parameter]]:
-        """By transformers' name, where a parameter is that this rank counts as the owner of, or of a part of it."""
+        """Name in transformers → where a parameter is that this rank owns, in whole or in part."""
         owned = {}
         for name, parameter in self.stage.named_parameters():
             share = self.layout.shares[name]
@@ -275,7 +275,7 @@ class MegatronEngine(TrainEngine):
             share = self.layout.shares[name]
             for part in self.layout.parts(share).values():
                 block = WeightBlock.of_region(part.name, part.shape, part.region)
-                if block.numbers:  # rows beyond the vocabulary are nobody's
+                if block.numbers:  # rows beyond the vocabulary belong to no part
                     yield block, share, parameter
 
     def _read(self, name: str, share: Share, parameter: nn.Parameter) -> torch.Tensor:
@@ -297,7 +297,7 @@ class MegatronEngine(TrainEngine):
     def _mix(
         self, share: Share, parameter: nn.Parameter, name: str, region: Region, theirs: torch.Tensor, eta: float
     ) -> None:
-        """Change a region of one of the parameters that one of Megatron's holds."""
+        """Update a region of one of the parameters that a Megatron parameter holds."""
         weight = self.optimizer.weight(parameter)
         mixed = {part.name: tensor for part, tensor in self.layout.separate(share, weight)}
         mixed[name] = mixed[name].clone()
@@ -330,15 +330,15 @@ def _config(model: Model, source: ModelSource) -> ModelConfig:
     hf = source.config.to_dict()
     if model.family is None:
         raise ModelError(
-            f"the megatron backend cannot run the model of role {model.name}: nobody wrote its family "
-            f"{hf.get('model_type')}",
+            f"the megatron backend cannot run the model of role {model.name}: its family "
+            f"{hf.get('model_type')} is not implemented",
             hint=f"set models.{model.name}.backend.type=fsdp",
         )
     return replace(model.family.config_from_hf(hf), value_head=source.head == "value")
 
 
 def _reduce_gradients(model: list[Any], num_tokens: Any = None, **others: Any) -> None:
-    """Sums over ranks, of stages that share the embedding too; never divided by a number of tokens."""
+    """Sum over ranks, also over stages that share the embedding; never divide by a number of tokens."""
     finalize_model_grads(model, None, **others)
 
 

@@ -1,4 +1,4 @@
-"""Megatron-Core's process groups, made from the mesh of one role: roles of a process may have meshes of their own."""
+"""Megatron-Core's process groups, made from the mesh of one role: the roles of a process may have different meshes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from torch.distributed import distributed_c10d
 
 @dataclass(frozen=True)
 class RoleGroups:
-    """The groups that this rank belongs to, each among the ranks of its role alone."""
+    """The groups that this rank belongs to, each only of ranks of its role."""
 
     tp: dist.ProcessGroup
     pp: dist.ProcessGroup
     dp: dist.ProcessGroup
     model: dist.ProcessGroup
-    """Ranks that share one copy of the model: its stages, and the parts of these."""
+    """Ranks that share one copy of the model: its stages and their tensor-parallel parts."""
     all: dist.ProcessGroup
     """Every rank of the role."""
     ends: dist.ProcessGroup | None
     """First and last stage, if they are different ranks and this is one of them."""
     alone: dist.ProcessGroup
     stage: tuple[tuple[int, ...], ...]
-    """The ranks of this stage: by tensor-parallel place, then by data-parallel one."""
+    """The ranks of this stage, indexed by tensor-parallel, then by data-parallel rank."""
 
     @property
     def is_first_stage(self) -> bool:
@@ -44,7 +44,7 @@ class RoleGroups:
         return self.all.rank() == 0
 
     def collection(self) -> ProcessGroupCollection:
-        """In the form that Megatron's classes and functions take; they ask no global state then."""
+        """The groups in the form that Megatron's classes and functions take, so that they use no global state."""
         return ProcessGroupCollection(
             tp=self.tp, pp=self.pp, mp=self.model, dp=self.dp, dp_cp=self.dp, cp=self.alone, embd=self.ends,
             pos_embd=None, ep=self.alone, expt_tp=self.tp, expt_dp=self.dp, tp_ep_pp=self.model,
@@ -53,7 +53,7 @@ class RoleGroups:
 
 
 def role_groups(mesh: Any) -> RoleGroups:
-    """The groups of a role with `mesh`, or of one on this rank alone (None). Every rank of the role calls it."""
+    """The groups of a role with `mesh`, or of one on this rank only (None). Every rank of the role calls it."""
     if parallel_state._GLOBAL_MEMORY_BUFFER is None:  # scratch memory of Megatron's attention, not a group
         parallel_state._set_global_memory_buffer()
     if mesh is None:
@@ -81,7 +81,7 @@ def role_groups(mesh: Any) -> RoleGroups:
 
 @contextmanager
 def no_scratch_left() -> Iterator[None]:
-    """Megatron's attention would keep memory for scores, as much as the largest batch has needed."""
+    """Free the memory for scores that Megatron's attention would keep, as much as the largest batch has needed."""
     try:
         yield
     finally:
@@ -89,7 +89,7 @@ def no_scratch_left() -> Iterator[None]:
 
 
 def _group(ranks: list[int]) -> dist.ProcessGroup:
-    """Of ranks that all call this, while others do not."""
+    """A group of ranks that all call this, while others do not."""
     return _alone() if ranks == [dist.get_rank()] else dist.new_group(ranks, use_local_synchronization=True)
 
 
@@ -97,7 +97,7 @@ _ALONE: list[dist.ProcessGroup] = []
 
 
 def _alone() -> dist.ProcessGroup:
-    """The group of this rank, one for all roles: a group has threads, which wake up a hundred times a second."""
-    if not _ALONE or _ALONE[0] not in distributed_c10d._world.pg_map:  # there was another world then
+    """This rank's group of one, shared by all roles: a group has threads, which wake up a hundred times a second."""
+    if not _ALONE or _ALONE[0] not in distributed_c10d._world.pg_map:  # from an earlier world
         _ALONE[:] = [dist.new_group([dist.get_rank()], use_local_synchronization=True)]
     return _ALONE[0]

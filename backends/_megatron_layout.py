@@ -1,8 +1,8 @@
-"""Which numbers of a model a rank of Megatron-Core holds, and in which of its parameters.
+"""Which part of a model a rank of Megatron-Core holds, and in which of its parameters.
 
 Megatron fuses queries, keys and values group by group, and gate and up; tensor-parallel ranks divide matrices by rows
 or by columns, and pipeline stages divide the blocks. Each parameter of a rank is one `Share`: a link to our neutral
-names, with the rows that this rank has, and the axis along which ranks divide ours.
+names, with the rows that this rank has, and the axis along which ranks divide our parameters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Region = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Place:
-    """Of a model's ranks, the one that is meant."""
+    """The place of a rank among a model's tensor-parallel ranks and pipeline stages."""
 
     tp: int
     tp_size: int
@@ -43,11 +43,11 @@ class Share:
     """A parameter of a rank."""
 
     link: Link
-    """Megatron's name of it, and ours of what it holds."""
+    """Megatron's name for it, and our names for what it holds."""
     axis: int | None = None
-    """Of ours, the axis along which tensor-parallel ranks share it; None: each has all of it."""
+    """The axis of our parameters along which tensor-parallel ranks divide them; None: each rank has all of it."""
     is_copy: bool = False
-    """Another stage has the same parameter, and counts as its owner: the embedding, where it is the head as well."""
+    """Whether another stage has the same parameter and owns it: the embedding, if it is also the head."""
 
 
 def rows_per_rank(vocabulary: int, tp_size: int) -> int:
@@ -112,12 +112,12 @@ class HeldPart:
     """The part of one of transformers' parameters that a rank holds."""
 
     name: str
-    """As transformers calls it."""
+    """Its name in transformers."""
     shape: tuple[int, ...]
-    """Of the whole."""
+    """Shape of the whole parameter."""
     region: Region
     axis: int | None
-    """Along which ranks share it."""
+    """The axis along which ranks divide it."""
 
 
 class StageLayout:
@@ -131,12 +131,12 @@ class StageLayout:
         self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
 
     def parts(self, share: Share) -> dict[str, HeldPart]:
-        """By our name, what a parameter holds."""
+        """Our name → the part of it that a parameter holds."""
         return {ours: self._part(self._names[ours], share.axis) for ours in share.link.ours}
 
     def separate(self, share: Share, tensor: torch.Tensor) -> Iterator[tuple[HeldPart, torch.Tensor]]:
-        """The parts that a tensor in the form of a parameter holds, as views where that is possible; rows beyond the
-        vocabulary are left out."""
+        """The parts that a tensor in the form of a parameter holds, as views where possible, without rows beyond the
+        vocabulary."""
         separated = share.link.separate(tensor)
         for ours, part in self.parts(share).items():
             yield part, separated[ours][tuple(slice(0, size) for size in _sizes(part.region))]
@@ -160,7 +160,7 @@ class StageLayout:
 
 
 def mark_shared(module: nn.Module, layout: StageLayout) -> None:
-    """Tell Megatron which parameters ranks share: gradients of the others count once in the norm."""
+    """Mark for Megatron the parameters that ranks divide: gradients of the others count once in the norm."""
     for name, parameter in module.named_parameters():
         share, marked = layout.shares[name], parameter
         if share.axis is not None and not hasattr(marked, "tensor_model_parallel"):

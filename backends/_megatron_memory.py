@@ -1,9 +1,9 @@
-"""The memory of `megatron`: of its fullest pipeline stage, one tensor-parallel part of it.
+"""The memory of `megatron`: of one tensor-parallel part of its fullest pipeline stage.
 
-Parameters and products are of `dtype`, gradients and what the optimizer keeps are float32. Attention holds the scores
-of a sequence's tokens with each other, so memory grows with tokens times the longest sequence. What is planned for the
-longest sequences needs no padding. Activations are those that a test has counted on the CPU; CUDA's norms save less.
-No torch here: `rlcli plan` imports this file.
+Parameters and products have `dtype`, gradients and the optimizer's state are float32. Attention holds the scores of a
+sequence's tokens with each other, so memory grows with tokens times the longest sequence. A plan for the longest
+sequences has no padding. Activations are those that a test has counted on the CPU; CUDA's norms save less. No torch
+here: `rlcli plan` imports this file.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ._memory import logits_at_once, part_of
 
 @dataclass(frozen=True)
 class Stage:
-    """What one tensor-parallel rank has of a pipeline stage."""
+    """One tensor-parallel rank's part of a pipeline stage."""
 
     layers: tuple[Layer, ...]
     parameters: int
     waiting: int
-    """Micro-batches that have gone through it, at most, when their first backward pass begins here."""
+    """Most micro-batches that have passed through it when their first backward pass starts here."""
     is_first: bool
     is_last: bool
 
 
 def stages_of(sizes: Architecture, head: str, count: int) -> tuple[Stage, ...]:
-    """So many stages of equal numbers of blocks. The first has the embedding too, the last the norm and the head, which
-    is a copy of the embedding if they are tied and this is another stage."""
+    """`count` stages of equal numbers of blocks. The first also has the embedding, the last the norm and the head,
+    which is a copy of the embedding if they are tied and this is another stage."""
     each, matrix = len(sizes.layers) // count, sizes.vocabulary * sizes.hidden
     stages = []
     for number in range(count):
@@ -65,7 +65,7 @@ class MegatronMemory(MemoryModel):
             raise UnknownMemory(f"pp={mesh['pp']} does not divide the model's {len(whole.layers)} layers")
         self.sizes = part_of(whole, mesh["tp"])
         self.width = 4 if role.arguments.get("dtype") == "float32" else 2
-        """Bytes of a parameter, and of a number in matrix products; `auto` is taken for bfloat16."""
+        """Bytes of a parameter, and of a number in matrix products; `auto` is treated as bfloat16."""
         self.recomputes = bool(role.arguments.get("gradient_checkpointing"))
         self.ranks = mesh["dp"]
         self.stages = stages_of(self.sizes, role.head, mesh["pp"])
@@ -75,8 +75,8 @@ class MegatronMemory(MemoryModel):
     # -- between calls ---------------------------------------------------------------------------------------
 
     def kept(self) -> Kept:
-        """Bfloat16 parameters have a float32 copy in the optimizer. All but the moments is there before the first step,
-        and also for a role that nothing trains."""
+        """Bfloat16 parameters have a float32 copy in the optimizer. Everything but the moments exists before the first
+        step, and also for a role that nothing trains."""
         masters = 4 if self.width == 2 else 0
         moments = 8 if "train_step" in self.role.calls else 0
         return Kept(
@@ -139,7 +139,7 @@ class MegatronMemory(MemoryModel):
         return each * len(stage.layers) + ends
 
     def _saved_by_block(self) -> int:
-        """Norms save what they read and what they make of it in float32, attention the scores after softmax."""
+        """Norms save their input and what they compute from it in float32, attention the scores after softmax."""
         sizes, width = self.sizes, self.width
         queries, longest = sizes.heads * sizes.head_dim, self.role.longest
         norms = 2 * (8 * sizes.hidden + 4)
@@ -149,7 +149,7 @@ class MegatronMemory(MemoryModel):
         return norms + 2 * width * sizes.hidden + 4 * width * queries + scores + 5 * width * sizes.mlp
 
     def _backward_of_block(self, stage: Stage) -> int:
-        """Bytes per token for gradients in a block, more than what is saved of it; all of it where it is recomputed."""
+        """Bytes per token for gradients in a block, beyond what it has saved; if it is recomputed, including that."""
         sizes, width = self.sizes, self.width
         mlp = width * (2 * sizes.hidden + 4 * sizes.mlp)
         scores = (8 + width if width == 4 else 12 + width) * sizes.heads * self.role.longest
@@ -159,7 +159,7 @@ class MegatronMemory(MemoryModel):
 
     @property
     def _scores_kept_for_attention(self) -> int:
-        """Bytes per token of the memory into which attention multiplies; it is there until a pass ends."""
+        """Bytes per token of the memory that attention multiplies into; it is kept until a pass ends."""
         return self.width * self.sizes.heads * self.role.longest
 
     def _passing_per_token(self) -> int:

@@ -1,4 +1,4 @@
-"""A pipeline stage of Megatron-Core's GPTModel, and what it offers to losses."""
+"""A pipeline stage of Megatron-Core's GPTModel, and its output for losses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROPES = ("default", "linear", "llama3")
 
 
 def check_model(role: str, config: ModelConfig, tp_size: int, pp_size: int) -> None:
-    """Raise ModelError for what Megatron's model cannot be, or cannot be divided into."""
+    """Raise ModelError if Megatron's model cannot be such a model, or cannot be divided like this."""
     scaling = config.rope.scaling.get("rope_type", "default") if config.rope is not None else None
     biases = (config.qkv_bias, config.output_bias, config.mlp_bias)
     reason = None
@@ -91,9 +91,9 @@ def transformer_config(
         bf16=dtype is torch.bfloat16,
         variable_seq_lengths=True,
         cuda_graph_scope=[],
-        moe_token_dispatcher_type="alltoall",  # without experts; the default refuses lengths that vary
+        moe_token_dispatcher_type="alltoall",  # there are no experts; the default rejects varying lengths
         batch_p2p_comm=True,
-        calculate_per_token_loss=True,  # the one setting under which nothing is averaged: losses are divided already
+        calculate_per_token_loss=True,  # the only setting without averaging: losses are already divided
         perform_initialization=False,
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
@@ -107,13 +107,13 @@ def transformer_config(
 
 
 class StageModel(GPTModel):
-    """The blocks of one stage; with them the embedding on the first, norm and head on the last."""
+    """The blocks of one stage, with the embedding on the first stage, and norm and head on the last."""
 
     def __init__(
         self, config: ModelConfig, rope: torch.Tensor, groups: RoleGroups, dtype: torch.dtype, recompute: bool
     ):
-        """`rope` [head_dim / 2]: the rotary frequencies. The parameters hold nothing yet."""
-        if not get_cuda_rng_tracker().get_states():  # Megatron's attention asks for its stream; there is no dropout
+        """`rope` [head_dim / 2]: the rotary frequencies. The parameters are not initialised yet."""
+        if not get_cuda_rng_tracker().get_states():  # Megatron's attention requires its stream; there is no dropout
             _make_random_streams(groups.tp.rank())
         size = groups.tp.size()
         super().__init__(
@@ -134,7 +134,7 @@ class StageModel(GPTModel):
             self.output_layer = nn.Linear(config.hidden, 1, dtype=dtype)
 
     def _postprocess(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """[s, b, hidden], on the last stage as well: what the head makes of it is computed when a loss asks."""
+        """[s, b, hidden], even on the last stage: the head's output is only computed when a loss requests it."""
         return hidden_states
 
     def head(self, temperature: float) -> Head:
@@ -152,7 +152,7 @@ class StageModel(GPTModel):
 
 
 def _make_random_streams(tp_rank: int) -> None:
-    """Megatron's streams for dropout, without a trace in the random state that other code draws from."""
+    """Create Megatron's streams for dropout, without changing the random state that other code draws from."""
     before = torch.cuda.get_rng_state()
     model_parallel_cuda_manual_seed(0, tp_rank=tp_rank, ep_rank=0, etp_rank=0)
     torch.cuda.set_rng_state(before)
@@ -189,14 +189,14 @@ class PaddedBatch:
     """Packed sequences in rows of equal length."""
 
     tokens: torch.Tensor
-    """[b, s] int64; 0 where there is nothing"""
+    """[b, s] int64; 0 for padding."""
     positions: torch.Tensor
-    """[b, s] int64"""
+    """[b, s] int64."""
     mask: torch.Tensor
-    """[1, 1, s, s] bool: what a token must not see. Nothing follows a sequence in its row but padding, which it does
-    not see either."""
+    """[1, 1, s, s] bool: what a token must not see. In a row, only padding follows the sequence, which does not see it
+    either."""
     places: torch.Tensor
-    """[T]: where each token of the packed batch is among the b · s of [s, b]"""
+    """[T]: the index of each token of the packed batch among the b · s of [s, b]."""
 
 
 def padded(tokens: torch.Tensor, lengths: tuple[int, ...]) -> PaddedBatch:

@@ -1,7 +1,7 @@
 """Megatron-Core's distributed optimizer: every data-parallel rank keeps the state of its share of the gradient buffer.
 
-Such a share is a stretch of numbers that knows nothing of rows; what leaves the optimizer, and what it is given, has
-the shape of parameters.
+Such a share is a flat range of numbers without rows; tensors that go into or out of the optimizer have the shape of
+parameters.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ._megatron_model import StageModel
 from ._settings import AdamWSettings
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What the optimizer keeps of a trained parameter, number by number."""
+"""The optimizer's state for each number of a trained parameter."""
 _MASTER = "master"
-"""The float32 numbers behind a bfloat16 parameter, which are what is trained."""
+"""The float32 copy of a bfloat16 parameter, which is what is trained."""
 
 
 def data_parallel(model: StageModel, groups: RoleGroups) -> DistributedDataParallel:
@@ -48,14 +48,14 @@ class ShardedAdamW:
             lr=settings.lr, clip_grad=settings.max_grad_norm, bf16=bf16, params_dtype=parameters[0].dtype,
             use_distributed_optimizer=True,
         )  # fmt: skip
-        # Megatron's own maker of optimizers asks all ranks of the world, those of other roles too.
+        # Megatron's own optimizer factory involves all ranks of the world, including those of other roles.
         self.optimizer = DistributedOptimizer(
             adamw, config, None, None, [wrapped], {0: wrapped.buffers}, groups.dp, None, groups.model.rank(), 0
         )
         self.optimizer.grad_stats_parallel_group = groups.all
         self.optimizer.tp_group = groups.tp
         self.steps: int | None = None
-        """That are done; None before the first. (torch counts them in every share, and a rank may have none.)"""
+        """Number of steps done; None before the first. (torch counts them in every share, and a rank may have none.)"""
 
     def zero_grad(self) -> None:
         self.wrapped.zero_grad_buffer()
@@ -79,25 +79,25 @@ class ShardedAdamW:
     # -- state in the shape of parameters --------------------------------------------------------------------
 
     def weight(self, parameter: nn.Parameter) -> torch.Tensor:
-        """What is trained, in float32: the parameter, or what it is rounded from. All data-parallel ranks call this."""
+        """The trained values, float32: the parameter, or what it is rounded from. All data-parallel ranks call this."""
         is_whole = parameter.dtype is torch.float32 or not parameter.requires_grad
         return parameter.detach().float() if is_whole else self.gathered(parameter, _MASTER)
 
     def set_weight(self, parameter: nn.Parameter, weight: torch.Tensor) -> None:
-        """Train on from `weight`, float32 in the parameter's shape."""
+        """Continue training from `weight`, float32 in the parameter's shape."""
         parameter.detach().copy_(weight)
         if parameter.dtype is not torch.float32:
             self.scatter(parameter, _MASTER, weight)
 
     def kept_tensors(self) -> Iterator[torch.Tensor]:
-        """All that an update needs on this rank besides weights and gradients."""
+        """Everything that an update needs on this rank besides weights and gradients."""
         for parameter, share, _ in self._shares():
             if parameter.dtype is not torch.float32:
                 yield share
             yield from (tensor for tensor in self.optimizer.optimizer.state.get(share, {}).values() if tensor.dim())
 
     def make_room(self) -> None:
-        """AdamW makes its tensors in its first step; these are the same, before it."""
+        """Create the tensors that AdamW would create in its first step, before it."""
         for _, share, _ in self._shares():
             state = self.optimizer.optimizer.state[share]
             if "step" not in state:
@@ -111,18 +111,18 @@ class ShardedAdamW:
             self.optimizer.optimizer.state[share]["step"].fill_(steps)
 
     def gathered(self, parameter: nn.Parameter, name: str) -> torch.Tensor:
-        """What it keeps of a parameter under a name, in the parameter's shape. All data-parallel ranks call this."""
+        """A parameter's state of that name, in the parameter's shape. All data-parallel ranks call this."""
         whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
         found = self._find(parameter)
         if found is not None:
             share, first = found
             whole[first : first + share.numel()] = self._kept(share, name)
-        if self.groups.dp.size() > 1:  # of every number, one rank has it and the others have 0
+        if self.groups.dp.size() > 1:  # each number is on one rank; the others have 0
             dist.all_reduce(whole, group=self.groups.dp)
         return whole.view(parameter.shape)
 
     def scatter(self, parameter: nn.Parameter, name: str, whole: torch.Tensor) -> None:
-        """Keep this rank's share of what `gathered` would give."""
+        """Store this rank's share of `whole`, the inverse of `gathered`."""
         found = self._find(parameter)
         if found is not None:
             share, first = found
@@ -135,7 +135,7 @@ class ShardedAdamW:
         return next(((share, first) for owner, share, first in self._shares() if owner is parameter), None)
 
     def _shares(self) -> Iterator[tuple[nn.Parameter, torch.Tensor, int]]:
-        """Each parameter of which this rank has a share, the share, and where it begins in the parameter."""
+        """Each parameter that this rank has a share of, the share, and where it begins in the parameter."""
         kept: Any = self.optimizer
         pairs = (
             *zip(kept.model_fp32_groups, kept.shard_fp32_groups, strict=True),

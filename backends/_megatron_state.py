@@ -1,8 +1,8 @@
-"""What a checkpoint holds of a stage: tensors under transformers' names, cut so that any layout can take them up.
+"""The state of a stage in a checkpoint: tensors under transformers' names, divided so that any layout can load them.
 
-Megatron's own parameters are fused, and its optimizer's shares know nothing of rows. Here every number has its place in
-one of transformers' parameters: tensor-parallel ranks divide these as they do in the model, data-parallel ranks divide
-the rows of what is left, for weights and optimizer alike. So each rank writes, and reads, an equal part.
+Megatron's own parameters are fused, and its optimizer's shares have no rows. Here, every number has its place in one of
+transformers' parameters: tensor-parallel ranks divide these as in the model, and data-parallel ranks divide the rows of
+the result, for both weights and optimizer. So each rank writes, and reads, an equal part.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEP = "step"
 
 
 class StageState:
-    """Turns what this rank holds into tensors of a checkpoint, and back."""
+    """Converts what this rank holds to tensors of a checkpoint, and back."""
 
     def __init__(self, stage: nn.Module, layout: StageLayout, optimizer: ShardedAdamW, groups: RoleGroups):
         self._stage = stage
@@ -37,7 +37,7 @@ class StageState:
         self._mesh = self._make_mesh() if groups.all.size() > 1 else None
 
     def give(self, room_for_optimizer: bool) -> EngineState:
-        """Copies on the host, of this rank's part alone. All ranks of the role call it."""
+        """Copies on the host, only of this rank's part. All ranks of the role call it."""
         if room_for_optimizer:
             self._optimizer.make_room()
         weights: dict[str, torch.Tensor] = {}
@@ -73,11 +73,11 @@ class StageState:
     def _whole(
         self, share: Share, parameter: nn.Parameter, tensors: Mapping[str, torch.Tensor], suffix: str
     ) -> torch.Tensor:
-        """What tensors of a state say of a parameter, in its shape; of a copy, the first stage tells it."""
+        """The value of a parameter in a state, in the parameter's shape; for a copy, the first stage sends it."""
         whole = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
         if not share.is_copy:
             self._layout.join(share, self._gathered(share, tensors, suffix, whole), whole)
-        if getattr(parameter, "shared_embedding", False):  # the embedding where it is a head as well, and that head
+        if getattr(parameter, "shared_embedding", False):  # an embedding that is also the head, and that head
             assert self._groups.ends is not None
             dist.broadcast(whole, dist.get_global_rank(self._groups.ends, 0), self._groups.ends)
         return whole
@@ -85,7 +85,7 @@ class StageState:
     # -- parameters ------------------------------------------------------------------------------------------
 
     def _owned(self) -> Iterator[tuple[Share, nn.Parameter]]:
-        """Parameters, but for copies of those of another stage."""
+        """Parameters, except copies of those of another stage."""
         for name, parameter in self._stage.named_parameters():
             share = self._layout.shares[name]
             if not share.is_copy:
@@ -94,7 +94,7 @@ class StageState:
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _make_mesh(self) -> DeviceMesh:
-        """Of the ranks of this stage; on the host, for nothing is exchanged over it."""
+        """The mesh of this stage's ranks; on the host, because it is not used for communication."""
         groups, ranks = [self._groups.tp, self._groups.dp], torch.tensor(self._groups.stage)
         return DeviceMesh.from_group(groups, "cpu", ranks, mesh_dim_names=("tp", "dp"))
 
@@ -102,13 +102,13 @@ class StageState:
         return (Replicate() if axis is None else Shard(axis)), Shard(0)
 
     def _own_region(self, part: HeldPart) -> tuple[slice, ...]:
-        """What this rank keeps of a part, counted from where the part begins."""
+        """The region of a part that this rank keeps, relative to the start of the part."""
         sizes, offsets = compute_local_shape_and_global_offset(part.shape, self._mesh, self._placements(part.axis))
         starts = [at - whole.start for at, whole in zip(offsets, part.region, strict=True)]
         return tuple(slice(at, at + size) if size else slice(0, 0) for at, size in zip(starts, sizes, strict=True))
 
     def _spread(self, part: HeldPart, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of this rank's share of a part, as a part of the whole."""
+        """A copy of this rank's share of a part, as a part of the whole parameter."""
         if self._mesh is None:
             return tensor.to("cpu", copy=True)
         own = tensor[self._own_region(part)].to("cpu", copy=True).contiguous()
@@ -122,7 +122,7 @@ class StageState:
     def _gathered(
         self, share: Share, tensors: Mapping[str, torch.Tensor], suffix: str, like: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """The parts of a parameter, by transformers' name, put together from the shares of data-parallel ranks."""
+        """Name in transformers → part of a parameter, gathered from the shares of data-parallel ranks."""
         found = {}
         for part in self._layout.parts(share).values():
             held: Any = tensors[part.name + suffix]
@@ -132,7 +132,7 @@ class StageState:
             sizes = [one.stop - one.start for one in part.region]
             whole = torch.zeros(sizes, dtype=held.dtype, device=like.device)
             whole[self._own_region(part)] = held.to_local().to(like.device)
-            if self._groups.dp.size() > 1:  # of every number, one rank has it and the others have 0
+            if self._groups.dp.size() > 1:  # each number is on one rank; the others have 0
                 dist.all_reduce(whole, group=self._groups.dp)
             found[part.name] = whole.to(like.dtype)
         return found

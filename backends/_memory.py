@@ -1,7 +1,7 @@
-"""The memory of transformers models under `_engine.TransformersEngine`: formulas after what its code really does.
+"""The memory of transformers models under `_engine.TransformersEngine`: formulas that follow its code.
 
-Weights are float32; matrix products run in `width` bytes per number. Numbers of activations are those which the
-backward pass of transformers' modules saves per token; tests compare them with it, and peaks with the memory of a real
+Weights are float32; matrix products run in `width` bytes per number. Activations are counted as transformers' modules
+save them per token for the backward pass; tests compare the counts with it, and peaks with the memory of a real
 process. No torch here: `rlcli plan` imports this file.
 """
 
@@ -14,12 +14,12 @@ from rlcli.api.architecture import Architecture, Layer
 from rlcli.api.memory import Generation, Kept, MemoryModel, Parts, PlacedRole, UnknownMemory
 
 CHUNK_ELEMENTS = 1 << 24
-"""Logits that the head holds at once: `rlcli.ops.logprobs.CHUNK_ELEMENTS`, which cannot be imported without torch."""
+"""Logits that the head holds at once: `rlcli.ops.logprobs.CHUNK_ELEMENTS`, which needs torch to be imported."""
 
 
 def concurrent_responses(total: int, longest: int, most: int, cache_tokens: int | None) -> int:
-    """How many of `total` responses are decoded at once: at most `most`, and as many as the cache has room for if each
-    takes `longest` tokens, its prompt included."""
+    """How many of `total` responses are decoded at once: at most `most`, and no more than fit in the cache if each
+    takes `longest` tokens, including its prompt."""
     return min(total, most, total if cache_tokens is None else cache_tokens // longest)
 
 
@@ -27,10 +27,10 @@ class InferenceMemory(MemoryModel):
     """A whole copy of the model on every data-parallel rank; forward passes and generation."""
 
     dimensions: ClassVar[tuple[str, ...]] = ("dp", "tp")
-    """Of meshes that it can speak for."""
+    """Dimensions of the meshes that it can estimate."""
     keeps_casts: bool = False
-    """In forward passes autocast keeps its copies of weights that could be trained, until the end; others are cast anew
-    at every use. A call that generates makes copies of its own."""
+    """Whether autocast keeps its copies of trainable weights until the end of a forward pass; others are cast again at
+    every use. A call that generates makes its own copies."""
 
     def __init__(self, role: PlacedRole):
         super().__init__(role)
@@ -39,14 +39,14 @@ class InferenceMemory(MemoryModel):
             named = " ".join(f"{name}{size}" for name, size in others.items())
             raise UnknownMemory(f"the memory of a mesh with {named} cannot be estimated yet")
         self.sizes = part_of(role.architecture, role.mesh.get("tp", 1))
-        """Of the part that this rank computes with."""
+        """Sizes of the part that this rank computes with."""
         self.has_lm_head = role.head == "lm"
         self.width = 4 if role.arguments.get("dtype") == "float32" else 2
-        """Bytes of a number in matrix products; `auto` is taken for bfloat16."""
+        """Bytes of a number in matrix products; `auto` is treated as bfloat16."""
 
     @property
     def parameters(self) -> int:
-        """Of this rank's part, were it not shared with data-parallel ranks."""
+        """Number of parameters in this rank's part, if it were not sharded over data-parallel ranks."""
         return self.sizes.parameters(self.role.head)
 
     def kept(self) -> Kept:
@@ -71,7 +71,7 @@ class InferenceMemory(MemoryModel):
         return max((at_head, in_block), key=lambda parts: parts.total)
 
     def gathered_at_head(self) -> int:
-        """Parameters of other ranks while the head computes."""
+        """Bytes of other ranks' parameters while the head computes."""
         return 0
 
     def gathered_in_block(self) -> int:
@@ -86,7 +86,7 @@ class InferenceMemory(MemoryModel):
         return 2 * (self.sizes.cast if kept else self.sizes.hidden * widest)
 
     def head_cast(self) -> int:
-        """The same of the head's matrix."""
+        """The same for the head's matrix."""
         return 0 if self.width == 4 else 2 * self.sizes.vocabulary * self.sizes.hidden
 
     def passing_per_token(self) -> int:
@@ -111,13 +111,13 @@ class InferenceMemory(MemoryModel):
         cache = slots * longest * keys * len(sizes.layers) * (key_width + self.width)
         reading = read_at_once * prompt * self.passing_per_token() + slots * prompt * keys * 4
         decoding = slots * longest * self.attended_per_token()
-        logits = slots * self.role.architecture.vocabulary * (20 + self.width)  # of all ranks, to draw from
+        logits = slots * self.role.architecture.vocabulary * (20 + self.width)  # of all ranks, to sample from
         whole = self.gathered_to_generate()
         phases = (Parts(0, whole, reading, cache), Parts(0, whole, decoding, cache), Parts(0, whole, 0, cache, logits))
         return max(phases, key=lambda parts: parts.total)
 
     def gathered_to_generate(self) -> int:
-        """Parameters of other ranks, and casts of weights, while responses are written."""
+        """Other ranks' parameters, and casts of weights, while responses are generated."""
         return self.casts(kept=True) + self.head_cast()
 
     def attended_per_token(self) -> int:
@@ -134,8 +134,8 @@ def logits_at_once(tokens: int, vocabulary: int) -> int:
 
 
 def part_of(sizes: Architecture, ranks: int) -> Architecture:
-    """What one of so many tensor-parallel ranks has of a model: its heads, columns and rows of the vocabulary. Hidden
-    states and norms are whole everywhere."""
+    """The part of a model that one of `ranks` tensor-parallel ranks has: its heads, columns and rows of the vocabulary.
+    Hidden states and norms are whole on every rank."""
     if ranks == 1:
         return sizes
     layers = tuple(

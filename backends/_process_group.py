@@ -1,4 +1,4 @@
-"""A process group for libraries that cannot do without one."""
+"""A default process group for libraries that require one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch.distributed import distributed_c10d
 
 @contextmanager
 def process_group(own: Any = None) -> Iterator[None]:
-    """DeepSpeed and Megatron ask for the default process group all the time. A run of one rank has none; it is lent
-    one, and has none again afterwards. With `own`, the group of a role that is on some of the run's ranks only, that is
-    the default one."""
+    """Temporarily install the default process group that DeepSpeed and Megatron require, then restore the previous
+    state. A run of one rank has none and gets a group of one. `own`: the group of a role that is on only some of the
+    run's ranks, which then is the default."""
     before = dist.group.WORLD
     if before is not None and (own is None or dist.get_world_size(own) == dist.get_world_size()):
         yield

@@ -1,6 +1,6 @@
-"""Tensors whose memory is given back for a while, their numbers kept on the host.
+"""Tensors whose memory is temporarily released, with their values kept on the host.
 
-Memory is taken from under the tensors, so that whatever views share it share it again when it returns.
+Memory is released below the tensors, so that views that share it share it again when it is restored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rlcli.api.flat_parts import FlatPart
 from rlcli.api.model import EngineState
 
 Held = torch.Tensor | FlatPart
-"""What a state has of a tensor: all of it, or a part."""
+"""A tensor in a state: all of it, or a part."""
 
 
 class PutAway:
@@ -28,7 +28,7 @@ class PutAway:
         return bool(self._away)
 
     def put_away(self, kept: Iterable[torch.Tensor], scratch: Iterable[torch.Tensor] = ()) -> None:
-        """`kept` return as they are, `scratch` returns as zeros. Those that are away already are left alone."""
+        """`kept` tensors are restored as they are, `scratch` as zeros. Those already put away are left alone."""
         for tensors, keep in ((kept, True), (scratch, False)):
             for storage in {
                 tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors
@@ -38,7 +38,7 @@ class PutAway:
                     storage.resize_(0)
 
     def bring_back(self) -> None:
-        """Do nothing if nothing is away."""
+        """Restore all of them; does nothing if none is put away."""
         while self._away:
             storage, size, copy = self._away.pop()
             storage.resize_(size)
@@ -52,7 +52,7 @@ def _on_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return storage.clone() if storage.device.type == "cpu" else storage.cpu()
 
 
-# -- the state of what is away -------------------------------------------------------------------------------------
+# -- the state of tensors that are put away ------------------------------------------------------------------------
 
 
 def copied_to_host(state: EngineState) -> EngineState:
@@ -61,7 +61,7 @@ def copied_to_host(state: EngineState) -> EngineState:
 
 
 def copy_into(state: EngineState, copies: EngineState) -> None:
-    """Give the live tensors of `state` the numbers of such copies."""
+    """Copy the values of such copies into the live tensors of `state`."""
     for live, given in ((state.weights, copies.weights), (state.optimizer, copies.optimizer)):
         for name, tensor in given.items():
             _own(live[name]).detach().copy_(_own(tensor))

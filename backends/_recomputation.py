@@ -1,4 +1,4 @@
-"""Recomputing activations in the backward pass, as transformers does it."""
+"""Recomputation of activations in the backward pass, as done by transformers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class RecomputedLayers:
 
     @contextmanager
     def in_training_mode(self) -> Iterator[None]:
-        """transformers recomputes the layers that are in training mode. They are left in it only while gradients are
-        wanted: it also means dropout within them, and generation without a cache."""
+        """Set the layers to training mode, in which transformers recomputes them, only while gradients are needed: it
+        also means dropout within them, and generation without a cache."""
         for module in self._layers:
             module.training = torch.is_grad_enabled()
         try:

@@ -1,4 +1,4 @@
-"""Writing a model as a folder that transformers reads: one rank writes what all of a role gather."""
+"""Writing a model as a folder that transformers reads: one rank writes what all ranks of a role gather."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlcli.api.model_export import write_weights
 from rlcli.errors import ModelError, RlcliError
 
 LONGEST = 500
-"""Bytes that other ranks hear of an error."""
+"""Maximum number of bytes of an error that other ranks receive."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Ranks:
     leads: bool
     """Whether this one writes."""
     groups: Sequence[Any]
-    """Process groups, such as those of the dimensions of a mesh: what is reduced over one after the other is reduced
-    over all ranks. None for a single rank."""
+    """Process groups, such as those of the dimensions of a mesh: reducing over one after the other reduces over all
+    ranks. Empty for a single rank."""
     device: torch.device
 
     def hear(self, failure: str = "") -> str:
-        """What has failed on the rank that writes, if anything; it says so here. Every rank calls this."""
+        """The failure of the writing rank, if any; that rank passes it in. Every rank calls this."""
         text = failure.encode()[:LONGEST]
         said = torch.zeros(LONGEST, dtype=torch.uint8)
         said[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
@@ -45,11 +45,11 @@ class Ranks:
 
 def save_model(lm: Any, parameters: Iterable[tuple[str, torch.Tensor]], tokenizer: Any, folder: Path,
                dtype: torch.dtype, ranks: Ranks) -> None:  # fmt: skip
-    """Write the whole folder, floating-point numbers as `dtype`. Every rank calls this; the one that leads writes, and
-    none returns before it is done. If it fails, the others stop at the next parameter and raise an error as well.
+    """Write the whole folder, floating-point numbers as `dtype`. Every rank calls this; the leading rank writes, and
+    none returns before it is done. If it fails, the others stop at the next parameter and also raise an error.
 
-    `parameters` are those of `lm`, whole, each as it is asked for, which may take all ranks. Of `lm` itself only names,
-    shapes and buffers count.
+    `parameters` are those of `lm`, whole, each produced on demand, which may require all ranks. Of `lm` itself, only
+    names, shapes and buffers are used.
     """
     if not ranks.leads:
         _take_part(parameters, ranks)
@@ -59,7 +59,7 @@ def save_model(lm: Any, parameters: Iterable[tuple[str, torch.Tensor]], tokenize
             describe(lm, dtype, tokenizer, str(partial))
             given = _announced(parameters, ranks)
             write_weights(lm, given, partial, dtype)
-            deque(given, maxlen=0)  # so that this rank is as far as the others
+            deque(given, maxlen=0)  # to stay in step with the other ranks
     except Exception as error:
         ranks.hear(_told(error))
         raise
@@ -67,7 +67,7 @@ def save_model(lm: Any, parameters: Iterable[tuple[str, torch.Tensor]], tokenize
 
 
 def _announced(parameters: Iterable[tuple[str, torch.Tensor]], ranks: Ranks) -> Iterator[tuple[str, torch.Tensor]]:
-    """The other ranks wait for a word before each parameter, and after the last."""
+    """Signal the other ranks, which wait, before each parameter and after the last."""
     ranks.hear()
     for parameter in parameters:
         yield parameter
@@ -87,14 +87,14 @@ def _take_part(parameters: Iterable[tuple[str, torch.Tensor]], ranks: Ranks) -> 
 
 
 def _told(error: Exception) -> str:
-    """For the other ranks: its number, if it is the system's, and its words."""
+    """The error for the other ranks: its number, if it is a system error, and its text."""
     if isinstance(error, OSError) and error.errno:
         return f"{error.errno} {error.strerror}"
     return f"0 {error.what if isinstance(error, RlcliError) else error!r}"
 
 
 def describe(lm: Any, dtype: torch.dtype, tokenizer: Any, folder: str) -> None:
-    """Write what a model's folder holds besides its weights."""
+    """Write the files of a model folder other than the weights."""
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     config = copy.deepcopy(lm.config)
@@ -107,10 +107,10 @@ def describe(lm: Any, dtype: torch.dtype, tokenizer: Any, folder: str) -> None:
 
 @contextmanager
 def _written_aside(folder: Path) -> Iterator[Path]:
-    """A folder next to the target, which takes its place at the end: it is either whole or not there."""
+    """A folder next to the target, renamed to it at the end, so that the target is either complete or absent."""
     partial = folder.with_name(f".{folder.name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)  # a process may have been killed while it saved
+        shutil.rmtree(partial, ignore_errors=True)  # a process may have been killed while saving
         partial.mkdir(parents=True)
         yield partial
         if folder.exists():
@@ -121,7 +121,7 @@ def _written_aside(folder: Path) -> Iterator[Path]:
 
 
 def _generation_config(lm: Any, tokenizer: Any) -> Any:
-    """The model's settings for generation, which name the tokens that the tokenizer ends and pads with."""
+    """The model's generation settings, with the tokenizer's end and padding tokens."""
     config: Any = lm.generation_config
     if tokenizer is not None:
         config.eos_token_id = tokenizer.eos_token_id

@@ -17,7 +17,7 @@ ComputeDtype = Literal["auto", "float32", "bfloat16"]
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWSettings:
-    """AdamW, the schedule of its learning rate, and the limit of its gradients."""
+    """AdamW, its learning-rate schedule, and its gradient clipping."""
 
     FOLLOWS_LENGTH: ClassVar[dict[str, str]] = {"schedule": "constant"}
     LIMITS: ClassVar[Limits] = {
@@ -29,7 +29,7 @@ class AdamWSettings:
     """Peak learning rate of AdamW."""
 
     weight_decay: float = 0.05
-    """Decoupled weight decay of matrices; biases and norms have none."""
+    """Decoupled weight decay of matrices; not applied to biases and norms."""
 
     beta1: float = 0.9
     """Decay of AdamW's first moment."""
@@ -47,10 +47,10 @@ class AdamWSettings:
     """Learning rate after the warm-up."""
 
     min_lr_ratio: float = 0.0
-    """What linear and cosine approach, as a share of the peak; they would reach it one step after the last."""
+    """The rate that linear and cosine approach, as a share of the peak; they would reach it one step after the last."""
 
     max_grad_norm: float = 1.0
-    """Gradients longer than this are scaled down to it."""
+    """Gradients with a larger norm are scaled down to this norm."""
 
     def rate(self, version_steps: int, total_steps: int) -> float:
         """The learning rate of training step `version_steps` (from 0)."""
@@ -62,8 +62,8 @@ class AdamWSettings:
     def groups(
         self, parameters: Iterable[nn.Parameter], dim: Callable[[nn.Parameter], int] = lambda parameter: parameter.dim()
     ) -> list[dict[str, Any]]:
-        """Parameter groups for an optimizer: matrices, which decay, and vectors, which do not; empty ones left out.
-        `dim` tells their dimensions where a library has flattened the parameters."""
+        """Parameter groups for an optimizer: matrices, which decay, and vectors, which do not, without empty groups.
+        `dim` returns a parameter's number of dimensions, in case a library has flattened the parameters."""
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         matrices = {"params": [p for p in trained if dim(p) > 1], "weight_decay": self.weight_decay}
         vectors = {"params": [p for p in trained if dim(p) <= 1], "weight_decay": 0.0}
@@ -76,10 +76,10 @@ class AdamWSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """In which numbers a model computes."""
+    """The precision in which a model computes."""
 
     dtype: ComputeDtype = "auto"
-    """Of matrix products; auto: bfloat16 where the hardware has it, else float32."""
+    """dtype of matrix products; auto: bfloat16 if the hardware supports it, else float32."""
 
     def __post_init__(self) -> None:
         check_arguments(self)
@@ -103,8 +103,8 @@ class TransformersSettings(Precision):
     ON_RESUME: ClassVar[dict[str, str]] = {"kv_cache_tokens": "safe"}
 
     kv_cache_tokens: int | None = None
-    """Tokens, of prompts and responses, that a rank's KV cache has room for. Each response reserves the longest prompt
-    and `max_new_tokens`; as many are decoded at once as fit. null: room for `max_concurrent_responses` of them."""
+    """Capacity of a rank's KV cache, in tokens of prompts and responses. Each response reserves the longest prompt and
+    `max_new_tokens`; as many as fit are decoded at once. null: room for `max_concurrent_responses` of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

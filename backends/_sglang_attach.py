@@ -1,5 +1,5 @@
-"""Whether a server that was there already fits the role: it must have the role's ids and tokens, and report the
-log-probs that the rest of the project means. A run that finds out later has trained on something else until then."""
+"""Checks that an existing server fits the role: it must have the role's ids and tokens, and report log-probs as the
+rest of the project defines them. A run that finds out later has trained on something else until then."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ PROBES = (
 SPREAD = 64
 """Ids, spread over the vocabulary, whose texts are probes too, and whose log-probs are compared."""
 LOWEST = -30.0
-"""Log-probs below this are left out: at half the temperature float32 would round their probabilities to 0."""
+"""Log-probs below this are left out: at half the temperature, float32 would round their probabilities to 0."""
 SEEN = 0.01
-"""Nats by which two tokens must differ for their log-probs to show anything."""
+"""Nats by which the log-probs of two tokens must differ to be conclusive."""
 TOLERANCE = 0.25
-"""Of that difference: bfloat16 rounds, but not as much."""
+"""Tolerance as a share of that difference: bfloat16 rounds, but not as much."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a server of the role's model has."""
+    """The properties that a server of the role's model must have."""
 
     role: str
     tokenizer: Any
     ids: int
     """Rows of the embedding matrix."""
     ranks: int
-    """Processes that weights are sent to."""
+    """Number of processes that weights are sent to."""
     seconds: float
-    """For a response. The first one may take long: a server compiles for it what it has not compiled before."""
+    """Time for a response. The first one may take long: the server compiles what it has not compiled before."""
 
 
 def check_model(server: Server, expected: Expected) -> None:
-    """Raises ModelError for the server of another model, UsageError for one of other processes, WorkerError if it
-    cannot be asked."""
-    _ask(server, lambda at: at.post("/continue_generation", {}, server.patience))  # one that an earlier run had paused
+    """Raises ModelError for a server of another model, UsageError for another number of processes, WorkerError if the
+    server cannot be asked."""
+    _ask(server, lambda at: at.post("/continue_generation", {}, server.patience))  # an earlier run may have paused it
     info = _ask(server, lambda at: at.get("/server_info", server.patience))
     model = _ask(server, lambda at: at.get("/model_info", server.patience))
     if not isinstance(info, dict) or not isinstance(model, dict):
@@ -59,8 +59,8 @@ def check_model(server: Server, expected: Expected) -> None:
 
 
 def check_logprobs(server: Server, expected: Expected) -> None:
-    """They must be those of the distribution at the temperature. So of two tokens, whatever the model is, the log-probs
-    differ twice as much at half the temperature; those of the distribution before it differ as before.
+    """Log-probs must be those of the distribution at the temperature. For any model, two tokens' log-probs then differ
+    twice as much at half the temperature; those of the distribution without the temperature differ as before.
 
     Raises ModelError; WorkerError if the server cannot be asked.
     """
@@ -80,7 +80,7 @@ def check_logprobs(server: Server, expected: Expected) -> None:
 
 
 def _ask(server: Server, ask: Callable[[Endpoint], Any]) -> Any:
-    """Raises WorkerError."""
+    """Send a request. Raises WorkerError."""
     try:
         return ask(server.endpoint)
     except ServerRefused as problem:
@@ -100,7 +100,7 @@ def _check_processes(server: Server, expected: Expected, found: Any) -> None:
 
 
 def _check_settings(server: Server, preferred: Any) -> None:
-    """Whatever a request does not say is as the server prefers."""
+    """The server's preferences apply to every parameter that a request does not set."""
     others = sorted(set(preferred) - SENT) if isinstance(preferred, dict) else [str(preferred)] if preferred else []
     if others:
         what = f"{server.name} changes every distribution by sampling settings of its own: {', '.join(others)[:200]}"
@@ -122,7 +122,7 @@ def _check_tokens(server: Server, expected: Expected) -> None:
 
 
 def _check_ids(server: Server, expected: Expected) -> None:
-    """A bias of nothing changes nothing, and is refused for an id that is not there."""
+    """A bias of 0 has no effect, and is refused for an id that does not exist."""
     if (refusal := _refusal(server, expected, expected.ids - 1)) is not None:
         raise _another(server, expected, f"its vocabulary is smaller than the {expected.ids} ids here ({refusal})")
     if _refusal(server, expected, expected.ids) is None:
@@ -130,7 +130,7 @@ def _check_ids(server: Server, expected: Expected) -> None:
 
 
 def _refusal(server: Server, expected: Expected, id_: int) -> str | None:
-    """Of a request with an id; None if the server takes it."""
+    """The refusal of a request with an id; None if the server takes it."""
     parameters = {"max_new_tokens": 1, "temperature": 1.0, "logit_bias": {str(id_): 0.0}}
     body = {"input_ids": [0], "rid": uuid.uuid4().hex, "sampling_params": parameters}
     try:
@@ -150,13 +150,13 @@ def _another(server: Server, expected: Expected, what: str) -> RlcliError:
 
 
 def _spread(count: int) -> list[int]:
-    """Numbers below a count, from the first to the last."""
+    """Numbers below `count`, evenly spread from the first to the last."""
     several = min(SPREAD, count)
     return sorted({place * (count - 1) // max(1, several - 1) for place in range(several)})
 
 
 def _logprobs(server: Server, expected: Expected, ids: list[int], temperature: float) -> list[float]:
-    """Of tokens, after the text of id 0."""
+    """Log-probs of tokens after the text of id 0."""
     body = {
         "input_ids": [0], "rid": uuid.uuid4().hex, "return_logprob": True, "token_ids_logprob": ids,
         "sampling_params": {"max_new_tokens": 1, "temperature": temperature},

@@ -35,11 +35,11 @@ from ._sglang_stream import ServerStream
 from ._sglang_weights import WeightFolder
 
 CONTINUATIONS = 100
-"""How often the rest of one response is asked for anew, beyond once per token."""
+"""How many times the rest of one response is requested again, in addition to once per token."""
 
 
 class SGLangEngine(HoldsWeights, GenerationEngine):
-    """Generates, and follows another role. Every rank of the role has servers of its own."""
+    """Generates, and follows another role. Every rank of the role has its own servers."""
 
     def __init__(
         self, model: Model, weights: WeightFolder, servers: Servers, root: Path, most_at_once: int, on_pause: str
@@ -100,14 +100,14 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
         )
 
     def _respond(self, prompt: list[int], sampling: Sampling, limit: int, seed: int, stop: threading.Event) -> Response:
-        """A whole response, in as many pieces as the server gives it in."""
+        """A whole response, in as many pieces as the server returns."""
         response = Response(sampling)
         for asked in range(limit + CONTINUATIONS):
             left = limit - len(response.tokens)
             its_seed = seed if not asked else stable_seed(seed, asked)
             body = request_body(prompt + response.tokens, sampling, left, its_seed, uuid.uuid4().hex)
             served = self._servers.generate(body, stop)
-            if served is None:  # nobody wants it any more
+            if served is None:  # no longer wanted
                 response.is_aborted = True
                 return response
             server, raw = served
@@ -129,7 +129,7 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
         return number
 
     def _prompts(self, input_: SequenceSample, gconfig: GenerationHyperparameters) -> list[torch.Tensor]:
-        """One tensor of ids each, all of which leave room for their responses. Raises ModelError."""
+        """One tensor of ids per prompt. Raises ModelError if one leaves no room for its response, or is empty."""
         assert input_.data is not None
         packed = input_.data["packed_prompts"]
         assert packed is not None
@@ -140,7 +140,7 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
         return prompts
 
     def _check_length(self, longest: int) -> None:
-        """Of a prompt and its response. Raises ModelError."""
+        """Check the length of a prompt and its response. Raises ModelError."""
         limit = getattr(self._weights.model.config, "max_position_embeddings", None)
         if limit is not None and longest > limit:
             raise ModelError(
@@ -161,7 +161,7 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
         yield from self._weights.parameters()
 
     def offload(self) -> None:
-        """The servers give back the memory of their devices until the next call, or the next weights."""
+        """Have servers release the memory of their devices until the next call, or the next weights."""
         self._servers.release()
 
     def _push(self) -> None:

@@ -1,4 +1,4 @@
-"""Requests to one inference server, each within a deadline by the clock, and its answers, which are not trusted."""
+"""Requests to one inference server, each with a wall-clock deadline, and its answers, which are not trusted."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 from rlcli.errors import RlcliError, WorkerError, escape_control
 
 MOST_BYTES = 64 << 20
-"""Of an answer."""
+"""Maximum size of an answer."""
 BUSY = (429, 502, 503, 504)
-"""Status codes of a server that starts or ends, or of what is in front of one that does."""
+"""Status codes of a server that is starting or ending, or of a proxy in front of one."""
 SHOWN = 200
 """Characters of an answer that an error shows."""
 
@@ -26,11 +26,11 @@ SHOWN = 200
 KEEP_ALIVE = {
     "SO_KEEPALIVE": 1, "TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6, "TCP_USER_TIMEOUT": 90_000,
 }  # fmt: skip
-"""After 30 s of silence the other end is asked every 10 s; after 90 s without an answer the connection is broken."""
+"""After 30 s of silence, the other end is probed every 10 s; after 90 s without an answer the connection is broken."""
 
 
 class ServerGone(Exception):
-    """There was no answer, or half of one: the server may be dead, or the connection."""
+    """There was no answer, or only half of one: the server, or the connection, may be dead."""
 
 
 class ServerLate(Exception):
@@ -38,7 +38,7 @@ class ServerLate(Exception):
 
 
 class ServerRefused(Exception):
-    """The server understood, and said no."""
+    """The server understood the request and refused it."""
 
     def __init__(self, status: int, said: str):
         super().__init__(f"status {status}: {said}")
@@ -47,7 +47,7 @@ class ServerRefused(Exception):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a server answers. It is sent `key` and nothing else of this machine; redirects are not followed."""
+    """The address of a server. It is sent `key` and nothing else about this machine; redirects are not followed."""
 
     url: str
     key: str | None = None
@@ -56,7 +56,7 @@ class Endpoint:
         try:
             parts = urlsplit(self.url)
             is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # a port or an address that is none
+        except ValueError:  # an invalid port or address
             is_one = False
         if not is_one or parts.path.strip("/") or parts.username:
             raise ValueError(f"the url of a server is {self.url!r}; it must be like http://127.0.0.1:30000")
@@ -66,13 +66,13 @@ class Endpoint:
         return str(urlsplit(self.url).hostname)
 
     def get(self, path: str, seconds: float) -> Any:
-        """Raises what `post` does."""
+        """Raises the same errors as `post`."""
         return self._ask("GET", path, None, seconds)
 
     def post(self, path: str, body: Mapping[str, Any], seconds: float) -> Any:
         """The answer, decoded from JSON; None if it is empty.
 
-        Raises ServerGone, ServerLate, ServerRefused, or WorkerError for an answer that no such server gives.
+        Raises ServerGone, ServerLate, ServerRefused, or WorkerError for an answer that no SGLang server gives.
         """
         return self._ask("POST", path, json.dumps(body).encode(), seconds)
 
@@ -123,19 +123,19 @@ class Endpoint:
         return text.replace(self.key, "<redacted>") if self.key else text
 
     def hostile(self, what: str) -> RlcliError:
-        """An error about an answer that no such server gives."""
+        """An error about an answer that no SGLang server gives."""
         return WorkerError(f"the server at {self.url} {what}", hint="is it SGLang 0.5.21 or later?", code="F90")
 
 
 def _keep_alive(connected: socket.socket) -> None:
-    """Notice that the other end is gone without a word, as when its machine has lost its power."""
+    """Detect when the other end has silently gone, for example because its machine has lost power."""
     for name, value in KEEP_ALIVE.items():
         level = socket.SOL_SOCKET if name == "SO_KEEPALIVE" else socket.IPPROTO_TCP
         connected.setsockopt(level, getattr(socket, name), value)
 
 
 class _Cut:
-    """Shuts a connection down once its time is over, whatever drips in meanwhile."""
+    """Shuts a connection down once its time is over, even if data still trickles in."""
 
     def __init__(self, seconds: float):
         self.is_done = False

@@ -1,4 +1,4 @@
-"""A client of servers: its memory, for theirs is their own, and how many it has. No torch: `rlcli plan` reads this."""
+"""The memory of a client of servers (not theirs), and the number of servers. No torch: `rlcli plan` imports this."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlcli.api.memory import Generation, Kept, MemoryModel, Parts
 
 
 class ClientMemory(MemoryModel):
-    """The client has weights as files: of them a parameter at a time is in memory, and all of them for a checkpoint."""
+    """The client has weights as files: one parameter at a time is in memory, and all of them for a checkpoint."""
 
     def kept(self) -> Kept:
         return Kept(0)
@@ -25,5 +25,5 @@ class ClientMemory(MemoryModel):
 
 
 def servers_of_a_rank(args: Mapping[str, Any]) -> int:
-    """How many the run starts for each rank of a role, by the arguments of its backend."""
+    """Number of servers that the run starts for each rank of a role, from the arguments of its backend."""
     return args.get("servers", 1) if args.get("python") is not None else 0

@@ -1,8 +1,8 @@
-"""Several servers that hold the same weights: each request goes to the one with the least to do.
+"""Several servers that hold the same weights: each request goes to the least busy one.
 
-Requests are admitted as long as nobody holds them back. An update holds them back, waits until none is in flight (or
-has them paused), and counts only if all servers hold the new weights; otherwise nothing is admitted any more. A server
-that dies is started again and given the present weights, and what it was asked is asked again.
+Requests are admitted unless they are held back. An update holds them back, waits until none is in flight (or has them
+paused), and succeeds only if all servers hold the new weights; otherwise no request is admitted any more. A server that
+dies is restarted with the current weights, and its requests are repeated.
 """
 
 from __future__ import annotations
@@ -24,58 +24,58 @@ from ._sglang_server import TRIES, Server
 from ._sglang_update import Update
 
 LOOK_AGAIN_S = 1.0
-"""For whoever waits to be admitted, to see whether it is still wanted."""
+"""Seconds between checks whether a request that waits for admission is still wanted."""
 BEHIND = (ServerGone, ServerLate, ServerRefused)
-"""What keeps a server from taking an update."""
+"""Errors that keep a server from taking an update."""
 MEMORY = ("kv_cache", "weights")
-"""What servers give back while others train, in this order; it comes back in the opposite one."""
+"""Memory that servers release while others train, in this order; it is restored in the reverse order."""
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds."""
+    """Deadlines in seconds."""
 
     request: float
     update: float
 
 
 class Servers:
-    """All of them; `generate` may be called by many threads."""
+    """All servers; `generate` may be called by many threads."""
 
     def __init__(self, servers: Sequence[Server], way: str, deadlines: Deadlines):
-        """`way` of updates: disk or process_group."""
+        """`way` of updating: disk or process_group."""
         self.servers = servers
         self._way = way
         self._deadlines = deadlines
         self._run = uuid.uuid4().hex[:8]
-        """Tells our weights from those that somebody else gives to a server."""
+        """Distinguishes our weights from those that others give to a server."""
         self._changed = threading.Condition()
         self._holds = 0
         self._present: Update | None = None
         self._broken: RlcliError | None = None
         self._released = False
         self._paused: str | None = None
-        """How requests in flight are kept."""
+        """How requests in flight are paused."""
 
     # -- weights ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Have all running. Raises WorkerError, ResourceError."""
+        """Start all servers. Raises WorkerError, ResourceError."""
         self.each(Server.start)
 
     def label(self, number: int) -> str:
-        """What servers call our weights."""
+        """The servers' name for our weights."""
         return f"{self._run}-{number}"
 
     def number(self, label: str) -> int | None:
-        """The number of weights that a server names; None if they are not ours."""
+        """The number of the weights that a server names; None if they are not ours."""
         run, _, number = label.partition("-")
         return int(number) if run == self._run and number.isdecimal() else None
 
     def update(self, folder: Path, number: int) -> None:
-        """Have all servers take weights, and be ready. Waits until no request is in flight, unless they are paused.
+        """Load weights into all servers and make them ready. Waits until no request is in flight, unless paused.
 
-        Raises WorkerError if one of them cannot; then none is asked for anything any more.
+        Raises WorkerError if one of them fails; none gets any more requests then.
         """
         with self.held(drained=self._paused is None):
             update = Update(folder, self.label(number), flushes=self._paused != "in_place")
@@ -91,7 +91,7 @@ class Servers:
             self._released = False
 
     def _bring(self, server: Server, update: Update) -> None:
-        """Have a server that runs take weights; one that fails is started again, and has to take them then."""
+        """Load weights into a running server; if it fails, it is restarted and must take them then."""
         with server.lock:
             life = server.lives
             try:
@@ -103,7 +103,7 @@ class Servers:
                 server.is_ready = True
 
     def _revive(self, server: Server, life: int, problem: Exception, update: Update) -> None:
-        """Start a server that failed in one of its lives, unless that has been done, with weights.
+        """Restart a server that failed in one of its lives, with weights, unless that has been done already.
 
         Raises WorkerError if it does not come back with them.
         """
@@ -124,14 +124,14 @@ class Servers:
             self._changed.notify_all()
 
     def _check_digests(self) -> None:
-        """Servers that hold the same weights say so, if they can."""
+        """Check that all servers report the same weights, if they report them."""
         digests = {repr(server.digest): server for server in self.servers if server.ranks == self.servers[0].ranks}
         if len(digests) > 1:
             names = " and ".join(server.name for server in digests.values())
             raise WorkerError(f"{names} hold different weights after one update", code="F92")
 
     def each(self, act: Callable[[Server], Any]) -> None:
-        """Do the same with all, at the same time. Raises what it raises for the first of them."""
+        """Call `act` with all servers in parallel. Raises the error of the first one that fails."""
         with ThreadPoolExecutor(len(self.servers)) as threads:
             for done in [threads.submit(act, server) for server in self.servers]:
                 done.result()
@@ -139,9 +139,9 @@ class Servers:
     # -- requests --------------------------------------------------------------------------------------------
 
     def generate(self, body: Mapping[str, Any], stop: threading.Event) -> tuple[Server, Any] | None:
-        """The answer of the server that has the least to do, and which one that is; None once `stop` is set.
+        """The least busy server, and its answer; None once `stop` is set.
 
-        Raises HangError, ModelError, WorkerError. A request whose server has died is asked again.
+        Raises HangError, ModelError, WorkerError. A request whose server has died is repeated.
         """
         while (admitted := self._admitted(stop)) is not None:
             server, life = admitted
@@ -162,7 +162,7 @@ class Servers:
         return None
 
     def _admitted(self, stop: threading.Event) -> tuple[Server, int] | None:
-        """A server, and which of its lives this is."""
+        """A server, and the number of its current life."""
         with self._changed:
             while not stop.is_set():
                 if self._broken is not None:
@@ -184,9 +184,9 @@ class Servers:
             self._changed.notify_all()
 
     def _lost(self, server: Server, life: int, problem: Exception) -> None:
-        """What to do about a server that gave no answer: nothing, if only the connection broke."""
+        """Handle a server that did not answer: restart it, unless only the connection broke."""
         with server.lock:
-            if self._broken is not None:  # found out by another request, while this one waited for its turn
+            if self._broken is not None:  # discovered by another request while this one waited
                 raise self._broken
             if server.lives != life:
                 return
@@ -212,8 +212,8 @@ class Servers:
 
     @contextmanager
     def paused(self, mode: str) -> Iterator[None]:
-        """Requests in flight wait, and none is admitted. `mode`: retract (keys and values are computed anew afterwards)
-        or in_place (they are kept, whatever becomes of the weights)."""
+        """Pause requests in flight, and admit none. `mode`: retract (keys and values are recomputed afterwards) or
+        in_place (they are kept, even if the weights change)."""
         with self.held(drained=False):
             self.tell("/pause_generation", {"mode": mode})
             self._paused = mode
@@ -225,7 +225,7 @@ class Servers:
 
     @contextmanager
     def held(self, drained: bool = True) -> Iterator[None]:
-        """No request is admitted; `drained`: and none is in flight."""
+        """Admit no request; `drained`: and wait until none is in flight."""
         with self._changed:
             self._holds += 1
             end = time.monotonic() + self._deadlines.request
@@ -241,7 +241,7 @@ class Servers:
                 self._changed.notify_all()
 
     def tell(self, path: str, body: Mapping[str, Any]) -> None:
-        """Ask the same of all. Raises WorkerError."""
+        """Send the same request to all servers. Raises WorkerError."""
 
         def ask(server: Server) -> None:
             try:
@@ -252,7 +252,7 @@ class Servers:
         self.each(ask)
 
     def release(self) -> None:
-        """Give back the memory of the device, until the next update. What was in it is lost."""
+        """Release the device's memory until the next update. Its content is lost."""
         if self._released:
             return
         with self.held():
@@ -261,7 +261,7 @@ class Servers:
                 self.tell("/release_memory_occupation", {"tags": [what]})
 
     def restore(self) -> None:
-        """Have servers that gave their memory back hold the present weights again."""
+        """Reload the current weights into servers that have released their memory."""
         if self._released and self._present is not None:
             self.update(self._present.folder, self.number(self._present.label) or 0)
 
@@ -270,7 +270,7 @@ class Servers:
             self.tell("/resume_memory_occupation", {"tags": [what]})
 
     def abort(self) -> None:
-        """End what is in flight; servers that do not answer are not waited for."""
+        """Abort all requests in flight, without waiting for servers that do not answer."""
         for server in self.servers:
             try:
                 server.endpoint.post("/abort_request", {"abort_all": True}, server.patience)

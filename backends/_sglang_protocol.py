@@ -1,8 +1,8 @@
-"""What a request for a response says in SGLang's protocol, and what an answer must be to count as one.
+"""Requests for responses in SGLang's protocol, and the checks that an answer must pass.
 
-Log-probs are those of the whole distribution at the temperature. The server reports these as long as nothing is taken
-out of the distribution before it computes them, so neither bans nor bias are sent: where the server stops at a token
-that ends nothing here, or has sampled an id that the tokenizer does not have, the rest is asked for anew.
+Log-probs are those of the whole distribution at the temperature. The server reports these unless something is removed
+from the distribution before it computes them, so neither bans nor biases are sent: if the server stops at a token that
+does not end a response here, or has sampled an id that the tokenizer does not have, the rest is requested again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rlcli.errors import ModelError, RlcliError
 ROUNDING = 1e-3
 """How far above 0 a log-prob may be."""
 ALMOST_NOTHING = 1e-10
-"""A top_p that leaves the most likely token alone."""
+"""A top_p that leaves only the most likely token."""
 SENT = frozenset({"temperature", "top_p", "top_k", "stop_token_ids", "max_new_tokens", "sampling_seed"})
 """The sampling parameters that every request has."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn, and which ids there are."""
+    """How tokens are sampled, and which ids exist."""
 
     parameters: dict[str, Any]
     ends: frozenset[int]
@@ -37,13 +37,13 @@ class Sampling:
 
     @classmethod
     def of(cls, gconfig: GenerationHyperparameters, tokenizer: Any, ids: int, tokens: int) -> Sampling:
-        """Raises ModelError for settings under which the server's log-probs are other ones."""
+        """Raises ModelError for settings under which the server's log-probs differ."""
         if gconfig.min_new_tokens:
             what = "a server of sglang reports other log-probs while it keeps a response from ending (min_new_tokens)"
             raise ModelError(what, hint="set generation.min_new_tokens=0", code="F93")
         ends = frozenset({tokenizer.eos_token_id, *gconfig.stop_token_ids})
         top_k, top_p = gconfig.top_k or -1, gconfig.top_p
-        if gconfig.greedy or top_k == 1:  # its own greedy mode leaves the temperature out of the log-probs
+        if gconfig.greedy or top_k == 1:  # its own greedy mode omits the temperature from log-probs
             top_k, top_p = -1, ALMOST_NOTHING
         parameters = {
             "temperature": gconfig.temperature, "top_p": top_p, "top_k": top_k, "stop_token_ids": sorted(ends),
@@ -75,7 +75,7 @@ def request_body(prompt: Sequence[int], sampling: Sampling, new_tokens: int, see
 
 
 def read_answer(raw: Any, sampling: Sampling, new_tokens: int, hostile: Callable[[str], RlcliError]) -> Answer:
-    """Raises what `hostile` makes of what is wrong with an answer."""
+    """Parse an answer. Raises the error that `hostile` makes from a description of what is wrong with it."""
     try:
         return _answer(raw, sampling, new_tokens)
     except (KeyError, TypeError, IndexError, AttributeError) as problem:
@@ -107,7 +107,7 @@ def _answer(raw: Any, sampling: Sampling, new_tokens: int) -> Answer:
 
 
 def _spans(meta: dict[str, Any], length: int) -> list[Span]:
-    """By the versions of the weights; older servers know the last one alone."""
+    """The spans by version of the weights; older servers only report the last version."""
     told = meta.get("weight_versions")
     if told is None:
         told = [{"version": meta["weight_version"], "start": 0, "end": length}]

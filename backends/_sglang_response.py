@@ -1,4 +1,4 @@
-"""A response as it grows, from the answers that it is given in."""
+"""A response as it grows, from the answers that contain its pieces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._sglang_protocol import Answer, Sampling
 
 @dataclass
 class Response:
-    """What has been sampled so far."""
+    """A response as sampled so far."""
 
     sampling: Sampling
     tokens: list[int] = field(default_factory=list)
@@ -27,8 +27,8 @@ class Response:
         return bool(self.tokens) and self.tokens[-1] in self.sampling.ends
 
     def add(self, answer: Answer, number_of: Callable[[str], int]) -> None:
-        """All of an answer, up to the first id that has no token: that one is drawn anew, which makes the others as
-        likely as they would be if it could not be drawn. `number_of`: that of weights, by the server's label."""
+        """Append an answer, up to the first id that has no token: that one is resampled, which makes the others as
+        likely as if it could not be drawn. `number_of`: the server's label of weights → their number."""
         beyond = (place for place, token in enumerate(answer.tokens) if token >= self.sampling.tokens)
         end, before = next(beyond, len(answer.tokens)), len(self.tokens)
         self.tokens += answer.tokens[:end]

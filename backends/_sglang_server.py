@@ -1,4 +1,4 @@
-"""One inference server: ours, which is started and started again, or one that is there already."""
+"""One inference server: our own, which is started and restarted, or an existing one."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ._sglang_http import Endpoint, ServerGone, ServerLate, ServerRefused
 from ._sglang_update import Update, by_process_group, from_disk
 
 PROBE_S = 120.0
-"""For a question that takes a server no time, on a busy machine; and for one that is there already to be ready."""
+"""Seconds for a request that takes a server no time, on a busy machine; also for an existing server to be ready."""
 LOOK_EVERY_S = 0.25
 LIVES = 4
-"""How often a server of ours is started within a run: once, and again after it has died."""
+"""How many times a server of ours is started in a run: once, and again each time it has died."""
 TRIES = 3
-"""How often a connection may break under one server before that is its end."""
+"""How many times a connection to one server may break before the server is considered dead."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,19 @@ class Launch:
 
     python: str
     model: Path
-    """A folder with its configuration; weights come later."""
+    """A folder with its configuration; weights are loaded later."""
     options: Mapping[str, Any]
     environment: Mapping[str, str]
     tp: int
     slot: ServerSlot
     """The folder that its agent reads."""
     seconds: float
-    """Until it is ready."""
+    """Time until it must be ready."""
 
     def start(self) -> str:
-        """Ask for a new one. Returns its key."""
-        key = secrets.token_hex(32)  # SGLang would take one that begins with "-" for the name of an option
-        settings = {  # JSON is YAML; a file, because arguments can be seen by everybody on the machine
+        """Request a new server. Returns its key."""
+        key = secrets.token_hex(32)  # SGLang would parse one that starts with "-" as an option
+        settings = {  # JSON is YAML; a file, because everybody on the machine can see arguments
             "model-path": str(self.model), "load-format": "dummy", "skip-tokenizer-init": True, "host": "127.0.0.1",
             "api-key": key, "tp-size": self.tp,
             **{name.replace("_", "-"): value for name, value in self.options.items()},
@@ -69,24 +69,24 @@ class Launch:
 
 @dataclass
 class Server:
-    """A server, and what the client knows of it. Whoever changes it holds the lock."""
+    """A server, and what the client knows about it. Hold the lock to change it."""
 
     number: int
     endpoint: Endpoint
     launch: Launch | None = None
-    """None: it is the user's, who starts and ends it."""
+    """None: it belongs to the user, who starts and ends it."""
     ranks: int = 1
     patience: float = PROBE_S
-    """Seconds for a question that takes a server no time."""
+    """Seconds for a request that takes a server no time."""
     is_ready: bool = False
-    """It has the present weights, and may be asked."""
+    """Whether it has the current weights and takes requests."""
     in_flight: int = 0
     lives: int = 0
-    """How often it was made ready: what failed in an earlier life says nothing about this one."""
+    """How many times it was made ready: failures in an earlier life say nothing about this one."""
     breaks: int = 0
     """Connections that broke in this life, though the server was alive."""
     digest: Any = None
-    """Of the weights that it holds, if it says so."""
+    """Digest of the weights that it holds, if it reports one."""
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -95,11 +95,11 @@ class Server:
 
     @property
     def has_died(self) -> bool:
-        """It is ours, and is known to have ended."""
+        """Whether it is ours and is known to have ended."""
         return self.launch is not None and self.launch.slot.exit_code is not None
 
     def start(self) -> None:
-        """Have it running and listening, without weights. Raises WorkerError."""
+        """Start it, without weights, and wait until it is ready. Raises WorkerError."""
         self.is_ready = False
         if self.launch is None:
             self._await(self.patience)
@@ -136,7 +136,7 @@ class Server:
             raise self.failure(f"cannot be started any more: {why}")
 
     def answers(self, path: str) -> bool:
-        """A probe: /ready, whether it takes requests; /health_generate, whether it can still write a token."""
+        """Probe the server: /ready, whether it takes requests; /health_generate, whether it can still write a token."""
         try:
             self.endpoint.get(path, self.patience)
         except (ServerGone, ServerLate, ServerRefused):
@@ -144,7 +144,7 @@ class Server:
         return True
 
     def failure(self, what: str) -> RlcliError:
-        """With the last words of a server of ours."""
+        """An error about the server; for our own, with the end of its log."""
         if self.launch is None:
             hint = "is it running, and on that address?"
             return WorkerError(f"{self.name} {what}", hint=hint, code="F91")
@@ -154,9 +154,9 @@ class Server:
     # -- weights ---------------------------------------------------------------------------------------------
 
     def take(self, update: Update, way: str, seconds: float) -> None:
-        """Have it hold new weights, and see that it does.
+        """Load new weights into it, and check that it has them.
 
-        Raises ServerGone, ServerLate, ServerRefused, or WorkerError if it has other ones afterwards.
+        Raises ServerGone, ServerLate, ServerRefused, or WorkerError if it has other weights afterwards.
         """
         self.is_ready = False
         if way == "disk":
@@ -170,7 +170,7 @@ class Server:
         self.digest = self._digest(seconds)
 
     def label(self) -> str | None:
-        """The version of the weights that it has, as it says."""
+        """The version of its weights, as it reports it."""
         info = self.endpoint.get("/model_info", self.patience)
         found = info.get("weight_version") if isinstance(info, dict) else None
         return found if isinstance(found, str) else None
@@ -178,7 +178,7 @@ class Server:
     def _digest(self, seconds: float) -> Any:
         try:
             answer = self.endpoint.post("/weights_checker", {"action": "checksum"}, seconds)
-        except ServerRefused:  # an older one
+        except ServerRefused:  # an older version
             return None
         return answer.get("per_engine_checksum") if isinstance(answer, dict) else None
 
@@ -188,7 +188,7 @@ class Server:
 
 
 def attached(urls: Sequence[str], key: str | None, ranks: int, patience: float) -> list[Server]:
-    """Servers that are there already; `patience`: seconds for a question, up to `PROBE_S`."""
+    """Existing servers; `patience`: seconds for a request that takes no time, up to `PROBE_S`."""
     patience = min(PROBE_S, patience)
     return [
         Server(number, Endpoint(url.rstrip("/"), key), ranks=ranks, patience=patience)

@@ -16,7 +16,7 @@ from ._sglang_response import Response
 
 
 class ServerStream(ResponseStream):
-    """A thread for each response in the making."""
+    """A stream with one thread for each response in progress."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class ServerStream(ResponseStream):
         most_at_once: int,
         mode: str,
     ):
-        """`respond(prompt, seed, stop)`; `mode` of pauses: retract or in_place."""
+        """`respond(prompt, seed, stop)`; `mode` of pausing: retract or in_place."""
         self._servers = servers
         self._respond = respond
         self._mode = mode

@@ -1,4 +1,4 @@
-"""How one server gets the weights of a folder: it reads them itself, or they are sent to it in a process group."""
+"""Updates one server to the weights of a folder: it reads them itself, or they are sent to it in a process group."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import torch.distributed as dist
 from ._sglang_http import Endpoint, ServerGone
 
 BUCKET_BYTES = 256 << 20
-"""Of the tensors that move together, or one that is larger."""
+"""Maximum size of tensors that are sent together; a larger tensor is sent alone."""
 CODES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 WIND_UP_S = 10.0
-"""For our part of an exchange, once the server says that it is done with its own."""
+"""Seconds for our part of a transfer once the server reports that its own part is done."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Update:
 
     folder: Path
     label: str
-    """What the server calls them from then on."""
+    """The server's name for them from then on."""
     flushes: bool
-    """It forgets keys and values that were computed with the old ones. (It refuses to while requests need them.)"""
+    """Whether it discards keys and values computed with the old ones. (It refuses to while requests need them.)"""
 
 
 def from_disk(server: Endpoint, update: Update, seconds: float) -> None:
-    """The server reads the folder, which it must be able to see."""
+    """Have the server read the folder, which it must be able to access."""
     body = {
         "model_path": str(update.folder), "weight_version": update.label, "flush_cache": update.flushes,
-        "load_format": "auto",  # one that began without weights would take none either
+        "load_format": "auto",  # a server started without weights would not load any
     }  # fmt: skip
     server.post("/update_weights_from_disk", body, seconds)
 
@@ -47,7 +47,7 @@ def from_disk(server: Endpoint, update: Update, seconds: float) -> None:
 def by_process_group(server: Endpoint, update: Update, ranks: int, seconds: float) -> None:
     """Send the tensors to the server's `ranks` processes, one after the other.
 
-    The group lives as long as the update: an old one would break with a server that has been started again.
+    The group only exists during the update: an old one would break when a server is restarted.
     """
     group = _Group(server, ranks, seconds)
     try:
@@ -65,7 +65,7 @@ def by_process_group(server: Endpoint, update: Update, ranks: int, seconds: floa
 
 
 class _Group:
-    """We are rank 0; the server's processes are the others. Gloo: our tensors are on the host."""
+    """This process is rank 0, the server's processes are the others. Gloo, because our tensors are on the host."""
 
     def __init__(self, server: Endpoint, ranks: int, seconds: float):
         self._server = server
@@ -89,7 +89,7 @@ class _Group:
             options = dist.ProcessGroupGloo._Options()
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
             options._timeout = patience
-            # as torch names the keys of a group, and SGLang those of a custom one
+            # torch's name for the keys of a group, and SGLang's for a custom group
             prefixed = dist.PrefixStore("cpu/", dist.PrefixStore(f"{self._name}/", dist.PrefixStore(self._name, store)))
             self._group = dist.ProcessGroupGloo(prefixed, 0, 1 + ranks, options)
 
@@ -108,14 +108,14 @@ class _Group:
         self._together("/update_weights_from_distributed", body, broadcast)
 
     def close(self) -> None:
-        with suppress(Exception):  # the server may be gone, and its end of the group with it
+        with suppress(Exception):  # the server may be gone, and with it its end of the group
             self._server.post("/destroy_weights_update_group", {"group_name": self._name}, WIND_UP_S)
         if self._group is not None:
             self._group.abort()
 
     def _together(self, path: str, body: Mapping[str, Any], own: Callable[[], None]) -> None:
-        """The server's part and ours, at the same time. A server that refuses its part leaves ours waiting in a thread,
-        until the group is closed or its time is over."""
+        """Run the server's part and ours in parallel. If the server refuses its part, ours waits in a thread until the
+        group is closed or its time is over."""
         failed: list[Exception] = []
 
         def work() -> None:
@@ -133,7 +133,7 @@ class _Group:
 
 
 def _buckets(folder: Path) -> Iterator[tuple[list[str], list[torch.Tensor]]]:
-    """(names, tensors) of the files; one bucket at least."""
+    """(names, tensors) from the files; at least one bucket."""
     from safetensors import safe_open
 
     names: list[str] = []
@@ -141,7 +141,7 @@ def _buckets(folder: Path) -> Iterator[tuple[list[str], list[torch.Tensor]]]:
     size = 0
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as stored:
-            for name in stored.keys():  # noqa: SIM118 - it is no dictionary
+            for name in stored.keys():  # noqa: SIM118 - it is not a dictionary
                 tensor = stored.get_tensor(name)
                 if names and size + tensor.nbytes > BUCKET_BYTES:
                     yield names, tensors
@@ -153,7 +153,7 @@ def _buckets(folder: Path) -> Iterator[tuple[list[str], list[torch.Tensor]]]:
 
 
 def _address_towards(host: str) -> str:
-    """The address of this machine that a host is reached from."""
+    """The address of this machine from which a host is reached."""
     family, _, _, _, place = socket.getaddrinfo(host, 9, socket.AF_INET, socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as one:
         one.connect(place)  # sends nothing

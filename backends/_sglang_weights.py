@@ -1,7 +1,7 @@
-"""The weights that servers generate with, as the client keeps them: a folder that transformers and SGLang read.
+"""The client's copy of the weights that servers generate with: a folder that transformers and SGLang can read.
 
-New weights are written next to those in use, whole, before any server hears of them. So an update that fails on the way
-leaves the old ones as they were, a server that has died is given the present ones again, and a checkpoint is a copy.
+New weights are written completely, next to those in use, before any server is updated. So an update that fails midway
+leaves the old ones intact, a server that has died can be given the current ones again, and a checkpoint is a copy.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class WeightFolder:
-    """float32, under the names that files of the model have."""
+    """The weights in float32, under the names that the model's files use."""
 
     def __init__(self, role: str, source: ModelSource, root: Path):
-        """Begins with the weights of `source`, in a folder below `root`."""
+        """Starts with the weights of `source`, in a folder below `root`."""
         make_folder(root)
         self.number = 0
-        """How often there have been other weights."""
+        """How many times the weights have been replaced."""
         self.model: Any = source.skeleton()
-        """Without memory for its parameters."""
+        """The model, without memory for its parameters."""
         self._role = role
         self._root = root
         self._parameters: Shapes = {name: tuple(one.shape) for name, one in self.model.named_parameters()}
@@ -43,7 +43,7 @@ class WeightFolder:
             fill_tensor(self.model.get_buffer(name), source, name)
         self._source = self._saved((name, source.read(name)) for name in self._parameters)
         self.configuration = root / "configuration"
-        """A folder that stays as it is: the model without its weights."""
+        """A folder that never changes: the model without its weights."""
         make_folder(self.configuration)
         describe(self.model, torch.float32, None, str(self.configuration))
 
@@ -55,7 +55,7 @@ class WeightFolder:
         yield from ((name, self._source.read(name)) for name in self._parameters)
 
     def copies(self) -> dict[str, torch.Tensor]:
-        """Parameters, each once, and the buffers that belong to the model's file."""
+        """Parameters (each once) and the buffers that are stored in the model's files."""
         return {name: self._source.read(name) for name in self._names}
 
     def blocks(self) -> dict[WeightBlock, Callable[[], torch.Tensor]]:
@@ -72,7 +72,7 @@ class WeightFolder:
         self._replace(mixed())
 
     def fill(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Take over tensors as `copies` gives them."""
+        """Adopt tensors in the form that `copies` returns."""
         for name in set(self._names) - set(self._parameters):
             self.model.get_buffer(name).copy_(weights[name])
         self._replace((name, weights[name]) for name in self._parameters)
@@ -94,9 +94,9 @@ class WeightFolder:
 
 
 def in_order(source: GivesParameters, shapes: Shapes, role: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters whole, float32 on the host, in the order of `shapes`; those that come before their turn are kept.
+    """Whole parameters, float32 on the host, in the order of `shapes`; those that arrive early are kept.
 
-    Raises ModelError for one that is missing, or of another shape.
+    Raises ModelError for one that is missing or has another shape.
     """
     missing = {name: WeightBlock.whole(name, shape).numbers for name, shape in shapes.items()}
     arrived: dict[str, torch.Tensor] = {}

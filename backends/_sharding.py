@@ -39,8 +39,8 @@ def sharding_mesh(mesh: Any, shard_size: int | None, role: str) -> Any:
 
 
 def shard(packed: PackedModel, mesh: Any) -> None:
-    """Each block is gathered as it is needed, its matrices in the dtype of their products, everything else in float32:
-    autocast would cast the one and leave the other, so the numbers are those of an unsharded model."""
+    """Shard a model so that each block is gathered when needed, its matrices in the dtype of their products, the rest
+    in float32: autocast would cast the former and leave the latter, so results are those of an unsharded model."""
     blocks = set(packed.lm._no_split_modules or ())
     narrow = packed.compute_dtype if packed.compute_dtype is not torch.float32 else None
     policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -53,14 +53,14 @@ def shard(packed: PackedModel, mesh: Any) -> None:
     fully_shard(packed, mesh=mesh)
     for module in packed.modules():
         if isinstance(module, FSDPModule):
-            # The loss is already divided by the global weight, so gradients are summed and divided by nothing.
+            # The loss is already divided by the global weight, so gradients are summed, not averaged.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
 
 def forget_gradients(packed: Any) -> None:
-    """Drop what the passes of an unfinished step left behind: an exception ended it. torch's own reset keeps gradients
-    that were to be reduced later."""
+    """Drop what the passes of a step that ended in an exception left behind. torch's own reset keeps gradients that
+    were to be reduced later."""
     packed.reset_iter_state()
     for module in packed.modules():
         for group in module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ():
@@ -75,6 +75,6 @@ def _linear_layers(block: nn.Module) -> Iterator[nn.Module]:
 
 
 def _others(block: nn.Module) -> Iterator[nn.Parameter]:
-    """Parameters that are not of linear layers. Mere vectors are gathered with the embedding, once for all blocks."""
+    """Parameters outside linear layers. If only vectors, they are gathered with the embedding, once for all blocks."""
     own = {parameter for module in _linear_layers(block) for parameter in module.parameters()}
     return (parameter for parameter in block.parameters() if parameter not in own)

@@ -1,9 +1,9 @@
-"""Tensor parallelism by the plan that comes with a transformers model: every rank keeps its heads and its columns.
+"""Tensor parallelism by the plan that comes with a transformers model: every rank keeps its heads and columns.
 
-Parameters become DTensors over the ranks of the mesh; modules compute with the local parts, and what must be exchanged
-is exchanged where they are entered and left (Megatron-LM, https://arxiv.org/abs/1909.08053, section 3). Between blocks
-all ranks hold the same hidden states. Embedding and head are cut by rows of the vocabulary; the head is used through
-`rlcli.ops.logprobs` only, so no rank ever sees the logits of other rows.
+Parameters become DTensors over the ranks of the mesh; modules compute with the local parts, and ranks communicate where
+modules are entered and left (Megatron-LM, https://arxiv.org/abs/1909.08053, section 3). Between blocks, all ranks hold
+the same hidden states. Embedding and head are sharded by rows of the vocabulary; the head is only used through
+`rlcli.ops.logprobs`, so no rank ever sees the logits of other rows.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from rlcli.ops.vocabulary import VocabularyShard
 
 
 def parallelize(lm: nn.Module, mesh: Any, role: str) -> None:
-    """Cut the parameters of `lm`, real ones or on the meta device, over the ranks of a one-dimensional mesh.
+    """Shard the parameters of `lm`, real or on the meta device, over the ranks of a one-dimensional mesh.
 
-    Raises ModelError if the model has no plan, or one that its sizes or we cannot follow.
+    Raises ModelError if the model has no plan, or one that does not fit its sizes or that rlcli does not support.
     """
     styles = _styles(lm, role)
     _check_sizes(lm, styles, mesh.size(), role)
@@ -48,12 +48,12 @@ def parallelize(lm: nn.Module, mesh: Any, role: str) -> None:
 
 
 def local(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a parameter, for computing with it; gradients flow."""
+    """This rank's part of a parameter, to compute with; gradients flow."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def vocabulary_shard(weight: torch.Tensor) -> VocabularyShard | None:
-    """Which rows of the head this rank holds; None if all of them."""
+    """The rows of the head that this rank holds; None if it holds all of them."""
     if not isinstance(weight, DTensor) or not weight.placements[0].is_shard(0):
         return None
     mesh, size = weight.device_mesh, weight.shape[0]
@@ -65,7 +65,7 @@ def vocabulary_shard(weight: torch.Tensor) -> VocabularyShard | None:
 
 
 def _styles(lm: Any, role: str) -> dict[str, str]:
-    """The style of each module that the plan or we have one for, by its name. Raises ModelError."""
+    """Name of each module that the plan or rlcli covers → its style. Raises ModelError."""
     plan: dict[str, str] = getattr(lm, "tp_plan", None) or {}
     if not any(style.startswith("rowwise") for style in plan.values()):
         raise _cannot_split(lm, role, "transformers has no tensor-parallel plan for it")
@@ -75,7 +75,7 @@ def _styles(lm: Any, role: str) -> dict[str, str]:
     found[names[lm.get_input_embeddings()]] = "embedding"
     if value_head(lm) is None:
         found[names[lm.get_output_embeddings()]] = "head"
-    of_parameters = {style for name, style in plan.items() if name not in patterns.values()}  # as those of experts
+    of_parameters = {style for name, style in plan.items() if name not in patterns.values()}  # such as those of experts
     unknown = sorted((of_parameters | set(found.values())) - set(_PARTS))
     if unknown:
         raise _cannot_split(lm, role, f"its plan asks for {', '.join(unknown)}, which the backend does not know")
@@ -108,7 +108,7 @@ def _cannot_split(lm: Any, role: str, reason: str) -> ModelError:
 
 @dataclass
 class _Ranks:
-    """The ranks that share a model, and what they exchange."""
+    """The ranks that share a model, and their communication."""
 
     group: dist.ProcessGroup
     _entered: list[torch.Tensor] = field(default_factory=list)
@@ -134,7 +134,7 @@ class _Ranks:
         return _Leave.apply(partial, self.group)
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
-        """The parts of all ranks, along the last dimension; all are of one size."""
+        """The parts of all ranks, concatenated along the last dimension; all have the same size."""
         return _Gather.apply(part, self.group)
 
     def split(self, x: torch.Tensor) -> torch.Tensor:
@@ -143,7 +143,7 @@ class _Ranks:
 
 
 class _Part:
-    """A module's part: which piece of each parameter, and what surrounds the computation. Here: all of it, nothing."""
+    """How a module is divided: its part of each parameter, and what surrounds the computation. Here: not at all."""
 
     def __init__(self, module: Any, ranks: _Ranks):
         self.module = module
@@ -154,7 +154,7 @@ class _Part:
         return Replicate()
 
     def parameter(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
-        """What the module computes with."""
+        """The tensor that the module computes with."""
         return local(parameter)
 
     def before(self, x: Any) -> Any:
@@ -185,7 +185,7 @@ class _Part:
 
 
 class _Norm(_Part):
-    """Of each head: every rank sees its own heads, so the parameters' gradient is the sum over ranks."""
+    """A norm of each head: every rank sees its own heads, so the parameters' gradient is the sum over ranks."""
 
     def parameter(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         whole = local(parameter)
@@ -203,20 +203,20 @@ class _Columns(_Part):
 
 
 class _GatheredColumns(_Columns):
-    """The same, with the outputs of all ranks put together."""
+    """The same, with the outputs of all ranks gathered."""
 
     def after(self, y: torch.Tensor) -> torch.Tensor:
         return self.ranks.gather(y)
 
 
 class _Rows(_Part):
-    """A linear layer with its own share of the inputs: ranks add up their outputs."""
+    """A linear layer with its own share of the inputs: outputs are summed over ranks."""
 
     def placement(self, parameter: str) -> Placement:
         return Replicate() if parameter == "bias" else Shard(1)
 
     def parameter(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
-        return None if name == "bias" else local(parameter)  # type: ignore[return-value] # it is added once, at the end
+        return None if name == "bias" else local(parameter)  # type: ignore[return-value] # added once, at the end
 
     def after(self, y: torch.Tensor) -> torch.Tensor:
         total = self.ranks.leave(y)
@@ -225,14 +225,14 @@ class _Rows(_Part):
 
 
 class _SplitRows(_Rows):
-    """The same for an input that all ranks hold whole."""
+    """The same for an input that every rank holds whole."""
 
     def before(self, x: torch.Tensor) -> torch.Tensor:
         return self.ranks.split(x)
 
 
 class _Embedding(_Part):
-    """Its own rows of the vocabulary: a token's vector comes from the rank that has it, zeros from the others."""
+    """Its own rows of the vocabulary: a token's vector comes from the rank that has it, and zeros from the others."""
 
     def __init__(self, module: Any, ranks: _Ranks):
         super().__init__(module, ranks)
@@ -282,10 +282,10 @@ _PARTS: dict[str, type[_Part]] = {
     "embedding": _Embedding,
     "head": _Head,
 }
-"""By the style that a plan names; `embedding` and `head` are ours."""
+"""Style in a plan → how such modules are divided; `embedding` and `head` are ours."""
 
 
-# -- exchanges, each with the one that its gradient needs ----------------------------------------------------
+# -- collectives, each with the one that its gradient needs --------------------------------------------------
 
 
 class _Enter(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""The memory of training transformers models under `_engine.TransformersEngine`: what is alike however it is divided.
+"""The memory of training transformers models under `_engine.TransformersEngine`, as far as sharding does not affect it.
 
 Parameters, gradients and AdamW's two states are float32. No torch here: `rlcli plan` imports this file.
 """
@@ -11,7 +11,7 @@ from ._memory import InferenceMemory, logits_at_once, saved_by_layer
 
 
 class TrainingMemory(InferenceMemory):
-    """What activations and the head take in the backward pass."""
+    """The memory of activations and of the head in the backward pass."""
 
     def __init__(self, role: PlacedRole):
         super().__init__(role)
@@ -20,7 +20,7 @@ class TrainingMemory(InferenceMemory):
 
     @property
     def head_matrix(self) -> int:
-        """Bytes of its gradient."""
+        """Bytes of the gradient of the head's matrix."""
         return 4 * self.sizes.vocabulary * self.sizes.hidden
 
     def saved_at_head(self) -> int:
@@ -33,7 +33,7 @@ class TrainingMemory(InferenceMemory):
         return sum(saved_by_layer(sizes, layer, self.width) for layer in sizes.layers) + tail
 
     def backward_of_block(self) -> int:
-        """Bytes per token for gradients inside one block and, where it is computed again, for what that saves."""
+        """Bytes per token for gradients inside one block and, with recomputation, for what it saves."""
         sizes = self.sizes
         again = max(saved_by_layer(sizes, layer, self.width) for layer in sizes.layers) if self.checkpointing else 0
         return again + self.width * sizes.mlp * max(1, sizes.experts_per_token) + 8 * sizes.hidden
@@ -50,10 +50,10 @@ class TrainingMemory(InferenceMemory):
         return max(20 * elements, (12 + self.width) * elements + product) + 4 * matrix + self.head_cast()
 
     def whole_copy_to_generate(self) -> int:
-        """A copy of divided parameters for the duration of a call; linear layers of it in the precision of the
+        """A copy of sharded parameters for the duration of a call; its linear layers are in the precision of the
         products."""
         sizes = self.sizes
-        if sizes.position_rows or sizes.experts_per_token:  # gpt2's layers and experts are no `nn.Linear`
+        if sizes.position_rows or sizes.experts_per_token:  # gpt2's layers and experts are not `nn.Linear`
             return 4 * self.parameters + super().casts(kept=True) + self.head_cast()
         separate_head = 0 if sizes.tied or not self.has_lm_head else sizes.vocabulary * sizes.hidden
         saved = (4 - self.width) * (sizes.cast + separate_head)

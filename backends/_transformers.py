@@ -30,11 +30,11 @@ _NOT_OFFERED = {
     "indices": "keys that it chooses",
     "block_indices": "keys that it chooses",
 }
-"""Arguments that some layers pass to their attention, and what they stand for."""
+"""Arguments that some layers pass to their attention → what they stand for."""
 
 
 def use_packed_attention(lm: nn.Module) -> None:
-    """Let the model attend by the layout that each forward pass brings along as `packing=`.
+    """Make the model attend by the layout that each forward pass receives as `packing=`.
 
     Raises ModelError for a model with layers in which packed sequences would see each other.
     """
@@ -92,7 +92,7 @@ def _attention(
 def _window_alone(*args: Any, local_size: int | None = None, **others: Any) -> int | None:
     """In place of a mask, what the layout does not say: the window of layers that have one.
 
-    Most families pass it to their attention as well; of some the mask alone shows it.
+    Most families also pass it to their attention; with some, only the mask shows it.
     """
     return local_size
 
@@ -118,7 +118,7 @@ class PackedOutput:
 
     @cached_property
     def entropy(self) -> torch.Tensor:
-        """Ask for it before `logprobs` and one pass over the vocabulary serves both."""
+        """If requested before `logprobs`, one pass over the vocabulary serves both."""
         logprobs, entropies = self._scores(entropy=True)
         assert entropies is not None
         self._with_entropy = logprobs, entropies
@@ -150,9 +150,9 @@ class PackedOutput:
         return head_of(self._lm, self.temperature)
 
     def _scores(self, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Every position is scored against the token behind it; those without a successor are then left out.
+        """Every position is scored against the next token; those without a successor are then dropped.
 
-        (Leaving them out first would cost a scatter of [T, H] in the backward pass.)
+        (Dropping them first would cost a scatter of [T, H] in the backward pass.)
         """
         logprobs, entropies = token_scores(
             self._hidden,
@@ -183,10 +183,10 @@ def head_of(lm: nn.Module, temperature: float = 1.0) -> Head:
 
 
 class PackedModel(nn.Module):
-    """A transformers model whose forward pass takes a packed batch and what to do with the result.
+    """A transformers model whose forward pass takes a packed batch and a function of the result.
 
-    The loss is computed inside `forward`, so hooks that surround it (FSDP's gathering of parameters) cover the
-    head as well.
+    The loss is computed inside `forward`, so hooks around it (FSDP's gathering of parameters) also cover the
+    head.
     """
 
     def __init__(self, lm: nn.Module, compute_dtype: torch.dtype):
@@ -201,7 +201,7 @@ class PackedModel(nn.Module):
         return then(PackedOutput(self.lm, hidden, tokens, lengths, self.compute_dtype))
 
     def hidden_states(self, tokens: torch.Tensor, places: torch.Tensor, packing: PackedAttention) -> torch.Tensor:
-        """[T, H] of the last layer."""
+        """[T, H] the hidden states of the last layer."""
         backbone = self.lm.base_model
         with compute_in(self.compute_dtype, tokens.device):
             output = backbone(
@@ -216,7 +216,7 @@ def compute_in(dtype: torch.dtype, device: torch.device) -> torch.autocast:
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 where the hardware multiplies it natively, else float32."""
+    """`auto` is bfloat16 if the hardware multiplies it natively, else float32."""
     if name == "auto":
         return torch.bfloat16 if _multiplies_bfloat16(device) else torch.float32
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}

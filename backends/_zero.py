@@ -1,4 +1,4 @@
-"""DeepSpeed as a library: imported without its habits, configured, and kept to the ranks of one role."""
+"""DeepSpeed as a library: imported without its side effects, configured, and limited to the ranks of one role."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """The library. It would look for a device, write to stdout, and compile a kernel for shared memory on CPUs; it does
-    none of that here."""
+    """Import the library, without letting it look for a device, write to stdout, or compile a shared-memory kernel on
+    CPUs."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu" if device.type == "cpu" else device.type)
     import deepspeed
 
@@ -35,16 +35,16 @@ def import_deepspeed(device: torch.device) -> Any:
 
 
 def configuration(settings: DeepSpeed, shapes: Sequence[torch.Size], device: torch.device) -> dict[str, Any]:
-    """For `deepspeed.initialize`, of a model whose parameters have these shapes."""
+    """The configuration for `deepspeed.initialize` of a model whose parameters have these shapes."""
     sizes = [shape.numel() for shape in shapes]
     bucket = bucket_of(sum(sizes), max(sizes))
     zero: dict[str, Any] = {"stage": settings.zero_stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     if settings.zero_stage == 3:
-        # A memory-efficient linear layer would take the place of torch's own, for all models of this process.
+        # A memory-efficient linear layer would replace torch's own, for all models of this process.
         zero |= {"stage3_prefetch_bucket_size": bucket, "memory_efficient_linear": False}
         # The library would keep a billion gathered numbers from a forward pass to its backward pass.
         zero |= {"stage3_max_reuse_distance": bucket, "stage3_max_live_parameters": 2 * bucket}
-        # Vectors stay whole: to gather one takes longer than it saves.
+        # Vectors stay whole: gathering them would cost more than it saves.
         zero["stage3_param_persistence_threshold"] = max(
             (shape.numel() for shape in shapes if len(shape) < 2), default=0
         )
@@ -56,7 +56,7 @@ def configuration(settings: DeepSpeed, shapes: Sequence[torch.Size], device: tor
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        # Without ZeRO the library clips, but does not say what the norm was: there the engine does it.
+        # Without ZeRO, the library clips but does not report the norm, so the engine clips.
         "gradient_clipping": settings.max_grad_norm if settings.zero_stage else 0.0,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -65,7 +65,7 @@ def configuration(settings: DeepSpeed, shapes: Sequence[torch.Size], device: tor
 
 
 def own_group(mesh: Any) -> Any:
-    """The data-parallel ranks of a role, be it one rank of several in the run; None in a run of one rank."""
+    """A role's group of data-parallel ranks, even if only one of several in the run; None in a run of one rank."""
     if mesh is not None:
         return mesh["dp"].get_group()
     if not dist.is_initialized() or dist.get_world_size() == 1:
@@ -75,8 +75,8 @@ def own_group(mesh: Any) -> Any:
 
 @contextmanager
 def surroundings(group: Any, device: torch.device) -> Iterator[None]:
-    """What the library takes for granted, for the duration of a call: a default process group, which is the role's own,
-    and the number of the device in the environment."""
+    """Temporarily provide what the library requires: a default process group, which is the role's own, and the number
+    of the device in the environment."""
     before = os.environ.get("LOCAL_RANK")
     with process_group(group):
         os.environ["LOCAL_RANK"] = str(device.index or 0)
@@ -89,7 +89,7 @@ def surroundings(group: Any, device: torch.device) -> Iterator[None]:
 
 
 class Ranks:
-    """What DeepSpeed asks a Megatron-like `mpu`: these are the data-parallel ranks of one role, and there is no other
+    """The interface of a Megatron-like `mpu` for DeepSpeed: the data-parallel ranks of one role, without any other
     parallelism."""
 
     def __init__(self, group: Any):

@@ -1,7 +1,7 @@
-"""What a training step is under each ZeRO stage, and where the library then keeps weights and moments.
+"""The training step under each ZeRO stage, and where the library keeps weights and moments in it.
 
-Gradients are summed: a loss is multiplied by the number of ranks, over which the library averages, and one step has one
-accumulation step, over which it would divide. The last micro-batch of a step is marked as the library's boundary.
+Gradients are summed: a loss is multiplied by the number of ranks, over which the library averages, and a step has one
+accumulation step, by which it would divide. The last micro-batch of a step is marked as the library's boundary.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def make_stage(library: Any, packed: nn.Module, settings: DeepSpeed, config: Any, group: Any) -> WholeState:
-    """The stage of `settings` over the ranks of `group`, all of which call it."""
+    """The stage of `settings` over the ranks of `group`, which must all call this."""
     stages = {0: WholeState, 1: DividedState, 2: DividedState, 3: DividedParameters}
     return stages[settings.zero_stage](library, packed, settings, config, group)
 
 
 def divide_parameters(library: Any, lm: nn.Module, source: ModelSource, config: Any, group: Any, device: Any) -> None:
-    """Read one parameter of a model on the meta device after the other and keep this rank's part of it, for stage 3."""
+    """For stage 3: read the parameters of a model on the meta device one by one, and keep this rank's part of each."""
     initializer = library.zero.Init(data_parallel_group=group, config_dict_or_path=config, dtype=torch.float32)
     for name, places in parameter_places(lm).items():
         first, attribute = places[0]
@@ -85,7 +85,7 @@ class WholeState:
         return norm
 
     def drop_gradients(self) -> None:
-        """Gradients that no step took, in whatever state an exception left them."""
+        """Drop gradients that no step applied, in whatever state an exception left them."""
         if self._has_gradients:
             self._forget()
         self._has_gradients = False
@@ -96,14 +96,14 @@ class WholeState:
     # -- weights and moments ---------------------------------------------------------------------------------
 
     def weights(self, whole: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """By name, live; `whole` are those that the model has on this rank."""
+        """Name → live weight; `whole` are those that the model has on this rank."""
         return dict(whole)
 
     def weights_changed(self) -> None:
-        """Somebody wrote into what `weights` gave."""
+        """Called after the tensors from `weights` were written to."""
 
     def make_moments(self) -> None:
-        """AdamW makes its tensors in its first step; these are the same, before it."""
+        """Create the tensors that AdamW would create in its first step, before it."""
         for parameter in self._flat():
             if parameter not in self.inner.state:
                 made = {name: torch.zeros_like(parameter) for name in MOMENTS}
@@ -118,11 +118,11 @@ class WholeState:
         }
 
     def weight_tensors(self) -> list[torch.Tensor]:
-        """Whatever holds weights on this rank."""
+        """All tensors that hold weights on this rank."""
         return [*self.names, *self.engine.module.buffers()]
 
     def optimizer_tensors(self) -> list[torch.Tensor]:
-        """All that an update needs besides weights and gradients, in whatever form."""
+        """Everything that an update needs besides weights and gradients, in whatever form."""
         return [tensor for held in self.inner.state.values() for tensor in held.values() if tensor.dim()]
 
     def scratch(self) -> list[torch.Tensor]:
@@ -135,23 +135,23 @@ class WholeState:
         return self.engine.basic_optimizer
 
     def _flat(self) -> list[torch.Tensor]:
-        """What AdamW takes for its parameters."""
+        """The tensors that are AdamW's parameters."""
         return list(self.trained)
 
 
 class DividedState(WholeState):
-    """Stages 1 and 2: parameters are whole; a rank updates a part of all parameters of a group, laid end to end."""
+    """Stages 1 and 2: parameters are whole; a rank updates its part of a group's concatenated parameters."""
 
     def __init__(self, library: Any, packed: Any, settings: DeepSpeed, config: Any, group: Any):
         super().__init__(library, packed, settings, config, group)
         self._masters_are_views = not settings.offload_optimizer
         if self._masters_are_views:
             for master, whole in self._masters_and_weights():
-                master.data = whole  # the library copied them, though they are of one type
+                master.data = whole  # the library copied them, though they have the same dtype
             self._forget_copies()
 
     def _forget_copies(self) -> None:
-        """Each parameter knows its part of the copies, and so would keep them."""
+        """Redirect each parameter's reference to its part of the copies, which would keep them alive."""
         for flat, parameters in zip(self._flat(), self.optimizer.bit16_groups, strict=True):
             for fragment in (parameter._hp_mapping for parameter in parameters):
                 if fragment is not None:
@@ -214,7 +214,7 @@ class DividedState(WholeState):
         return super().optimizer_tensors() + masters
 
     def _part(self, parameter: torch.Tensor, flat: torch.Tensor) -> FlatPart:
-        """Of a parameter, what this rank has in its part of the line."""
+        """This rank's part of a parameter, from its part of the flat tensor."""
         fragment = parameter._hp_mapping  # type: ignore[attr-defined]
         if fragment is None:
             return FlatPart(parameter.shape, 0, flat[:0], self._sharers)
@@ -227,13 +227,13 @@ class DividedState(WholeState):
 
 
 class DividedParameters(DividedState):
-    """Stage 3: of every parameter a rank holds a range, and the whole only while a module needs it."""
+    """Stage 3: a rank holds a range of every parameter, and the whole only while a module needs it."""
 
     def _dim(self, parameter: Any) -> int:
         return len(parameter.ds_shape)
 
     def _forget_copies(self) -> None:
-        """No parameter knows them here."""
+        """Do nothing: here, no parameter references the copies."""
 
     def _masters_and_weights(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return list(zip(self._flat(), self.optimizer.fp16_partitioned_groups_flat, strict=True))
@@ -283,7 +283,7 @@ class DividedParameters(DividedState):
         return [self.optimizer.grad_partitions_flat_buffer, *(buffer for buffer in buckets if buffer is not None)]
 
     def _range(self, parameter: Any, held: torch.Tensor) -> FlatPart:
-        """`held` [n] without what it has beyond the end of the parameter."""
+        """`held` [n] without the padding beyond the end of the parameter."""
         size = parameter.ds_numel
         start = min(size, self.rank * parameter.partition_numel())
         stop = min(size, start + parameter.partition_numel())
@@ -294,4 +294,4 @@ class DividedParameters(DividedState):
 
 
 COUNTS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
-"""What the library counts of steps."""
+"""The library's step counters."""

@@ -1,6 +1,6 @@
-"""DeepSpeed ZeRO: what data-parallel ranks divide among them grows with the stage, and may be kept in host memory.
+"""DeepSpeed ZeRO: data-parallel ranks shard more with each stage, and may keep it in host memory.
 
-Stage 0 divides nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too. Parameters and optimizer state are
+Stage 0 shards nothing, 1 the optimizer's state, 2 also gradients, 3 also parameters. Parameters and optimizer state are
 float32, matrix products run in `dtype`.
 """
 
@@ -29,13 +29,13 @@ class DeepSpeed(TransformersTraining, ModelBackend):
     }  # fmt: skip
 
     zero_stage: int = 2
-    """What ranks divide: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too."""
+    """What ranks shard: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also parameters."""
 
     offload_optimizer: bool = False
-    """Keep the optimizer's state in host memory and compute its step there; stages 1 to 3."""
+    """Keep the optimizer's state in host memory and run its step there; stages 1 to 3."""
 
     offload_parameters: bool = False
-    """Keep this rank's part of the parameters in host memory and fetch them as they are needed; stage 3."""
+    """Keep this rank's part of the parameters in host memory and fetch them when needed; stage 3."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,8 +1,8 @@
 """PyTorch FSDP2 and tensor parallelism: parameters, gradients and optimizer state sharded over a role's ranks.
 
-Data-parallel ranks gather a block at a time (`_sharding`), tensor-parallel ones keep their heads and columns
-(`_tensor_parallel`); with both, each gathers among the ranks that have the same columns. On one rank the model stays as
-it is. Parameters and optimizer state are float32, matrix products run in `dtype`.
+Data-parallel ranks gather one block at a time (`_sharding`), tensor-parallel ranks keep their heads and columns
+(`_tensor_parallel`); with both, each gathers from the ranks that have the same columns. On one rank, the model is not
+sharded. Parameters and optimizer state are float32, matrix products run in `dtype`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class FSDP(TransformersTraining, ModelBackend):
 
     shard_size: int | None = None
     """Data-parallel ranks that share one copy of the model (hybrid sharding): groups of neighbours, such as the devices
-    of a node, hold a copy each and exchange gradients once per step. null, or no fewer than there are: one copy."""
+    of a node, hold a copy each and exchange gradients once per step. null, or at least all ranks: one copy."""
 
     defer_reduction: bool = False
-    """Reduce gradients once per step instead of after each micro-batch. There is less to exchange, but until the last
+    """Reduce gradients once per step instead of after each micro-batch. Less is exchanged, but until the last
     micro-batch every rank holds gradients of the whole model (with tp, of its part of it) in float32."""
 
     def _initialize(self, model: Model) -> Model:
@@ -83,14 +83,14 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
     def forward_batch(self, micro_batches: Sequence[MicroBatch], hook: Hook[T]) -> list[T]:
         made = super().forward_batch(micro_batches, hook)
         if isinstance(self.packed, FSDPModule):
-            self.packed.reshard()  # embedding and head would stay whole until a backward pass
+            self.packed.reshard()  # embedding and head would stay gathered until a backward pass
         return made
 
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
         if isinstance(self.packed, FSDPModule):
             if self.settings.defer_reduction:
                 self.packed.set_requires_gradient_sync(is_last)
-            else:  # replicas add up gradients that are sharded already
+            else:  # replicas sum gradients that are already sharded
                 self.packed.set_requires_all_reduce(is_last)
         loss.backward()
         self._is_in_step = not is_last
@@ -130,7 +130,7 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         return EngineState(self.named_weights(), moments)
 
     def _make_room(self) -> None:
-        """AdamW makes its tensors in its first step; these are the same, before it."""
+        """Create the tensors that AdamW would create in its first step, before it."""
         for parameter in self.parameters:
             if parameter not in self.optimizer.state:
                 steps = torch.zeros((), dtype=torch.float32, device=self.device)
@@ -138,7 +138,7 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
                 self.optimizer.state[parameter] = {"step": steps, **moments}
 
     def offload(self) -> None:
-        """Weights return with the next forward pass, the optimizer's state with the next step."""
+        """Weights are restored by the next forward pass, the optimizer's state by the next step."""
         super().offload()
         self._move_optimizer(torch.device("cpu"))
 

@@ -13,7 +13,7 @@ from ._settings import TransformersSettings
 @register_backend("inference")
 @dataclass(frozen=True, kw_only=True)
 class Inference(TransformersSettings, ModelBackend):
-    """A copy of the model on every data-parallel rank, cut over its tensor-parallel ones, without an optimizer."""
+    """A copy of the model on every data-parallel rank, sharded over tensor-parallel ranks, without an optimizer."""
 
     TRAINS: ClassVar[bool] = False
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp")

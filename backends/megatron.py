@@ -27,17 +27,17 @@ class Megatron(TrainingSettings, ModelBackend):
     MEMORY: ClassVar[str] = "_megatron_memory.MegatronMemory"
     DEVICES: ClassVar[tuple[str, ...]] = ("cuda",)
     FAMILIES: ClassVar[tuple[str, ...]] = ("llama", "qwen3", "mistral", "qwen2")
-    """Of which every number has been compared with transformers'."""
+    """The families for which every number has been compared with transformers'."""
 
     dtype: ComputeDtype = "auto"
-    """Of parameters and products: float32, or bfloat16 with float32 copies in the optimizer. auto: bfloat16 where the
-    hardware has it."""
+    """dtype of parameters and products: float32, or bfloat16 with float32 copies in the optimizer. auto: bfloat16 if
+    the hardware supports it."""
 
     packed_sequences: bool = False
-    """Give Megatron packed sequences. Not offered yet: nobody has run it on a GPU."""
+    """Pass packed sequences to Megatron. Not offered yet: not tested on a GPU."""
 
     sequence_parallel: bool = False
-    """Share norms and dropout along the sequence. Not offered yet: nobody has run it on a GPU."""
+    """Divide norms and dropout along the sequence. Not offered yet: not tested on a GPU."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,7 +53,7 @@ class Megatron(TrainingSettings, ModelBackend):
                 code="R50",
             )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # it says what it does without: Transformer Engine and Apex
+            warnings.simplefilter("ignore", UserWarning)  # it warns about missing Transformer Engine and Apex
             from ._megatron_engine import MegatronEngine
 
         model.module = MegatronEngine(model, self)

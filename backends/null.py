@@ -1,4 +1,4 @@
-"""No engine at all: for roles whose interface brings what it needs, such as a rule-based reward."""
+"""No engine: for roles whose interface supplies what it needs, such as a rule-based reward."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Responses come from SGLang servers, which the run starts, or which are there already.
+"""Responses come from SGLang servers, which the run starts or which exist already.
 
-The role's ranks are clients: they need no device of their own. SGLang wants versions of torch and transformers of its
-own, so it is in another environment (`python`); nothing of it is imported here. It must be 0.5.21 or later.
+The role's ranks are clients: they need no device of their own. SGLang requires its own versions of torch and
+transformers, so it is in another environment (`python`) and is never imported here. It must be 0.5.21 or later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Pause = Literal["retract", "in_place"]
 @register_backend("sglang")
 @dataclass(frozen=True, kw_only=True)
 class SGLang(ModelBackend):
-    """Generates with servers, whose weights follow those of the role that is trained."""
+    """Generates with servers whose weights follow those of the trained role."""
 
     TRAINS: ClassVar[bool] = False
     SCORES: ClassVar[bool] = False
@@ -47,51 +47,51 @@ class SGLang(ModelBackend):
 
     python: str | None = None
     """The Python that has SGLang, such as `.venv-sglang/bin/python`: servers are started with it, and ended with the
-    run. null: they are at `urls`."""
+    run. null: servers are at `urls`."""
 
     servers: int = 1
     """Servers that each rank of the role starts."""
 
     tp: int = 1
-    """Processes of a server, which share its model (tensor parallelism)."""
+    """Processes per server, which share its model (tensor parallelism)."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    """Options of SGLang's server that the run starts, such as `{mem_fraction_static: 0.6}`."""
+    """Options of the SGLang servers that the run starts, such as `{mem_fraction_static: 0.6}`."""
 
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables of its processes, such as `{CUDA_VISIBLE_DEVICES: "4"}`."""
+    """Environment variables of their processes, such as `{CUDA_VISIBLE_DEVICES: "4"}`."""
 
     urls: tuple[str, ...] = ()
-    """Servers that are there already, such as `http://10.0.0.5:30000`; of several ranks each takes its share. They get
-    other weights, and belong to this run until it ends. A server of another model is refused, by its tokens, its
-    vocabulary and its log-probs."""
+    """Existing servers, such as `http://10.0.0.5:30000`; several ranks each take their share. They get new weights, and
+    belong to this run until it ends. A server of another model is refused, based on its tokens, its vocabulary and its
+    log-probs."""
 
     api_key_env: str | None = None
-    """The variable of the environment that has the key of the servers at `urls`."""
+    """The environment variable that has the key of the servers at `urls`."""
 
     max_concurrent_requests: int = 64
-    """Most responses that a rank asks for at once."""
+    """Maximum number of responses that a rank requests at once."""
 
     update: WeightUpdate = "process_group"
     """How servers get new weights: process_group (sent to them) or disk (they read `weights_folder`)."""
 
     on_pause: Pause = "retract"
-    """What becomes of responses in the making when weights change: retract (they are read anew with the new weights, so
-    that log-probs are those of each segment's weights) or in_place (their keys and values are kept, which is faster;
-    log-probs are then approximate)."""
+    """What happens to responses in progress when weights change: retract (they are re-read with the new weights, so
+    that log-probs are those of each segment's weights) or in_place (their keys and values are kept, which is faster,
+    but log-probs are approximate)."""
 
     weights_folder: str | None = None
-    """Where the present weights are kept as files; servers at `urls` must see it if they update from disk. null: a
-    private folder among the temporary files of the machine."""
+    """Folder in which the current weights are kept as files; servers at `urls` must have access to it if they update
+    from disk. null: a private folder among the temporary files of the machine."""
 
     start_deadline_s: float = 900.0
-    """Seconds until a server must be ready; one at `urls` must be within 120."""
+    """Seconds within which a server must be ready; servers at `urls` within 120."""
 
     request_deadline_s: float = 1800.0
     """Seconds for one response."""
 
     update_deadline_s: float = 600.0
-    """Seconds for new weights."""
+    """Seconds for an update of the weights."""
 
     def __post_init__(self) -> None:
         from ._sglang_http import Endpoint
@@ -131,7 +131,7 @@ class SGLang(ModelBackend):
         return model
 
     def _servers(self, model: Model, configuration: Path) -> list[Any]:
-        """Of this rank, none started yet. Raises UsageError."""
+        """The servers of this rank, not started yet. Raises UsageError."""
         from rlcli.server_slot import ServerSlot
 
         from ._sglang_server import Launch, attached, own

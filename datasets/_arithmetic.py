@@ -1,6 +1,6 @@
 """Arithmetic problems of graded difficulty, in symbols and in words, and a tokenizer that fits them.
 
-A problem of level k starts from a number and makes k additions and subtractions. Its worked answer keeps a running
+A problem of level k starts from a number and applies k additions and subtractions. Its worked answer keeps a running
 total, one line per operation, and ends like GSM8K's: `#### 14`. One expression in eight, chosen by a hash of its
 numbers, belongs to the held-out split however it is worded, so the two splits share no problem.
 """
@@ -26,10 +26,10 @@ GAINS = ("buys", "finds", "gets", "wins", "makes", "picks")
 LOSSES = ("eats", "loses", "sells", "drops", "gives away", "breaks")
 LARGEST_TOTAL = 99
 MAX_LEVEL = 64
-"""Operations of a problem; longer sums teach a language model nothing."""
+"""Most operations in a problem; longer sums teach a language model nothing."""
 
 PATIENCE = 20_000
-"""Draws in a row that bring no new problem, after which there are taken to be no more."""
+"""Consecutive draws without a new problem after which the supply counts as exhausted."""
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
 TRAINED_TOKENIZER = Path(__file__).with_name("_arithmetic_tokenizer.json")
@@ -48,7 +48,7 @@ class Problem:
 
     @property
     def lines(self) -> list[str]:
-        """The working: one line per operation."""
+        """The working, one line per operation."""
         written, total = [], self.first
         for sign, number in self.operations:
             after = _apply(total, sign, number)
@@ -62,18 +62,18 @@ class Problem:
 
 
 def worked(problem: Problem) -> str:
-    """The whole working and the answer."""
+    """The full working and the answer."""
     return "\n".join([*problem.lines, f"#### {problem.answer}"])
 
 
 def hasty(problem: Problem) -> str:
-    """What somebody in a hurry writes: the first line, and its total as the answer."""
+    """A careless answer: the first line, and its total as the result."""
     line = problem.lines[0]
     return f"{line}\n#### {line.rsplit('=', 1)[1]}"
 
 
 def slipped(problem: Problem, rng: random.Random) -> str:
-    """The whole working with one wrong result, which the lines below it carry on."""
+    """The full working with one wrong result, which is carried through the later lines."""
     totals = [problem.first, *(int(line.rsplit("=", 1)[1]) for line in problem.lines)]
     wrong = rng.randrange(1, len(totals))
     error = rng.choice([by for by in (-3, -2, -1, 1, 2, 3) if min(totals[wrong:]) + by >= 0])
@@ -86,7 +86,7 @@ def slipped(problem: Problem, rng: random.Random) -> str:
 
 
 class Problems(Sequence[Problem]):
-    """`count` different problems, levels in rotation; the same for the same arguments, always. Drawn when asked for."""
+    """`count` distinct problems, cycling through the levels; deterministic in its arguments. Drawn lazily."""
 
     def __init__(self, count: int, *, seed: int, levels: Sequence[int], held_out: bool):
         if count < 1:
@@ -134,7 +134,7 @@ class Problems(Sequence[Problem]):
 
 
 def is_held_out(problem: Problem) -> bool:
-    """Whether the problem belongs to the held-out eighth, by its numbers alone."""
+    """Whether the problem belongs to the held-out eighth, judged by its numbers alone."""
     return hashlib.sha256(_expression(problem.first, problem.operations).encode()).digest()[0] < 32
 
 
@@ -171,14 +171,14 @@ def _apply(total: int, sign: str, number: int) -> int:
 
 @cache
 def tokenizer() -> Tokenizer:
-    """Byte-level BPE over the problems' words; every digit is a token of its own, any other text falls to bytes."""
+    """Byte-level BPE over the problems' words; each digit is its own token, any other text falls back to bytes."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(TRAINED_TOKENIZER))
 
 
 def train_tokenizer() -> Tokenizer:
-    """What `TRAINED_TOKENIZER` holds, learnt again from the problems: many times slower than reading it."""
+    """Retrain the content of `TRAINED_TOKENIZER` from the problems: many times slower than reading it."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     words = Tokenizer(models.BPE())

@@ -1,4 +1,4 @@
-"""What the datasets of generated arithmetic problems have in common."""
+"""Shared by the datasets of generated arithmetic problems."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from ._rendering import encode_answers, encode_prompts
 
 @dataclass(kw_only=True)
 class ArithmeticRows:
-    """Problems of one split, drawn when they are asked for."""
+    """Problems of one split, drawn lazily."""
 
     NAME: ClassVar[str]
-    """What the ids of its rows begin with."""
+    """Prefix of its rows' ids."""
     DRAWN: ClassVar[bool] = True
     LIMITS: ClassVar[Limits] = {"problems": {"ge": 1, "le": 10_000_000}}
 
     util: DatasetUtility
 
     problems: int = 4096
-    """How many problems to generate."""
+    """Number of problems to generate."""
 
     levels: tuple[int, ...] = (2, 3, 4)
-    """Difficulties, taken in turn: the number of operations."""
+    """Difficulties, used in rotation: the number of operations."""
 
     held_out: bool = False
-    """Problems of the held-out split instead of the training split."""
+    """Use problems of the held-out split instead of the training split."""
 
     seed: int = 0
-    """Which problems are drawn, and what else is left to chance."""
+    """Seed of the problems drawn, and of everything else that is random."""
 
     _problems: Problems = field(init=False, repr=False)
 
@@ -49,12 +49,12 @@ class ArithmeticRows:
         return "held-out" if self.held_out else "train"
 
     def _asked(self, index: int) -> Preview:
-        """The question of a row alone."""
+        """A row with its question only."""
         about = self._about(index)
         return Preview(sequences=encode_prompts(self.util.tokenizer, [about["prompt"]], chat=False), **about)
 
     def _answered(self, index: int, answers: list[str]) -> Preview:
-        """The question of a row with answers to it."""
+        """A row with its question and answers to it."""
         about, tokenizer = self._about(index), self.util.tokenizer
         (prompt,) = encode_prompts(tokenizer, [about["prompt"]], chat=False)
         return Preview.answered(prompt, encode_answers(tokenizer, answers), answers=answers, **about)

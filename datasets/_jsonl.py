@@ -1,4 +1,4 @@
-"""Rows, read strictly: whatever is wrong is reported with its file and line. jsonl files and JSON lists are read here,
+"""Strict reading of rows: every fault is reported with its file and line. jsonl files and JSON lists are read here,
 other formats in `_sources`."""
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ T = TypeVar("T")
 BadRows = Literal["error", "skip"]
 
 HUB = "hf:"
-"""How the path of a dataset of the Hub begins."""
+"""Prefix of the path of a Hub dataset."""
 MAX_ROW = 8 << 20
-"""Bytes of a line. About the longest context of today's models."""
+"""Most bytes in a line. About the longest context of today's models."""
 MAX_LIST = 128 << 20
-"""Bytes of a JSON list, all of which must be in memory; lines need not be."""
+"""Most bytes in a JSON list, which must fit into memory as a whole; lines need not."""
 
 
 class BadRow(ValueError):
-    """What is wrong with one row; `code` is its id in the fault catalogue, `hint` what to do about it."""
+    """A fault in one row; `code` is its id in the fault catalogue, `hint` a way to fix it."""
 
     def __init__(self, what: str, code: str = "F31", hint: str | None = None):
         super().__init__(what)
@@ -41,12 +41,12 @@ class BadRow(ValueError):
 
 
 Parsed = tuple[int, int, dict[str, Any] | BadRow]
-"""The number of a row, its line, what it holds or what is wrong with it."""
+"""The number of a row, its line, and its content or fault."""
 
 
 @dataclass(frozen=True)
 class Row(Generic[T]):
-    """One row, read and checked."""
+    """One row, parsed and checked."""
 
     id: str
     """Its own `id` if every row has one, else `<file>:<line>` (in a JSON list: `<file>:<place>`, from 1)."""
@@ -66,12 +66,12 @@ def read_rows(
     parsed_rows: Iterable[Parsed] | None = None,
     may_be_empty: bool = False,
 ) -> list[Row[T]]:
-    """The rows of a file as `read` makes them; `read` raises BadRow for a row it cannot use. `parsed_rows`: what is at
-    `path`, unless it is a file of JSON.
+    """The rows of a file as `read` makes them; `read` raises BadRow for a row it cannot use. `parsed_rows`: the content
+    of `path`, unless it is a JSON file.
 
-    `bad_rows="skip"` passes over up to `max_bad_rows` of them, and tells `note` of each; the ids of the others stay
-    what they were. At most `max_rows` good rows are read. Raises DataError, also for duplicate ids and, unless it
-    `may_be_empty`, for a file without rows; the error for a bad row names the lines of the others.
+    `bad_rows="skip"` skips up to `max_bad_rows` of them, and reports each to `note`; the other rows keep their ids.
+    At most `max_rows` good rows are read. Raises DataError, also for duplicate ids and, unless it `may_be_empty`, for
+    a file without rows; the error for a bad row lists the lines of the others.
     """
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows is {max_rows}; it must be at least 1")
@@ -104,7 +104,7 @@ def read_rows(
 
 
 def _judge_bad_rows(path: str, bad: list[tuple[int, BadRow]], bad_rows: BadRows, most: int, enough: bool) -> None:
-    """Whether the run may go on without these rows, given as (line, what is wrong)."""
+    """Decide whether the run may continue without these rows, given as (line, fault)."""
     line, first = bad[0]
     if bad_rows == "error":
         others = ""
@@ -130,7 +130,7 @@ def text_field(fields: dict[str, Any], key: str) -> str:
 
 
 def texts_field(fields: dict[str, Any], key: str) -> list[str]:
-    """A field that must hold a list of texts, at least one."""
+    """A field that must hold a non-empty list of texts."""
     if key not in fields:
         raise BadRow(f"there is no field {key!r}; the row has {sorted(fields)}")
     values = fields[key]
@@ -156,7 +156,7 @@ def _text(value: Any, what: str) -> str:
 
 
 def json_rows(file: Path) -> Iterator[Parsed]:
-    """(number of the row, its line, what it holds or what is wrong with it), both counted from 1."""
+    """(number of the row, its line, its content or fault), both counted from 1."""
     try:
         with os.fdopen(open_regular(file), "rb") as opened:
             if not _is_list(opened):
@@ -172,7 +172,7 @@ def json_rows(file: Path) -> Iterator[Parsed]:
 
 
 def _is_list(file: BinaryIO) -> bool:
-    """Whether the first character that is not blank opens a JSON list. Rewinds the file, but past a byte order mark."""
+    """Whether the first non-blank character opens a JSON list. Rewinds the file, but past a byte order mark."""
     start = file.read(3)
     start = b"" if start == codecs.BOM_UTF8 else start
     place = file.tell() - len(start)
@@ -184,7 +184,7 @@ def _is_list(file: BinaryIO) -> bool:
 
 
 def _lined_rows(file: BinaryIO) -> Iterator[Parsed]:
-    """The rows of a file with one per line. At most MAX_ROW bytes of a line that is too long are in memory."""
+    """The rows of a file with one per line. At most MAX_ROW bytes of an over-long line are held in memory."""
     line = 0
     while raw := file.readline(MAX_ROW + 1):
         line += 1
@@ -213,7 +213,7 @@ def _parse_line(raw: bytes) -> dict[str, Any] | BadRow:
 
 
 def _listed_rows(file: Path, content: bytes) -> Iterator[Parsed]:
-    """The elements of a JSON list. Behind broken syntax nothing can be trusted: always an error."""
+    """The elements of a JSON list. A syntax error always raises: nothing after it can be trusted."""
     line, place, number = 1, 0, 0
     try:
         text = content.decode("utf-8")
@@ -244,13 +244,13 @@ def _listed_rows(file: Path, content: bytes) -> Iterator[Parsed]:
 
 
 def _skip(text: str, position: int) -> int:
-    """The next place that is no blank."""
+    """The next position that is not blank."""
     match = re.compile(r"[ \t\r\n]*").match(text, position)
     return match.end() if match else position
 
 
 def checked_row(value: Any) -> dict[str, Any] | BadRow:
-    """A row, or why it is none."""
+    """A row, or why it is invalid."""
     try:
         return _checked(value)
     except BadRow as error:

@@ -1,4 +1,4 @@
-"""Conversations as rows hold them: messages with a role and a content, and the tools that the assistant may call."""
+"""Conversations as rows store them: messages with a role and a content, and the tools the assistant may call."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from ._jsonl import BadRow
 Message = dict[str, Any]
 
 SHAREGPT = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
-"""Roles of messages that are written as `{"from": …, "value": …}`."""
+"""Roles of messages in the form `{"from": …, "value": …}`."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages up to the last one of the assistant, behind which there is nothing to learn."""
+    """Messages up to the assistant's last one; nothing after it can be learned."""
 
     messages: list[Message]
     tools: list[Any] | None = None
 
     @property
     def turns(self) -> list[int]:
-        """The places of the assistant's messages, of which there is at least one."""
+        """Indices of the assistant's messages; there is at least one."""
         return [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
 
     @property
     def system(self) -> str | None:
-        """The system prompt, if it has one."""
+        """The system prompt, if there is one."""
         first = self.messages[0]
         return first["content"] if first["role"] == "system" else None
 
     @property
     def prompt(self) -> str:
-        """The words that it begins with: its first message that is neither the system's nor the assistant's."""
+        """The text it begins with: the first message that is neither the system's nor the assistant's."""
         return next((m["content"] for m in self.messages if m["role"] not in ("system", "assistant")), "")
 
 
 def read_conversation(fields: dict[str, Any], messages_key: str, tools_key: str, system: str | None) -> Conversation:
-    """The conversation of a row. `system`: the system prompt of those that have none. Raises BadRow."""
+    """The conversation in a row. `system`: the system prompt of conversations without one. Raises BadRow."""
     if messages_key not in fields:
         raise BadRow(f"there is no field {messages_key!r}; the row has {sorted(fields)}")
     written = fields[messages_key]
@@ -76,7 +76,7 @@ def _message(written: Any, what: str) -> Message:
 
 
 def _text_of(content: Any, what: str) -> str:
-    """The content of a message: a text, or parts that are texts."""
+    """The content of a message: a text, or a list of text parts."""
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list) else [content]
@@ -87,7 +87,7 @@ def _text_of(content: Any, what: str) -> str:
 
 
 def _tool_calls(calls: Any, what: str) -> list[Any]:
-    """Arguments that are written as JSON text are read, for templates write them as JSON themselves."""
+    """Parse arguments given as JSON text, because templates serialise them themselves."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise BadRow(f"tool_calls of {what} is not a list of mappings")
     read = []

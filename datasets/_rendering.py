@@ -1,4 +1,4 @@
-"""From texts to tokens: chat templates, end-of-sequence tokens, and what becomes of over-long texts."""
+"""From texts to tokens: chat templates, end-of-sequence tokens, and how over-long texts are treated."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def encode_prompts(
     """Tokens of prompts, ready for a response to follow.
 
     With a chat template each text is the user's message and the template writes all special tokens itself.
-    Without one the system prompt stands before the text, and the tokenizer adds what it adds at the start of
-    a text; an end-of-sequence token that it would put at the end is taken away.
+    Without one the system prompt precedes the text, and the tokenizer adds its usual tokens at the start of a
+    text; an end-of-sequence token added at the end is removed.
     """
     if not texts:
         return []
@@ -51,7 +51,7 @@ def encode_prompts(
 
 
 def encode_answers(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Tokens]:
-    """Tokens of answers as a model would have to write them: no special tokens but the end of sequence."""
+    """Tokens of answers as a model would have to generate them: no special tokens except the end of sequence."""
     if tokenizer.eos_token_id is None:
         raise ModelError("the tokenizer has no end-of-sequence token, so no answer could ever end", code="F32")
     if not texts:
@@ -73,22 +73,22 @@ def _open_ended(tokenizer: PreTrainedTokenizerBase, ids: Tokens) -> Tokens:
 
 
 class TooLong(ValueError):
-    """A text that no allowed truncation brings under the limit."""
+    """A text that no allowed truncation brings below the limit."""
 
 
 def fit_prompt(prompt: Tokens, limit: int, overlong: Overlong) -> Tokens:
-    """The prompt within `limit` tokens: the last ones (truncate_left) or the first ones (truncate_right)."""
+    """The prompt cut to `limit` tokens: the last ones (truncate_left) or the first ones (truncate_right)."""
     return prompt[-limit:] if overlong == "truncate_left" else prompt[:limit]
 
 
 def fit_answers(
     prompt: Tokens, answers: Sequence[Tokens], limit: int, overlong: Overlong
 ) -> tuple[Tokens, list[Tokens]]:
-    """Prompt and answers so that the prompt with any of the answers has at most `limit` tokens.
+    """Shorten prompt and answers so that the prompt with any of the answers has at most `limit` tokens.
 
     truncate_left shortens the prompt at its start and keeps the answers whole; truncate_right shortens the
-    answers at their end, which then lack the end-of-sequence token. Raises TooLong if that leaves nothing of
-    the prompt, or of an answer.
+    answers at their end, so that they lack the end-of-sequence token. Raises TooLong if nothing of the prompt, or of
+    an answer, would be left.
     """
     longest = max(len(answer) for answer in answers)
     if overlong == "truncate_left":
@@ -109,7 +109,7 @@ def within_limit(
     max_length: int,
     overlong: Overlong,
 ) -> list[tuple[Row[Any], T]]:
-    """Rows with their tokens, none longer than `max_length`; `overlong` decides what becomes of others."""
+    """Rows with their tokens, none longer than `max_length`; `overlong` decides how to treat others."""
     if max_length < 1:
         raise ValueError(f"max_length is {max_length}; it must be at least 1")
     kept: list[tuple[Row[Any], T]] = []

@@ -1,4 +1,4 @@
-"""From a row in plain Python to the sample that a run computes with. Torch is imported here, and only when asked."""
+"""From a row in plain Python to the sample that a run uses. Torch is imported here, and only when needed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlcli.api.data import Preview, SequenceSample
 
 
 def prompt_sample(preview: Preview) -> SequenceSample:
-    """`packed_prompts`: a prompt that waits for a response."""
+    """`packed_prompts`: a prompt without a response."""
     import torch
 
     (tokens,) = preview.sequences
@@ -35,8 +35,8 @@ def answered_sample(preview: Preview) -> SequenceSample:
 
 
 def paired_sample(preview: Preview, margins: Sequence[float] | None = None) -> SequenceSample:
-    """`packed_input_ids`, `prompt_mask` and `prompt_lens`: a prompt with each of its answers. With one margin per pair
-    also `margins`: it stands with the preferred answer, next to a 0 for the rejected one."""
+    """`packed_input_ids`, `prompt_mask` and `prompt_lens`: a prompt with each of its answers. If one margin per pair is
+    given, also `margins`: at the preferred answer, with 0 for the rejected one."""
     import torch
 
     assert preview.trained is not None

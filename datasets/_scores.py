@@ -1,4 +1,4 @@
-"""Rows chosen and ordered by the rewards that responses to them got before: what was always or never solved teaches
+"""Rows selected and ordered by the rewards of earlier responses to them: what was always or never solved teaches
 little."""
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from rlcli.errors import DataError
 from ._jsonl import BadRow, Row, json_rows
 
 SAMPLES = "samples.jsonl"
-"""The file of a run's folder that has the rewards of its samples."""
+"""The file in a run's folder that holds the rewards of its samples."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Which rows to take, and in which order, by their mean reward in an earlier run."""
+    """Which rows to use, and in which order, by their mean reward in an earlier run."""
 
     path: str
-    """The folder of a run, or JSON lines with the `id` of a row and a `reward` (or `rewards`, a list). A run records
+    """The folder of a run, or JSON lines with a row's `id` and a `reward` (or `rewards`, a list). A run records
     `log.samples_per_step` prompts of each step."""
 
     min: float | None = None
@@ -36,14 +36,14 @@ class Scores:
     """What to do with rows without a recorded reward."""
 
     order: Literal["file", "easy_first", "hard_first"] = "file"
-    """The order of the rows, those without a reward last; train.shuffle=false keeps it."""
+    """The order of the rows, with those without a reward last; train.shuffle=false preserves it."""
 
     def __post_init__(self) -> None:
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"min is {self.min}, above max, {self.max}")
 
     def choose(self, rows: Sequence[Row[T]], path: str) -> tuple[list[Row[T]], str]:
-        """The rows to take, and what became of the others. Raises DataError, also where no score is of these rows."""
+        """The selected rows, and a note about the others. Raises DataError, also if no score belongs to these rows."""
         means = self.read()
         known = [row for row in rows if row.id in means]
         if not known:
@@ -68,7 +68,7 @@ class Scores:
         return sorted(rows, key=lambda row: (row.id not in means, sign * means.get(row.id, 0.0)))
 
     def read(self) -> dict[str, float]:
-        """Row → its mean reward, over all that was trained on. Raises DataError for a line that is no score."""
+        """Row → its mean reward over all training samples. Raises DataError for a line that is not a score."""
         file = Path(self.path).expanduser()
         file = file / SAMPLES if file.is_dir() else file
         totals: dict[str, list[float]] = {}
@@ -84,7 +84,7 @@ class Scores:
 
 
 def _score(fields: dict[str, Any] | BadRow) -> tuple[str, Iterable[float]]:
-    """The id and the rewards of a line; none where no reward was computed."""
+    """The id and the rewards in a line; no rewards if none was computed."""
     if isinstance(fields, BadRow):
         raise fields
     if "rewards" in fields:

@@ -1,4 +1,4 @@
-"""Rows wherever they are: JSON and CSV files, the formats of Hugging Face's `datasets`, and the Hub."""
+"""Sources of rows: JSON and CSV files, the formats of Hugging Face's `datasets`, and the Hub."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ._jsonl import HUB, BadRow, Parsed, checked_row, json_rows
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 TABLES = (".parquet", ".arrow")
 BATCH = 1024
-"""Rows of a table that are in memory at once."""
+"""Rows of a table held in memory at once."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where rows come from."""
+    """A source of rows."""
 
     path: str
     """A file, a folder, or `hf:NAME`."""
@@ -36,8 +36,8 @@ class Source:
     streaming: bool = False
 
     def rows(self) -> Iterator[Parsed]:
-        """(number of the row, its line, what it holds or what is wrong with it), both counted from 1; rows of formats
-        without lines are counted. Raises DataError."""
+        """(number of the row, its line, its content or fault), both counted from 1; in formats without lines, rows are
+        counted. Raises DataError."""
         file = Path(self.path).expanduser()
         if self.path.startswith(HUB):
             return _numbered(self._of_hub())
@@ -57,7 +57,7 @@ class Source:
             with quiet("huggingface_hub"), _offline_without_network():
                 found = load_dataset(name, self.config, split=self.split, streaming=self.streaming)
             yield from found
-        except Exception as error:  # whatever the network, the Hub and its files make the library raise
+        except Exception as error:  # the network, the Hub and its files make the library raise all kinds
             hint = "the Hub must be in reach, or the dataset in the cache; split and config are named as there"
             raise DataError(f"cannot read {name} from the Hub: {first_line(error)}", hint=hint, code="F81") from error
 
@@ -74,12 +74,12 @@ class Source:
                 yield from load_from_disk(str(folder))
             else:
                 yield from load_dataset(str(folder), self.config, split=self.split)
-        except Exception as error:  # whatever broken files make the library raise
+        except Exception as error:  # broken files make the library raise all kinds
             raise DataError(f"cannot read {folder}: {first_line(error)}", code="F82") from error
 
 
 def _table_rows(file: Path) -> Iterator[Any]:
-    """Rows of Apache's formats, a batch at a time, by the library that `datasets` reads them with."""
+    """Rows of Apache formats, one batch at a time, read with the library that `datasets` uses."""
     import pyarrow
     from pyarrow import ipc, parquet
 
@@ -96,7 +96,7 @@ def _table_rows(file: Path) -> Iterator[Any]:
 
 
 def _arrow_batches(ipc: Any, opened: Any) -> Iterator[Any]:
-    """Of a stream, as `datasets` writes it, or of a file."""
+    """Batches of a stream, as `datasets` writes it, or of a file."""
     is_file = opened.read(6) == b"ARROW1"
     opened.seek(0)
     if not is_file:
@@ -109,8 +109,8 @@ def _arrow_batches(ipc: Any, opened: Any) -> Iterator[Any]:
 
 @contextmanager
 def _offline_without_network() -> Iterator[None]:
-    """Where neither this machine nor a proxy knows the Hub's address, the library looks into its cache at once, and not
-    after five vain attempts."""
+    """If neither this machine nor a proxy can resolve the Hub's address, have the library use its cache at once,
+    instead of after five failed attempts."""
     import datasets
     from huggingface_hub import constants
 
@@ -133,7 +133,7 @@ def _numbered(rows: Iterable[Any]) -> Iterator[Parsed]:
 
 
 def _csv_rows(file: Path, delimiter: str) -> Iterator[Parsed]:
-    """Every cell is text. The line of a row is its first."""
+    """Every cell is text. A row's line is its first."""
     number, line = 0, 1
     try:
         with os.fdopen(open_regular(file), "r", encoding="utf-8-sig", newline="") as opened:

@@ -1,4 +1,4 @@
-"""What all datasets that are read from a file of rows have in common."""
+"""Shared by all datasets that are read from a file of rows."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Content = TypeVar("Content")
 T = TypeVar("T")
 
 CHUNK = 256
-"""Rows of a stream that are in memory at once."""
+"""Rows of a stream held in memory at once."""
 
 
 @dataclass(kw_only=True)
 class FileRows:
-    """The file, and what to do with rows that are malformed or too long."""
+    """The file, and how to treat rows that are malformed or too long."""
 
     KEYS: ClassVar[tuple[str, ...]]
     EXAMPLES: ClassVar[tuple[dict[str, Any], ...]]
@@ -35,38 +35,38 @@ class FileRows:
     util: DatasetUtility
 
     path: str
-    """A file (.jsonl, .json with a list, .csv, .tsv, .parquet, .arrow), a folder of such files or one that `datasets`
-    saved, or `hf:NAME` for a dataset of the Hub. A field `id`, if every row has one, names the rows."""
+    """A file (.jsonl, .json with a list, .csv, .tsv, .parquet, .arrow), a folder of such files or one saved by
+    `datasets`, or `hf:NAME` for a dataset on the Hub. A field `id`, if every row has one, names the rows."""
 
     split: str = "train"
-    """Which split of a folder or of a dataset of the Hub."""
+    """Which split of a folder or of a Hub dataset."""
 
     config: str | None = None
-    """Which configuration of a dataset of the Hub, if it has several."""
+    """Which configuration of a Hub dataset, if it has several."""
 
     streaming: bool = False
-    """Read rows when they are needed, in the order of the file or of the Hub's dataset, and keep none of them: for data
-    that is too large to be downloaded or kept in memory. A run that is resumed reads again what comes before the row
-    where it continues. With `max_rows`: take the first so many without downloading the others, and keep them, so that
-    they can be shuffled."""
+    """Read rows as they are needed, in the order of the file or the Hub dataset, and keep none of them: for data too
+    large to download or keep in memory. A resumed run reads again the rows before the one where it continues. With
+    `max_rows`: read only that many rows, without downloading the others, and keep them, so that they can be
+    shuffled."""
 
     max_length: int = 1024
     """Longest row, in tokens: a prompt, with its answer if the row has one, or a conversation."""
 
     overlong: Literal["error", "drop", "truncate_left", "truncate_right"] = "error"
-    """What to do with longer rows; truncate_left shortens the prompt from its start, truncate_right what comes last."""
+    """What to do with longer rows; truncate_left cuts the start of the prompt, truncate_right cuts from the end."""
 
     bad_rows: Literal["error", "skip"] = "error"
     """What to do with a malformed row."""
 
     max_bad_rows: int = 10
-    """Skip no more malformed rows than this."""
+    """Maximum number of malformed rows to skip."""
 
     max_rows: int | None = None
-    """Read only so many rows, from the start of the file."""
+    """Read at most this many rows, from the start of the file."""
 
     scores: Scores | None = None
-    """Leave out rows that were always or never solved in an earlier run, or take them by difficulty."""
+    """Leave out rows that were always or never solved in an earlier run, or order them by difficulty."""
 
     LIMITS: ClassVar[Limits] = {"max_length": {"ge": 1}, "max_bad_rows": {"ge": 0}, "max_rows": {"ge": 1}}
 
@@ -74,7 +74,7 @@ class FileRows:
     """Every row with its tokens, within the limit."""
     _bad_rows: list[str] = field(default_factory=list, init=False, repr=False)
     notes: list[str] = field(default_factory=list, init=False, repr=False)
-    """What became of rows that were left out by their scores."""
+    """Notes on rows that were left out because of their scores."""
     _make_survey: Callable[[], Survey] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -91,15 +91,15 @@ class FileRows:
 
     @property
     def is_stream(self) -> bool:
-        """Whether rows are only read forward, by `rows_from`."""
+        """Whether rows can only be read forward, by `rows_from`."""
         return self.streaming and self.max_rows is None
 
     def rows_from(self, epoch: int, start: int) -> Iterator[SequenceSample]:
-        """The rows from number `start` on, in the order in which they are stored, in every epoch."""
+        """The rows from number `start` on, in storage order, in every epoch."""
         place = 0
         for rows in self._chunks():
             if not rows or (self.overlong != "drop" and place + len(rows) <= start):
-                place += len(rows)  # none of these is needed, nor its tokens
+                place += len(rows)  # none of these rows, nor their tokens, is needed
                 continue
             part = copy.copy(self)
             part._rows = self._encoded(rows)
@@ -113,18 +113,18 @@ class FileRows:
         return declared_keys(self.KEYS, lambda name: getattr(self, name)).needed
 
     def digest(self) -> str:
-        """Tells these rows, as they are trained on, from any others; of a stream the first ones."""
+        """Fingerprint of the rows as they are trained on; for a stream, of the first ones."""
         content = hashlib.sha256()
         for row, tokens in self._encoded(next(self._chunks())) if self.is_stream else self._rows:
             content.update(repr((row.id, row.content, tokens)).encode())
         return content.hexdigest()
 
     def survey(self) -> Survey:
-        """Lengths and prompts of all rows, those that were left out included."""
+        """Lengths and prompts of all rows, including those left out."""
         return self._make_survey()
 
     def _read(self, fields: dict[str, Any]) -> Any:
-        """The content of a row. Raises BadRow."""
+        """Parse the content of a row. Raises BadRow."""
         raise NotImplementedError
 
     def _encoded(self, rows: list[Row[Any]]) -> list[tuple[Row[Any], Any]]:
@@ -139,14 +139,14 @@ class FileRows:
         return rows
 
     def _chunks(self) -> Iterator[list[Row[Any]]]:
-        """The rows of a stream, some at a time; at least one chunk. Raises DataError."""
+        """The rows of a stream, in chunks; at least one chunk. Raises DataError."""
         parsed, bad_rows, number = self._source().rows(), list[str](), 0
         while (chunk := list(islice(parsed, CHUNK))) or number == 0:
             yield self._read_rows(chunk, bad_rows, may_be_empty=number > 0)
             number += 1
 
     def _read_rows(self, parsed: Iterable[Parsed], bad_rows: list[str], may_be_empty: bool = False) -> list[Row[Any]]:
-        """What is good of it; what is wrong with the others is added to `bad_rows`."""
+        """The good rows; the faults of the others are appended to `bad_rows`."""
         return read_rows(
             self.path, self._read, bad_rows=self.bad_rows, max_bad_rows=self.max_bad_rows - len(bad_rows),
             max_rows=self.max_rows, note=bad_rows.append, parsed_rows=parsed, may_be_empty=may_be_empty,
@@ -164,7 +164,7 @@ class FileRows:
         length: Callable[[T], int],
         fit: Callable[[T, int, Overlong], T],
     ) -> list[tuple[Row[Content], T]]:
-        """Rows with their tokens, none longer than `max_length`; `prompt` gives the words of a row's prompt."""
+        """Rows with their tokens, none longer than `max_length`; `prompt` returns the text of a row's prompt."""
         self._make_survey = lambda: Survey(
             lengths=[length(tokens) for tokens in encoded],
             prompts=[(row.where, prompt(row)) for row in rows],
@@ -177,10 +177,10 @@ class FileRows:
 
 @dataclass(kw_only=True)
 class TextRows(FileRows):
-    """Rows whose prompt is one text, which the chat template puts into a user's message."""
+    """Rows whose prompt is a single text, which the chat template puts into a user message."""
 
     chat: bool | Literal["auto"] = "auto"
-    """Put the prompt through the tokenizer's chat template; auto: if it has one."""
+    """Apply the tokenizer's chat template to the prompt; auto: if there is one."""
 
     system: str | None = None
     """System prompt."""
@@ -189,7 +189,7 @@ class TextRows(FileRows):
         return encode_prompts(self.util.tokenizer, prompts, chat=self.chat, system=self.system)
 
     def _about(self, row: Row[Any], prompt: str) -> dict[str, Any]:
-        """What every `Preview` says of a row beside its tokens."""
+        """The fields that every `Preview` of a row has in addition to its tokens."""
         return {
             "id": row.id, "where": row.where, "prompt": prompt, "system": self.system,
             "chat": uses_chat(self.util.tokenizer, self.chat),

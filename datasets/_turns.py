@@ -1,8 +1,8 @@
-"""What of a conversation is trained on: the assistant's turns, each with the token that ends it.
+"""The part of a conversation to train on: the assistant's turns, each with the token that ends it.
 
-Templates that mark what an assistant wrote (`{% generation %}`) say so themselves. For others the conversation is
+Templates that mark what the assistant wrote (`{% generation %}`) identify it themselves. For others the conversation is
 rendered up to each turn, ready for an answer, and up to its end: where both are prefixes of the whole text, the turn is
-what is between them.
+the text between them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Spoken:
-    """A conversation as the template writes it."""
+    """A conversation as rendered by the template."""
 
     conversation: Conversation
     text: str
     spans: Sequence[Span]
-    """What is trained on: turns of the assistant, in order, none empty."""
+    """The text to train on: turns of the assistant, in order, none empty."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Masked:
 
 
 class Speaker:
-    """Writes conversations by a tokenizer's chat template. Raises ModelError F32 if it has none."""
+    """Renders conversations with a tokenizer's chat template. Raises ModelError F32 if it has none."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, turns: Turns, mask: Literal["auto", "markers", "prefix"]):
         template = template_of(tokenizer)
@@ -64,13 +64,13 @@ class Speaker:
 
     @property
     def method(self) -> str:
-        """How it is known what is trained on."""
+        """How the trained text is identified."""
         turns = "all turns" if self._turns == "all" else "the last turn"
         how = "the template's generation markers" if self._by_markers else "prefixes of the conversation"
         return f"{turns} of the assistant, by {how}"
 
     def speak(self, conversation: Conversation) -> Spoken:
-        """The text of a conversation, and what of it is trained on. Raises BadRow; ModelError for a template that
+        """The text of a conversation, and the spans to train on. Raises BadRow; ModelError for a template that
         exceeds a limit."""
         text, spans = (self._marked if self._by_markers else self._between_prefixes)(conversation)
         spans = _trimmed(text, spans)
@@ -81,7 +81,7 @@ class Speaker:
         return Spoken(conversation, text, spans)
 
     def _demand_answers(self, conversation: Conversation, trained: str) -> None:
-        """A template may trim an answer or write its reasoning elsewhere, but its last word has to be there."""
+        """A template may trim an answer or move its reasoning, but its last word has to be there."""
         for turn in self._trained_turns(conversation):
             words = conversation.messages[turn]["content"].split()
             if words and words[-1] not in trained:
@@ -92,7 +92,7 @@ class Speaker:
         return conversation.turns if self._turns == "all" else conversation.turns[-1:]
 
     def _marked(self, conversation: Conversation) -> tuple[str, Sequence[Span]]:
-        """A marker may enclose a turn without what ends it; the end of the whole text tells what that is."""
+        """A marker may enclose a turn without the text that ends it; the end of the whole text shows what that is."""
         whole = self._render(conversation)
         spans, text, last = whole.spans, whole.text, conversation.turns[-1]
         if self._turns == "last" and last:
@@ -130,7 +130,7 @@ class Speaker:
         )
 
     def _render(self, conversation: Conversation, messages: int | None = None, **how: Any) -> Any:
-        """The first so many messages."""
+        """Render the first `messages` messages, by default all."""
         special = self._tokenizer.special_tokens_map
         some: list[Message] = conversation.messages[:messages]
         try:
@@ -146,8 +146,8 @@ class Speaker:
 
 
 def _trimmed(text: str, spans: Sequence[Span]) -> list[Span]:
-    """Spans that touch each other as one, and none that is blank. Line breaks behind the last token of a turn are the
-    template's, no model has to write them."""
+    """Merge adjacent spans and drop blank ones. Line breaks after the last token of a turn belong to the template; no
+    model has to generate them."""
     joined: list[Span] = []
     for start, end in spans:
         joined.append((joined.pop()[0] if joined and joined[-1][1] == start else start, end))
@@ -156,7 +156,7 @@ def _trimmed(text: str, spans: Sequence[Span]) -> list[Span]:
 
 
 def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row[Spoken]]) -> list[Masked]:
-    """The tokens of conversations, as the tokenizer splits their whole texts; one partly in a span is trained on.
+    """The tokens of conversations, tokenized as whole texts; a token partly within a span is trained on.
     Raises ModelError F32 where a turn does not end with a special token."""
     if not rows:
         return []
@@ -190,7 +190,7 @@ def _masked(tokenizer: PreTrainedTokenizerBase, row: Row[Spoken], ids: Tokens, o
 
 
 def fit_turns(masked: Masked, limit: int, overlong: Overlong) -> Masked:
-    """The first or the last `limit` tokens. Raises TooLong if that leaves no token to train on, or no context."""
+    """Keep the first or the last `limit` tokens. Raises TooLong if no token to train on, or no context, is left."""
     kept = slice(-limit, None) if overlong == "truncate_left" else slice(limit)
     cut = Masked(masked.tokens[kept], masked.trained[kept])
     if not any(cut.trained) or all(cut.trained):

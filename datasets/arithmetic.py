@@ -1,4 +1,4 @@
-"""Generated arithmetic problems as prompts: what PPO trains on and is examined on."""
+"""Generated arithmetic problems as prompts: for training and evaluating PPO."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 @register_dataset("arithmetic")
 @dataclass(kw_only=True)
 class Arithmetic(ArithmeticRows):
-    """Sums and differences in symbols and in words; train and held-out splits share no problem."""
+    """Sums and differences in symbols and in words; the train and held-out splits share no problem."""
 
     NAME: ClassVar[str] = "arithmetic"
     KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",)
     LONGEST: ClassVar[int] = 40
     """Tokens of the longest prompt at the default levels."""
     VOCABULARY: ClassVar[int] = 380
-    """Tokens of the tokenizer that it brings along."""
+    """Vocabulary size of the tokenizer that comes with it."""
 
     def __getitem__(self, index: int) -> SequenceSample:
         return prompt_sample(self.preview(index))
@@ -36,7 +36,7 @@ class Arithmetic(ArithmeticRows):
 
     @staticmethod
     def make_tokenizer() -> PreTrainedTokenizerFast:
-        """What `tokenizer: builtin:arithmetic` means."""
+        """The tokenizer behind `tokenizer: builtin:arithmetic`."""
         from transformers import PreTrainedTokenizerFast
 
         backend, special_tokens = Arithmetic.tokenizer_parts()
@@ -44,5 +44,5 @@ class Arithmetic(ArithmeticRows):
 
     @staticmethod
     def tokenizer_parts() -> tuple[Tokenizer, dict[str, str]]:
-        """The same without transformers: what splits texts, and the names of its special tokens."""
+        """The same without transformers: the underlying tokenizer, and the names of its special tokens."""
         return _arithmetic.tokenizer(), dict(_arithmetic.SPECIAL_TOKENS)

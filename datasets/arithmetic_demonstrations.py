@@ -1,4 +1,4 @@
-"""Generated arithmetic problems with answers written by a crowd, part of it in a hurry: the warm start before PPO."""
+"""Generated arithmetic problems with worked answers, some deliberately careless: the warm start for PPO."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._samples import answered_sample
 @register_dataset("arithmetic_demonstrations")
 @dataclass(kw_only=True)
 class ArithmeticDemonstrations(ArithmeticRows):
-    """Questions with worked answers; hasty writers stop after the first line and hand in its total."""
+    """Questions with worked answers; careless ones stop after the first line and give its total as the result."""
 
     NAME: ClassVar[str] = "arithmetic-demonstration"
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
@@ -24,10 +24,10 @@ class ArithmeticDemonstrations(ArithmeticRows):
     """Tokens of the longest row at the default levels."""
 
     problems: int = 40000
-    """How many problems to generate."""
+    """Number of problems to generate."""
 
     hasty: tuple[float, ...] = (0.25, 0.65, 0.7)
-    """For each level, the share of answers that stop after the first line: the longer the sum, the more."""
+    """For each level, the share of answers that stop after the first line: higher for longer sums."""
 
     def __post_init__(self) -> None:
         if len(self.hasty) != len(self.levels) or not all(0 <= share <= 1 for share in self.hasty):

@@ -1,4 +1,4 @@
-"""Generated arithmetic problems with a right and a wrong answer: what reward models and DPO learn from."""
+"""Generated arithmetic problems with a right and a wrong answer: for reward models and DPO."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from ._samples import paired_sample
 @register_dataset("arithmetic_pairs")
 @dataclass(kw_only=True)
 class ArithmeticPairs(ArithmeticRows):
-    """Questions with the whole working as the preferred answer. The rejected one is in a hurry, stops after the first
-    line and hands in its total; or has a wrong result in some line, which the lines below it carry on."""
+    """Questions with the full working as the preferred answer. The rejected one either stops after the first line and
+    gives its total as the result, or has a wrong result in some line, carried through the later lines."""
 
     NAME: ClassVar[str] = "arithmetic-pairs"
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask", "prompt_lens")
     PAIRS: ClassVar[str] = "pairs_per_problem"
     LONGEST: ClassVar[int] = 80
-    """Tokens of the longest answer with its question at the default levels."""
+    """Tokens of the longest answer, including its question, at the default levels."""
 
     LIMITS: ClassVar[Limits] = {"hasty": {"ge": 0, "le": 1}, "pairs_per_problem": {"ge": 1, "le": 64}}
 
     levels: tuple[int, ...] = (2, 3, 4)
-    """Difficulties, taken in turn: the number of operations, at least 2."""
+    """Difficulties, used in rotation: the number of operations, at least 2."""
 
     hasty: float = 0.5
     """The share of rejected answers that stop after the first line."""
 
     pairs_per_problem: int = 1
-    """How many rejected answers each problem has; the preferred one is always the same."""
+    """Number of rejected answers per problem; the preferred one is always the same."""
 
     def __post_init__(self) -> None:
         if any(level < 2 for level in self.levels):

@@ -17,7 +17,7 @@ from ._turns import Masked, Speaker, Spoken, encode_turns, fit_turns
 @register_dataset("chat")
 @dataclass(kw_only=True)
 class Chat(FileRows):
-    """Rows of messages, each with a role and a content; the assistant's are trained on, their stop tokens too."""
+    """Rows of messages, each with a role and a content; trains on the assistant's, including their stop tokens."""
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
     NEEDS_TEMPLATE: ClassVar[bool] = True
@@ -42,13 +42,13 @@ class Chat(FileRows):
     )
 
     messages_key: str = "messages"
-    """Field that holds the list of messages: `{role, content}`, or `{from, value}` as ShareGPT has them."""
+    """Field that holds the list of messages: `{role, content}`, or `{from, value}` as in ShareGPT."""
 
     tools_key: str = "tools"
-    """Field that holds the tools that the assistant may call, if a row has any."""
+    """Field that holds the tools the assistant may call, if a row has any."""
 
     system: str | None = None
-    """System prompt of the conversations that have none of their own."""
+    """System prompt for conversations without one of their own."""
 
     train_on: Literal["all", "last"] = "all"
     """Which of the assistant's turns to train on."""

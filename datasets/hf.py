@@ -1,4 +1,4 @@
-"""Any dataset of rows, local or on the Hub, under whatever names its columns have."""
+"""Any dataset of rows, local or on the Hub, whatever its columns are called."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "math_prompts": {"question": ("question", "problem"), "answer": ("answer", "solution")},
     "prompt_only": {"prompt": ("prompt", "question", "problem", "instruction")},
 }
-"""What rows may be → what they need, and the columns that usually hold it. The first that has its columns is taken."""
+"""Kind of row → the fields it needs, and the columns that usually hold them. The first kind with its columns wins."""
 
 OPTIONAL = {"chat": ("tools",)}
-"""What else some take, if rows have it."""
+"""Optional fields of some kinds, used if rows have them."""
 
 LOOKED_AT = 20
-"""Rows that are read to find the columns, should the first be bad."""
+"""Rows read to find the columns, in case the first is bad."""
 
 
 @register_dataset("hf")
 @dataclass(kw_only=True)
 class HuggingFace(TextRows):
-    """Rows of a file, a folder or the Hub, taken as `chat`, `paired`, `prompt_answer`, … take them."""
+    """Rows of a file, a folder or the Hub, handled like those of `chat`, `paired`, `prompt_answer`, …."""
 
     KEYS_OF: ClassVar[str] = "kind"
     EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -44,14 +44,14 @@ class HuggingFace(TextRows):
     )
 
     kind: Literal["auto", "chat", "paired", "prompt_answer", "math_prompts", "prompt_only"] = "auto"
-    """Which dataset takes the rows; auto: the first of these whose columns they have."""
+    """Which dataset handles the rows; auto: the first of these whose columns they have."""
 
     columns: dict[str, str] = field(default_factory=dict)
-    """What a row needs (prompt, answer, question, messages, tools, positive, negative) → the column that holds it, if
+    """Field of a row (prompt, answer, question, messages, tools, positive, negative) → the column that holds it, if
     that has an unusual name."""
 
     _taken: Any = field(init=False, repr=False)
-    """The dataset that takes the rows."""
+    """The dataset that handles the rows."""
 
     def __post_init__(self) -> None:
         columns = self._columns()
@@ -95,7 +95,7 @@ class HuggingFace(TextRows):
         return self._taken.digest()
 
     def _columns(self) -> list[str]:
-        """Those of the first row that can be read; none if there is no such row, which reading all rows will report."""
+        """Columns of the first readable row; none if there is no such row, which reading all rows will report."""
         first = islice(self._source().rows(), LOOKED_AT)
         return next((list(row) for _, _, row in first if not isinstance(row, BadRow)), [])
 
@@ -112,6 +112,6 @@ class HuggingFace(TextRows):
 
 
 def _usual(kind: str, columns: list[str]) -> dict[str, str]:
-    """What rows of a kind need → the column of a usual name that holds it."""
+    """Field of this kind of row → the column that holds it under a usual name."""
     found = ((name, next((one for one in usual if one in columns), None)) for name, usual in FIELDS[kind].items())
     return {name: column for name, column in found if column is not None}

@@ -1,4 +1,4 @@
-"""Mathematical questions with a known final answer, for rewards that check it. Reads GSM8K as it is."""
+"""Mathematical questions with a known final answer, for rewards that check it. Reads GSM8K unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._text_rows import TextRows
 @register_dataset("math_prompts")
 @dataclass(kw_only=True)
 class MathPrompts(TextRows):
-    """Rows of a question and an answer; the metadata hold the `question` and the final `answer` alone."""
+    """Rows of a question and an answer; the metadata hold the `question` and only the final `answer`."""
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",)
     EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -31,8 +31,8 @@ class MathPrompts(TextRows):
     """Field that holds the question."""
 
     answer_key: str = "answer"
-    """Field that holds the answer: a number or a text. What follows the last `####` of a text, if it has one,
-    is the final answer."""
+    """Field that holds the answer: a number or a text. If a text contains `####`, the part after the last one is
+    the final answer."""
 
     template: str = "{question}"
     """The user's message; `{question}` stands for the question."""

@@ -1,4 +1,4 @@
-"""Several datasets as one, in fixed proportions."""
+"""Several datasets combined in fixed proportions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rlcli.api.preview import preview_of
 from rlcli.registry import make_dataset
 
 LOOKED_AT = 2048
-"""Rows of a dataset without a digest of its own that tell it from others, spread evenly over it."""
+"""Rows, spread evenly, that identify a dataset without a digest of its own."""
 
 
 @register_dataset("mixture")
 @dataclass(kw_only=True)
 class Mixture:
-    """Rows of other datasets of the recipe, each with its share; no row comes again before all of its dataset have.
+    """Rows of other datasets in the recipe, each with its share; no row repeats before its whole dataset has been used.
 
     A run reports how many samples of each it has trained on so far, as `used/<dataset>`.
     """
@@ -45,14 +45,14 @@ class Mixture:
     util: DatasetUtility
 
     weights: dict[str, float]
-    """Dataset of the recipe → its share of the rows, in proportion to the others."""
+    """Dataset in the recipe → its share of the rows, relative to the others."""
 
     rows: int | None = None
-    """Rows of an epoch; by default as many as it takes to use every row of every dataset."""
+    """Rows per epoch; by default as many as are needed to use every row of every dataset."""
 
     _sources: dict[str, Any] = field(init=False, repr=False)
     _plan: list[tuple[str, int, int]] = field(init=False, repr=False)
-    """(dataset, row in it, how many times it was used before) of each row."""
+    """For each row: (dataset, row in it, number of earlier uses)."""
     _metadata: tuple[str, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -63,14 +63,14 @@ class Mixture:
         self._refuse_unlike()
         lengths = {name: len(source) for name, source in self._sources.items()}
         counts = row_counts(lengths, self.weights, self.rows)
-        seeds = {name: stable_seed("mixture", name) for name in counts}  # the rows are the same for any seed of the run
+        seeds = {name: stable_seed("mixture", name) for name in counts}  # the rows do not depend on the run's seed
         self._plan = interleaved({name: uses(lengths[name], count, seeds[name]) for name, count in counts.items()})
         firsts = [_preview(source, 0).metadata for source in self._sources.values()]
         self._metadata = tuple(dict.fromkeys(name for metadata in firsts for name in metadata))
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys of every sample, those of every dataset."""
+        """The keys of every sample, the same in every dataset."""
         return _keys(next(iter(self._sources.values())))
 
     @property
@@ -101,7 +101,7 @@ class Mixture:
         return replace(said, id=_id(name, said.id, before), where=place, metadata=metadata)
 
     def digest(self) -> str:
-        """Tells these rows, in this order, from any others."""
+        """Fingerprint of these rows, in this order."""
         content = hashlib.sha256(repr(self._plan).encode())
         for source in self._sources.values():
             content.update(_digest(source).encode())
@@ -133,7 +133,7 @@ def _keys(source: Any) -> tuple[str, ...]:
 
 
 def row_counts(lengths: Mapping[str, int], weights: Mapping[str, float], rows: int | None) -> dict[str, int]:
-    """How many rows are taken of each dataset: its share of `rows`, to the nearest number that adds up."""
+    """Number of rows taken from each dataset: its share of `rows`, rounded so that they add up."""
     total = sum(map(Fraction, weights.values()))
     shares = {name: Fraction(weight) / total for name, weight in weights.items()}
     if rows is None:
@@ -146,8 +146,8 @@ def row_counts(lengths: Mapping[str, int], weights: Mapping[str, float], rows: i
 
 
 def uses(length: int, count: int, seed: int) -> list[tuple[int, int]]:
-    """(row, how many times it was used before) for `count` rows: whole passes in order, then, in order too, as many
-    different rows as are missing, drawn at random."""
+    """(row, number of earlier uses) for `count` rows: whole passes in order, then the remaining number of distinct
+    rows, drawn at random but also in order."""
     passes, rest = divmod(count, length)
     drawn = np.random.Generator(np.random.PCG64(seed)).permutation(length)[:rest]
     whole = [(row, number) for number in range(passes) for row in range(length)]
@@ -155,7 +155,7 @@ def uses(length: int, count: int, seed: int) -> list[tuple[int, int]]:
 
 
 def interleaved(rows: Mapping[str, list[tuple[int, int]]]) -> list[tuple[str, int, int]]:
-    """The rows of all datasets, those of each in order and spread evenly over the whole."""
+    """The rows of all datasets, each dataset's in order and spread evenly over the whole."""
     entries = [(name, row, number) for name, own in rows.items() for row, number in own]
     places = np.concatenate([(np.arange(len(own)) + 0.5) / len(own) for own in rows.values() if own])
     return [entries[place] for place in np.argsort(places, kind="stable").tolist()]

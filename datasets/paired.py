@@ -17,7 +17,7 @@ from ._samples import paired_sample
 from ._text_rows import TextRows
 
 Pair = tuple[str, str, float]
-"""A preferred and a rejected answer, and by how much the one is better."""
+"""A preferred and a rejected answer, and the margin between them."""
 Texts = tuple[str, list[Pair]]
 Encoded = tuple[Tokens, list[Tokens]]
 
@@ -25,10 +25,10 @@ Encoded = tuple[Tokens, list[Tokens]]
 @register_dataset("paired")
 @dataclass(kw_only=True)
 class Paired(TextRows):
-    """Rows of a prompt with equally many positive and negative answers.
+    """Rows of a prompt with an equal number of positive and negative answers.
 
-    A sample holds the sequences positive 0, negative 0, positive 1, negative 1, …, each with the prompt in
-    front and the end-of-sequence token behind. `prompt_mask` marks the tokens of the prompt, `prompt_lens` is their
+    A sample holds the sequences positive 0, negative 0, positive 1, negative 1, …, each starting with the prompt
+    and ending with the end-of-sequence token. `prompt_mask` marks the tokens of the prompt, `prompt_lens` is their
     number.
     """
 
@@ -49,14 +49,14 @@ class Paired(TextRows):
     """Field that holds the list of preferred answers, or a single one."""
 
     negative_key: str = "neg_answers"
-    """Field that holds the list of rejected answers, or a single one; the n-th goes with the n-th preferred one."""
+    """Field that holds the list of rejected answers, or a single one; the n-th belongs to the n-th preferred one."""
 
     margin_key: str | None = None
-    """Field that holds a list of numbers, by how much the n-th preferred answer is better than the n-th rejected one:
-    a reward model's `use_margins` asks for it."""
+    """Field that holds a list of numbers, by how much the n-th preferred answer is better than the n-th rejected one;
+    required by a reward model's `use_margins`."""
 
     max_pairs_per_prompt: int = 2
-    """Of a prompt with more pairs take so many, drawn by the run's seed."""
+    """Maximum number of pairs taken from one prompt, drawn with the run's seed."""
 
     _rows: list[tuple[Row[Texts], Encoded]] = field(init=False, repr=False)
 
@@ -89,7 +89,7 @@ class Paired(TextRows):
         return text_field(fields, self.prompt_key), list(zip(positive, negative, margins, strict=True))
 
     def _is_one(self, key: str, value: Any) -> bool:
-        """Rows of one pair may hold its answers, and its margin, without a list around them."""
+        """A row with one pair may give its answers, and its margin, without a list around them."""
         return key in (self.positive_key, self.negative_key, self.margin_key) and isinstance(value, str | float | int)
 
     def _encode(self, rows: list[Row[Texts]]) -> list[Encoded]:
@@ -102,11 +102,11 @@ class Paired(TextRows):
         ]
 
     def _answers(self, row: Row[Texts]) -> list[str]:
-        """Positive 0, negative 0, positive 1, … of the pairs that are taken."""
+        """Positive 0, negative 0, positive 1, … of the selected pairs."""
         return [answer for positive, negative, _ in self._pairs(row) for answer in (positive, negative)]
 
     def _pairs(self, row: Row[Texts]) -> list[Pair]:
-        """Those that are taken."""
+        """The selected pairs."""
         _, pairs = row.content
         if len(pairs) <= self.max_pairs_per_prompt:
             return pairs

@@ -1,4 +1,4 @@
-"""Prompts alone, for algorithms that let the model answer."""
+"""Prompts only, for algorithms that generate the responses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._text_rows import TextRows
 @register_dataset("prompt_only")
 @dataclass(kw_only=True)
 class PromptOnly(TextRows):
-    """Rows of a prompt."""
+    """Rows with a prompt."""
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",)
     EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (

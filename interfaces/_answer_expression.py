@@ -1,7 +1,7 @@
 """Answers that are mathematical expressions, and bounds on them.
 
-Comparing expressions may take for ever (`9^{9^9}`), so what may be compared is limited beforehand, by what is written
-and not by the clock: a verdict must not depend on how busy a machine is.
+Comparing expressions may take for ever (`9^{9^9}`). Bounds on what is written, not a time limit, decide beforehand what
+may be compared: a verdict must not depend on how busy a machine is.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ MAX_TOKENS = 120
 MAX_DEPTH = 10
 MAX_DIGITS = 20
 MAX_EXPONENT = 3000
-"""Of a number; MAX_DEGREE next to functions, whose arguments may be factored."""
+"""For a numeric base; MAX_DEGREE in expressions with functions, whose arguments may be factored."""
 MAX_DEGREE = 100
-"""Sum of the exponents of variables."""
+"""Bound on the sum of the exponents of variables."""
 MAX_GROUP_EXPONENT = 20
-"""Product of the exponents of sums, functions and the like, which may be multiplied out."""
+"""Bound on the product of the exponents of sums, functions and the like, which may be multiplied out."""
 MAX_EXPANSION = 400
-"""That product times the signs and numbers of the whole expression."""
+"""Bound on that product times the number of tokens in the whole expression."""
 MAX_FUNCTIONS = 10
 MAX_UNIONS = 6
-"""And intersections; MAX_UNIONS_OF_VARIABLES where the bounds of intervals could be in any order."""
+"""Unions and intersections; MAX_UNIONS_OF_VARIABLES where the bounds of intervals could be in any order."""
 MAX_UNIONS_OF_VARIABLES = 2
 MAX_ARGUMENT = 50
-"""Of a factorial or a binomial."""
+"""Argument of a factorial or a binomial."""
 MAX_CELLS = 25
 
 _FUNCTIONS = words("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt")
@@ -48,12 +48,12 @@ _COMMANDS = (
     """
     )
 )
-"""What may occur in an expression. Sums, integrals and limits may not: their work cannot be told from their looks."""
+"""Commands allowed in an expression. Sums, integrals and limits are not: their form does not show their cost."""
 _FACTORIAL = re.compile(r"(?:(?P<number>[0-9.]+)|(?P<other>\S))\s*!(?P<again>\s*!)?")
 _BINOMIAL = re.compile(r"\\[dt]?binom")
 _TERM = r"\s*(?:[0-9]+\s*[A-Za-z]?|[A-Za-z])\s*"
 _SUM = re.compile(rf"\{{{_TERM}(?:[+-]{_TERM})*\}}|[A-Za-z0-9]")
-"""What a binomial may be of: a sum such as {2n+1}, or one letter or digit."""
+"""Argument of a binomial: a sum such as {2n+1}, or one letter or digit."""
 _AS_LATEX = {
     "π": r"\pi ", "√": r"\sqrt", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "×": r"\times ",
     "·": r"\cdot ", "÷": r"\div ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ", "θ": r"\theta ",
@@ -70,7 +70,7 @@ _NAME = re.compile(
 )
 _TOWER = re.compile(r"\^\s*[-+]?(?:[0-9.]+|[A-Za-z]|\\[A-Za-z]+)\s*\^")
 _OTHER_BASE = re.compile(r"[0-9]\s*_")
-"""A number to another base: math-verify would overlook the base, so it is compared as text."""
+"""A number in another base: math-verify would ignore the base, so it is compared as text."""
 _SHORT_POWER = re.compile(r"-?[0-9.]+|\\[A-Za-z]+|.?", re.DOTALL)
 _UNIT = re.compile(r"(?:\\[,;: ]|\s|~)*\\(?:text|mathrm|mbox|textrm|textup)\{([^{}]*)\}(?:\^\{?[23]\}?)?\.?$")
 _SPAN = re.compile(r"^([^$\\]*)(?:\$([^$]+)\$|\\\((.+?)\\\))([^$\\]*)$")
@@ -80,9 +80,9 @@ _SPACING = re.compile(
     r"\\(?:left|right|displaystyle|big|Big|bigl|bigr)(?![A-Za-z])|(?<!\\)\\[!,;: ]|\\q?quad(?![A-Za-z])|~"
 )
 _AND = re.compile(r"(?:,\s*)?(?:\\(?:text|mathrm)\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))")
-"""Between the parts of a list. "1 or 2" is the list of both, and so not 1."""
+"""Joins the parts of a list. "1 or 2" is the list of both, and so is not 1."""
 _NAMED_NUMERATOR = re.compile(r"(\\[dtc]?frac)\s*(\\(?:pi|" + "|".join(sorted(_GREEK)) + r"))(?![A-Za-z])")
-"""\\frac\\pi4, which the parser of math-verify does not read."""
+"""\\frac\\pi4, which math-verify's parser cannot read."""
 _WITHOUT_BACKSLASH = re.compile(r"(?<![A-Za-z\\])(pi|infty|" + "|".join(sorted(_FUNCTIONS)) + r")(?![A-Za-z])")
 
 
@@ -97,7 +97,7 @@ class Expression:
 
     @property
     def key(self) -> str:
-        """The same for texts that differ in blanks and sizes alone."""
+        """Equal for texts that differ only in spaces and sizes."""
         return re.sub(r"\s+", "", re.sub(r"\\[dtc]frac", r"\\frac", self.latex))
 
     @property
@@ -105,13 +105,13 @@ class Expression:
         return re.search(r"[=<>]|\\(?:l[et]q?|g[et]q?|neq?|in)(?![a-z])", self.latex) is not None
 
     def unnamed(self) -> Expression:
-        """Without "x =" or "x \\in" before it."""
+        """The expression without a leading "x =" or "x \\in"."""
         bare = read_expression(_NAME.sub("", self.latex)) if _NAME.match(self.latex) else None
         return bare or self
 
 
 def read_expression(text: str) -> Expression | None:
-    """The expression that the whole text is, or None: also where a comparison might take too long."""
+    """Read the whole text as one expression; None if it is not one or if comparing it might take too long."""
     if not is_clean(text):
         return None
     latex, unit = _without_unit(_math_of(undecorated(text)))
@@ -124,7 +124,7 @@ def read_expression(text: str) -> Expression | None:
 
 
 def _math_of(text: str) -> str:
-    """The formula in a sentence that says nothing else of it; otherwise the text without delimiters."""
+    """The formula in a sentence that adds nothing to it; otherwise the text without delimiters."""
     span = _SPAN.match(text)
     if span and _is_plain_prose(span[1]) and _is_plain_prose(span[4].rstrip(".")):
         text = span[2] or span[3]
@@ -137,7 +137,7 @@ def _math_of(text: str) -> str:
 
 
 def _is_plain_prose(text: str) -> bool:
-    """Whether it is words alone, none of which hedges, denies or computes."""
+    """Whether it is words only, none of which hedges, denies or computes."""
     return _PROSE.fullmatch(text) is not None and not any(qualifies(word) for word in re.findall(r"[\w'-]+", text))
 
 
@@ -152,7 +152,7 @@ def _without_unit(latex: str) -> tuple[str | None, str]:
 
 
 def _letters(latex: str) -> frozenset[str] | None:
-    """The variables, if there is nothing in it but mathematics."""
+    """The variables, or None if it contains anything but mathematics."""
     found: set[str] = set()
     for place, token in enumerate(_TOKEN.finditer(latex)):
         command, letter, sign = token["command"], token["letter"], token["sign"]
@@ -194,7 +194,7 @@ def _depth(latex: str) -> int:
 
 
 def _has_small_powers(latex: str, max_exponent: int) -> bool:
-    """No towers (but e^{x^2} is fine), and no large exponents."""
+    """No power towers (but e^{x^2} is fine), and no large exponents."""
     if _TOWER.search(latex) or latex.count("\\exp") > 1:
         return False
     of_groups, degree = 1.0, 0.0
@@ -229,11 +229,11 @@ def _is_of_a_small_number(factorial: re.Match[str]) -> bool:
         return False
     if factorial["number"] is not None:
         return factorial["number"].isdigit() and int(factorial["number"]) <= MAX_ARGUMENT
-    return factorial["other"].isalpha()  # n!, but no (…)! or 3!!
+    return factorial["other"].isalpha()  # n!, but not (…)! or 3!!
 
 
 def _has_small_arguments(rest: str) -> bool:
-    """Of the binomial that this comes after: no powers or products of numbers, which may be of any size."""
+    """Whether the binomial before `rest` has no powers or products of numbers, which may be of any size."""
     for _ in range(2):
         argument = _SUM.match(rest := rest.lstrip())
         if argument is None or any(int(number) > MAX_ARGUMENT for number in re.findall(r"[0-9]+", argument[0])):

@@ -1,4 +1,4 @@
-"""Answers without what only decorates them: Markdown, LaTeX's text and spacing commands, delimiters of maths."""
+"""Strips the decoration from answers: Markdown, LaTeX's text and spacing commands, maths delimiters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import unicodedata
 
 MAX_CHARS = 500
-"""A longer final answer is no answer."""
+"""A longer final answer does not count as one."""
 
 _EMPHASIS = re.compile(r"(?<![\w)}\]*`])(\*{1,3}|`)(?=[^\s*`])([^*`]*)(?<=[^\s*`])\1(?![\w({\[*`])")
 _UNDERLINE = re.compile(r"(?<![\w)}\]_])(_{1,2})(?=[^\s_])([^_]*)(?<=[^\s_])\1(?![\w({\[_])")
@@ -14,7 +14,7 @@ _WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|up|sf|normal)?|math(?:rm|bf|it|sf)|
 _NOTHING = re.compile(r"\\(?:left|right|displaystyle|textstyle|limits|big|Big|bigl|bigr)(?![A-Za-z])")
 _GROUPS_OF_DIGITS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!]|[\u2009\u202f])(?=\d{3})")
 _SPACED_GROUPS = re.compile(r"(?<![\w.,/^])[1-9]\d{0,2}(?:[ ~]\d{3})+(?![\d/])")
-"""1 234 567: groups of three digits with blanks between them."""
+"""1 234 567: groups of three digits separated by spaces."""
 _SPACE = re.compile(r"\\(?:[,;:! ]|q?quad(?![A-Za-z])|$)|(?<=[\w}])~|\s")
 _DEGREES = re.compile(r"\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\s*\\degree(?![A-Za-z])|\s*°")
 _POWER_OF_UNIT = re.compile(r"(?<=[A-Za-z ])\^\{([23])\}")
@@ -23,7 +23,7 @@ _MINUS = str.maketrans({"−": "-", "–": "-", "＋": "+", "⁄": "/", "’": "
 
 
 def is_clean(text: str) -> bool:
-    """Short enough, and without characters that cannot be seen or that turn the text round."""
+    """Whether it is short enough, and free of invisible characters and of those that reverse the text."""
     return len(text) <= MAX_CHARS and not any(
         unicodedata.category(character) in ("Cc", "Cf", "Co", "Cs", "Cn") and character not in "\n\t"
         for character in text
@@ -31,8 +31,8 @@ def is_clean(text: str) -> bool:
 
 
 def undecorated(text: str) -> str:
-    """The text without Markdown, quotation marks, blanks around it and the full stop of its sentence; digits of other
-    scripts as 0 to 9."""
+    """The text without Markdown, quotation marks, surrounding spaces and its final full stop; digits of other scripts
+    become 0 to 9."""
     text = re.sub(r"(?<=[^\s.])\.$", "", _ascii_digits(text).translate(_MINUS).strip())
     if text.count("**") == 1:
         text = text.removeprefix("**").removesuffix("**").strip()
@@ -44,7 +44,7 @@ def undecorated(text: str) -> str:
 
 
 def readable(text: str) -> str:
-    """The text with LaTeX's words as words, blanks as blanks and no delimiters of maths; `$` remains for money."""
+    """The text with LaTeX's words as words, spacing as spaces and no maths delimiters; `$` remains for money."""
     text = _GROUPS_OF_DIGITS.sub(",", undecorated(text))
     text = _SPACED_GROUPS.sub(lambda found: re.sub("[ ~]", ",", found[0]), text)
     text = _DEGREES.sub(" degrees ", _NOTHING.sub(" ", text))
@@ -64,7 +64,7 @@ def _ascii_digits(text: str) -> str:
 
 
 def closing_brace(text: str, opened: int) -> int | None:
-    """The place of the brace that closes the one at `opened`, if it is near enough to belong to an answer."""
+    """The position of the brace that closes the one at `opened`, if it is near enough to belong to an answer."""
     depth = 0
     for place in range(opened, min(len(text), opened + MAX_CHARS + 2)):
         depth += {"{": 1, "}": -1}.get(text[place], 0)
@@ -74,7 +74,7 @@ def closing_brace(text: str, opened: int) -> int | None:
 
 
 def _unwrapped(text: str) -> str:
-    """`\\text{…}`, `\\boxed{…}` and the like as their content, apart from what is around them."""
+    """Replace `\\text{…}`, `\\boxed{…}` and the like by their content, set off by spaces."""
     while found := _WRAPPER.search(text):
         end = closing_brace(text, found.end() - 1)
         if end is None:
@@ -84,7 +84,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _without_group(text: str) -> str:
-    """Without braces around all of it."""
+    """The text without braces around the whole of it."""
     while text.startswith("{") and closing_brace(text, 0) == len(text) - 1:
         text = text[1:-1].strip()
     return text

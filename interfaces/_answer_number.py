@@ -26,7 +26,7 @@ WRITTEN = rf"""
     | {_FRACTION} | {_VULGAR} | {_RATIO} | {_TEN_TO}(?![\^⁰¹²³⁴-⁹.!])
     | {_PLAIN}(?:{_TIMES}{_TEN_TO} | [eE][+-]?[0-9]+(?!\w|\.[0-9]) | \s+(?:{"|".join(SCALES)})(?!\w))?)
 """
-"""Pattern (verbose) of a number in digits, without its sign."""
+"""Verbose pattern of a number in digits, without its sign."""
 
 _PARTS = re.compile(
     rf"""(?:(?P<whole>[0-9]+)(?:\s+(?=[0-9])|\s*(?=[^0-9\s])))?
@@ -39,8 +39,8 @@ _THOUSANDS = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]*)?")
 
 
 def number_in_digits(text: str) -> Fraction | None:
-    """The value of what WRITTEN matches, or None: for misplaced commas, a division by zero or that leaves nothing over
-    (it was not carried out), and numbers out of bounds."""
+    """The value of what WRITTEN matches; None for misplaced commas, a division by zero or one without remainder
+    (a computation not carried out), and numbers out of bounds."""
     if sum(character.isdigit() for character in text) > MAX_DIGITS:
         return None
     parts = _PARTS.fullmatch(text)
@@ -78,12 +78,12 @@ def _scaled(text: str) -> Fraction | None:
 
 
 def is_number_word(word: str) -> bool:
-    """Whether it is one or contains one, as "twenty-five", "five-year" and "thousands" do."""
+    """Whether it is or contains a number word, as "twenty-five", "five-year" and "thousands" do."""
     return any(part in NUMBERS or part.removesuffix("s") in NUMBERS for part in word.lower().split("-"))
 
 
 def number_in_words(words: Sequence[str]) -> int | None:
-    """The whole number that all these words say ("one hundred and twenty-five"), or None."""
+    """The whole number that these words spell out together ("one hundred and twenty-five"), or None."""
     parts = [part for word in words for part in word.lower().split("-")]
     total, group, smallest = 0, 0, 10**15
     previous = ""

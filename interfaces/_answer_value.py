@@ -5,8 +5,8 @@
     value   = sign? currency? number | "(" value ")"
     tail    = "%" | currency | words, powers of a unit
 
-The whole answer must be read. A second number, an operator, a variable or an unknown sign means that it states no
-single value, whatever number it may contain.
+The whole answer must match. A second number, an operator, a variable or an unknown symbol means that it does not state
+a single value, whatever number it may contain.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _INDEXED_NAME = re.compile(r"(?<![\w\\])([A-Za-z])(?:_(?:[0-9A-Za-z]|\{[0-9A-Za-z]+\})|\([A-Za-z]\))(?=\s*=)")
-"""x_1 and f(x), as names of what is equal to the value."""
+"""x_1 and f(x), as names of what equals the value."""
 
 _POWERS = ("2", "3", "²", "³")
 _SIGNS = ("+", "-", "minus", "negative")
@@ -52,14 +52,14 @@ _SIGNS = ("+", "-", "minus", "negative")
 
 @dataclass(frozen=True)
 class Value:
-    """One number and what it counts."""
+    """One number, with its unit."""
 
     number: Fraction
     percent: bool = False
     unit: tuple[str, ...] = ()
     """The words after it, or the name of its currency."""
     bare: bool = True
-    """Whether nothing but a name and "=" is before it."""
+    """Whether at most a name and "=" come before it."""
 
     def is_same(self, gold: Value) -> bool:
         """Whether this answers a row whose answer is `gold`. A unit matters where both name one; 50% is 50 and 0.5."""
@@ -81,7 +81,7 @@ class _Token:
 
 
 class _NoValue(Exception):
-    """The answer is not of this grammar."""
+    """The answer does not match this grammar."""
 
 
 def read_value(text: str) -> Value | None:
@@ -143,7 +143,7 @@ class _Reader:
         )
 
     def _before(self, first: int) -> tuple[int, bool, str]:
-        """Where the value begins with its sign and currency; whether it is negative; the currency."""
+        """Where the value begins, including sign and currency; whether it is negative; the currency."""
         tokens, start = self.tokens, first
         sign, currency = "", ""
         while start:
@@ -161,7 +161,7 @@ class _Reader:
         return start, sign not in ("", "+"), currency
 
     def _is_sign(self, place: int) -> bool:
-        """A sign of the number, not an operator between it and something."""
+        """Whether it is the sign of the number, not a binary operator."""
         before = self.tokens[place - 1] if place else None
         if before is None or before.kind == "currency" or before.text in ("=", ":", "("):
             return True
@@ -169,7 +169,7 @@ class _Reader:
         return before.kind == "word" and len(before.text) > 1 and (tight or self.tokens[place].kind == "word")
 
     def _number(self, first: int) -> tuple[Fraction, int]:
-        """The number that begins there, and the place after it."""
+        """The number that begins there, and the index after it."""
         tokens, after = self.tokens, first + 1
         if tokens[first].kind == "number":
             number = number_in_digits(tokens[first].text)
@@ -188,7 +188,7 @@ class _Reader:
 
 
 def _currency(token: _Token) -> str:
-    """$ is the DOLLAR SIGN."""
+    """The currency's unit: $ is named DOLLAR SIGN."""
     return unit_of(unicodedata.name(token.text).removesuffix(" SIGN"))
 
 
@@ -197,7 +197,7 @@ def _is_numeric(token: _Token) -> bool:
 
 
 def _check_lead(lead: Sequence[_Token], value: _Token) -> None:
-    """What is before the value is a sentence that leads up to it, or a name that equals it."""
+    """Check that the value is preceded by a sentence that leads up to it, or by a name that equals it."""
     words = [token.text for token in lead if token.kind == "word"]
     if len(words) > MAX_WORDS or any(qualifies(word) for word in words):
         raise _NoValue
@@ -221,7 +221,7 @@ def _check_lead(lead: Sequence[_Token], value: _Token) -> None:
 
 
 def _tail(tail: Sequence[_Token], value: _Token) -> tuple[bool, tuple[str, ...]]:
-    """Whether what follows says percent; the unit."""
+    """Whether the text after the value means percent, and the unit."""
     words: list[str] = []
     percent = False
     before: _Token = value
@@ -250,7 +250,7 @@ def _tail(tail: Sequence[_Token], value: _Token) -> tuple[bool, tuple[str, ...]]
 
 
 def _takes_back(word: str, before: _Token) -> bool:
-    """Whether a word behind the number is a second one or makes it another or no number."""
+    """Whether a word after the number is a second number, or changes or retracts the first."""
     lower = word.lower()
     return (
         qualifies(word)
@@ -261,7 +261,7 @@ def _takes_back(word: str, before: _Token) -> bool:
 
 
 def _may_stand(token: _Token, before: _Token, follower: _Token | None) -> bool:
-    """Signs between the words of a unit or a sentence."""
+    """Whether a sign may occur between the words of a unit or a sentence."""
     after_word = before.kind == "word" or before.text in (")", *_POWERS)
     match token.text:
         case ".":

@@ -1,4 +1,4 @@
-"""Words that change what an answer says: closed classes of English, and numbers in words."""
+"""Words that change the meaning of an answer: closed classes of English, and numbers in words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEDGES = words(
     doubtful doubtfully dubious questionable debatable arguably allegedly reportedly any
     """
 )
-"""An answer with one of these anywhere commits to nothing."""
+"""An answer that contains one of these commits to nothing."""
 
 NEGATIONS = words(
     """
@@ -36,10 +36,10 @@ OPERATIONS = words(
     tripled dozen dozens bn mn mil k lakh lakhs crore crores gross grand kilo mega giga permille ppm
     """
 )
-"""Words after or before a number that make another one of it."""
+"""Words that turn the number before or after them into another one."""
 
 COUNTED = frozenset({"times"})
-"""Operations that are also what is counted: "5 times". A second operand would be a second number or a variable."""
+"""Operations that can also be counted: "5 times". A second operand would be a second number or a variable."""
 
 BOUNDS = words(
     """
@@ -47,16 +47,16 @@ BOUNDS = words(
     max min maximum minimum limit
     """
 )
-"""Right before a number: it is not this one, or not known."""
+"""Right before a number: the value is a different one, or unknown."""
 
 AT_SUCH = words("least most best worst")
-"""After "at"."""
+"""Bounds after "at"."""
 
 CEILINGS = words("max maximum minimum tops")
-"""Right after a number."""
+"""Bounds right after a number."""
 
 TAKES_A_PART = words("third quarter fourth fifth sixth seventh eighth ninth tenth multiple factor square")
-"""Before "of": a part of the number, or a multiple."""
+"""Before "of": a fraction or a multiple of the number."""
 
 _ONES = """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
@@ -75,7 +75,7 @@ _CURRENCY_CODES = {"usd": "dollar", "eur": "euro", "gbp": "pound", "buck": "doll
 
 
 def qualifies(word: str) -> bool:
-    """Whether the word takes back, weakens or changes a number anywhere around it. "May" is a month."""
+    """Whether the word retracts, weakens or changes a number anywhere near it. "May" is a month."""
     lower = word.lower().replace("’", "'")
     if word == "may" or lower.endswith("n't"):
         return True
@@ -92,7 +92,7 @@ def retracts(word: str) -> bool:
 def is_plain_word(word: str, glued: bool) -> bool:
     """Whether the word after a number can be a unit or part of a sentence, and not a variable or a multiplier.
 
-    `glued`: there is no blank before it, as in "5km" and "5x".
+    `glued`: no space before it, as in "5km" and "5x".
     """
     if _SHORT_UNIT.fullmatch(word):
         return True
@@ -104,7 +104,7 @@ def is_plain_word(word: str, glued: bool) -> bool:
 
 
 def unit_of(word: str) -> str:
-    """A unit without its plural."""
+    """A unit in the singular."""
     lower = word.lower()
     lower = {"feet": "foot", "inches": "inch"}.get(lower, lower)
     lower = lower[:-1] if len(lower) > 3 and lower.endswith("s") else lower
@@ -112,7 +112,7 @@ def unit_of(word: str) -> str:
 
 
 def units_agree(expected: Sequence[str], given: Sequence[str]) -> bool:
-    """Whether the given words begin with that unit, or abbreviate it, or are abbreviated by it."""
+    """Whether the given words begin with that unit, with its abbreviation, or with what it abbreviates."""
     wanted = "".join(expected)
     return any(
         _digits(wanted) == _digits(start) and (_abbreviates(wanted, start) or _abbreviates(start, wanted))

@@ -1,9 +1,9 @@
-"""Final answers: found in a response, and judged as far as that takes no symbolic maths.
+"""Final answers: found in a response, and judged as far as possible without symbolic maths.
 
-One answer states one value. What is found is judged as a whole; no number is picked out of it. Where the expected
-answer is a number, the answer is a number too, written out: with a unit or a sentence around it, but without hedging
-("maybe 5", "about 5"), comparison, a second number, an operator or a variable. `2+3` does not answer 5: it is left to
-be done.
+One answer states one value. An answer is judged as a whole; no number is picked out of it. Where the expected answer is
+a number, the given one must be a number written out: with a unit or a sentence around it, but without hedging
+("maybe 5", "about 5"), comparison, a second number, an operator or a variable. `2+3` does not answer 5: the sum is
+still to be done.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from ._answer_words import retracts
 _BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*\{|\s*(?P<token>-?[0-9.,]*[0-9]|\s[^\s{}$\\.,]+))")
 _SAID = re.compile(r"answer[*_]*(?:\s*(?:is|:|=|equals)\s*:?|[ \t]*(?P<heading>\n))", re.IGNORECASE)
 _HEADING = re.compile(r"[\s#*_]*(?:[^\W\d_]+\s)?")
-"""Before "answer" on the line of a heading, as in "### Final answer"."""
+"""Text before "answer" on a heading line, as in "### Final answer"."""
 LONGEST_UNIT = 5
-"""Words of a unit that a row may name; a longer answer of a row is a text."""
+"""Most words in the unit of a row's answer; a row's answer with more is a text."""
 MAX_RESPONSE = 1_000_000
-"""Characters at the end of a response in which its answer is looked for."""
+"""Characters at the end of a response that are searched for its answer."""
 _SAID_SPAN = 200
-"""Characters around "answer" that are looked at."""
+"""Characters before "answer" that are looked at."""
 _BEFORE_BOX = 40
 _ATTEMPTS = 50
-"""Marks that are tried from the end of a response, where only the last that is complete counts."""
+"""Marks tried from the end of a response; only the last complete one counts."""
 _JOINED = re.compile(r"[\s$.,;/|&]*(?:\\text\{)?\s*(?:or|and)?\s*\}?[\s$,;/|&]*", re.IGNORECASE)
 _LAST = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?", re.ASCII)
 _RETRACTING = ("or", "actually", "wait", "alternatively")
 
 
 class Verdict(StrEnum):
-    """What a response turns out to be."""
+    """Result of judging a response."""
 
     RIGHT = "right"
     WRONG = "wrong"
     UNPARSED = "unparsed"
-    """It has an answer, but not one value or a small expression. Counts as wrong."""
+    """There is an answer, but it is neither one value nor a small expression. Counts as wrong."""
     TIMEOUT = "timeout"
     """Comparing it took too long. Counts as wrong."""
     CRASHED = "crashed"
-    """Comparing it ended the process. Counts as wrong."""
+    """Comparing it killed the process. Counts as wrong."""
     NO_GOLD = "no gold"
-    """The row's own answer cannot be read: no fault of the response."""
+    """The row's own answer cannot be read; not the response's fault."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Gold:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two expressions that take symbolic maths."""
+    """Two expressions whose comparison needs symbolic maths."""
 
     answer: str
     expected: str
@@ -75,7 +75,7 @@ class Comparison:
 
 @lru_cache(maxsize=4096)
 def gold_of(text: str) -> Gold:
-    """What a dataset's `answer` holds: what it marks by `####` or `\\boxed`, else all of it."""
+    """Read a dataset's `answer`: the part marked by `####` or `\\boxed`, else all of it."""
     line, rest = _after_marker(text)
     marked = _boxed(rest)[0] or line or text.strip()
     value = read_value(marked)
@@ -86,7 +86,7 @@ def gold_of(text: str) -> Gold:
 
 
 def judge(answer: str | None, gold: Gold) -> Verdict | Comparison:
-    """The verdict, or the comparison that it takes."""
+    """The verdict, or the comparison needed to reach one."""
     if not gold.is_readable:
         return Verdict.NO_GOLD
     if answer is None:
@@ -119,12 +119,12 @@ def _judge_expression(answer: str, gold: Expression) -> Verdict | Comparison:
 
 
 def final_answer(text: str, last_number: bool = False) -> str | None:
-    """What a text gives as its final answer, or None.
+    """A text's final answer, or None.
 
     Within the last `<answer>…</answer>` if there is one: the line after the last `####`, or the last `\\boxed{…}` with
-    those that it is listed with, whichever comes later; the sentence after the last "answer is" (or "answer:", or a
-    heading that ends in "answer"), unless it comes before them or states no value; all that the tag holds. Without any
-    of these, the whole text if it states one value and nothing else; with `last_number`, the last number of the text.
+    those listed with it, whichever comes later; the sentence after the last "answer is" (or "answer:", or a heading
+    that ends in "answer"), unless it comes before them or states no value; else the whole content of the tag. Without
+    any of these, the whole text if it states one value and nothing else; with `last_number`, its last number.
     """
     text = text[-MAX_RESPONSE:]
     tagged = _tagged(text)
@@ -138,8 +138,8 @@ def final_answer(text: str, last_number: bool = False) -> str | None:
 
 
 def answer_key(answer: str) -> Hashable:
-    """What votes for an answer are counted by: equal for answers that say the same, as far as that takes no symbolic
-    maths. A unit makes no difference, for some responses name it and others do not."""
+    """Key under which votes for an answer are counted: equal for equivalent answers, as far as that can be decided
+    without symbolic maths. Units are ignored, because some responses name them and others do not."""
     value = read_value(answer)
     if value is not None:
         return value.number / (100 if value.percent else 1)
@@ -148,7 +148,7 @@ def answer_key(answer: str) -> Hashable:
 
 
 def _committed(text: str) -> str | None:
-    """What the last mark is put on: an answer that is corrected later is not the final one."""
+    """The answer at the last mark: an answer that is corrected later is not the final one."""
     line, rest = _after_marker(text)
     box, rest = _boxed(rest)
     marked = box or line
@@ -174,8 +174,8 @@ def _after_marker(text: str) -> tuple[str | None, str]:
 
 
 def _boxed(text: str) -> tuple[str | None, str]:
-    """What is in the last box, and the text after it; "3, 5" for `\\boxed{3} or \\boxed{5}`, which are one answer and
-    not two."""
+    """The content of the last box, and the text after it; "3, 5" for `\\boxed{3} or \\boxed{5}`, which are one
+    answer, not two."""
     contents: list[str] = []
     following = rest = len(text)
     for start in _places(text, "\\boxed", "\\fbox"):
@@ -196,7 +196,7 @@ def _boxed(text: str) -> tuple[str | None, str]:
 
 
 def _content(text: str, found: re.Match[str]) -> tuple[str | None, int]:
-    """What a box holds, and the place after it."""
+    """The content of a box, and the position after it."""
     if found["token"]:
         return found["token"].strip(), found.end()
     end = closing_brace(text, found.end() - 1)
@@ -229,7 +229,7 @@ def _is_retracted(clause: str) -> bool:
 
 
 def _places(text: str, *marks: str) -> Iterator[int]:
-    """Where the marks are, in small letters or capitals, from the end; the last few of them."""
+    """Positions of the marks, ignoring case, from the end; at most the last few."""
     lower = text if marks[0].startswith("\\") else text.lower()
     end = len(lower)
     for _ in range(_ATTEMPTS):
@@ -240,7 +240,7 @@ def _places(text: str, *marks: str) -> Iterator[int]:
 
 
 def _as_text(answer: str) -> str:
-    """Without what makes no difference in a word, a choice or a ratio."""
+    """The answer without differences that do not matter in a word, a choice or a ratio."""
     text = readable(answer).rstrip(".").strip().casefold()
     text = re.sub(r"\s*([^\w\s])\s*", r"\1", re.sub(r"\s+", " ", text))
     text = re.sub(r"([_^])\{(\w+)\}(?!\w)", r"\1\2", text)

@@ -1,4 +1,4 @@
-"""Best of k: of the responses to a prompt, the best."""
+"""Best of k: selects the best responses to each prompt."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from rlcli.api.data import SequenceSample
 
 
 def keep_best(data: SequenceSample, k: int) -> SequenceSample:
-    """The k sequences of each sample with the highest `rewards` (`best_places`), in their order."""
+    """The k sequences of each sample with the highest `rewards` (`best_places`), in their original order."""
     rewards = iter((data.data or {})["rewards"].tolist())
     groups = data.seqlens["packed_input_ids"]
     return keep_places(data, [best_places([next(rewards) for _ in lengths], lengths, k) for lengths in groups])
 
 
 def best_places(rewards: Sequence[float], lengths: Sequence[int], k: int) -> list[int]:
-    """Of one sample the places of the k sequences with the highest rewards; of equals the shorter, then the earlier."""
+    """Indices of the k sequences of a sample with the highest rewards; ties go to the shorter, then the earlier."""
     ranked = sorted(range(len(rewards)), key=lambda place: (-rewards[place], lengths[place], place))
     return sorted(ranked[:k])
 
 
 def keep_places(data: SequenceSample, places: Sequence[Sequence[int]]) -> SequenceSample:
-    """For each sample the sequences at its `places`.
+    """Keep only the sequences at the given `places` of each sample.
 
     Keys that do not hold one entry per response (`packed_prompts`) are left out.
     """

@@ -1,4 +1,4 @@
-"""Chat completions of a server that speaks OpenAI's protocol, each within a deadline by the clock."""
+"""Chat completions from a server that speaks OpenAI's protocol, each within a wall-clock deadline."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from typing import Any
 from urllib.parse import urlsplit
 
 MOST_BYTES = 4 << 20
-"""Of a reply."""
+"""Largest reply."""
 LONGEST_PAUSE_S = 30.0
 AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 529}
-"""Status codes that another try may change."""
+"""Status codes worth retrying."""
 
 
 class EndpointError(Exception):
-    """There is no usable reply."""
+    """No usable reply was received."""
 
     def __init__(self, what: str, *, again: bool = True, pause_s: float = 0.0):
         super().__init__(what)
         self.again = again
-        """Whether another try may help."""
+        """Whether a retry may help."""
         self.pause_s = pause_s
-        """What the server asks to wait before it."""
+        """How long the server asks to wait before a retry."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long and how often a reply is asked for."""
+    """How long to wait for a reply, and how often to try."""
 
     tries: int
     try_s: float
-    """Seconds of one try."""
+    """Seconds per try."""
     deadline_s: float
-    """Seconds of all."""
+    """Seconds for all tries together."""
     pause_s: float
-    """Before the second try; twice as long before each further one."""
+    """Wait before the second try; doubles before each further one."""
 
 
 class ChatEndpoint:
-    """A server. It is sent `key` and nothing else of this machine; redirects are not followed."""
+    """A chat server. It receives `key` and nothing else about this machine; redirects are not followed."""
 
     def __init__(self, url: str, key: str | None):
-        """Raises ValueError for a URL that is none, or that would carry the key in plain text to another machine."""
+        """Raises ValueError for an invalid URL, or one that would send the key in plain text to another machine."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
             raise ValueError(f"url is {url!r}; it must be like http://localhost:8000/v1")
@@ -69,7 +69,7 @@ class ChatEndpoint:
     def ask(
         self, body: dict[str, Any], read: Callable[[str], float], patience: Patience, stop: threading.Event
     ) -> tuple[float, str]:
-        """What `read` makes of the reply, and the reply. `read` raises ValueError for one that it does not accept.
+        """Return `read(reply)` and the reply. `read` raises ValueError for a reply that it does not accept.
 
         Raises EndpointError after the last try, at the deadline, or once `stop` is set.
         """
@@ -99,7 +99,7 @@ class ChatEndpoint:
         watch = None
         try:
             connection.connect()
-            watch = threading.Timer(seconds, _cut, (connection.sock, expired))  # whatever drips in meanwhile
+            watch = threading.Timer(seconds, _cut, (connection.sock, expired))  # even if data still trickles in
             watch.daemon = True
             watch.start()
             connection.request("POST", self._path, json.dumps(body), headers)
@@ -144,7 +144,7 @@ def _cut(connected: socket.socket, expired: threading.Event) -> None:
 
 
 def _seconds(text: str | None) -> float:
-    """Of a Retry-After; 0 for a date, or for nonsense."""
+    """Seconds of a Retry-After header; 0 for a date or an invalid value."""
     try:
         seconds = float(text or 0)
     except ValueError:

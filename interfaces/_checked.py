@@ -1,4 +1,4 @@
-"""What the settings of every interface begin with. Torch is not needed for it."""
+"""Base class of every interface's settings. Does not need torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlcli.api.limits import check_arguments
 
 @dataclass(kw_only=True)
 class Settings:
-    """Its numbers and choices are checked when it is made."""
+    """Settings whose numbers and choices are checked on construction."""
 
     def __post_init__(self) -> None:
         check_arguments(self)

@@ -1,7 +1,7 @@
-"""The side of a program that tests call: it is loaded, then it answers calls. Runs in a sandbox.
+"""The program's side of a test: loads the program, then answers calls. Runs in a sandbox.
 
-The program may do here what it likes. All that leaves this process is what it returns, as plain values, to tests that
-are somewhere else.
+The program may do anything here. All that leaves this process is the plain values it returns, to tests that run in
+another sandbox.
 """
 
 import json
@@ -21,7 +21,7 @@ def handle(value):
 
 
 def answer(target, method, arguments, named):
-    # A name, or an expression of the row such as `Solution().add`: this process runs a stranger's program as it is.
+    # A name, or an expression from the row such as `Solution().add`: this process runs untrusted code anyway.
     called = eval(target, vars(module)) if isinstance(target, str) else objects[target]
     if method is not None:
         called = getattr(called, method)

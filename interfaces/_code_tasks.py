@@ -1,4 +1,4 @@
-"""Programs in responses, the tests of rows, and what passes them."""
+"""Extracts programs from responses and tests from rows, and decides which tests pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMS = '{"input": "…", "output": "…"} or code such as "assert add(2, 3) == 
 
 
 def program_of(response: str, part: Part) -> str | None:
-    """The program in a response; None if there is none."""
+    """The program in a response, or None."""
     if part == "whole":
         return response
     blocks = _BLOCK.findall(response)
@@ -24,7 +24,7 @@ def program_of(response: str, part: Part) -> str | None:
 
 
 def tasks_of(row: Mapping[str, Any], key: str, place: str) -> list[Task]:
-    """What is to be run for a program of this row: one task for each input, one for all code. Raises DataError."""
+    """The tasks for a program of this row: one for each input, and one for all test code. Raises DataError."""
     tests = row.get(key)
     if not tests:
         raise DataError(f"{place} has no {key}", hint=f"code_reward needs a list of {FORMS}", code="F31")
@@ -39,7 +39,7 @@ def tasks_of(row: Mapping[str, Any], key: str, place: str) -> list[Task]:
 
 
 def passed(task: Task, reply: Mapping[str, Any]) -> list[bool]:
-    """For each test of a task whether it is passed, by what a worker says of it."""
+    """For each test of a task, whether it passed, according to a worker's reply."""
     if "stdin" in task:
         return [reply["status"] == 0 and _lines(reply["output"]) == _lines(task["expected"])]
     said = reply["passed"]

@@ -1,8 +1,8 @@
-"""The side of the tests: they run here, next to nothing that the program could reach. Runs in a sandbox.
+"""The tests' side: they run here, out of the program's reach. Runs in a sandbox.
 
-Tests use the program's functions by name, as stand-ins that have the program's process do the work. What comes back is
-plain values of this process, so no class of the program decides a comparison. What is no plain value stays there, and
-is equal to itself alone.
+Tests use the program's functions by name, through proxies that have the program's process do the work. Results come
+back as plain values of this process, so no class of the program decides a comparison. A value that is not plain stays
+there, and equals only itself.
 """
 
 import builtins
@@ -15,15 +15,15 @@ from _code_values import decoded, encoded
 
 replies, requests = os.fdopen(3, "r"), os.fdopen(4, "w")
 LONGEST = 1 << 24
-"""Characters of a reply."""
+"""Most characters of a reply."""
 
 
 class ProgramEnded(Exception):
-    """The program is gone, or says what is no reply."""
+    """The program has ended, or sent an invalid reply."""
 
 
 def ask(target, method, arguments, named):
-    """Have the program call something; without arguments (None), look up an attribute. Lists that it has changed are
+    """Have the program call something; without arguments (None), look up an attribute. Lists changed by the call are
     changed here too."""
     try:
         given = None if arguments is None else [encoded(one, number_of) for one in arguments]
@@ -62,7 +62,7 @@ def heard():
 
 
 class Standing:
-    """Stands for a function, or an object, of the program."""
+    """Proxy for a function or an object of the program."""
 
     def __init__(self, number):
         object.__setattr__(self, "_number", number)
@@ -98,7 +98,7 @@ class Standing:
 
 
 def names_for_tests(tests, entry_point):
-    """What tests may use: the program's functions and classes, but none in place of a builtin or of the library."""
+    """Names available to tests: the program's functions and classes, which may not shadow builtins or the library."""
     told = heard()
     names = {name: Standing(name) for name in told if isinstance(name, str) and not hasattr(builtins, name)}
     for name in sys.stdlib_module_names:
@@ -131,7 +131,7 @@ def passed(tests, entry_point):
         try:
             run(test, entry_point, names)
             results.append(True)
-        except BaseException:  # SystemExit of a test is no success either
+        except BaseException:  # SystemExit in a test is a failure too
             results.append(False)
     return results
 

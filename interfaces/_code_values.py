@@ -1,13 +1,13 @@
-"""Plain values on their way between a program and its tests: each as JSON that says its type, never code.
+"""Plain values exchanged between a program and its tests: each as JSON with its type, never code.
 
-It is put into the sandboxes of both, where there is only the standard library.
+Copied into the sandboxes of both, where only the standard library is available.
 """
 
 SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
 def encoded(value, handle):
-    """JSON-able; `handle` gives a number for what is no plain value. Types count exactly: a subclass may lie."""
+    """JSON-able form; `handle` numbers a value that is not plain. Types must match exactly: a subclass may lie."""
     kind = type(value)
     if value is None or kind in (bool, str, float):
         return value
@@ -25,7 +25,7 @@ def encoded(value, handle):
 
 
 def decoded(said, object_of):
-    """The value; `object_of` gives what a number stands for. Raises for anything that `encoded` does not make."""
+    """The value; `object_of` maps a number to its object. Raises for anything that `encoded` does not produce."""
     if said is None or isinstance(said, bool | str | float):
         return said
     ((kind, content),) = said.items()

@@ -1,6 +1,6 @@
 """A process that runs candidate programs in sandboxes. Started by `code_reward`, as a script.
 
-It knows what tests hand to a program and not what they expect of its output: that is compared elsewhere.
+It knows what the tests pass to a program but not the output they expect: that is compared elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlcli.interfaces._worker import Broken, Work, serve
 
 HERE = Path(__file__).parent
 VERDICTS = 1 << 20
-"""Most bytes that tests say in the end."""
+"""Most bytes of the tests' final report."""
 
 
 def prepare(settings: dict[str, Any]) -> Work:
@@ -41,7 +41,7 @@ def prepare(settings: dict[str, Any]) -> Work:
 
 
 def run_program(program: str, stdin: str, limits: Limits, confined: bool) -> Ended:
-    """A program as a script: what it writes to stdout, given what it reads from stdin."""
+    """Run a program as a script: what it writes to stdout, given its stdin."""
     null = os.open(os.devnull, os.O_RDWR)
     given = os.memfd_create("stdin")
     os.write(given, stdin.encode(errors="surrogatepass"))
@@ -57,7 +57,7 @@ def run_program(program: str, stdin: str, limits: Limits, confined: bool) -> End
 
 
 def run_tests(task: dict[str, Any], sources: dict[str, str], limits: Limits, confined: bool) -> dict[str, Any]:
-    """A program in one sandbox, its tests in another, and pipes between them: which tests pass."""
+    """Run a program in one sandbox and its tests in another, connected by pipes; report which tests pass."""
     null = os.open(os.devnull, os.O_RDWR)
     requests_out, requests_in = os.pipe()
     replies_out, replies_in = os.pipe()

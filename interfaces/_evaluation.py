@@ -20,7 +20,7 @@ def mean_loss(
     cut: Cut = "sample",
 ) -> tuple[dict[str, float], float]:
     """Loss and stats over all batches and ranks, and their weight. Stats must be sums that the loss weight divides, so
-    that it does not matter how the data was cut into batches."""
+    that the split into batches does not matter."""
     totals: dict[str, float] = {"loss": 0.0}
     whole = 0.0
     for batch in batches:

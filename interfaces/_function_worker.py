@@ -1,4 +1,4 @@
-"""A process that calls a user's function for responses of a model. Started by `function_reward`, as a script."""
+"""A process that calls a user's function for model responses. Started by `function_reward`, as a script."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 from rlcli.interfaces._worker import Broken, Work, serve
 
 LARGEST = 3.4028234e38
-"""Of the numbers that fit into a float32."""
+"""Largest number that fits into a float32."""
 LONGEST = 3000
-"""Characters of a traceback; its end says most."""
+"""Characters kept of a traceback; its end says most."""
 
 
 def prepare(settings: dict[str, Any]) -> Work:
@@ -37,14 +37,14 @@ def prepare(settings: dict[str, Any]) -> Work:
             return {"value": number(function(**wanted.chosen(row)))}
         except MemoryError:
             return {"limit": "memory"}
-        except BaseException as problem:  # SystemExit too: no function ends its process
+        except BaseException as problem:  # SystemExit too: a function must not end its process
             return {"error": f"{type(problem).__name__}: {problem}", **told(problem)}
 
     return work
 
 
 class Arguments:
-    """What a function wants to know of a response and its row, by the names of its parameters."""
+    """Passes a function what its parameter names request of a response and its row."""
 
     def __init__(self, function: Callable[..., Any]):
         parameters = inspect.signature(function).parameters.values()
@@ -58,7 +58,7 @@ class Arguments:
 
 
 def loaded(path: str | None, name: str, folders: list[str]) -> Callable[..., Any]:
-    """`score` of the file `path`, or `package.module:score` in one of the folders."""
+    """Load `score` from the file `path`, or `package.module:score` from one of the folders."""
     module_name, _, function = name.rpartition(":")
     if path is None:
         sys.path[:0] = folders
@@ -75,7 +75,7 @@ def loaded(path: str | None, name: str, folders: list[str]) -> Callable[..., Any
 
 
 def number(value: Any) -> float:
-    """What the function returned, if that is a number that can be trained on."""
+    """The function's return value, if it is a number that can be trained on."""
     if isinstance(value, str | bytes | complex) or not hasattr(value, "__float__"):
         raise TypeError(f"it returned {value!r:.60}, which is not a number")
     score = float(value)
@@ -85,7 +85,7 @@ def number(value: Any) -> float:
 
 
 def told(problem: BaseException) -> dict[str, Any]:
-    """The traceback from the user's code on, and the innermost place there."""
+    """The traceback starting at the user's code, and its innermost location there."""
     frames = traceback.extract_tb(problem.__traceback__)
     users = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
     lines = [*traceback.format_list(users), *traceback.format_exception_only(problem)]

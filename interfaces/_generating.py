@@ -1,4 +1,4 @@
-"""What every interface does alike that samples responses."""
+"""Shared by every interface that samples responses."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import ClassVar
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface
-from rlcli.interfaces._responses import imitate_responses, sample_responses
-from rlcli.interfaces._settings import Generation
+
+from ._responses import imitate_responses, sample_responses
+from ._settings import Generation
 
 
 @dataclass(kw_only=True)
 class Generating(Generation, ModelInterface):
-    """Samples responses as `generation` says."""
+    """Samples responses as configured in `generation`."""
 
     READS: ClassVar[Declaration] = {"generate": ("packed_prompts",)}
     WRITES: ClassVar[Declaration] = {
@@ -26,7 +27,7 @@ class Generating(Generation, ModelInterface):
         return sample_responses(model, data, self.sampling)
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
-        """Responses of words of their prompts."""
+        """Responses made of words from their prompts."""
         if interface_type != "generate":
             return super().mock(interface_type, model, data)
         return imitate_responses(model, data, self.sampling)

@@ -1,4 +1,4 @@
-"""What a judge is asked about a response, and the score in what it replies."""
+"""The question put to a judge about a response, and the score in its reply."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ Think first if you need to. End with one line that has nothing but your score, a
 SCORE {mark}: <number>"""
 _FIELD = re.compile(r"\{(\w+)\}")
 _MARK = 16
-"""Hexadecimal digits around a text."""
+"""Hexadecimal digits in the mark around a text."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked about one response, once for all that are the same."""
+    """The question about one response; identical ones are asked once."""
 
     key: str
-    """Tells it from any other question."""
+    """Identifies the question."""
     text: str
     lowest: float
     highest: float
 
     @property
     def mark(self) -> str:
-        """Made of the very texts that it is put around: none of them can contain it."""
+        """Derived from the very texts that it encloses: none of them can contain it."""
         return self.key[:_MARK]
 
     @property
     def before_score(self) -> str:
-        """What the last line of a reply has before the score."""
+        """The start of a reply's last line, before the score."""
         return f"SCORE {self.mark}:"
 
     @property
@@ -55,7 +55,7 @@ class Question:
         return [{"role": "system", "content": rules}, {"role": "user", "content": self.text}]
 
     def score(self, reply: str) -> float:
-        """What the last line of a reply says. Raises ValueError if that is no score."""
+        """The score in the last line of a reply. Raises ValueError if there is none."""
         last = reply.rstrip().rpartition("\n")[2].strip()
         found = re.fullmatch(rf"{self.before_score} ([-+]?[0-9]{{1,9}}(?:\.[0-9]{{1,9}})?)", last)
         if found is None:
@@ -65,7 +65,7 @@ class Question:
         return float(found[1])
 
     def allows(self, score: Any) -> bool:
-        """Whether it is a score at all."""
+        """Whether it is a valid score."""
         is_number = isinstance(score, int | float) and not isinstance(score, bool)
         return is_number and self.lowest <= score <= self.highest
 
@@ -73,7 +73,7 @@ class Question:
 def question_of(
     row: Mapping[str, Any], template: str, settings: Mapping[str, Any], lowest: float, highest: float
 ) -> Question:
-    """`template` with the row's texts, each between marks. `settings`: what else a reply depends on.
+    """`template` filled in with the row's texts, each between marks. `settings`: what else a reply depends on.
 
     Raises DataError where the template names a field that the row lacks.
     """

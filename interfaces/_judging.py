@@ -1,4 +1,4 @@
-"""What judges do alike, wherever the model is that they ask."""
+"""Shared by all judges, wherever their model runs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.interface import ModelInterface
 from rlcli.api.limits import Limits
-from rlcli.interfaces._judge_questions import TEMPLATE, Question, question_of
-from rlcli.interfaces._scores import ScoreErrors, described_responses
+
+from ._judge_questions import TEMPLATE, Question, question_of
+from ._scores import ScoreErrors, described_responses
 
 
 @dataclass(kw_only=True)
 class Judging(ScoreErrors, ModelInterface):
     """Asks a language model for a score of each response.
 
-    The score is in the last line of the reply, under a mark that the judged text cannot know, so that a response which
-    contains a verdict does not decide. Any other reply has no score, which is an error of the judge and no zero.
+    The score is in the last line of the reply, after a mark that the judged text cannot know, so that a verdict inside
+    a response has no effect. Any other reply has no score, which is an error of the judge and not a zero.
     """
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
@@ -27,17 +28,17 @@ class Judging(ScoreErrors, ModelInterface):
     LIMITS: ClassVar[Limits] = {"temperature": {"ge": 0}}
 
     template: str = TEMPLATE
-    """What is asked; `{prompt}`, `{response}` and `{field}`, for any field of the row, stand for texts to judge or to
-    judge by. How the score is to be given is added to it."""
+    """The question; `{prompt}`, `{response}` and `{field}`, for any field of the row, stand for texts to judge or to
+    judge by. Instructions on how to give the score are appended."""
 
     lowest: float = 0.0
-    """The worst score."""
+    """The lowest score."""
 
     highest: float = 10.0
-    """The best score. The reward is the score as it is given."""
+    """The highest score. The reward is the score as given."""
 
     temperature: float = 0.0
-    """Of the judge's sampling; 0 is greedy."""
+    """Sampling temperature of the judge; 0 is greedy."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,7 +48,7 @@ class Judging(ScoreErrors, ModelInterface):
             raise ValueError("template must contain {response}")
 
     def questions(self, tokenizer: Any, data: SequenceSample, settings: Mapping[str, Any]) -> list[Question]:
-        """One for each response, equal for equal ones; `settings`: what else a reply depends on.
+        """One question for each response, equal for equal ones; `settings`: what else a reply depends on.
 
         Raises DataError where the template names a field that rows lack.
         """

@@ -1,4 +1,4 @@
-"""Log-probs of sequences in a folder, found again by the tokens of a sequence."""
+"""A folder of sequences' log-probs, looked up by the sequences' tokens."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rlcli.files import make_folder, replace_file
 
 
 class LogprobStore:
-    """What was there when it was opened, and what was written by it since: ranks that compute together find the same,
-    whatever others write meanwhile.
+    """Log-probs present when the store was opened, plus those it has written since: ranks that compute together find
+    the same, whatever others write meanwhile.
 
-    A part is one file of safetensors: `keys` [n, 32] uint8, `lengths` [n], and `logprobs`, end to end. Parts are never
-    changed, and read piece by piece.
+    A part is one safetensors file: `keys` [n, 32] uint8, `lengths` [n], and `logprobs`, concatenated. Parts are never
+    changed, and are read piece by piece.
     """
 
     def __init__(self, folder: str) -> None:
@@ -27,12 +27,12 @@ class LogprobStore:
             self._open(path)
 
     def read(self, sequences: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """For each sequence of tokens its log-probs, [length - 1]; None for one that is not there."""
+        """The log-probs of each token sequence, [length - 1]; None where not stored."""
         found = [self._places.get(_key(tokens)) for tokens in sequences]
         return [None if place is None else _rows(*place) for place in found]
 
     def write(self, sequences: Sequence[torch.Tensor], logprobs: Sequence[torch.Tensor]) -> None:
-        """Add log-probs of sequences that are not there."""
+        """Add log-probs of sequences that are not stored yet."""
         if not sequences:
             return
         from safetensors.torch import save

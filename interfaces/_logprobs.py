@@ -1,4 +1,4 @@
-"""Log-probs of given sequences under a model's present weights."""
+"""Log-probs of given sequences under a model's current weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def recompute_logprobs(
 ) -> SequenceSample:
     """A sample with `key`: [T - N] float32 log-probs of the logits divided by `temperature`.
 
-    0 on prompt positions where the data says which these are (`prompt_mask`).
+    0 on prompt positions where the data marks them (`prompt_mask`).
     """
 
     def logprobs(output: ModelOutput, _: SequenceSample) -> torch.Tensor:
@@ -28,7 +28,7 @@ def recompute_logprobs(
 
 
 def as_logprobs(data: SequenceSample, key: str, scores: torch.Tensor) -> SequenceSample:
-    """A sample with `key`: `scores` [T - N], 0 on prompt positions where the data says which these are."""
+    """A sample with `key`: `scores` [T - N], 0 on prompt positions where the data marks them."""
     seqlens = [[length - 1 for length in lengths] for lengths in data.seqlens["packed_input_ids"]]
     if "prompt_mask" in data.keys:
         response = action_mask(data.data["prompt_mask"], data.flat_seqlens("packed_input_ids"))

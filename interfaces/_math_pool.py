@@ -1,17 +1,18 @@
-"""Symbolic comparison in processes of its own, which an expression may hang or break without harm to the run."""
+"""Symbolic comparison in separate processes, which an expression may hang or crash without harm to the run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from rlcli.errors import ModelError
-from rlcli.interfaces._answers import Comparison, Verdict
-from rlcli.interfaces._worker_pool import BrokenWorker, End, Outcome, WorkerPool
+
+from ._answers import Comparison, Verdict
+from ._worker_pool import BrokenWorker, End, Outcome, WorkerPool
 
 MEMORY_BYTES = 4 << 30
 
 WALL_FACTOR = 30
-"""Seconds by the clock for each second of processor time: a worker that has done nothing by then is stuck."""
+"""Wall-clock seconds per second of processor time: a worker that has done nothing by then is stuck."""
 
 _ENDS = {End.CPU: Verdict.TIMEOUT, End.HUNG: Verdict.TIMEOUT, End.DIED: Verdict.CRASHED}
 _REPLIES = {"unparsed": Verdict.UNPARSED, "crashed": Verdict.CRASHED, "no_gold": Verdict.NO_GOLD}
@@ -24,10 +25,10 @@ class MathPool(WorkerPool):
         super().__init__(script, workers=workers, cpu_s=cpu_s, quiet_s=WALL_FACTOR * cpu_s, memory_bytes=MEMORY_BYTES)
 
     def compare(self, pairs: Sequence[Comparison]) -> list[Verdict]:
-        """A verdict for each, in order.
+        """A verdict for each pair, in order.
 
-        What an answer does to its workers, again and again, is a verdict on the answer. Raises ModelError where
-        math-verify cannot be imported, WorkerError where processes do not start.
+        If an answer breaks its workers repeatedly, that is a verdict on the answer. Raises ModelError where math-verify
+        cannot be imported, WorkerError where processes do not start.
         """
         tasks = [{"answer": pair.answer, "expected": pair.expected} for pair in pairs]
         try:

@@ -9,7 +9,7 @@ from rlcli.interfaces._worker import Broken, Work, serve
 
 
 def parsed(latex: str) -> Any:
-    """The whole text as one expression; raises if it is none. (math-verify's `parse` would look for one in it.)"""
+    """The whole text as one expression; raises if it is not one. (math-verify's `parse` would search for one in it.)"""
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
     from math_verify.grader import should_treat_as_complex
 
@@ -39,7 +39,7 @@ def compare(answer: str, expected: str) -> dict[str, Any]:
 def work(task: dict[str, Any]) -> dict[str, Any]:
     try:
         return compare(task["answer"], task["expected"])
-    except Exception as problem:  # of the answer's own making: the gold was read
+    except Exception as problem:  # caused by the answer: the gold could be read
         return {"crashed": f"{type(problem).__name__}: {str(problem)[:200]}"}
 
 

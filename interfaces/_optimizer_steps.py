@@ -1,4 +1,4 @@
-"""The optimizer steps that a batch is spread over."""
+"""Splits a batch over optimizer steps."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.engine import LossFn
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import Model
-from rlcli.interfaces._settings import OptimizerSteps
 from rlcli.ops.minibatches import assign_minibatches
 
+from ._settings import OptimizerSteps
+
 AT_FIRST = "sampler_gap"
-"""A stat that is that of the first optimizer step, whose weights are those that the training step began with."""
+"""A stat taken from the first optimizer step only, whose weights are those the training step began with."""
 
 
 def optimizer_steps(
@@ -28,7 +29,7 @@ def optimizer_steps(
     step_if: Callable[[Mapping[str, float]], bool] | None = None,
     cut: Cut = "sample",
 ) -> dict[str, float]:
-    """`ppo_epochs` times `minibatches` optimizer steps on a batch; the mean of their stats (`average`)."""
+    """Take `ppo_epochs` times `minibatches` optimizer steps on a batch; return the mean of their stats (`average`)."""
     scope, steps = settings.token_normalize_scope, []
     for part in optimizer_batches(settings, model, batch):
         step = model.module.train_batch(
@@ -39,7 +40,7 @@ def optimizer_steps(
 
 
 def optimizer_batches(settings: OptimizerSteps, model: Model, data: SequenceSample) -> list[SequenceSample]:
-    """This rank's part of each optimizer step, epoch after epoch; a part may be empty."""
+    """This rank's part of each optimizer step, epoch by epoch; a part may be empty."""
     index = data.metadata.get("batch_index") or list(range(data.bs))
     seed = f"{model.seed}/{model.version.global_step}"
     return [
@@ -51,9 +52,9 @@ def optimizer_batches(settings: OptimizerSteps, model: Model, data: SequenceSamp
 
 def average(steps: list[dict[str, float]]) -> dict[str, float]:
     """Stats of a training step from those of its optimizer steps: the mean of each over the steps that report
-    it; `AT_FIRST` is that of the first.
+    it; `AT_FIRST` comes from the first.
 
-    `update_skipped` and `loss_weight` are summed; steps that had no tokens to train on count for these alone.
+    `update_skipped` and `loss_weight` are summed; steps that had no tokens to train on count towards these alone.
     """
     total = {name: sum(step.get(name, 0.0) for step in steps) for name in ("update_skipped", "loss_weight")}
     seen = [step for step in steps if step.get("loss_weight")] or steps

@@ -1,4 +1,4 @@
-"""Samples whose sequences are pairs: chosen 0, rejected 0, chosen 1, rejected 1, …, all of them of one prompt."""
+"""Samples whose sequences are pairs: chosen 0, rejected 0, chosen 1, rejected 1, …, all for the same prompt."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.errors import DataError
-from rlcli.interfaces._checked import Settings
 from rlcli.ops.preference_losses import PAIR_AGGREGATIONS, PairAggregationName
+
+from ._checked import Settings
 
 
 @dataclass(kw_only=True)
@@ -18,7 +19,7 @@ class PairSettings(Settings):
 
     pair_aggregation: PairAggregationName = "pair"
     """pair: every pair counts alike, so prompts with many pairs count for more. prompt: every prompt counts alike, as
-    the mean of its pairs. The numbers that are reported are averaged in the same way."""
+    the mean of its pairs. Reported numbers are averaged in the same way."""
 
     def pair_weights(self, batch: SequenceSample, counted: torch.Tensor | None = None) -> torch.Tensor:
         """[P] float32: the weight of each pair, 0 for those that `counted` [P] leaves out."""
@@ -29,7 +30,7 @@ class PairSettings(Settings):
 
 
 def pairs_of(batch: SequenceSample) -> list[int]:
-    """The number of pairs of each sample. Raises DataError for a sequence without its counterpart."""
+    """The number of pairs in each sample. Raises DataError for a sequence without its counterpart."""
     counts = [len(lengths) for lengths in batch.seqlens["packed_input_ids"]]
     for id_, count in zip(batch.ids, counts, strict=True):
         if count % 2:
@@ -39,8 +40,8 @@ def pairs_of(batch: SequenceSample) -> list[int]:
 
 
 def pair_stats(chosen: torch.Tensor, rejected: torch.Tensor, weights: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Weighted sums over pairs of rewards [P]: of these, of how often the chosen one is higher (equal ones count half),
-    and of by how much."""
+    """Weighted sums over pairs: of the rewards [P], of how often the chosen one is higher (ties count half), and of the
+    margin."""
     rows = {
         "chosen_reward": chosen,
         "rejected_reward": rejected,

@@ -1,4 +1,4 @@
-"""What every interface does alike that samples with a policy and trains it."""
+"""Shared by every interface that samples with a policy and trains it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import MicroBatchSpec, Model, ModelOutput, Stats
-from rlcli.interfaces._generating import Generating
-from rlcli.interfaces._logprobs import recompute_logprobs
-from rlcli.interfaces._optimizer_steps import optimizer_steps
-from rlcli.interfaces._policy_loss import PolicySettings, loss_weight
-from rlcli.interfaces._rollout import response_kl
-from rlcli.interfaces._settings import OptimizerSteps
 from rlcli.ops.reduce import AllReduce
+
+from ._generating import Generating
+from ._logprobs import recompute_logprobs
+from ._optimizer_steps import optimizer_steps
+from ._policy_loss import PolicySettings, loss_weight
+from ._rollout import response_kl
+from ._settings import OptimizerSteps
 
 
 @dataclass(kw_only=True)
 class Policy(OptimizerSteps, PolicySettings, Generating):
-    """Samples responses, gives log-probs, takes optimizer steps. What is particular to an algorithm, how it makes a
-    batch of a rollout and its loss, is in `train_step` and `_loss` of its own file."""
+    """Samples responses, gives log-probs, takes optimizer steps. What is specific to an algorithm, how it turns a
+    rollout into a batch and its loss, is in `train_step` and `_loss` of its own file."""
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask if given")}
     WRITES: ClassVar[Declaration] = {"inference": ("packed_logprobs",)}
@@ -31,7 +32,7 @@ class Policy(OptimizerSteps, PolicySettings, Generating):
     CUT: ClassVar[Cut] = "sequence"  # groups are compared before the loss, which looks at one sequence at a time
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """`packed_input_ids` → `packed_logprobs` under the present weights."""
+        """`packed_input_ids` → `packed_logprobs` under the current weights."""
         return recompute_logprobs(model, data, mb_spec, "packed_logprobs", self.generation.temperature)
 
     def state_dict(self) -> dict[str, Any]:
@@ -43,7 +44,7 @@ class Policy(OptimizerSteps, PolicySettings, Generating):
     def _take_steps(
         self, model: Model, batch: SequenceSample, mb_spec: MicroBatchSpec, reduce: AllReduce
     ) -> dict[str, float]:
-        """`ppo_epochs` times `minibatches` optimizer steps; then the KL controller is given what it follows."""
+        """Take `ppo_epochs` times `minibatches` optimizer steps, then update the KL controller."""
         stats = {"kl_coef": self.controller.coef}
         stats |= optimizer_steps(
             self, model, batch, self._loss, self._loss_weight, mb_spec, step_if=self.may_step, cut=self.CUT
@@ -52,7 +53,7 @@ class Policy(OptimizerSteps, PolicySettings, Generating):
         return stats
 
     def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
-        """Sums over a micro-batch, of loss and stats; the engine divides by the weight of the whole step."""
+        """Sums over a micro-batch of loss and stats; the engine divides by the weight of the whole step."""
         raise NotImplementedError
 
     def _loss_weight(self, batch: SequenceSample) -> torch.Tensor:

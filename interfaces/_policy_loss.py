@@ -1,4 +1,4 @@
-"""The loss of a policy over a micro-batch that `_rollout.prepare` made ready, put together from its settings."""
+"""The loss of a policy over a micro-batch prepared by `_rollout.prepare`, assembled from its settings."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import ModelOutput, Stats
-from rlcli.interfaces._optimizer_steps import AT_FIRST
-from rlcli.interfaces._rollout_settings import RolloutSettings
-from rlcli.interfaces._settings import PolicyLoss, named
 from rlcli.ops.policy_losses import LOSS_AGGREGATIONS, POLICY_LOSSES, Actions
+
+from ._optimizer_steps import AT_FIRST
+from ._rollout_settings import RolloutSettings
+from ._settings import PolicyLoss, named
 
 
 @dataclass(kw_only=True)
 class PolicySettings(PolicyLoss, RolloutSettings):
-    """What an interface that trains a policy inherits, in addition to its kind of advantages."""
+    """Inherited by interfaces that train a policy, in addition to their kind of advantages."""
 
 
 def taken_actions(settings: PolicySettings, output: ModelOutput, batch: SequenceSample) -> tuple[Actions, torch.Tensor]:
-    """(the actions of the micro-batch, under the model that is trained; the entropy of each, [A])."""
+    """(the actions of the micro-batch under the trained model; the entropy of each, [A])."""
     output.temperature = settings.generation.temperature
-    entropy = output.entropy  # before the log-probs: one pass over the vocabulary then gives both
+    entropy = output.entropy  # before the log-probs: one pass over the vocabulary gives both
     tensors, lengths = batch.data, batch.flat_seqlens("packed_input_ids")
     old, advantages, mask = tensors["old_logprobs"], tensors["advantages"], tensors["loss_mask"]
     return Actions(output.logprobs, old, advantages, mask, lengths), entropy
@@ -31,10 +32,10 @@ def taken_actions(settings: PolicySettings, output: ModelOutput, batch: Sequence
 def policy_losses(
     settings: PolicySettings, actions: Actions, entropy: torch.Tensor, batch: SequenceSample
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """(loss of each action that is trained on, [M]: the policy loss, weighted, less the entropy bonus; stats, each
-    summed over these actions)."""
+    """(loss of each trained action, [M]: the weighted policy loss less the entropy bonus; stats, each summed over these
+    actions)."""
     losses, stats = named(POLICY_LOSSES, settings.policy_loss, settings)(actions)
-    if not settings.uses_proximal_logprobs:  # else `_rollout.sampler_gap` has it
+    if not settings.uses_proximal_logprobs:  # otherwise `_rollout.sampler_gap` reports it
         stats[AT_FIRST] = actions.log_ratio.detach().abs().sum()
     entropy = entropy[actions.mask]
     if settings.use_decoupled_loss:
@@ -47,14 +48,14 @@ def policy_losses(
 def aggregated(
     settings: PolicyLoss, losses: torch.Tensor, stats: dict[str, torch.Tensor], batch: SequenceSample
 ) -> tuple[torch.Tensor, Stats]:
-    """The sum of the losses [M] as `loss_aggregation` weighs them, and stats as means per action."""
+    """The sum of the losses [M] weighted by `loss_aggregation`, and stats as means per action."""
     shares, _ = _aggregation(settings, batch)
     count = batch.data["loss_mask"].count_nonzero()
     return (losses * shares).sum(), {name: (total, count) for name, total in stats.items()}
 
 
 def loss_weight(settings: PolicyLoss, batch: SequenceSample) -> torch.Tensor:
-    """What the sum over all micro-batches and ranks is divided by."""
+    """The divisor of the sum over all micro-batches and ranks."""
     return _aggregation(settings, batch)[1]
 
 

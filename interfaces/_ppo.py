@@ -1,4 +1,4 @@
-"""The parts of the settings that PPO's actor and critic share."""
+"""Settings shared by PPO's actor and critic."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlcli.api.declared_keys import Declaration
-from rlcli.interfaces._rollout_settings import GeneralizedAdvantages, RolloutSettings
-from rlcli.interfaces._settings import OptimizerSteps
+
+from ._rollout_settings import GeneralizedAdvantages, RolloutSettings
+from ._settings import OptimizerSteps
 
 
 @dataclass(kw_only=True)
 class PPOSettings(OptimizerSteps, GeneralizedAdvantages, RolloutSettings):
-    """What makes advantages and returns of a rollout: actor and critic compute the same ones."""
+    """How advantages and returns are computed from a rollout: actor and critic compute the same ones."""
 
     READS: ClassVar[Declaration] = {"train_step": (
         "packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask", "solved if given",

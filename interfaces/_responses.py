@@ -1,4 +1,4 @@
-"""Responses of a role to the prompts of a batch, packed behind them."""
+"""A role's responses to the prompts of a batch, packed together with them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from rlcli.api.model import GeneratedResponses, Model
 
 
 def sample_responses(model: Model, data: SequenceSample, settings: GenerationHyperparameters) -> SequenceSample:
-    """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`, `seq_no_eos_mask`, for each prompt with
-    `settings.responses_per_prompt` sequences."""
+    """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`, `seq_no_eos_mask`, with
+    `settings.responses_per_prompt` sequences for each prompt."""
     sampled = model.module.generate(data, model.tokenizer, settings, _seeds(model, data, settings))
     return _packed(data, sampled, settings)
 
 
 def imitate_responses(model: Model, data: SequenceSample, settings: GenerationHyperparameters) -> SequenceSample:
-    """The same with words of the prompts as responses, without running the model."""
+    """The same keys, with words of the prompts as responses; does not run the model."""
     sampled = mock_responses(_prompts(data), model.tokenizer, settings, _seeds(model, data, settings))
     return _packed(data, sampled, settings)
 
 
 def _seeds(model: Model, data: SequenceSample, settings: GenerationHyperparameters) -> list[int]:
-    """One for each response: by its sample (whose id has the epoch), the attempt and its number in the group. Neither
-    step nor version of the weights counts, so a response does not depend on when it is sampled."""
+    """One seed per response, from its sample (whose id includes the epoch), the attempt and its number in the group.
+    Neither step nor weight version enters, so a response does not depend on when it is sampled."""
     attempts, numbers = data.metadata.get(ATTEMPT) or [0] * data.bs, range(settings.responses_per_prompt)
     begun = zip(data.ids, attempts, strict=True)
     return [stable_seed(model.seed, str(id_), attempt, number) for id_, attempt in begun for number in numbers]
@@ -39,7 +39,7 @@ def _prompts(data: SequenceSample) -> Sequence[torch.Tensor]:
 
 
 def _packed(data: SequenceSample, sampled: GeneratedResponses, settings: GenerationHyperparameters) -> SequenceSample:
-    """Prompts and responses end to end, in groups; the log-probs of prompts are 0."""
+    """Prompts and responses concatenated, in groups; the log-probs of prompts are 0."""
     prompts, group = _prompts(data), settings.responses_per_prompt
     tokens, masks, logprobs, lengths = [], [], [], []
     for i, (response, scores) in enumerate(zip(sampled.tokens, sampled.logprobs, strict=True)):

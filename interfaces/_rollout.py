@@ -1,6 +1,6 @@
-"""From a finished rollout to what is trained on: KL, token rewards, advantages, returns.
+"""Turns a finished rollout into training data: KL, token rewards, advantages, returns.
 
-Each function is given the part of the settings that it reads.
+Each function takes only the part of the settings that it reads.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import Model
 from rlcli.errors import UsageError
-from rlcli.interfaces._best_of import keep_best
-from rlcli.interfaces._rollout_settings import Advantages, KLPenalty, RewardShaping, RolloutSettings
-from rlcli.interfaces._settings import OldPolicy
 from rlcli.ops.advantages import Trajectories
 from rlcli.ops.kl import kl_estimate
 from rlcli.ops.packing import action_owner
 from rlcli.ops.policy_losses import behaviour_weights
 from rlcli.ops.reduce import AllReduce, identity
 from rlcli.ops.rewards import action_mask, dense_rewards, overlong_penalties, shape_scores, token_rewards
+
+from ._best_of import keep_best
+from ._rollout_settings import Advantages, KLPenalty, RewardShaping, RolloutSettings
+from ._settings import OldPolicy
 
 PER_ACTION = ("loss_mask", "response_mask", "old_logprobs", "loss_weights", "kl", "advantages", "returns")
 
@@ -30,8 +31,8 @@ def prepare(settings: RolloutSettings, data: SequenceSample, kl_coef: float, all
 
     They have these keys in addition to `packed_input_ids` (A = T - N actions):
 
-    `response_mask` [A] actions of the response; `loss_mask` [A] those that are trained on; `old_logprobs`
-    [A]; `kl` [A] from the reference, 0 off the response; `advantages` [A] and `returns` [A]; `values` [T];
+    `response_mask` [A] actions of the response; `loss_mask` [A] actions that are trained on; `old_logprobs`
+    [A]; `kl` [A] from the reference, 0 outside the response; `advantages` [A] and `returns` [A]; `values` [T];
     `loss_weights` [A] of the decoupled loss (else 1); per sequence `rewards`, `shaped_rewards`,
     `seq_no_eos_mask`. With a KL penalty also `ref_logprobs` [A].
     """
@@ -63,7 +64,7 @@ def prepare(settings: RolloutSettings, data: SequenceSample, kl_coef: float, all
 def batch_stats(
     settings: RewardShaping, batch: SequenceSample, data: SequenceSample, all_reduce: AllReduce
 ) -> dict[str, float]:
-    """What `prepare` made of `data`, in means over the responses, or the tokens, of all ranks."""
+    """Stats of the batch that `prepare` made from `data`: means over the responses, or the tokens, of all ranks."""
     tensors = batch.data
     responses, trained = len(tensors["rewards"]), int(tensors["loss_mask"].sum())
     tokens = int(tensors["response_mask"].sum())
@@ -87,16 +88,16 @@ def batch_stats(
 
 
 def equal_groups(batch: SequenceSample, all_reduce: AllReduce) -> dict[str, float]:
-    """`equal_rewards_fraction`: the share of the prompts whose responses all got the same reward, over all ranks."""
+    """`equal_rewards_fraction`: the share of prompts whose responses all got the same reward, over all ranks."""
     groups = batch.data["shaped_rewards"].split([len(lengths) for lengths in batch.seqlens["packed_input_ids"]])
     alike = torch.tensor(sum(bool((group == group[:1]).all()) for group in groups))
     return means({"equal_rewards_fraction": (alike, len(groups))}, all_reduce)
 
 
 def sampler_gap(settings: OldPolicy, data: SequenceSample, all_reduce: AllReduce) -> dict[str, float]:
-    """`sampler_gap`: how far the trainer's log-probs are from those of the sampler, before training: the mean of the
-    absolute differences over the actions of responses, in nats. Where the trainer has computed none, they are those of
-    its first optimizer step (`_policy_loss.policy_losses`)."""
+    """`sampler_gap`: the gap between the trainer's and the sampler's log-probs before training: the mean absolute
+    difference over the actions of responses, in nats. Where the trainer has computed no log-probs, those of its first
+    optimizer step are used (`_policy_loss.policy_losses`)."""
     tensors = data.data
     if not settings.uses_proximal_logprobs:
         return {}
@@ -106,7 +107,7 @@ def sampler_gap(settings: OldPolicy, data: SequenceSample, all_reduce: AllReduce
 
 
 def reduce_over(model: Model) -> AllReduce:
-    """The sum over the ranks of a role; a role without an engine has a single one."""
+    """Sums over the ranks of a role; a role without an engine has only one."""
     engine = model.module
     if engine is None:
         return identity
@@ -122,8 +123,7 @@ def means(pairs: Mapping[str, tuple[torch.Tensor, int]], all_reduce: AllReduce) 
 
 
 def response_kl(batch: SequenceSample, all_reduce: AllReduce) -> tuple[float, int]:
-    """(KL from the reference per response in nats, responses), over all ranks: what a KL controller is
-    fed."""
+    """(KL from the reference per response in nats, responses), over all ranks: the input of a KL controller."""
     responses = len(batch.flat_seqlens("packed_input_ids"))
     total = batch.data["kl"].to(torch.float64).sum()
     table = all_reduce(torch.stack([total, torch.full_like(total, responses)]))
@@ -140,13 +140,13 @@ def _need(tensors: Mapping[str, torch.Tensor], key: str, otherwise: str = "") ->
 def _policies(
     settings: OldPolicy, tensors: Mapping[str, torch.Tensor], trained: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(log-probs of the policy that sampled, those that the ratio is taken to, weight of each action, actions still
-    trained on).
+    """(log-probs of the sampling policy, log-probs the ratio is taken to, weight of each action, actions still trained
+    on).
 
-    The KL penalty is that of the policy that sampled, because the estimators of `rlcli.ops.kl` are expectations over
-    its samples: with another policy's log-probs they estimate no KL at all. `recompute_logprob` takes the trainer's
-    numbers for that policy, everywhere; `use_decoupled_loss` keeps the sampler's, and uses the proximal policy in the
-    loss alone. AReaL does the same.
+    The KL penalty is that of the sampling policy, because the estimators of `rlcli.ops.kl` are expectations over its
+    samples: with another policy's log-probs they do not estimate a KL at all. `recompute_logprob` uses the trainer's
+    numbers for that policy, everywhere; `use_decoupled_loss` keeps the sampler's, and uses the proximal policy only in
+    the loss. AReaL does the same.
     """
     behaviour = _need(tensors, "packed_logprobs")
     ones = torch.ones_like(behaviour)
@@ -163,7 +163,7 @@ def _policies(
 def _penalty(
     settings: KLPenalty, tensors: Mapping[str, torch.Tensor], sampler: torch.Tensor, response: torch.Tensor
 ) -> torch.Tensor:
-    """[A] KL of the policy that sampled from the reference, 0 off the response."""
+    """[A] KL of the sampling policy from the reference, 0 outside the response."""
     if not settings.kl_ctl:
         return torch.zeros_like(sampler)
     reference = _need(tensors, "packed_ref_logprobs", "or set kl_ctl: 0")
@@ -205,7 +205,7 @@ def _values(settings: Advantages, tensors: Mapping[str, torch.Tensor], lengths: 
 
 
 def _groups(data: SequenceSample) -> torch.Tensor:
-    """[N] the place, in the batch, of the sample that each sequence belongs to."""
+    """[N] the index, in the batch, of the sample that each sequence belongs to."""
     sizes = torch.tensor([len(lengths) for lengths in data.seqlens["packed_input_ids"]], dtype=torch.int64)
     return torch.repeat_interleave(torch.arange(data.bs), sizes)
 

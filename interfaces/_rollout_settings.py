@@ -1,4 +1,4 @@
-"""The settings of what lies between a finished rollout and the loss: rewards, the KL penalty, advantages."""
+"""Settings for the steps between a finished rollout and the loss: rewards, the KL penalty, advantages."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import torch
 
 from rlcli.api.limits import Limits
 from rlcli.api.synonyms import Synonyms
-from rlcli.interfaces._checked import Settings
-from rlcli.interfaces._settings import OldPolicy, Sampling
 from rlcli.ops.advantages import BaselineName, CreditName, ScaleName, Trajectories, generalized, relative
 from rlcli.ops.kl import AdaptiveKLController, FixedKLController, KLController, KLEstimator, KLGradient
 from rlcli.ops.normalization import group_normalize, masked_normalize
 from rlcli.ops.packing import action_owner
 from rlcli.ops.reduce import AllReduce
 
+from ._checked import Settings
+from ._settings import OldPolicy, Sampling
+
 KLPlace = Literal["loss", "reward"]
 
 
 @dataclass(kw_only=True)
 class RewardShaping(Settings):
-    """From the score of a response to what the algorithm counts as its reward."""
+    """How the score of a response becomes its reward."""
 
     LIMITS: ClassVar[Limits] = {
         "max_reward_clip": {"gt": 0}, "overlong_buffer": {"ge": 1}, "overlong_penalty": {"gt": 0},
@@ -53,22 +54,22 @@ class RewardShaping(Settings):
     """Responses that were cut off are not trained on."""
 
     overlong_buffer: int | None = None
-    """Soft overlong penalty (DAPO): over the last so many of `generation.max_new_tokens` tokens the reward of a
+    """Soft overlong penalty (DAPO): over this many tokens at the end of `generation.max_new_tokens`, the reward of a
     response falls, token by token, by up to `overlong_penalty`."""
 
     overlong_penalty: float = 1.0
-    """With `overlong_buffer`: what is subtracted from the reward of a response of full length."""
+    """With `overlong_buffer`: amount subtracted from the reward of a response of full length."""
 
     use_dense_reward: bool = False
-    """Use `dense_rewards` (a score after each token) in place of the one task reward at the end."""
+    """Use `dense_rewards` (a score after each token) instead of the single task reward at the end."""
 
     reward_delta: bool = True
-    """With `use_dense_reward`: a token earns the change of the score, not the score."""
+    """With `use_dense_reward`: a token earns the change in the score, not the score."""
 
 
 @dataclass(kw_only=True)
 class KLPenalty(Settings):
-    """How hard the policy is pulled towards the reference."""
+    """How strongly the policy is pulled towards the reference."""
 
     LIMITS: ClassVar[Limits] = {
         "kl_ctl": {"ge": 0}, "adaptive_kl_target": {"gt": 0}, "adaptive_kl_horizon": {"gt": 0},
@@ -87,20 +88,20 @@ class KLPenalty(Settings):
     """Weight of the KL penalty per token (its starting value with `adaptive_kl_ctl`)."""
 
     kl_estimator: KLEstimator = "k1"
-    """Estimate of the KL from the reference, per sampled token: k1, k2 or k3 (rlcli.ops.kl). It is that of
+    """Estimator of the KL from the reference, per sampled token: k1, k2 or k3 (rlcli.ops.kl). The KL is that of
     the policy that sampled the responses; see `recompute_logprob`."""
 
     adaptive_kl_ctl: bool = False
-    """Steer the weight of the KL penalty towards `adaptive_kl_target`."""
+    """Adapt the weight of the KL penalty to keep the KL near `adaptive_kl_target`."""
 
     adaptive_kl_target: float = 6.0
-    """KL per response, in nats, that the adaptive controller aims at."""
+    """KL per response, in nats, targeted by the adaptive controller."""
 
     adaptive_kl_horizon: float = 10000.0
     """Responses over which the adaptive controller reacts."""
 
     controller: KLController = field(init=False, repr=False)
-    """Holds the weight in force."""
+    """Holds the current weight."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,7 +115,7 @@ class KLPenalty(Settings):
 
 @dataclass(kw_only=True)
 class KLPlacement(Settings):
-    """Where the KL penalty is, for algorithms that may have it in the loss."""
+    """Where the KL penalty is applied, for algorithms that may have it in the loss."""
 
     SYNONYMS: ClassVar[Synonyms] = {"kl_in": "use_kl_loss use_kl_in_reward"}
 
@@ -123,9 +124,9 @@ class KLPlacement(Settings):
     the reward of each token, and so enters the advantages."""
 
     kl_gradient: KLGradient = "reverse"
-    """Of the penalty in the loss. reverse: that of the KL of the policy from the reference, whichever `kl_estimator`
-    gives the value; tokens are weighted by their ratio to the policy that sampled. naive: that of the estimator itself,
-    which for k1 is none and for k3 another KL's."""
+    """Gradient of the penalty in the loss. reverse: that of the KL of the policy from the reference, whichever
+    `kl_estimator` gives the value; tokens are weighted by their ratio to the sampling policy. naive: that of the
+    estimator itself, which is zero for k1 and that of a different KL for k3."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,7 +136,7 @@ class KLPlacement(Settings):
 
 @dataclass(kw_only=True)
 class Advantages(Settings):
-    """How much better than expected an action was; what all ways to estimate it have in common."""
+    """How much better than expected an action was: settings shared by all estimators."""
 
     SYNONYMS: ClassVar[Synonyms] = {
         "adv_norm": "whiten_advantages whiten_rewards normalize_advantages advantage_normalization",
@@ -146,7 +147,7 @@ class Advantages(Settings):
 
     @property
     def needs_values(self) -> bool:
-        """Whether the estimate takes a critic."""
+        """Whether the estimate needs a critic."""
         return False
 
     def estimate(self, trajectories: Trajectories, all_reduce: AllReduce) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,7 +157,7 @@ class Advantages(Settings):
     def normalized(
         self, advantages: torch.Tensor, trajectories: Trajectories, trained: torch.Tensor, all_reduce: AllReduce
     ) -> torch.Tensor:
-        """[A]: advantages over the actions that are trained on, 0 elsewhere."""
+        """[A]: advantages of the actions that are trained on, 0 elsewhere."""
         if not self.adv_norm:
             return torch.where(trained, advantages, 0.0)
         return masked_normalize(advantages, trained, all_reduce=all_reduce)
@@ -164,7 +165,7 @@ class Advantages(Settings):
 
 @dataclass(kw_only=True)
 class GeneralizedAdvantages(Advantages):
-    """Advantages over the values of a critic (`rlcli.ops.gae`)."""
+    """Advantages relative to a critic's values (`rlcli.ops.gae`)."""
 
     LIMITS: ClassVar[Limits] = {"discount": {"ge": 0, "le": 1}, "gae_lambda": {"ge": 0, "le": 1}}
     SYNONYMS: ClassVar[Synonyms] = {
@@ -176,18 +177,18 @@ class GeneralizedAdvantages(Advantages):
     """Discount factor per token."""
 
     gae_lambda: float = 1.0
-    """Bias against variance of advantages: 1 waits for the final reward, 0 trusts the critic's next value."""
+    """Trades bias against variance of advantages: 1 waits for the final reward, 0 trusts the critic's next value."""
 
     group_adv_norm: bool = False
     """Normalise advantages over the tokens of the responses to one prompt, instead of over the batch."""
 
     disable_value: bool = False
-    """Do without a critic: all values are 0, advantages are the discounted rewards to come."""
+    """Train without a critic: all values are 0, advantages are the discounted future rewards."""
 
     bootstrap_no_eos: bool = True
-    """The critic's value of the last state of a response that was cut off stands for what would have
-    followed. With a score for cut-off responses too, this adds to it; where most are cut off, values can run
-    away: then false."""
+    """For a response that was cut off, the critic's value of its last state stands in for the missing rest. If cut-off
+    responses have a score too, the two add up; where most are cut off, values can diverge: then set this to
+    false."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,7 +215,7 @@ class GeneralizedAdvantages(Advantages):
 
 @dataclass(kw_only=True)
 class RelativeAdvantages(Advantages):
-    """Advantages without a critic: what a response earned, against what others did."""
+    """Advantages without a critic: what a response earned, compared with others."""
 
     SYNONYMS: ClassVar[Synonyms] = {
         "baseline": "mean_level mean_leave1out",
@@ -222,20 +223,20 @@ class RelativeAdvantages(Advantages):
     }
 
     baseline: BaselineName = "group"
-    """What is subtracted: the mean of the responses to the same prompt (group), of the others to it (leave_one_out),
-    of all responses of the batch (batch), or nothing (none)."""
+    """What is subtracted: the mean of the responses to the same prompt (group), of the other responses to it
+    (leave_one_out), of all responses in the batch (batch), or nothing (none)."""
 
     scale: ScaleName = "group"
-    """What it is divided by: the standard deviation of what the responses to the same prompt earned (group), of what
-    all responses of the batch did (batch), or nothing (none)."""
+    """What it is divided by: the standard deviation of the rewards of the responses to the same prompt (group), of all
+    responses in the batch (batch), or nothing (none)."""
 
     credit: CreditName = "response"
-    """response: each token is credited with all that its response earned. to_go: with what came after it, which
-    differs where the KL penalty is in the reward, or rewards are dense."""
+    """response: each token is credited with everything its response earned. to_go: only with what came after it, which
+    makes a difference where the KL penalty is in the reward, or rewards are dense."""
 
     @property
     def compares_groups(self) -> bool:
-        """Whether a single response to a prompt would say nothing."""
+        """Whether a single response to a prompt would carry no signal."""
         return self.baseline in ("group", "leave_one_out") or self.scale == "group"
 
     def estimate(self, trajectories: Trajectories, all_reduce: AllReduce) -> tuple[torch.Tensor, torch.Tensor]:
@@ -244,7 +245,7 @@ class RelativeAdvantages(Advantages):
 
 @dataclass(kw_only=True)
 class RolloutSettings(Advantages, KLPenalty, RewardShaping, OldPolicy, Sampling):
-    """All that a finished rollout is read with (`_rollout.prepare`)."""
+    """All settings needed to process a finished rollout (`_rollout.prepare`)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
-"""Programs that a model wrote, run where they can harm nothing: no network, no files of yours, no other process.
+"""Runs programs written by a model where they can do no harm: no network, none of your files, no other processes.
 
-A program sees Python, the system's libraries and an empty folder. Linux namespaces keep everything else from it, and
-limits of the kernel what it uses. Only the standard library is imported here.
+A program sees Python, the system's libraries and an empty folder. Linux namespaces hide everything else from it, and
+kernel limits bound its resources. Only the standard library is imported here.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ NOBODY = 65534
 
 PYTHON = os.path.realpath(sys.executable)
 VISIBLE = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache", "/nix/store", sys.base_prefix)
-"""What a program sees of the machine's files; it can change none of them."""
+"""The part of the machine's file system visible to a program, read-only."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 ROOT = "/proc"
-"""Where the program's files are put together: a folder that is always there, and that no program is to see."""
+"""Where the program's file system is assembled: a folder that always exists, and that no program may see."""
 WORK = "/work"
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
 UNFINISHED = -1
-"""Exit status of a program that had to be ended."""
+"""Exit status of a program that had to be killed."""
 _MOST_FILES = 64
 
 
 class NoSandbox(OSError):
-    """The machine does not let a program be confined."""
+    """The machine does not allow sandboxing."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one program, with all that it starts."""
+    """Limits of one program and everything it starts."""
 
     cpu_s: int
     wall_s: float
@@ -62,17 +62,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class Ended:
-    """A program that is done."""
+    """Result of a finished program."""
 
     output: bytes
     status: int
-    """Its exit code, 128 + the signal that ended it, or UNFINISHED."""
+    """Its exit code, 128 + the signal that killed it, or UNFINISHED."""
     why: str = ""
-    """The limit that ended it."""
+    """The limit that stopped it."""
 
 
 class Program:
-    """A program at work. `descriptors`: what it has open, number → ours, without a gap; no others."""
+    """A running program. `descriptors`: its open files, number → ours, without gaps; it has no others."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Program:
         limits: Limits,
         confined: bool = True,
     ):
-        """`arguments`: of Python. `files`: name → text, in the program's folder. Raises NoSandbox."""
+        """`arguments`: for Python. `files`: name → text, in the program's folder. Raises NoSandbox."""
         self.limits = limits
         self.folder = None if confined else tempfile.mkdtemp(prefix="rlcli-program-")
         self._deadline = time.monotonic() + limits.wall_s
@@ -115,7 +115,7 @@ class Program:
             raise NoSandbox(said)
 
     def wait(self, output: int) -> Ended:
-        """Read all that it writes to a descriptor until it is done, or over a limit."""
+        """Read everything it writes to a descriptor until it finishes or exceeds a limit."""
         received, why = bytearray(), ""
         while not why:
             patience = self._deadline - time.monotonic()
@@ -134,7 +134,7 @@ class Program:
         return Ended(bytes(received), status, why)
 
     def _status(self) -> int:
-        """Once it has closed its output it may still run."""
+        """Wait for its exit: after closing its output it may still run."""
         while time.monotonic() < self._deadline:
             done, status = os.waitpid(self.pid, os.WNOHANG)
             if done:
@@ -145,7 +145,7 @@ class Program:
         return UNFINISHED
 
     def end(self) -> None:
-        """End it with all that it has started, and remove its files."""
+        """Kill it with everything it has started, and remove its files."""
         if self.pid:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -175,7 +175,7 @@ def _confined(
     arguments: Sequence[str], files: Mapping[str, str], descriptors: Mapping[int, int], limits: Limits, folder: str,
     pipes: tuple[int, int, int],
 ) -> None:  # fmt: skip
-    """In namespaces of its own, under a process that ends them when the program or the parent ends."""
+    """In its own namespaces, under a process that kills them when the program or the parent ends."""
     unshare_done, mapped, told = pipes
     is_root, own, group = os.geteuid() == 0, os.geteuid(), os.getegid()
     os.setsid()
@@ -191,19 +191,19 @@ def _confined(
     _make_root(limits)
     _write(files, folder)
     alive, lifeline = os.pipe()
-    first = os.fork()  # the first process of the new PID namespace: all others end with it
+    first = os.fork()  # the first process of the new PID namespace: all others die with it
     if first:
         _close_all_but(lifeline)
         os._exit(_wait_for(first))
     os.close(lifeline)
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if select.select([alive], [], [], 0)[0]:  # the parent was gone before that
+    if select.select([alive], [], [], 0)[0]:  # the parent had already exited
         os._exit(125)
     program = os.fork()
     if program:
         _close_all_but(alive)
         os._exit(_wait_for(program))
-    os.setsid()  # a signal to its group reaches nobody else
+    os.setsid()  # a signal to its group reaches nothing else
     if is_root:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -225,7 +225,7 @@ def _become(arguments: Sequence[str], descriptors: Mapping[int, int], limits: Li
         hard = resource.getrlimit(kind)[1]
         resource.setrlimit(kind, tuple(one if hard == resource.RLIM_INFINITY else min(one, hard) for one in bound))
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    for number in range(1, signal.NSIG):  # what the run ignores, a program need not
+    for number in range(1, signal.NSIG):  # signals that the run ignores must work in a program
         with suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_DFL)
     os.dup2(told, _MOST_FILES - 1, inheritable=False)
@@ -238,7 +238,7 @@ def _become(arguments: Sequence[str], descriptors: Mapping[int, int], limits: Li
 
 
 def _make_root(limits: Limits) -> None:
-    """A file system in memory with what is VISIBLE, read-only, and a folder to work in; the old one is left behind."""
+    """An in-memory file system with VISIBLE, read-only, and a folder to work in; the old root is detached."""
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
     links = {path: os.readlink(path) for path in VISIBLE if os.path.islink(path)}
     options = f"size={2 * limits.file_bytes + (1 << 20)},nr_inodes=4096,mode=0755"
@@ -295,7 +295,7 @@ def _close_all_but(kept: int) -> None:
 
 
 def _wait_for(pid: int) -> int:
-    """The exit code of one child, while others come and go."""
+    """The exit code of one child, while reaping others."""
     while True:
         done, status = os.wait()
         if done == pid:

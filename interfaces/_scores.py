@@ -1,5 +1,5 @@
-"""Scores of responses, some of which could not be computed: those are counted, shown and, where there are too many, an
-error. None of them becomes a number that nobody chose."""
+"""Scores of responses, some of which could not be computed: those are counted, reported and, if there are too many, an
+error. None of them becomes an arbitrary number."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import ATTEMPT, PLACE
 from rlcli.api.limits import Limits
 from rlcli.errors import RlcliError, escape_control
-from rlcli.interfaces._checked import Settings
-from rlcli.interfaces._text import prompt_texts, response_texts
+
+from ._checked import Settings
+from ._text import prompt_texts, response_texts
 
 if TYPE_CHECKING:
     import torch
@@ -30,36 +31,36 @@ LIMITED, ERRORS = "reward_limits", "reward_errors"
 
 @dataclass(frozen=True)
 class Score:
-    """Of one response."""
+    """The score of one response."""
 
     value: float = 0.0
     limit: str = ""
-    """The limit that the response hit, as the end of a sentence: it is worth `value` for that."""
+    """The limit that the response hit, as the end of a sentence; `value` is then its score."""
     error: RlcliError | None = None
-    """Why it could not be computed, which is no fault of the response."""
+    """Why it could not be computed; not the response's fault."""
 
 
 @dataclass(kw_only=True)
 class ScoreErrors(Settings):
-    """What follows from scores that could not be computed."""
+    """How to handle scores that could not be computed."""
 
     LIMITS: ClassVar[Limits] = {"max_error_fraction": {"ge": 0, "le": 1}}
 
     error_reward: float = 0.0
-    """Reward of a response whose score could not be computed, as long as there are few of them."""
+    """Reward of a response whose score could not be computed, as long as there are few of these."""
 
     max_error_fraction: float = 0.01
-    """Share of a call's responses (rounded up to whole ones) whose score may be missing; the run ends when there are
-    more, or when no score at all could be computed."""
+    """Share of a call's responses (rounded up to whole ones) whose score may be missing; the run ends if there are
+    more, or if no score at all could be computed."""
 
     def most_errors(self, responses: int) -> int:
-        """How many scores may be missing."""
+        """The number of scores that may be missing."""
         allowed = math.ceil(self.max_error_fraction * responses)
         return allowed if allowed < responses or self.max_error_fraction == 1 else responses - 1
 
     def rewarded(self, data: SequenceSample, found: Sequence[Score | None]) -> SequenceSample:
-        """`rewards` [N], one for each response; as metadata, for each sample the shares of LIMITED and ERRORS. A score
-        is None if there were too many errors before it.
+        """`rewards` [N], one per response; as metadata, for each sample the shares of LIMITED and ERRORS. A score is
+        None if there were too many errors before it.
 
         Raises the first error if there are too many.
         """
@@ -95,13 +96,13 @@ class ScoreErrors(Settings):
 
 @dataclass(kw_only=True)
 class RightOrWrong(Settings, ModelInterface):
-    """The rewards where a response is right or not."""
+    """Rewards for responses that are either right or wrong."""
 
     correct_reward: float = 1.0
-    """Reward of a right response."""
+    """Reward of a correct response."""
 
     wrong_reward: float = 0.0
-    """Reward of any other."""
+    """Reward of any other response."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,7 +110,7 @@ class RightOrWrong(Settings, ModelInterface):
             raise ValueError(f"correct_reward ({self.correct_reward}) must be above wrong_reward ({self.wrong_reward})")
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
-        """Marks a random half of the responses as right, whatever they say."""
+        """Mock: marks a random half of the responses as correct, whatever they say."""
         from rlcli.api.mocks import uniform
 
         if interface_type != "inference":
@@ -117,12 +118,12 @@ class RightOrWrong(Settings, ModelInterface):
         return self._marked(data, (uniform(model, data, ones(data), "solved") < 0.5).tolist())
 
     def _marked(self, data: SequenceSample, right: Sequence[bool]) -> SequenceSample:
-        """What `inference` would return if it had found these responses right."""
+        """The result of `inference` if it had found these responses right."""
         raise NotImplementedError
 
 
 def places_of(data: SequenceSample) -> list[str]:
-    """How to find each response: `sample q1, response 2 of 4`."""
+    """A label to find each response by: `sample q1, response 2 of 4`."""
     return [
         f"sample {id_}" + (f", response {number} of {len(group)}" if len(group) > 1 else "")
         for id_, group in zip(data.ids, data.seqlens["packed_input_ids"], strict=True)
@@ -131,7 +132,7 @@ def places_of(data: SequenceSample) -> list[str]:
 
 
 def rows_of(data: SequenceSample) -> list[dict[str, Any]]:
-    """For each response what the dataset says of its row, under the names that it uses."""
+    """For each response the dataset's fields of its row, under the dataset's names."""
     names = [name for name in data.metadata if name not in (ATTEMPT, PLACE)]
     return [
         {name: data.metadata[name][sample] for name in names}
@@ -141,7 +142,7 @@ def rows_of(data: SequenceSample) -> list[dict[str, Any]]:
 
 
 def described_responses(tokenizer: Any, data: SequenceSample) -> list[dict[str, Any]]:
-    """For each response its row, with the texts `prompt` and `response`."""
+    """For each response its row, plus the texts `prompt` and `response`."""
     texts = zip(prompt_texts(tokenizer, data), response_texts(tokenizer, data), strict=True)
     return [
         row | {"prompt": prompt, "response": response}
@@ -150,7 +151,7 @@ def described_responses(tokenizer: Any, data: SequenceSample) -> list[dict[str, 
 
 
 def shares(data: SequenceSample, flags: Sequence[bool]) -> list[float]:
-    """For each sample the share of its responses that are flagged."""
+    """The share of each sample's responses that are flagged."""
     left = iter(flags)
     groups = data.seqlens["packed_input_ids"]
     return [sum(next(left) for _ in group) / max(len(group), 1) for group in groups]
@@ -159,12 +160,12 @@ def shares(data: SequenceSample, flags: Sequence[bool]) -> list[float]:
 def one_each(
     data: SequenceSample, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, list[Any]]
 ) -> SequenceSample:
-    """A batch that has one number for each response under each key."""
+    """A batch with one number per response under each key."""
     return SequenceSample.from_default(
         ids=data.ids, seqlens=dict.fromkeys(tensors, ones(data)), data=tensors, metadata=metadata
     )
 
 
 def ones(data: SequenceSample) -> list[list[int]]:
-    """The lengths of what has one number for each response."""
+    """The lengths of a key with one number per response."""
     return [[1] * len(group) for group in data.seqlens["packed_input_ids"]]

@@ -1,7 +1,7 @@
-"""The settings of reinforcement learning in parts. An interface inherits the parts that it uses, and nothing else.
+"""Reinforcement-learning settings, split into parts. An interface inherits the parts that it uses, and no others.
 
-Here: how responses are sampled and how a model is updated; `_rollout_settings` has what lies between. A function asks
-for the part that it reads, and is given the interface. In a recipe the keys of all parts of an interface are its
+Here: how responses are sampled and how a model is updated; `_rollout_settings` has what comes in between. A function
+takes the part that it reads, and is passed the interface. In a recipe the keys of all parts of an interface are its
 `args:`, side by side.
 """
 
@@ -15,8 +15,9 @@ from typing import Any, ClassVar, Literal
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.limits import Limits
 from rlcli.api.synonyms import Synonyms
-from rlcli.interfaces._checked import Settings
 from rlcli.ops.policy_losses import BehaviourWeightMode, LossAggregationName, PolicyLossName
+
+from ._checked import Settings
 
 TokenNormalizeScope = Literal["global", "dp"]
 ValueLoss = Literal["mse", "huber"]
@@ -24,7 +25,7 @@ ValueNormType = Literal["exp", "ma"]
 
 
 def named(functions: Mapping[str, Callable[..., Any]], name: str, settings: Settings) -> Callable[..., Any]:
-    """The function of that name, with its keyword-only parameters taken from the settings of the same names."""
+    """The function of that name, with its keyword-only parameters bound to the settings of the same names."""
     function = functions[name]
     parameters = inspect.signature(function).parameters.values()
     own = {p.name: getattr(settings, p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}
@@ -36,7 +37,7 @@ class Generation(Settings):
     """How responses are sampled."""
 
     generation: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
-    """How responses are sampled. Where these are trained on, its temperature also divides the logits in training."""
+    """How responses are sampled. Where they are trained on, the temperature also divides the logits in training."""
 
     def __post_init__(self) -> None:
         if isinstance(self.generation, Mapping):
@@ -45,7 +46,7 @@ class Generation(Settings):
 
     @property
     def sampling(self) -> GenerationHyperparameters:
-        """`generation`, with all the responses that are sampled."""
+        """`generation`, with `responses_per_prompt` counting all sampled responses."""
         return self.generation
 
 
@@ -59,7 +60,7 @@ class Sampling(Generation):
     }
 
     generation_size: int | None = None
-    """Best of k: sample this many per prompt, train on the `responses_per_prompt` of highest reward."""
+    """Best of k: sample this many per prompt, and train on the `responses_per_prompt` with the highest reward."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,14 +72,14 @@ class Sampling(Generation):
 
     @property
     def sampling(self) -> GenerationHyperparameters:
-        """`generation`, with all the responses that are sampled."""
+        """`generation`, with `responses_per_prompt` counting all sampled responses."""
         sampled = self.generation_size or self.generation.responses_per_prompt
         return replace(self.generation, responses_per_prompt=sampled)
 
 
 @dataclass(kw_only=True)
 class OptimizerSteps(Settings):
-    """How a batch is spread over optimizer steps."""
+    """How a batch is split over optimizer steps."""
 
     LIMITS: ClassVar[Limits] = {"minibatches": {"ge": 1}, "ppo_epochs": {"ge": 1}}
     SYNONYMS: ClassVar[Synonyms] = {
@@ -87,18 +88,18 @@ class OptimizerSteps(Settings):
     }
 
     minibatches: int = 4
-    """Optimizer steps that one batch is spread over (per epoch)."""
+    """Number of optimizer steps that a batch is split into (per epoch)."""
 
     ppo_epochs: int = 1
-    """Times that each response is trained on."""
+    """Number of times each response is trained on."""
 
     token_normalize_scope: TokenNormalizeScope = "global"
-    """What a loss is divided by: the tokens of all ranks (so their number does not matter), or each rank's."""
+    """Divisor of the loss: the tokens of all ranks (so the number of ranks does not matter), or each rank's own."""
 
 
 @dataclass(kw_only=True)
 class OldPolicy(Settings):
-    """Which log-probs stand for the policy that sampled, and for the one that ratios are taken to."""
+    """Which log-probs represent the sampling policy, and which the policy that ratios are taken to."""
 
     LIMITS: ClassVar[Limits] = {"behav_imp_weight_cap": {"gt": 1}}
     SYNONYMS: ClassVar[Synonyms] = {
@@ -110,24 +111,24 @@ class OldPolicy(Settings):
     }
 
     use_decoupled_loss: bool = False
-    """Clip around `proximal_logprobs` and weigh each token by proximal over behaviour policy. Needs a call
-    `actor.inference` in the graph, with `packed_logprobs` renamed to `proximal_logprobs`. The KL penalty
+    """Clip around `proximal_logprobs` and weight each token by proximal over behaviour policy. Requires an
+    `actor.inference` call in the graph, with `packed_logprobs` renamed to `proximal_logprobs`. The KL penalty
     stays that of the behaviour policy, which sampled the responses."""
 
     recompute_logprob: bool = False
-    """Take `proximal_logprobs`, of the trainer's own forward pass, as the old policy instead of the
-    sampler's: for the ratio and, unless `use_decoupled_loss` is set too, for the KL penalty."""
+    """Use `proximal_logprobs`, from the trainer's own forward pass, as the old policy instead of the
+    sampler's: for the ratio and, unless `use_decoupled_loss` is also set, for the KL penalty."""
 
     behav_imp_weight_cap: float | None = None
-    """With `use_decoupled_loss`: the largest weight of a token; above 1."""
+    """With `use_decoupled_loss`: maximum weight of a token; above 1."""
 
     behav_imp_weight_mode: BehaviourWeightMode = "mask"
-    """What becomes of a token weighted above the cap. mask: it leaves the loss and the count that it is divided by.
-    truncate: it is weighted by the cap (truncated importance sampling, TIS)."""
+    """How to treat a token weighted above the cap. mask: it is dropped from the loss and from the count that divides
+    it. truncate: it is weighted by the cap (truncated importance sampling, TIS)."""
 
     @property
     def uses_proximal_logprobs(self) -> bool:
-        """Whether the trainer computes log-probs of what was sampled before it learns from it."""
+        """Whether the trainer recomputes the log-probs of sampled responses before training on them."""
         return self.use_decoupled_loss or self.recompute_logprob
 
     def __post_init__(self) -> None:
@@ -140,7 +141,7 @@ class OldPolicy(Settings):
 
 @dataclass(kw_only=True)
 class PolicyLoss(Settings):
-    """What the policy minimises, and when an optimizer step is skipped."""
+    """The policy's objective, and when an optimizer step is skipped."""
 
     LIMITS: ClassVar[Limits] = {
         "eps_clip": {"gt": 0}, "eps_clip_high": {"gt": 0}, "c_clip": {"gt": 1}, "entropy_coef": {"ge": 0},
@@ -159,37 +160,37 @@ class PolicyLoss(Settings):
     }
 
     policy_loss: PolicyLossName = "ppo"
-    """ppo: each token's ratio is clipped. gspo: one ratio for a whole response, the geometric mean of its tokens'
-    (try `eps_clip: 3e-4` and `loss_aggregation: sequence`). cispo: clipped ratios only weigh the log-probs, so no token
-    loses its gradient. sequence: a response is one action, with the product of its tokens' ratios
-    (RLOO: with `loss_aggregation: constant` and `loss_constant: 1`)."""
+    """ppo: each token's ratio is clipped. gspo: one ratio per response, the geometric mean of its tokens' ratios (try
+    `eps_clip: 3e-4` and `loss_aggregation: sequence`). cispo: clipped ratios only weight the log-probs, so no token
+    loses its gradient. sequence: a response is a single action, with the product of its tokens' ratios (RLOO: with
+    `loss_aggregation: constant` and `loss_constant: 1`)."""
 
     loss_aggregation: LossAggregationName = "token"
     """token: every token counts alike, so long responses count for more. sequence: every response counts
     alike. constant: tokens count alike, and their sum is divided by `loss_constant` times the number of responses."""
 
     loss_constant: float | None = None
-    """With `loss_aggregation: constant`: tokens per response that the loss is divided by, such as
+    """With `loss_aggregation: constant`: the number of tokens per response to divide the loss by, such as
     `${generation.max_new_tokens}`."""
 
     eps_clip: float = 0.2
-    """The policy's ratio counts down to 1 less this, and up to 1 more unless `eps_clip_high` is set."""
+    """Clip the policy's ratio at 1 minus this and, unless `eps_clip_high` is set, at 1 plus this."""
 
     eps_clip_high: float | None = None
-    """The policy's ratio counts up to 1 + this ("clip-higher" where it is above `eps_clip`); null: `eps_clip`."""
+    """Clip the policy's ratio at 1 plus this ("clip-higher" if it is above `eps_clip`); null: same as `eps_clip`."""
 
     c_clip: float | None = None
     """Dual clip: the loss of a token with negative advantage is at most this times |advantage|; above 1."""
 
     entropy_coef: float = 0.0
-    """Weight of an entropy bonus per token."""
+    """Weight of the entropy bonus per token."""
 
     early_stop_imp_ratio: float | None = 5.0
-    """Skip an optimizer step (weights, optimizer and schedule stay) if its mean importance ratio is above
+    """Skip an optimizer step (weights, optimizer and schedule stay unchanged) if its mean importance ratio exceeds
     this."""
 
     early_stop_kl: float | None = None
-    """Skip an optimizer step if the mean KL per token from the sampling policy is above this."""
+    """Skip an optimizer step if the mean KL per token from the sampling policy exceeds this."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -208,7 +209,7 @@ class PolicyLoss(Settings):
 
 @dataclass(kw_only=True)
 class CriticLoss(Settings):
-    """What the critic minimises, and the units in which it learns."""
+    """The critic's objective, and the units in which it learns."""
 
     LIMITS: ClassVar[Limits] = {
         "value_eps_clip": {"gt": 0}, "value_norm_beta": {"ge": 0, "lt": 1}, "value_norm_eps": {"gt": 0},
@@ -218,17 +219,17 @@ class CriticLoss(Settings):
     }
 
     value_eps_clip: float = 0.2
-    """The critic's prediction counts within ± this of its earlier one (in normalised units with
+    """Clip the critic's prediction to within ± this of its earlier one (in normalised units with
     `value_norm`)."""
 
     value_loss: ValueLoss = "mse"
-    """Error of the critic: half the square, or Huber's with delta 10."""
+    """Error of the critic: half the squared error, or Huber with delta 10."""
 
     value_norm: bool = True
-    """The critic learns returns normalised by their running mean and standard deviation."""
+    """Train the critic on returns normalised by their running mean and standard deviation."""
 
     value_norm_type: ValueNormType = "exp"
-    """Running average: exponential with `value_norm_beta`, or over everything seen."""
+    """Running average: exponential with `value_norm_beta`, or over all returns so far."""
 
     value_norm_beta: float = 0.99995
     """Decay per training step of the exponential average (corrected for its start at zero)."""

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def response_texts(tokenizer: Any, data: SequenceSample) -> list[str]:
-    """The response of each sequence (the tokens that `prompt_mask` leaves), without special tokens."""
+    """The response of each sequence (its tokens outside `prompt_mask`), without special tokens."""
     return _decode(tokenizer, [ids[~mask].tolist() for ids, mask in _masked(data)])
 
 
 def prompt_texts(tokenizer: Any, data: SequenceSample) -> list[str]:
-    """The prompt of each sequence (the tokens of `prompt_mask`), without special tokens."""
+    """The prompt of each sequence (its tokens in `prompt_mask`), without special tokens."""
     return _decode(tokenizer, [ids[mask].tolist() for ids, mask in _masked(data)])
 
 
@@ -29,7 +29,7 @@ def full_texts(tokenizer: Any, data: SequenceSample) -> list[str]:
 
 
 def _masked(data: SequenceSample) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The tokens of each sequence, and which of them belong to its prompt."""
+    """The tokens of each sequence, and a mask of those in its prompt."""
     lengths = data.flat_seqlens("packed_input_ids")
     packed = (data.data[key].cpu().split(lengths) for key in ("packed_input_ids", "prompt_mask"))
     return zip(*packed, strict=True)

@@ -1,4 +1,4 @@
-"""The other side of a `WorkerPool`: a process that gets JSON lines and answers each with one."""
+"""The worker's side of a `WorkerPool`: a process that receives JSON lines and answers each with one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 from rlcli.processes import isolate
 
 Work = Callable[[dict[str, Any]], Mapping[str, Any]]
-"""A task → the reply to it."""
+"""Maps a task to its reply."""
 
 
 class Broken(Exception):
-    """Why a worker cannot work at all: the parent gets `reply`, which has `broken`."""
+    """Why a worker cannot work at all: the parent receives `reply`, which contains `broken`."""
 
     def __init__(self, broken: str, **more: Any):
         super().__init__(broken)
@@ -24,12 +24,12 @@ class Broken(Exception):
 
 
 def serve(prepare: Callable[[dict[str, Any]], Work]) -> None:
-    """Work on what the parent sends until it sends no more. `prepare` is given the pool's settings.
+    """Process the parent's tasks until there are no more. `prepare` receives the pool's settings.
 
-    Tasks come from a model, so this process trusts them with nothing: it may not write files, has a bound on memory and
-    ends when its parent does. A task that uses up its processor time is ended by the kernel, even if the parent is gone
-    and even if Python never gets the turn to notice. It is processor time and not the clock, so that a result does not
-    depend on what else the machine does.
+    Tasks come from a model, so they are not trusted: this process may not write files, has a memory limit and ends when
+    its parent does. The kernel kills a task that uses up its processor time, even if the parent is gone and even if
+    Python never gets a chance to notice. The limit is processor time and not wall-clock time, so that a result does not
+    depend on the machine's other load.
     """
     tasks, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     for mode, descriptor in ((os.O_RDONLY, 0), (os.O_WRONLY, 1)):  # what libraries print must not mix with the replies

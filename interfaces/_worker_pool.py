@@ -1,4 +1,4 @@
-"""Tasks that may hang or break the process that works on them, in processes of their own, without harm to the run."""
+"""Runs tasks that may hang or crash their process in separate processes, without harm to the run."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from rlcli.errors import WorkerError
 from rlcli.processes import start_isolated
 
 START_LIMIT_S = 120.0
-"""A worker may import a computer-algebra system first, on a machine that may be busy."""
+"""A worker may first import a computer-algebra system, on a machine that may be busy."""
 BUSY_SHARE = 0.01
-"""A worker that has used this share of a processor is not stuck: it waits for its turn on a busy machine."""
+"""A worker that has used this share of a processor is not stuck: it is waiting for its turn on a busy machine."""
 LONGEST_WAIT_S = 3600.0
-"""Between two looks at the deadlines; the kernel takes no wait of many days."""
+"""Longest time between two checks of the deadlines; the kernel rejects a wait of many days."""
 TRIES = 2
-"""Of a task that fails: it may be the process, or the machine, and not the task."""
+"""Tries of a task that fails: the process or the machine may be at fault, not the task."""
 STARTS = 3
-"""Failed starts in a row that are an error."""
+"""Consecutive failed starts that count as an error."""
 
 
 class End(StrEnum):
@@ -43,14 +43,14 @@ class End(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task: a reply, or the reason why there is none."""
+    """Outcome of a task: a reply, or the reason why there is none."""
 
     reply: Mapping[str, Any] = field(default_factory=dict)
     end: End | None = None
 
 
 class BrokenWorker(Exception):
-    """A worker that started and cannot work, as it says itself: in `reply`, under `broken`."""
+    """A worker that started but reports that it cannot work: in `reply`, under `broken`."""
 
     def __init__(self, reply: Mapping[str, Any]):
         super().__init__(str(reply["broken"]))
@@ -62,21 +62,21 @@ class _Worker:
     process: subprocess.Popen[bytes]
     deadline: float
     task: int | None = None
-    """Number of the task at work; None while starting or idle."""
+    """Number of the current task; None while starting or idle."""
     cpu_before: float = 0.0
-    """Seconds of processor time at the beginning of the task."""
+    """Seconds of processor time used before the task."""
     cpu_seen: float = 0.0
-    """The same at the last deadline."""
+    """Seconds of processor time used by the last deadline."""
     ready: bool = False
     buffer: bytes = b""
 
 
 class WorkerPool:
-    """Processes of one script, which start with the first task and stay for later ones.
+    """Processes that run one script; they start with the first task and stay for later ones.
 
-    The script calls `rlcli.interfaces._worker.serve`. It is given `settings` once, then one task after the other, each
+    The script calls `rlcli.interfaces._worker.serve`. It receives `settings` once, then one task after another, each
     with `cpu_s` seconds of processor time. A worker that neither replies nor uses the processor for `quiet_s` seconds
-    by the clock hangs.
+    of wall-clock time counts as hung.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class WorkerPool:
         memory_bytes: int,
         settings: Mapping[str, Any] | None = None,
     ):
-        """`script`: a file next to this one, or a whole command."""
+        """`script`: a file in this file's folder, or a whole command."""
         file = [sys.executable, "-P", str(Path(__file__).with_name(script))] if isinstance(script, str) else script
         self._command = list(file)
         self.name = Path(script).stem.strip("_") if isinstance(script, str) else "worker"
@@ -109,10 +109,10 @@ class WorkerPool:
         is_fault: Callable[[Outcome], bool] = lambda _: False,
         most_faults: int = 0,
     ) -> list[Outcome | None]:
-        """What became of each task, in order. One with an outcome of which `again` holds is tried once more, in another
-        process. After more than `most_faults` faults the tasks that are left have no outcome.
+        """The outcome of each task, in order. A task whose outcome satisfies `again` is retried once, in another
+        process. After more than `most_faults` faults the remaining tasks have no outcome.
 
-        Raises BrokenWorker where a worker cannot do its work at all, WorkerError where processes do not start.
+        Raises BrokenWorker if a worker cannot do its work at all, WorkerError if processes do not start.
         """
         outcomes: list[Outcome | None] = [None] * len(tasks)
         waiting, tries, faults = deque(range(len(tasks))), [0] * len(tasks), 0
@@ -156,7 +156,7 @@ class WorkerPool:
         _send(worker, {**tasks[number], "cpu_s": self.cpu_s})
 
     def _collect(self) -> list[tuple[_Worker, int, Outcome]]:
-        """Wait for the next reply, end or deadline of a worker; the tasks that are done with by that."""
+        """Wait for the next reply, exit or deadline of a worker; return the tasks that are thereby done."""
         waited_for = [worker for worker in self._workers if worker.task is not None or not worker.ready]
         with selectors.DefaultSelector() as selector:
             for worker in waited_for:
@@ -174,7 +174,7 @@ class WorkerPool:
         return done
 
     def _read(self, worker: _Worker) -> Outcome | None:
-        """Take what the worker says, or that it has ended."""
+        """Read a worker's output, or notice that it has ended."""
         assert worker.process.stdout is not None
         received = os.read(worker.process.stdout.fileno(), 1 << 16)
         worker.buffer += received
@@ -193,12 +193,12 @@ class WorkerPool:
         return Outcome(reply)
 
     def _at_deadline(self, worker: _Worker) -> Outcome | None:
-        """What a worker that has said nothing has done meanwhile."""
+        """The outcome for a silent worker; None if it may continue."""
         if time.monotonic() < worker.deadline:
             return None
         used = _cpu_seconds(worker.process.pid)
         if worker.task is not None and used is not None:
-            if used - worker.cpu_before >= self.cpu_s:  # it has taken its own limit off
+            if used - worker.cpu_before >= self.cpu_s:  # it has lifted its own limit
                 self._bury(worker, "")
                 return Outcome(end=End.CPU)
             if used - worker.cpu_seen >= BUSY_SHARE * self.quiet_s:
@@ -223,13 +223,13 @@ class WorkerPool:
 
 def _send(worker: _Worker, message: Mapping[str, Any]) -> None:
     assert worker.process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # a worker that died is noticed when its replies end
+    with contextlib.suppress(BrokenPipeError):  # a dead worker is noticed when its replies end
         worker.process.stdin.write(json.dumps(message).encode() + b"\n")
         worker.process.stdin.flush()
 
 
 def _cpu_seconds(pid: int) -> float | None:
-    """Processor time that a process has used; None if it is gone."""
+    """Processor time that a process has used; None if it no longer exists."""
     import psutil
 
     try:
@@ -242,7 +242,7 @@ def _cpu_seconds(pid: int) -> float | None:
 def _stop_all(workers: list[_Worker]) -> None:
     for worker in workers:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(worker.process.pid, signal.SIGKILL)  # with all that it has started
+            os.killpg(worker.process.pid, signal.SIGKILL)  # with everything it has started
     for worker in workers:
         worker.process.wait()
         for pipe in (worker.process.stdin, worker.process.stdout):

@@ -1,4 +1,4 @@
-"""Rejection-sampling fine-tuning: of the responses to a prompt, learn the best ones by their likelihood.
+"""Rejection-sampling fine-tuning: trains on the likelihood of the best responses to each prompt.
 
 As in RFT (Yuan et al. 2023, arXiv:2308.01825) and RAFT (Dong et al. 2023, arXiv:2304.06767), on the policy's own
 samples of each step.
@@ -16,19 +16,20 @@ from rlcli.api.declared_keys import Declaration
 from rlcli.api.limits import Limits
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, register_interface
-from rlcli.interfaces._best_of import best_places, keep_places
-from rlcli.interfaces._optimizer_steps import optimizer_steps
-from rlcli.interfaces._rollout import means, reduce_over
-from rlcli.interfaces._settings import OptimizerSteps
 from rlcli.ops.losses import nll_loss
 from rlcli.ops.rewards import action_mask
+
+from ._best_of import best_places, keep_places
+from ._optimizer_steps import optimizer_steps
+from ._rollout import means, reduce_over
+from ._settings import OptimizerSteps
 
 Keep = Literal["best", "solved"]
 
 
 @dataclass(kw_only=True)
 class BestOfNInterface(OptimizerSteps, ModelInterface):
-    """Trains on chosen responses as supervised fine-tuning does: each of their tokens with the same weight."""
+    """Supervised fine-tuning on selected responses; every token has the same weight."""
 
     READS: ClassVar[Declaration] = {
         "train_step": (
@@ -43,20 +44,20 @@ class BestOfNInterface(OptimizerSteps, ModelInterface):
     CUT: ClassVar[Cut] = "sequence"
 
     keep: Keep = "best"
-    """Which responses are learned. "best": the `best` ones of each prompt by reward; of equals the shorter, then the
-    earlier. "solved": all right ones, of some prompts none."""
+    """Which responses to train on. "best": the `best` ones of each prompt by reward; ties go to the shorter, then the
+    earlier. "solved": all correct ones, which for some prompts means none."""
 
     best: int = 1
-    """With keep: best, responses of each prompt that are learned."""
+    """With keep: best, the number of responses per prompt to train on."""
 
     min_reward: float | None = None
-    """Responses with a lower reward are never learned."""
+    """Never train on responses with a lower reward."""
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """`minibatches` optimizer steps on the mean negative log-likelihood per token of the chosen responses.
 
-        `kept_fraction` is the share of the responses that are learned, `prompts_without` the share of the prompts of
-        which none is; `reward` is the mean over all responses, `kept_reward` over those that are learned.
+        `kept_fraction` is the share of responses that are trained on, `prompts_without` the share of prompts without
+        any; `reward` is the mean over all responses, `kept_reward` over those that are trained on.
         """
         chosen = self._chosen(data)
         kept = torch.tensor([choice for group in chosen for choice in group], dtype=torch.bool)
@@ -70,7 +71,7 @@ class BestOfNInterface(OptimizerSteps, ModelInterface):
         )
 
     def _chosen(self, data: SequenceSample) -> list[list[bool]]:
-        """For each sample which of its responses are learned."""
+        """Which responses of each sample to train on."""
         groups = data.seqlens["packed_input_ids"]
         rewards = _grouped(data, "rewards") if "rewards" in data.keys else None
         if self.keep == "solved":
@@ -88,14 +89,14 @@ class BestOfNInterface(OptimizerSteps, ModelInterface):
 
 
 def _grouped(data: SequenceSample, key: str) -> list[list[float]]:
-    """For each sample the numbers of its responses."""
+    """The responses' numbers, grouped by sample."""
     numbers = iter(data.data[key].tolist())
     return [[next(numbers) for _ in group] for group in data.seqlens["packed_input_ids"]]
 
 
 def _marked(data: SequenceSample, chosen: list[list[bool]]) -> SequenceSample:
-    """The chosen sequences, with `trained`, a flag for each; where none is chosen one stays, and is not trained on: a
-    sample holds at least one."""
+    """The chosen sequences, with `trained`, a flag for each; if none is chosen one stays, flagged as not trained on,
+    because a sample needs at least one."""
     places = [[place for place, want in enumerate(group) if want] or [0] for group in chosen]
     trained = torch.tensor([want for group in chosen for want in ([True] * sum(group) or [False])], dtype=torch.bool)
     kept = keep_places(data.select(["packed_input_ids", "prompt_mask"]), places)
@@ -106,7 +107,7 @@ def _marked(data: SequenceSample, chosen: list[list[bool]]) -> SequenceSample:
 
 
 def _mask(batch: SequenceSample) -> torch.Tensor:
-    """[A] the actions that chose a token of a response that is learned."""
+    """[A] the actions that chose a token of a response to train on."""
     lengths = batch.flat_seqlens("packed_input_ids")
     trained = torch.repeat_interleave(
         batch.data["trained"], torch.tensor(lengths, device=batch.data["trained"].device) - 1

@@ -1,4 +1,4 @@
-"""Reward by tests: does the program that a response contains pass those of its row?"""
+"""Reward by tests: does the program in a response pass the tests of its row?"""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from rlcli.api.declared_keys import Declaration
 from rlcli.api.interface import register_interface
 from rlcli.api.limits import Limits
 from rlcli.errors import ResourceError, WorkerError
-from rlcli.interfaces._code_tasks import Part, Task, passed, program_of, tasks_of
-from rlcli.interfaces._scores import RightOrWrong, Score, ScoreErrors, one_each, places_of, rows_of
-from rlcli.interfaces._text import response_texts
-from rlcli.interfaces._worker_pool import BrokenWorker, Outcome, WorkerPool
+
+from ._code_tasks import Part, Task, passed, program_of, tasks_of
+from ._scores import RightOrWrong, Score, ScoreErrors, one_each, places_of, rows_of
+from ._text import response_texts
+from ._worker_pool import BrokenWorker, Outcome, WorkerPool
 
 if TYPE_CHECKING:
     from rlcli.api.model import Model
@@ -26,24 +27,24 @@ Isolation = Literal["namespaces", "limits"]
 
 _MIB = 1 << 20
 _SPARE_S = 60.0
-"""Seconds by the clock that a worker may need besides what its program does."""
+"""Wall-clock seconds that a worker may need in addition to its program."""
 
 
 @dataclass(kw_only=True)
 class CodeRewardInterface(ScoreErrors, RightOrWrong):
-    """Runs the Python program of each response against the tests of its row.
+    """Runs the Python program in each response against the tests of its row.
 
     `tests` of the row is a list that may hold
 
         {"input": "2 3\\n", "output": "5\\n"}        what the program reads from stdin and must write to stdout
         "assert add(2, 3) == 5"                    code that uses the program's functions by name
 
-    A row's `entry_point` names the only function that its code uses, also as `candidate`; a function `check(candidate)`
-    is then called. Programs and test code run apart from each other: only plain values (numbers, texts, lists, dicts …)
-    come back to a comparison, so no program can decide it. Blanks at the end of lines of output do not count.
+    A row's `entry_point` names the only function that its code uses, also available as `candidate`; a function
+    `check(candidate)` is then called. Programs and test code run in separate processes: only plain values (numbers,
+    texts, lists, dicts …) come back to a comparison, so no program can decide it. Trailing blanks are ignored.
 
     Programs have Python's standard library and an empty folder. They are isolated by Linux namespaces: no network, none
-    of the machine's other files, no other process. Where that cannot be had the run is refused.
+    of the machine's other files, no other processes. Where namespaces are unavailable the run is refused.
     """
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
@@ -54,39 +55,39 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
     }  # fmt: skip
 
     tests_key: str = "tests"
-    """Field of the row that has its tests."""
+    """Field of the row that contains its tests."""
 
     program: Part = "last_block"
-    """Which part of a response is the program: a block between ``` and ```, or all of it."""
+    """Which part of a response is the program: a block between ``` and ```, or the whole response."""
 
     score: ScoreBy = "all"
-    """all: a program is right if it passes all tests. share: one that passes some has a reward in between, by their
-    share."""
+    """all: a program is correct if it passes all tests. share: one that passes only some gets a proportional reward in
+    between."""
 
     isolation: Isolation = "namespaces"
-    """limits: programs run with the limits below and nothing else. They can then read your files, use the network and
-    end your processes."""
+    """limits: programs run with the limits below and no isolation. They can then read your files, use the network and
+    kill your processes."""
 
     cpu_s: int = 5
-    """Seconds of processor time of one process of a program, for one input or all test code."""
+    """Seconds of processor time per process of a program, for one input or all test code."""
 
     wall_s: float = 30.0
-    """The same by the clock."""
+    """The same in wall-clock seconds."""
 
     memory_mib: int = 512
-    """Address space of a process of a program."""
+    """Address space per process of a program."""
 
     file_mib: int = 16
-    """Largest file that a program may write; twice as much in all."""
+    """Largest file that a program may write; twice as much in total."""
 
     output_mib: int = 1
-    """Most output of a program."""
+    """Maximum output of a program."""
 
     processes: int = 16
-    """Most processes and threads of a program."""
+    """Maximum number of processes and threads of a program."""
 
     workers: int = 2
-    """Programs that run at a time, per rank."""
+    """Programs run at the same time, per rank."""
 
     pool: WorkerPool = field(init=False, repr=False)
 
@@ -106,8 +107,8 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
         """`packed_input_ids`, `prompt_mask` → `rewards`, `solved` [N]. As metadata, for each sample, the shares of its
         responses that exceeded a limit and that could not be scored.
 
-        Raises DataError for rows without tests, ResourceError where programs cannot be isolated, WorkerError if too
-        many could not be run.
+        Raises DataError for rows without tests, ResourceError if programs cannot be isolated, WorkerError if too many
+        could not be run.
         """
         tasks = [
             tasks_of(row, self.tests_key, place) for row, place in zip(rows_of(data), places_of(data), strict=True)
@@ -127,7 +128,7 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
         return judged
 
     def _scores(self, programs: Sequence[str | None], tasks: Sequence[list[Task]]) -> list[Score | None]:
-        """Programs that are the same run once for each task."""
+        """Run identical programs only once for each task."""
         runs: dict[str, Task] = {}
         keys: list[list[str]] = [[] for _ in programs]
         for own, program, of_row in zip(keys, programs, tasks, strict=True):
@@ -145,7 +146,7 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
         return [self._score([(runs[key], outcomes[key]) for key in own]) for own in keys]
 
     def _score(self, results: Sequence[tuple[Task, Outcome | None]]) -> Score | None:
-        """Of one response; without results, of one that has no program."""
+        """The score of one response; without results, of one that contains no program."""
         marks: list[bool] = []
         limit = ""
         for task, outcome in results:

@@ -1,4 +1,4 @@
-"""On-policy distillation: a student learns, on what it writes itself, to be as sure of each token as its teacher."""
+"""On-policy distillation: a student learns, on its own responses, to match its teacher's confidence in each token."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from rlcli.api.declared_keys import Declaration
 from rlcli.api.limits import Limits
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
-from rlcli.interfaces._optimizer_steps import optimizer_steps
-from rlcli.interfaces._settings import OptimizerSteps
 from rlcli.ops.distillation import full_reverse_kl, sampled_reverse_kl
 from rlcli.ops.packing import all_but_last
 from rlcli.ops.rewards import action_mask
+
+from ._optimizer_steps import optimizer_steps
+from ._settings import OptimizerSteps
 
 Estimator = Literal["sampled", "full"]
 
@@ -37,18 +38,18 @@ class DistillInterface(OptimizerSteps, ModelInterface):
     CUT: ClassVar[Cut] = "sequence"
 
     estimator: Estimator = "sampled"
-    """What stands for the KL of a token. "sampled": the log-probs of the sampled tokens, by a `reference` call of the
-    teacher. "full": the whole distribution (an `inference` call of this interface by the teacher), exact and with less
-    noise, but a number for each token of the vocabulary travels and is in memory, so it suits small vocabularies."""
+    """How the KL of a token is estimated. "sampled": from the log-probs of the sampled tokens, by a `reference` call of
+    the teacher. "full": from the whole distribution (an `inference` call of this interface by the teacher), exact and
+    with less noise, but it transfers and stores a number per vocabulary token, so it suits small vocabularies."""
 
     temperature: float = 1.0
-    """Logits are divided by this first; that of the sampling (`${generation.temperature}`)."""
+    """Logits are divided by this first; use the sampling temperature (`${generation.temperature}`)."""
 
     ratio_cap: float = 2.0
-    """With estimator: sampled, no token counts more often than this for having become likelier since it was sampled."""
+    """With estimator: sampled, maximum weight of a token that has become likelier since it was sampled."""
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """`packed_input_ids` → `teacher_distributions` [T - N, V] float32, the log-probs of every next token."""
+        """`packed_input_ids` → `teacher_distributions` [T - N, V] float32, the log-probs of each next token."""
 
         def distributions(output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
             return self._distributions(output, batch).float()
@@ -61,7 +62,7 @@ class DistillInterface(OptimizerSteps, ModelInterface):
         )
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
-        """`minibatches` optimizer steps on the mean reverse KL per token of the responses, reported as `reverse_kl`."""
+        """`minibatches` optimizer steps on the mean reverse KL per response token, reported as `reverse_kl`."""
         return optimizer_steps(self, model, data, self._loss, _response_tokens, mb_spec, cut=self.CUT)
 
     def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
@@ -78,7 +79,7 @@ class DistillInterface(OptimizerSteps, ModelInterface):
         return terms.sum(), {"reverse_kl": (found.detach().sum(), mask.count_nonzero())}
 
     def _distributions(self, output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
-        """[T - N, V] log-probs; those of a sequence's last token speak of nothing."""
+        """[T - N, V] log-probs; those at a sequence's last token are left out, as they predict nothing."""
         output.temperature = self.temperature
         rows = all_but_last(tuple(batch.flat_seqlens("packed_input_ids")), output.logits.device)
         return output.logits[rows].log_softmax(-1)

@@ -1,4 +1,4 @@
-"""Direct preference optimisation: a policy learns from pairs of answers, without a reward model."""
+"""Direct preference optimisation: trains a policy on pairs of answers, without a reward model."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from rlcli.api.declared_keys import Declaration
 from rlcli.api.limits import Limits
 from rlcli.api.model import EvalLoader, MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
 from rlcli.api.synonyms import Synonyms
-from rlcli.interfaces._evaluation import mean_loss, total
-from rlcli.interfaces._pairs import PairSettings, pair_stats
-from rlcli.interfaces._settings import named
 from rlcli.ops.preference_losses import PREFERENCE_LOSSES, PreferenceLossName, chosen_and_rejected, sequence_sums
 from rlcli.ops.rewards import action_mask
+
+from ._evaluation import mean_loss, total
+from ._pairs import PairSettings, pair_stats
+from ._settings import named
 
 NLLAggregation = Literal["sequence", "token"]
 
 
 @dataclass(kw_only=True)
 class DPOSettings(PairSettings):
-    """What the policy minimises."""
+    """The policy's objective."""
 
     LIMITS: ClassVar[Limits] = {
         "beta": {"gt": 0}, "label_smoothing": {"ge": 0, "lt": 0.5}, "gamma": {"ge": 0}, "nll_coef": {"ge": 0},
@@ -37,24 +38,24 @@ class DPOSettings(PairSettings):
     }
 
     loss: PreferenceLossName = "sigmoid"
-    """sigmoid: DPO's. ipo: the square of a lead less 1 / (2 beta) (its authors use `length_normalized`). hinge: that of
-    SLiC. robust: DPO's without the bias of wrong labels, whose share `label_smoothing` gives."""
+    """sigmoid: DPO's. ipo: the squared distance of the margin from 1 / (2 beta) (its authors use `length_normalized`).
+    hinge: that of SLiC. robust: DPO's without the bias of wrong labels, whose share is `label_smoothing`."""
 
     beta: float = 0.1
-    """How closely the policy is held to the reference: higher is closer. Rewards are beta times log-ratios."""
+    """How close the policy is kept to the reference: higher is closer. Rewards are beta times log-ratios."""
 
     label_smoothing: float = 0.0
-    """Share of pairs that are labelled the wrong way round, below 0.5: for sigmoid (cDPO) and robust."""
+    """Share of pairs that are labelled the wrong way round, below 0.5; for sigmoid (cDPO) and robust."""
 
     reference_free: bool = False
-    """Compare log-probs themselves; the graph then needs no reference (`models.ref: null`)."""
+    """Compare the log-probs themselves; the graph then needs no reference (`models.ref: null`)."""
 
     length_normalized: bool = False
-    """Compare means over the tokens of an answer in place of sums. SimPO is this with `reference_free` and `gamma`, and
+    """Compare means over the tokens of an answer instead of sums. SimPO is this with `reference_free` and `gamma`, and
     a beta of 2 or more."""
 
     gamma: float = 0.0
-    """Margin by which the reward of the chosen answer is to be ahead, for sigmoid."""
+    """Target margin of the chosen answer's reward over the rejected one's, for sigmoid."""
 
     nll_coef: float = 0.0
     """Weight of the negative log-likelihood of the chosen answers (RPO, arXiv:2404.19733)."""
@@ -72,7 +73,7 @@ class DPOSettings(PairSettings):
 
 @dataclass(kw_only=True)
 class DPOInterface(DPOSettings, ModelInterface):
-    """Raises the likelihood of chosen answers over that of rejected ones, compared with a reference policy."""
+    """Raises the likelihood of chosen answers over that of rejected ones, relative to a reference policy."""
 
     READS: ClassVar[Declaration] = {
         "train_step": ("packed_input_ids", "prompt_mask", "packed_ref_logprobs unless reference_free"),
@@ -87,7 +88,7 @@ class DPOInterface(DPOSettings, ModelInterface):
         return stats
 
     def evaluate(self, model: Model, eval_dataloader: EvalLoader) -> dict[str, float]:
-        """`accuracy`: how often the chosen answer has the higher reward; `margin`, `loss` and what training reports."""
+        """`accuracy`: how often the chosen answer has the higher reward; also `margin`, `loss` and training's stats."""
         loss = functools.partial(self._loss, self._nll_scale(model, eval_dataloader))
         stats, pairs = mean_loss(model, eval_dataloader, loss, self._weight)
         return stats | {self.pair_aggregation + "s": pairs}
@@ -118,8 +119,8 @@ class DPOInterface(DPOSettings, ModelInterface):
         return -(logprobs * weights / tokens.clamp(min=1) if self.nll_aggregation == "sequence" else logprobs).sum()
 
     def _nll_scale(self, model: Model, batches: Sequence[SequenceSample]) -> float:
-        """What turns a sum over all chosen tokens, divided by the loss weight, into their mean. Sums over batches and
-        ranks, so that it does not matter how the pairs are spread over them."""
+        """Factor that turns a sum over all chosen tokens, divided by the loss weight, into their mean. Computed over
+        batches and ranks, so that it does not matter how the pairs are spread over them."""
         if not self.nll_coef or self.nll_aggregation == "sequence":
             return 1.0
         tokens = [chosen_and_rejected(_answer_tokens(batch))[0].sum() for batch in batches]
@@ -130,7 +131,7 @@ class DPOInterface(DPOSettings, ModelInterface):
         return self._pair_weights(_answer_tokens(batch), batch).sum()
 
     def _pair_weights(self, tokens: torch.Tensor, batch: SequenceSample) -> torch.Tensor:
-        """[P]. A pair of which neither answer has a token has nothing to say, and does not count."""
+        """[P]. A pair in which neither answer has a token carries no signal, and does not count."""
         chosen, rejected = chosen_and_rejected(tokens)
         return self.pair_weights(batch, chosen + rejected > 0)
 
@@ -140,7 +141,7 @@ def _answer_mask(batch: SequenceSample) -> torch.Tensor:
 
 
 def _answer_tokens(batch: SequenceSample) -> torch.Tensor:
-    """[N] float32: the tokens of each answer."""
+    """[N] float32: the number of tokens in each answer."""
     mask = _answer_mask(batch)
     return sequence_sums(torch.ones_like(mask, dtype=torch.float32), mask, batch.flat_seqlens("packed_input_ids"))
 

@@ -1,4 +1,4 @@
-"""Reward by a Python function of yours: from a response and its row to a number."""
+"""Reward by your own Python function, which maps a response and its row to a number."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from rlcli.api.declared_keys import Declaration
 from rlcli.api.interface import ModelInterface, register_interface
 from rlcli.api.limits import Limits
 from rlcli.errors import DataError, ProjectError, RlcliError, WorkerError
-from rlcli.interfaces._scores import Score, ScoreErrors, described_responses
-from rlcli.interfaces._worker_pool import BrokenWorker, End, Outcome, WorkerPool
+
+from ._scores import Score, ScoreErrors, described_responses
+from ._worker_pool import BrokenWorker, End, Outcome, WorkerPool
 
 if TYPE_CHECKING:
     from rlcli.api.model import Model
 
 PROJECT = "RLCLI_PROJECT"
-"""The variable that names the project's folder where the working directory is another."""
+"""Environment variable that names the project's folder if it is not the working directory."""
 
 
 @dataclass(kw_only=True)
 class FunctionRewardInterface(ScoreErrors, ModelInterface):
-    """Scores each response by a Python function of yours.
+    """Scores each response with your own Python function.
 
         def score(response, answer):
             return 1.0 if answer in response else 0.0
 
-    The function is given what its parameters name: `prompt`, `response`, and any field of the row's metadata; with
-    `**row` all of them. It returns a finite number. It is called in processes of its own, with limits on processor time
-    and memory; a response for which it exceeds one scores `limit_reward`. An exception, a process that ends and one
-    that waits for ever are no fault of the response: it is tried once more, in another process, and then an error.
+    The function receives what its parameters name: `prompt`, `response`, and any field of the row's metadata; with
+    `**row` all of them. It returns a finite number. It runs in separate processes, with limits on processor time and
+    memory; a response that makes it exceed one scores `limit_reward`. An exception, a process that exits and one that
+    hangs are not the response's fault: the call is retried once, in another process, and then counts as an error.
 
-    The processes see no environment variables but a few, and write no files.
+    The processes see only a few environment variables, and write no files.
     """
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
@@ -47,25 +48,25 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
     }  # fmt: skip
 
     path: str | None = None
-    """The Python file that has the function: in the project's folder, the working directory or next to the recipe."""
+    """The Python file with the function: in the project's folder, the working directory or next to the recipe."""
 
     function: str = "score"
-    """Name of the function; without `path` the module that has it too, as `package.module:score`."""
+    """Name of the function; without `path`, including its module, as `package.module:score`."""
 
     cpu_s: float = 10.0
-    """Seconds of processor time for one response. The first one of a process also pays for what it imports late."""
+    """Seconds of processor time for one response. The first call in a process also pays for lazy imports."""
 
     memory_gib: float = 8.0
-    """Address space of a process."""
+    """Address space per process."""
 
     limit_reward: float = 0.0
     """Reward of a response that exceeds a limit."""
 
     hang_s: float = 60.0
-    """Seconds by the clock in which a process must have done something."""
+    """Wall-clock seconds without any activity after which a process counts as hung."""
 
     workers: int = 2
-    """Processes, per rank."""
+    """Number of processes, per rank."""
 
     pool: WorkerPool = field(init=False, repr=False)
 
@@ -135,7 +136,7 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
 
 
 def _folders() -> list[Path]:
-    """Where files and modules are looked for: in the project, if it is named, and in the working directory."""
+    """Where to look for files and modules: the project's folder, if it is named, and the working directory."""
     return [Path(folder) for folder in (os.environ.get(PROJECT), os.getcwd()) if folder]
 
 
@@ -144,7 +145,7 @@ def _is_error(outcome: Outcome) -> bool:
 
 
 def _is_doubtful(outcome: Outcome) -> bool:
-    """An error, or memory that earlier calls may have kept."""
+    """An error, or a memory limit, which earlier calls may have caused."""
     return _is_error(outcome) or "limit" in outcome.reply
 
 

@@ -1,4 +1,4 @@
-"""Dynamic sampling: prompts whose responses are all equally good are dropped before training, and others drawn instead.
+"""Dynamic sampling: drops prompts whose responses are all equally good before training, and draws others instead.
 
 From DAPO (Yu et al. 2025, arXiv:2503.14476, section 3.2): a group without variance has no advantages, so it only makes
 the batch smaller and the gradient noisier.
@@ -24,9 +24,9 @@ By = Literal["rewards", "solved"]
 
 @dataclass(kw_only=True)
 class GroupFilterInterface(ModelInterface):
-    """Drops prompts whose responses all have the same reward. A prompt with a single response stays.
+    """Drops prompts whose responses all have the same reward. A prompt with a single response is kept.
 
-    `train.max_redraws` limits how often a step draws again; the metrics have `samples/dropped` and `samples/redrawn`.
+    `train.max_redraws` limits the redraws per step; the metrics include `samples/dropped` and `samples/redrawn`.
     """
 
     READS: ClassVar[Declaration] = {"inference": ("rewards if by=rewards", "solved if by=solved")}
@@ -35,11 +35,11 @@ class GroupFilterInterface(ModelInterface):
     LIMITS: ClassVar[Limits] = {"min_spread": {"ge": 0}}
 
     by: By = "rewards"
-    """What is compared. "solved": prompts whose responses are all right, or all wrong, are dropped, whatever else the
-    reward is made of."""
+    """What to compare. "solved": drop prompts whose responses are all correct, or all wrong, whatever else goes into
+    the reward."""
 
     min_spread: float = 0.0
-    """Rewards of a prompt count as equal if the highest is above the lowest by no more than this."""
+    """Rewards of a prompt count as equal if the highest exceeds the lowest by no more than this."""
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
         """`rewards` or `solved` [N] → for each sample, as metadata, whether it is dropped. No keys."""
@@ -49,7 +49,7 @@ class GroupFilterInterface(ModelInterface):
         return SequenceSample(ids=list(data.ids), seqlens={}, data={}, metadata={DROPPED: dropped})
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
-        """The choice itself: it takes no model."""
+        """The filter itself: it needs no model."""
         if interface_type != "inference":
             return super().mock(interface_type, model, data)
         return self.inference(model, data, MicroBatchSpec())

@@ -1,4 +1,4 @@
-"""Critic-less policy gradients: a response is as good as it is better than others. GRPO and its family."""
+"""Critic-less policy gradients: a response is rated relative to others. GRPO and its family."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.model import MicroBatchSpec, Model, ModelOutput, Stats, register_interface
-from rlcli.interfaces._policy import Policy
-from rlcli.interfaces._policy_loss import aggregated, policy_losses, taken_actions
-from rlcli.interfaces._rollout import batch_stats, equal_groups, prepare, reduce_over, sampler_gap
-from rlcli.interfaces._rollout_settings import KLPlacement, RelativeAdvantages
 from rlcli.ops.kl import KLEstimator, kl_loss
 from rlcli.ops.policy_losses import LossAggregationName
+
+from ._policy import Policy
+from ._policy_loss import aggregated, policy_losses, taken_actions
+from ._rollout import batch_stats, equal_groups, prepare, reduce_over, sampler_gap
+from ._rollout_settings import KLPlacement, RelativeAdvantages
 
 
 @dataclass(kw_only=True)
@@ -37,17 +38,17 @@ class GRPOInterface(KLPlacement, RelativeAdvantages, Policy):
     generation: GenerationHyperparameters = field(
         default_factory=lambda: GenerationHyperparameters(responses_per_prompt=8)
     )
-    """How responses are sampled, `responses_per_prompt` of them to compare. Its temperature also divides the logits in
+    """How responses are sampled, `responses_per_prompt` of them per group. The temperature also divides the logits in
     training."""
 
     kl_ctl: float = 0.04
-    """Weight of the KL penalty per token (its starting value with `adaptive_kl_ctl`); 0: no reference is needed."""
+    """Weight of the KL penalty per token (its starting value with `adaptive_kl_ctl`); 0: needs no reference."""
 
     kl_estimator: KLEstimator = "k3"
-    """Estimate of the KL from the reference, per sampled token: k1, k2 or k3 (rlcli.ops.kl)."""
+    """Estimator of the KL from the reference, per sampled token: k1, k2 or k3 (rlcli.ops.kl)."""
 
     adv_norm: bool = False
-    """Normalise advantages once more, to mean 0 and standard deviation 1 over the batch's tokens (REINFORCE++)."""
+    """Additionally normalise advantages to mean 0 and standard deviation 1 over the batch's tokens (REINFORCE++)."""
 
     loss_aggregation: LossAggregationName = "sequence"
     """sequence: every response counts alike. token: every token counts alike, so long responses count for more.

@@ -1,4 +1,4 @@
-"""Reward from a Hugging Face sequence classifier, such as a sentiment model, with a tokenizer of its own."""
+"""Reward from a Hugging Face sequence classifier, such as a sentiment model, with its own tokenizer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from rlcli.api.mocks import uniform
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_interface
 from rlcli.api.model_folder import model_folder
 from rlcli.errors import DataError, ModelError
-from rlcli.interfaces._checked import Settings
-from rlcli.interfaces._scores import one_each, ones, shares
-from rlcli.interfaces._text import full_texts, response_texts
+
+from ._checked import Settings
+from ._scores import one_each, ones, shares
+from ._text import full_texts, response_texts
 
 log = logging.getLogger(__name__)
 
@@ -27,13 +28,13 @@ Text = Literal["full", "response"]
 Overlong = Literal["truncate_left", "truncate_right", "error"]
 
 _LOADING = threading.Lock()
-"""transformers changes its own classes while it loads: two threads at once may leave them changed for good."""
+"""transformers patches its own classes while loading: two threads at once may leave them patched for good."""
 
 
 @dataclass(kw_only=True)
 class HFRewardInterface(Settings, ModelInterface):
-    """Scores each sequence's text by one output of a classifier. Its role holds no weights: backend `null`,
-    and the actor's tokenizer, which turns tokens back into text.
+    """Scores each sequence's text by one output of a classifier. Its role holds no weights: set its backend to `null`
+    and give it the actor's tokenizer, which turns tokens back into text.
     """
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask if text=response")}
@@ -41,7 +42,7 @@ class HFRewardInterface(Settings, ModelInterface):
     LIMITS: ClassVar[Limits] = {"batch_size": {"ge": 1}, "max_length": {"ge": 1}}
 
     path: str
-    """Folder or Hub id of the classifier and its tokenizer; weights as safetensors, no code of its own."""
+    """Folder or Hub id of the classifier and its tokenizer; weights as safetensors, no custom code."""
 
     label: int | str = -1
     """Which output: its number (-1 is the last) or its name in the classifier's config."""
@@ -50,17 +51,17 @@ class HFRewardInterface(Settings, ModelInterface):
     """The raw output, its softmax probability (sigmoid if there is only one output), or the log of that."""
 
     text: Text = "full"
-    """Score prompt and response together, or the response alone (needs `prompt_mask`)."""
+    """Score prompt and response together, or the response only (needs `prompt_mask`)."""
 
     batch_size: int = 32
     """Texts per forward pass of the classifier."""
 
     max_length: int = 512
-    """Most tokens of the classifier that a text may have; fewer where the classifier itself takes fewer."""
+    """Maximum length of a text in the classifier's tokens; less if the classifier itself takes fewer."""
 
     overlong: Overlong = "truncate_left"
-    """What becomes of longer texts: they lose their beginning (a response ends with its answer), or their end,
-    and are counted as `truncated`; or the run ends."""
+    """How to treat longer texts: drop their beginning (a response ends with its answer), or their end,
+    and count them as `truncated`; or end the run."""
 
     classifier: Any = field(init=False, default=None, repr=False)
     tokenizer: Any = field(init=False, default=None, repr=False)
@@ -75,7 +76,7 @@ class HFRewardInterface(Settings, ModelInterface):
             self._load(model.device)
         texts = (full_texts if self.text == "full" else response_texts)(model.data_tokenizer, data)
         truncated = self._truncated(texts, data)
-        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # little padding per batch
+        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # minimises padding per batch
         rewards = torch.zeros(len(texts))
         for begin in range(0, len(order), self.batch_size):
             places = order[begin : begin + self.batch_size]
@@ -83,7 +84,7 @@ class HFRewardInterface(Settings, ModelInterface):
         return _rewarded(data, rewards, truncated)
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
-        """Random rewards, as an uncertain classifier would give them."""
+        """Random rewards, like those of an uncertain classifier."""
         if interface_type != "inference":
             return super().mock(interface_type, model, data)
         prob = uniform(model, data, ones(data), "rewards").clamp(0.01, 0.99)
@@ -129,7 +130,7 @@ class HFRewardInterface(Settings, ModelInterface):
         return int(limit)
 
     def _truncated(self, texts: list[str], data: SequenceSample) -> list[bool]:
-        """Whether each text is longer than the classifier may see; reported once, or an error."""
+        """Whether each text exceeds the classifier's limit; warned about once, or an error."""
         counts = [len(ids) for ids in self.tokenizer(texts, verbose=False)["input_ids"]] if texts else []
         longest = max(range(len(counts)), key=counts.__getitem__, default=None)
         if longest is None or counts[longest] <= self.limit:
@@ -159,7 +160,7 @@ class HFRewardInterface(Settings, ModelInterface):
 
 
 def _rewarded(data: SequenceSample, rewards: torch.Tensor, truncated: list[bool]) -> SequenceSample:
-    """One reward for each text, and for each sample the share of its texts that were truncated."""
+    """One reward per text, and for each sample the share of its texts that were truncated."""
     return one_each(data, {"rewards": rewards}, {"truncated": shares(data, truncated)})
 
 

@@ -1,4 +1,4 @@
-"""Reward by a language model that is asked for a score, over HTTP."""
+"""Reward by a language model that is asked for a score over HTTP."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from rlcli.api.interface import register_interface
 from rlcli.api.limits import Limits
 from rlcli.errors import ResourceError, WorkerError
 from rlcli.files import known_object, make_folder, replace_file
-from rlcli.interfaces._chat_endpoint import ChatEndpoint, EndpointError, Patience
-from rlcli.interfaces._judge_questions import Question
-from rlcli.interfaces._judging import Judging
-from rlcli.interfaces._scores import Score
+
+from ._chat_endpoint import ChatEndpoint, EndpointError, Patience
+from ._judge_questions import Question
+from ._judging import Judging
+from ._scores import Score
 
 if TYPE_CHECKING:
     from rlcli.api.model import Model
 
 _LONGEST_KEPT = 4000
-"""Characters of a reply that are kept with its score."""
+"""Characters of a reply that are stored with its score."""
 
 
 @dataclass(kw_only=True)
 class LLMJudgeInterface(Judging):
-    """Asks a model behind an endpoint that speaks OpenAI's chat protocol (vLLM, SGLang, a service) for a score of each
-    response.
+    """Asks a model behind an OpenAI-compatible chat endpoint (vLLM, SGLang, a service) for a score of each response.
 
-    The score is in the last line of the reply, under a mark that the judged text cannot know, so that a response which
-    contains a verdict does not decide. Any other reply, and a server that fails, is tried again, and then is an error.
+    The score is in the last line of the reply, after a mark that the judged text cannot know, so that a verdict inside
+    a response has no effect. Any other reply, and a failing server, is retried, and then counts as an error.
     """
 
     LIMITS: ClassVar[Limits] = {
@@ -44,34 +44,34 @@ class LLMJudgeInterface(Judging):
     }  # fmt: skip
 
     url: str
-    """Where the endpoint is, without `/chat/completions`: `http://localhost:8000/v1`."""
+    """Base URL of the endpoint, without `/chat/completions`: `http://localhost:8000/v1`."""
 
     model: str
-    """Name of the model there."""
+    """Name of the model at the endpoint."""
 
     api_key_env: str | None = None
-    """The environment variable that holds the key; recipes and files never hold it."""
+    """The environment variable that holds the key; recipes and files never contain it."""
 
     max_tokens: int = 1024
-    """Of the judge's reply."""
+    """Maximum length of the judge's reply."""
 
     concurrency: int = 8
-    """Questions that are asked at a time, per rank."""
+    """Concurrent questions, per rank."""
 
     tries: int = 4
-    """How often a question is asked until it has a usable reply."""
+    """Maximum number of tries per question to get a usable reply."""
 
     try_s: float = 60.0
-    """Seconds by the clock for one reply."""
+    """Wall-clock seconds for one reply."""
 
     deadline_s: float = 180.0
-    """Seconds by the clock for all tries of a question."""
+    """Wall-clock seconds for all tries of a question."""
 
     pause_s: float = 1.0
-    """Before the second try; twice as long before each further one."""
+    """Wait before the second try; doubles before each further one."""
 
     cache: str | None = None
-    """Folder in which scores are kept, for later runs too, by all that the question consists of; null: in memory."""
+    """Folder that caches scores, also for later runs, keyed by everything the question consists of; null: in memory."""
 
     known: dict[str, float] = field(init=False, repr=False, default_factory=dict)
     endpoint: ChatEndpoint = field(init=False, repr=False)
@@ -94,7 +94,7 @@ class LLMJudgeInterface(Judging):
         return self.rewarded(data, self._scores(self.questions(model.data_tokenizer, data, settings)))
 
     def _scores(self, questions: Sequence[Question]) -> list[Score | None]:
-        """Questions that are the same are asked once. None for those that are left once there are too many errors."""
+        """Ask identical questions only once. None for questions left when there are too many errors."""
         most, stop, failed = self.most_errors(len(questions)), threading.Event(), []
 
         def score(question: Question) -> Score | None:

@@ -15,10 +15,11 @@ from rlcli.api.interface import register_interface
 from rlcli.api.key_meaning import DROPPED
 from rlcli.api.limits import Limits
 from rlcli.errors import DataError, escape_control
-from rlcli.interfaces._answers import Comparison, Gold, Verdict, answer_key, final_answer, gold_of, judge
-from rlcli.interfaces._math_pool import MathPool
-from rlcli.interfaces._scores import RightOrWrong, one_each, places_of, shares
-from rlcli.interfaces._text import response_texts
+
+from ._answers import Comparison, Gold, Verdict, answer_key, final_answer, gold_of, judge
+from ._math_pool import MathPool
+from ._scores import RightOrWrong, one_each, places_of, shares
+from ._text import response_texts
 
 if TYPE_CHECKING:
     from rlcli.api.model import Model
@@ -33,15 +34,15 @@ COUNTED = {
     Verdict.CRASHED: "reward_crashes",
     Verdict.NO_GOLD: "reward_errors",
 }
-"""Metrics: shares of the responses that count as wrong for a reason other than their value."""
+"""Metrics: shares of responses that count as wrong for a reason other than their value."""
 
 
 @dataclass(kw_only=True)
 class MathRewardInterface(RightOrWrong):
     """Compares the final answer of each response with the row's `answer`: numbers exactly, words as text, and other
-    expressions with math-verify, in processes of their own.
+    expressions with math-verify, in separate processes.
 
-    Whatever a response does, it is right or wrong: an answer that is not one value, or that cannot be compared within
+    A response is always either right or wrong: an answer that is not one value, or that cannot be compared within
     bounds, is wrong and counted.
     """
 
@@ -55,16 +56,16 @@ class MathRewardInterface(RightOrWrong):
     number of the response as its answer."""
 
     symbolic: bool = True
-    """Compare expressions with math-verify where they differ as texts; otherwise they are wrong."""
+    """Compare expressions with math-verify where their texts differ; otherwise those are wrong."""
 
     timeout_s: float = 2.0
-    """Longest symbolic comparison, in seconds of processor time; then the answer is wrong."""
+    """Longest symbolic comparison, in seconds of processor time; after that the answer counts as wrong."""
 
     workers: int = 2
     """Processes for symbolic comparison, per rank."""
 
     on_error: OnError = "stop"
-    """What follows from rows whose own answer cannot be read. "stop": the run ends when more than
+    """How to treat rows whose own answer cannot be read. "stop": the run ends if more than
     `max_error_fraction` of a call's samples are such rows. "wrong": all responses to them are wrong. "drop": others are
     drawn in their place; an evaluation counts them as wrong."""
 
@@ -81,7 +82,7 @@ class MathRewardInterface(RightOrWrong):
         """`packed_input_ids`, `prompt_mask` → `rewards`, `solved`, `answer_classes` [N]. As metadata, for each sample,
         the shares of its responses with each verdict of COUNTED.
 
-        Raises DataError for rows without an answer, or with too many that cannot be read.
+        Raises DataError for rows without an answer, or if too many answers cannot be read.
         """
         owners = [sample for sample, lengths in enumerate(data.seqlens["packed_input_ids"]) for _ in lengths]
         golds = _golds(data)
@@ -108,7 +109,7 @@ class MathRewardInterface(RightOrWrong):
     def _rewarded(
         self, data: SequenceSample, answers: Sequence[str | None], verdicts: Sequence[Verdict]
     ) -> SequenceSample:
-        """One reward for each response; what is counted for each sample."""
+        """One reward per response, and the counts per sample."""
         import torch
 
         from rlcli.ops.evaluation import answer_classes
@@ -139,7 +140,7 @@ class MathRewardInterface(RightOrWrong):
         return verdicts
 
     def _refuse_rows(self, data: SequenceSample, golds: list[Gold], rows: list[int]) -> None:
-        """`rows`: the places of those whose own answer cannot be read."""
+        """`rows`: indices of the rows whose own answer cannot be read."""
         if not rows:
             return
         says = (
@@ -165,7 +166,7 @@ def _golds(data: SequenceSample) -> list[Gold]:
 
 
 def _votes(answers: Sequence[str | None], verdicts: Sequence[Verdict]) -> list[Hashable]:
-    """What each response answers; all right answers are one, however they are written."""
+    """The answer that each response votes for; all right answers count as one, however they are written."""
     right = Verdict.RIGHT
     return [
         right if verdict is right else None if answer is None else answer_key(answer)
@@ -174,7 +175,7 @@ def _votes(answers: Sequence[str | None], verdicts: Sequence[Verdict]) -> list[H
 
 
 def _report(places: Sequence[str], answers: Sequence[str | None], verdicts: Sequence[Verdict]) -> None:
-    """Warn of comparisons that failed; answers that are none are too common for that, and only counted."""
+    """Warn about comparisons that failed; unparsed answers are too common for a warning, and only counted."""
     for what, verdict in (("took too long", Verdict.TIMEOUT), ("ended its process", Verdict.CRASHED)):
         failed = [number for number, found in enumerate(verdicts) if found is verdict]
         if failed:

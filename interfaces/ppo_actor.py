@@ -1,4 +1,4 @@
-"""The policy of PPO: samples responses, recomputes their log-probs, learns from their advantages."""
+"""PPO's policy: samples responses, recomputes their log-probs, trains on their advantages."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import MicroBatchSpec, Model, ModelOutput, Stats, register_interface
-from rlcli.interfaces._policy import Policy
-from rlcli.interfaces._policy_loss import aggregated, policy_losses, taken_actions
-from rlcli.interfaces._ppo import PPOSettings
-from rlcli.interfaces._rollout import batch_stats, prepare, reduce_over, sampler_gap
+
+from ._policy import Policy
+from ._policy_loss import aggregated, policy_losses, taken_actions
+from ._ppo import PPOSettings
+from ._rollout import batch_stats, prepare, reduce_over, sampler_gap
 
 
 @dataclass(kw_only=True)

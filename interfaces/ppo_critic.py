@@ -1,4 +1,4 @@
-"""The critic of PPO: predicts the return of every state, and learns from the returns that came."""
+"""PPO's critic: predicts the return of each state, and trains on the observed returns."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
-from rlcli.interfaces._optimizer_steps import optimizer_steps
-from rlcli.interfaces._ppo import PPOSettings
-from rlcli.interfaces._rollout import means, prepare, reduce_over, response_kl
-from rlcli.interfaces._settings import CriticLoss
 from rlcli.ops.losses import ppo_critic_loss
 from rlcli.ops.normalization import RunningMeanStd
 from rlcli.ops.reduce import AllReduce, masked_moments
 from rlcli.ops.rewards import drop_last
 
+from ._optimizer_steps import optimizer_steps
+from ._ppo import PPOSettings
+from ._rollout import means, prepare, reduce_over, response_kl
+from ._settings import CriticLoss
+
 RESOLUTION = torch.finfo(torch.float32).eps
-"""Returns come of values and rewards: differences below this share of them are rounding."""
+"""Returns are computed from values and rewards: relative differences below this are rounding."""
 
 
 @dataclass(kw_only=True)
 class PPOCriticInterface(CriticLoss, PPOSettings, ModelInterface):
-    """Values in real units go out, normalised returns are learned: nobody else needs the normaliser."""
+    """Predicts returns; trains on normalised returns and de-normalises its output."""
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids",)}
     WRITES: ClassVar[Declaration] = {"inference": ("values",)}
@@ -63,8 +64,8 @@ class PPOCriticInterface(CriticLoss, PPOSettings, ModelInterface):
         self.normalizer.load_state_dict(state["normalizer"])
 
     def _normalized(self, batch: SequenceSample, reduce: AllReduce) -> tuple[SequenceSample, dict[str, float]]:
-        """`values` as the model gave them, `returns` in the units that it is to learn, and the share of these that is
-        clipped."""
+        """`values` as the model produced them, `returns` in the units it trains on, and the share of the returns that
+        is clipped."""
         if not self.value_norm:
             return batch, {}
         tensors = dict(batch.data)
@@ -90,7 +91,7 @@ class PPOCriticInterface(CriticLoss, PPOSettings, ModelInterface):
     def _explained(self, batch: SequenceSample, reduce: AllReduce) -> dict[str, float]:
         """How good the predictions were: explained variance is 1 for a perfect critic, 0 for a constant one.
 
-        0, too, where all returns are the same but for rounding: there is nothing to explain.
+        Also 0 if all returns are the same up to rounding: there is nothing to explain.
         """
         tensors, lengths = batch.data, batch.flat_seqlens("packed_input_ids")
         mask = tensors["loss_mask"]

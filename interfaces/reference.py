@@ -1,4 +1,4 @@
-"""The frozen policy that a KL penalty is measured from, or a policy compared with."""
+"""The frozen reference policy of a KL penalty or a preference loss."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from rlcli.api.declared_keys import Declaration
 from rlcli.api.micro_batches import Cut, one_per_sequence
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_interface
 from rlcli.errors import DataError
-from rlcli.interfaces._logprob_store import LogprobStore
-from rlcli.interfaces._logprobs import as_logprobs, recompute_logprobs
+
+from ._logprob_store import LogprobStore
+from ._logprobs import as_logprobs, recompute_logprobs
 
 
 @dataclass(kw_only=True)
@@ -26,13 +27,12 @@ class ReferenceInterface(ModelInterface):
     CUT: ClassVar[Cut] = "sequence"
 
     temperature: float = 1.0
-    """Logits are divided by this first; the actor's sampling temperature (`${generation.temperature}`)."""
+    """Logits are divided by this first; use the actor's sampling temperature (`${generation.temperature}`)."""
 
     store: str | None = None
-    """Folder that keeps log-probs, of this reference and temperature alone: those of a sequence that is in it are not
-    computed again, in later epochs and runs. With all sequences in it the role needs no weights
-    (`models.ref: {init: null, backend: null}`). For rows of a dataset, such as DPO's; what is sampled never comes
-    twice."""
+    """Folder that caches log-probs, for this reference and temperature only: sequences found in it are not computed
+    again, in later epochs and runs. If it holds all sequences the role needs no weights
+    (`models.ref: {init: null, backend: null}`). For dataset rows, such as DPO's; sampled sequences never recur."""
 
     opened: LogprobStore | None = field(init=False, default=None, repr=False)
 

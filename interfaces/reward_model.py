@@ -14,15 +14,16 @@ from rlcli.api.limits import Limits
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import EvalLoader, MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
 from rlcli.api.synonyms import Synonyms
-from rlcli.interfaces._evaluation import mean_loss
-from rlcli.interfaces._pairs import PairSettings, pair_stats
 from rlcli.ops.preference_losses import bradley_terry, chosen_and_rejected
+
+from ._evaluation import mean_loss
+from ._pairs import PairSettings, pair_stats
 
 
 @dataclass(kw_only=True)
 class RewardModelInterface(PairSettings, ModelInterface):
-    """Bradley and Terry's model of preferences over the score of a whole sequence: the value of its last token. The
-    role has the head `value`; its `inference` serves PPO as the reward of sequences in the same tokens."""
+    """Bradley-Terry model of preferences, by the score of a whole sequence: the value at its last token. The role has
+    the head `value`; its `inference` gives PPO the rewards of sequences that use the same tokenizer."""
 
     READS: ClassVar[Declaration] = {
         "train_step": ("packed_input_ids", "margins if use_margins"),
@@ -40,10 +41,10 @@ class RewardModelInterface(PairSettings, ModelInterface):
     }
 
     centering: float = 0.0
-    """Weight of (chosen + rejected)², which keeps the mean score near 0 (try 0.01). With 0 scores may be anywhere."""
+    """Weight of (chosen + rejected)², which keeps the mean score near 0 (try 0.01). With 0, scores may drift."""
 
     use_margins: bool = False
-    """The chosen score is to be ahead by the pair's `margins`, which the dataset must bring."""
+    """Require the chosen score to lead by the pair's `margins`, which the dataset must provide."""
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """One optimizer step on the pairs of a batch."""
@@ -51,7 +52,7 @@ class RewardModelInterface(PairSettings, ModelInterface):
         return stats
 
     def evaluate(self, model: Model, eval_dataloader: EvalLoader) -> dict[str, float]:
-        """`accuracy`: how often the chosen answer has the higher score; `margin`, `loss` and the mean scores."""
+        """`accuracy`: how often the chosen answer has the higher score; also `margin`, `loss` and the mean scores."""
         stats, pairs = mean_loss(model, eval_dataloader, self._loss, self._weight)
         return stats | {self.pair_aggregation + "s": pairs}
 
@@ -77,7 +78,7 @@ class RewardModelInterface(PairSettings, ModelInterface):
 
 
 def _scores(output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
-    """[N]: the value of each sequence's last token."""
+    """[N]: the value at each sequence's last token."""
     lengths = torch.tensor(batch.flat_seqlens("packed_input_ids"), dtype=torch.int64)
     values = output.values
     return values[(lengths.cumsum(0) - 1).to(values.device)]

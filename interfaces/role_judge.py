@@ -1,4 +1,4 @@
-"""Reward by a language model that is asked for a score: a role of the graph, with an engine of its own."""
+"""Reward by a language model that is asked for a score: a role of the graph, with its own engine."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from rlcli.api.interface import Generates
 from rlcli.api.limits import Limits
 from rlcli.api.model import MicroBatchSpec, Model, register_interface
 from rlcli.errors import WorkerError
-from rlcli.interfaces._judge_questions import Question
-from rlcli.interfaces._judging import Judging
-from rlcli.interfaces._scores import Score
+
+from ._judge_questions import Question
+from ._judging import Judging
+from ._scores import Score
 
 _LONGEST_SCORE = 12
-"""Tokens of a number; some tokenizers have one for each of its digits."""
+"""Tokens of a number; some tokenizers use one per digit."""
 
 
 @dataclass(kw_only=True)
 class RoleJudgeInterface(Judging):
-    """Asks its own role for a score of each response: a chat model that is in the graph, with any tokenizer.
+    """Asks its own role, a chat model in the graph with any tokenizer, for a score of each response.
 
-    The role thinks first, in up to `thought_tokens`. Then its line with the score is begun for it, and what it writes
-    there must be a number and nothing else.
+    The role thinks first, in up to `thought_tokens`. Then the line with the score is started for it, and its
+    continuation must be a number and nothing else.
     """
 
     LIMITS: ClassVar[Limits] = {"thought_tokens": {"ge": 0}}
     GENERATES: ClassVar[Generates] = {"inference": {"prompt": (320,), "response": ("thought_tokens", 12)}}
 
     thought_tokens: int = 256
-    """Tokens in which the judge may think before it gives its score; 0: it gives it at once."""
+    """Maximum tokens for the judge's reasoning before its score; 0: it gives the score at once."""
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
         """`packed_input_ids`, `prompt_mask` → `rewards` [N]. As metadata, for each sample, the share of its responses
@@ -44,12 +45,12 @@ class RoleJudgeInterface(Judging):
         Raises WorkerError if these are too many, DataError where the template names a field that rows lack.
         """
         questions = self.questions(model.data_tokenizer, data, {})
-        asked = list(dict.fromkeys(questions))  # those that are the same are asked once
+        asked = list(dict.fromkeys(questions))  # identical questions are asked once
         scores = dict(zip(asked, self._scores(model, asked), strict=True))
         return self.rewarded(data, [scores[question] for question in questions])
 
     def _scores(self, model: Model, questions: Sequence[Question]) -> list[Score]:
-        """Every rank generates equally often, whether it has questions or not: its engine may wait for the others."""
+        """Every rank generates equally often, with or without questions: its engine may wait for the others."""
         openings = [_opening(model, question) for question in questions]
         if self.thought_tokens:
             thoughts = self._written(model, openings, questions, self.thought_tokens)
@@ -67,7 +68,7 @@ class RoleJudgeInterface(Judging):
     def _written(
         self, model: Model, prompts: Sequence[list[int]], questions: Sequence[Question], most: int
     ) -> list[list[int]]:
-        """How the role continues each prompt, in up to `most` tokens, without the one that ends it."""
+        """The role's continuation of each prompt, in up to `most` tokens, without the stop token."""
         batch = SequenceSample.from_default(
             ids=list(range(len(prompts))),
             seqlens=[len(prompt) for prompt in prompts],
@@ -83,7 +84,7 @@ class RoleJudgeInterface(Judging):
 
 
 def _opening(model: Model, question: Question) -> list[int]:
-    """The question up to where the judge's reply begins. One message: some templates know no system prompt."""
+    """The question up to the start of the judge's reply. One message: some templates have no system prompt."""
     text = "\n\n".join(message["content"] for message in question.messages)
     if template_of(model.tokenizer):
         message = [{"role": "user", "content": text}]
@@ -96,7 +97,7 @@ def _tokens(model: Model, text: str) -> list[int]:
 
 
 def _score(question: Question, number: str) -> Score:
-    """What the line says that was begun for the judge."""
+    """The score in the line that was started for the judge."""
     line = number.lstrip().partition("\n")[0].rstrip()
     try:
         return Score(question.score(f"{question.before_score} {line}"))

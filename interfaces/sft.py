@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: likelihood of the answers, given their prompts."""
+"""Supervised fine-tuning: maximises the likelihood of answers, given their prompts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import EvalLoader, MicroBatchSpec, Model, ModelInterface, ModelOutput, register_interface
-from rlcli.interfaces._evaluation import mean_loss
 from rlcli.ops.losses import nll_loss
 from rlcli.ops.rewards import action_mask
+
+from ._evaluation import mean_loss
 
 
 @dataclass(kw_only=True)
 class SFTInterface(ModelInterface):
-    """Trains on the tokens that are no prompt (`prompt_mask`), each with the same weight."""
+    """Trains on the tokens outside the prompt (`prompt_mask`), each with the same weight."""
 
     READS: ClassVar[Declaration] = {
         "train_step": ("packed_input_ids", "prompt_mask"),

@@ -1,4 +1,4 @@
-"""One reward out of several: each call before it writes its own under another name, and this one adds them up."""
+"""Combines several rewards: each earlier call writes its own under another name, and this one adds them up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class WeightedSumInterface(ModelInterface):
-    """Adds up rewards that other calls have written under names of their own, such as
+    """Adds up rewards that other calls have written under other names, such as
     `output_key_remap: {rewards: brevity}`. The mean of each is reported as `reward/<name>`.
     """
 
@@ -27,7 +27,7 @@ class WeightedSumInterface(ModelInterface):
     WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
 
     weights: dict[str, float]
-    """Key of the batch → the weight of what it holds, one number for each response."""
+    """Key of the batch → weight of its values, one number per response."""
 
     def __post_init__(self) -> None:
         if not self.weights:
@@ -36,7 +36,7 @@ class WeightedSumInterface(ModelInterface):
             raise ValueError(f"weights has {wrong[0]}; a weight must be finite")
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """The keys of `weights` [N] → `rewards` [N]. As metadata, for each sample the mean of each of them."""
+        """The keys of `weights` [N] → `rewards` [N]. As metadata, the mean of each key for each sample."""
         import torch
 
         lengths = self._lengths(data)
@@ -54,13 +54,13 @@ class WeightedSumInterface(ModelInterface):
         )
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
-        """The sum itself: it takes no model."""
+        """The sum itself: it needs no model."""
         if interface_type != "inference":
             return super().mock(interface_type, model, data)
         return self.inference(model, data, MicroBatchSpec())
 
     def _lengths(self, data: SequenceSample) -> Mapping[str, list[list[int]]]:
-        """One number for each response. Raises UsageError where a key holds something else."""
+        """One number per response. Raises UsageError where a key holds anything else."""
         (first, lengths), *others = ((key, data.seqlens[key]) for key in self.weights)
         for key, other in others:
             if other != lengths:

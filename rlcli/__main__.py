@@ -10,9 +10,9 @@ from rlcli.garbage import leave_garbage
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C ends it quietly from the start, and a short command is not held up by garbage."""
+    """Run the command line. Ctrl-C ends it quietly from the start; short commands run without garbage collection."""
     _let_waiting_threads_sleep()
-    gc.disable()  # verbs that last look for it again; the others are over before there is any that matters
+    gc.disable()  # long-running commands re-enable it; the others end before garbage matters
     try:
         from rlcli.cli.main import main as run
 
@@ -24,9 +24,9 @@ def main() -> None:
 
 
 def _let_waiting_threads_sleep() -> None:
-    """OpenMP reads these variables when torch is loaded. Threads that spin for long slow down whatever shares their
-    cores many times over; those that sleep at once wake up late after each of the thousands of short parallel loops of
-    a step. So they spin for microseconds first (see tests/bench/neighbour.py)."""
+    """Set OpenMP variables before torch loads. Threads that spin for long slow down whatever shares their cores many
+    times over; those that sleep at once wake up late after each of the thousands of short parallel loops of a step. So
+    they spin for microseconds first (see tests/bench/neighbour.py)."""
     if os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE").upper() == "PASSIVE":
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 class RlcliError(Exception):
     """Base of every error that reaches a user; renders as one line.
 
-    `code` is the stable id that tests and search engines hold on to; `where` is
-    `file:line:col` for recipes, `file:line` for datasets, `rank N pid P` for workers.
+    `code` is the stable id that tests and search engines rely on; `where` is `file:line:col` for recipes, `file:line`
+    for datasets, `rank N pid P` for workers.
     """
 
     exit_code = 1
@@ -43,7 +43,7 @@ class RlcliError(Exception):
 
 
 LONGEST = 4_000
-"""Characters of one error."""
+"""Maximum characters of one error."""
 
 
 def render(code: str, what: str, where: str | None, hint: str | None) -> str:
@@ -62,7 +62,7 @@ def escape_control(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, on one line."""
+    """The message of another library's error, on one line."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
@@ -74,7 +74,7 @@ _PLAIN = str.maketrans({
 
 
 def in_signs_of(encoding: str | None, text: str) -> str:
-    """The text in signs that an encoding has: ours have a plain form, any other is written as its escape."""
+    """The text in characters that an encoding has: ours have a plain form, any others are written as escapes."""
     encoding = encoding or "utf-8"
     try:
         text.encode(encoding)
@@ -132,7 +132,7 @@ class Errors(RlcliError):
 
 
 def raise_all(errors: Iterable[RlcliError]) -> None:
-    """Raise what was found, if anything: one error as it is, several as one report, each once."""
+    """Raise what was found, if anything: one error as it is, several as one report without duplicates."""
     found: dict[str, RlcliError] = {}
     for error in errors:
         for one in error.problems if isinstance(error, Errors) else (error,):

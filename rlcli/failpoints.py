@@ -1,12 +1,12 @@
-"""Faults on purpose, at named places: what tests need to show that a run survives them.
+"""Deliberate faults at named places, with which tests show that a run survives them.
 
     RLCLI_FAILPOINTS="checkpoint.appeared:kill@2;checkpoint.sealed:ENOSPC@1-3" RLCLI_ENABLE_FAILPOINTS=1
 
-lets the second passage through `checkpoint.appeared` kill the process, and the first three through `checkpoint.sealed`
-meet a full disk. A name is that of a place or `*`, any; an action is `kill`, `stop` (freeze), `sleep<seconds>`, `note`
-(nothing but the event) or the name of an errno; without `@` every passage counts. Passages are counted per process.
-Before it acts, each writes a line to the file that RLCLI_FAILPOINT_EVENTS names, or to stderr: a fault that did not
-happen proves nothing.
+makes the second passage through `checkpoint.appeared` kill the process, and the first three through `checkpoint.sealed`
+fail with a full disk. A name is that of a place, or `*` for any; an action is `kill`, `stop` (freeze),
+`sleep<seconds>`, `note` (only records the event) or the name of an errno; without `@` every passage counts. Passages
+are counted per process. Before it acts, each fault writes a line to the file that RLCLI_FAILPOINT_EVENTS names, or to
+stderr: a fault that did not happen proves nothing.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class _Fault:
     place: str
     action: str
     passages: range | None
-    """Which of them it befalls, from 1; None: all."""
+    """Which passages it affects, from 1; None: all."""
     count: Iterator[int] = field(default_factory=lambda: itertools.count(1), compare=False)
 
 
 def failpoint(place: str) -> None:
-    """A place where a test may let something go wrong. Costs a look into the environment; raises UsageError if faults
-    are set and not enabled."""
+    """A place where a test may inject a fault. Costs one environment lookup; raises UsageError if faults are set and
+    not enabled."""
     spec = os.environ.get(FAILPOINTS)
     if spec:
         check_failpoints()
@@ -55,7 +55,7 @@ def failpoint(place: str) -> None:
 
 
 def check_failpoints() -> None:
-    """Refuse to run with faults that nobody meant, or that cannot be understood. Raises UsageError."""
+    """Refuse to run with faults that were set unintentionally or cannot be parsed. Raises UsageError."""
     spec = os.environ.get(FAILPOINTS)
     if not spec:
         return

@@ -1,5 +1,5 @@
-"""Files for their owner alone: mode 0600 in 0700 folders, replaced in one piece, never through a link. And files that
-others made: read only if they are ordinary ones, and up to a limit."""
+"""Private files: mode 0600 in 0700 folders, replaced atomically, never through a link. And files that others made: read
+only if they are regular files, and up to a limit."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 
 MAX_OBJECT = 64 << 20
-"""Bytes of a JSON file that describes something."""
+"""Maximum bytes of a JSON file that describes something."""
 
 
 def open_regular(path: Path | str, flags: int = 0) -> int:
-    """A descriptor to read an ordinary file from. Raises OSError, also for a pipe, a device or a folder.
+    """A descriptor for reading a regular file. Raises OSError, also for a pipe, a device or a folder.
 
     Those are refused before they are opened: opening a pipe waits for a writer, opening a device may do anything.
     """
@@ -36,7 +36,7 @@ def open_regular(path: Path | str, flags: int = 0) -> int:
 
 
 def read_regular(path: Path | str, most: int) -> bytes:
-    """The content of an ordinary file of at most `most` bytes. Raises OSError, also for one that is larger."""
+    """The content of a regular file of at most `most` bytes. Raises OSError, also for one that is larger."""
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         content = b"" if size > most else file.read(most + 1)
@@ -59,7 +59,7 @@ def read_object(path: Path | str, most: int = MAX_OBJECT) -> dict[str, Any]:
 
 
 def known_object(path: Path | str, most: int = MAX_OBJECT) -> dict[str, Any]:
-    """As `read_object`, and empty where the file is missing, torn or something else."""
+    """Like `read_object`, but empty if the file is missing, torn or something else."""
     try:
         return read_object(path, most)
     except (OSError, ValueError):
@@ -67,7 +67,7 @@ def known_object(path: Path | str, most: int = MAX_OBJECT) -> dict[str, Any]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its missing parents, each for the owner alone; those that exist stay as they are."""
+    """Make a folder and its missing parents, each for the owner alone; existing ones stay as they are."""
     missing = []
     while not path.exists():
         missing.append(path)
@@ -78,12 +78,12 @@ def make_folder(path: Path) -> None:
 
 
 def open_private(path: Path, flags: int) -> int:
-    """A descriptor of a file that is made with mode 0600; a symbolic link in its place is refused."""
+    """A descriptor of a file created with mode 0600; a symbolic link in its place is refused."""
     return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
 
 
 def private_file(path: Path, flags: int) -> int:
-    """As `open_private`, to write; a place that cannot be written is the user's to mend: raises ResourceError F75."""
+    """Like `open_private`, for writing. Raises ResourceError F75 if the user must make the place writable."""
     try:
         return open_private(path, os.O_WRONLY | flags)
     except OSError as error:
@@ -92,7 +92,7 @@ def private_file(path: Path, flags: int) -> int:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a crash, meets either all of the old content or all of the new."""
+    """Write a file so that a reader, or a crash, sees either all of the old content or all of the new."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         descriptor = open_private(temporary, os.O_WRONLY | os.O_EXCL)
@@ -106,7 +106,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have what was made, renamed or removed in a folder on disk."""
+    """Sync a folder: files created, renamed or removed in it are then on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""Processes that end with the one that started them, and those that are isolated from it.
+"""Processes that end with the one that started them, and processes that are isolated from it.
 
-An isolated process works on input from elsewhere that may hang it or break it, such as a chat template or what a model
-wrote. The parent calls `start_isolated`, the child `isolate` before it looks at any input.
+An isolated process works on external input that may hang it or break it, such as a chat template or a model's output.
+The parent calls `start_isolated`; the child calls `isolate` before it looks at any input.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, si
 
 PR_SET_PDEATHSIG = 1
 KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
-"""What an isolated process sees of the environment: no tokens, no keys."""
+"""Environment variables that an isolated process sees: no tokens, no keys."""
 
 
 START_TOLERANCE = 1.0
-"""Seconds by which start times of one process may differ: they are counted from a boot time that the kernel corrects
+"""Seconds by which start times of one process may differ: they are relative to a boot time that the kernel corrects
 together with the clock."""
 
 
 @dataclass(frozen=True)
 class ProcessRecord:
-    """A process of some machine. The start time tells it from a later one of the same number."""
+    """A process of some machine. The start time distinguishes it from a later one with the same number."""
 
     host: str
     pid: int
@@ -41,7 +41,7 @@ class ProcessRecord:
 
     @classmethod
     def own(cls) -> ProcessRecord:
-        """That of this process."""
+        """The record of this process."""
         return cls(socket.gethostname(), os.getpid(), start_time(os.getpid()) or 0.0)
 
     @property
@@ -50,14 +50,14 @@ class ProcessRecord:
         return self.host == socket.gethostname()
 
     def is_alive(self) -> bool:
-        """Whether it still runs; of another machine's processes nothing is known, so they do not."""
+        """Whether it still runs; a process of another machine counts as not running, because nothing is known of it."""
         began = start_time(self.pid) if self.is_here else None
         return began is not None and abs(began - self.started) <= START_TOLERANCE
 
     def send(self, number: int) -> bool:
-        """Send it a signal, and no other process. Returns whether it was alive. Raises PermissionError."""
+        """Send it a signal, and never to another process. Returns whether it was alive. Raises PermissionError."""
         try:
-            handle = os.pidfd_open(self.pid)  # from now on the number cannot become another process'
+            handle = os.pidfd_open(self.pid)  # from now on the number cannot become another process's
         except ProcessLookupError:
             return False
         try:
@@ -83,7 +83,7 @@ def start_time(pid: int) -> float | None:
 
 
 def own_command(arguments: Sequence[str]) -> list[str]:
-    """What starts `rlcli <arguments>` the way that this process was started."""
+    """The command that starts `rlcli <arguments>` the way this process was started."""
     return [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1], *arguments]
 
 
@@ -115,17 +115,17 @@ def start_isolated(command: Sequence[str], **variables: str) -> Popen[bytes]:
         stderr=subprocess.DEVNULL,
         env=kept | fixed | variables,
         cwd="/",
-        process_group=0,  # so that it can be ended with all that it has started
+        process_group=0,  # so that everything it has started can be ended with it
     )
 
 
 def isolate(parent: int, memory_bytes: int, file_bytes: int = 0) -> None:
-    """From now on this process writes no files (or none larger than `file_bytes`), uses at most so much memory and ends
-    with its parent.
+    """From now on this process writes no files (or none larger than `file_bytes`), uses at most `memory_bytes` of
+    memory and ends with its parent.
 
-    A signal that asks the run to stop does not reach it: the run needs its replies to finish the step. SIGPROF ends it
-    where it is, even if Python never gets to handle it, so `signal.setitimer(ITIMER_PROF, …)` is a hard limit on
-    processor time.
+    A signal that asks the run to stop does not affect it: the run needs its replies to finish the step. SIGPROF ends it
+    immediately, even if Python never gets to handle it, so `signal.setitimer(ITIMER_PROF, …)` is a hard limit on CPU
+    time.
     """
     import resource
 

@@ -4,7 +4,7 @@ A project is a folder whose pyproject.toml has a `[tool.rlcli]` table. It may ho
 `backends`, `datasets` and `recipes`, none of them with an `__init__.py`. This repository is itself a project.
 
 A package that is installed next to rlcli may bring the same four folders. Its entry points of the group `rlcli` name
-the packages in which they lie: `[project.entry-points.rlcli]`, `my_lab = "my_lab.rlcli"`.
+the packages that contain them: `[project.entry-points.rlcli]`, `my_lab = "my_lab.rlcli"`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FOLDERS = ("interfaces", "backends", "datasets", "recipes")
 """The folders of a project that rlcli reads."""
 
 _TRUSTED = (os.getuid(), 0)
-"""Owners whose files are trusted wherever they lie."""
+"""Owners whose files are trusted wherever they are."""
 
 ENTRY_POINTS = "rlcli"
 """The group of entry points that name packages with components."""
@@ -33,7 +33,7 @@ VARIABLE = "RLCLI_PROJECT"
 """Names the user's project in every process of a run; without it the working directory decides."""
 
 PACKAGE = Path(__file__).resolve().parent
-"""The installed package; in a wheel the built-in components lie in its subfolders."""
+"""The installed package; in a wheel the built-in components are in its subfolders."""
 
 
 def roots() -> list[Path]:
@@ -51,7 +51,7 @@ def roots() -> list[Path]:
 def installed_roots() -> dict[str, Path]:
     """The folders that installed packages bring, by the name of the package. Nothing of them is imported.
 
-    Raises ProjectError for an entry point that names no package.
+    Raises ProjectError for an entry point that does not name a package.
     """
     from importlib.metadata import entry_points
 
@@ -87,7 +87,7 @@ def module_place(module: str) -> Path | None:
 
 
 _KNOWN: ContextVar[dict[str, list[str]] | None] = ContextVar("_KNOWN", default=None)
-"""Kind → its search path, while none of its folders comes or goes."""
+"""Kind → its search path, while none of its folders is added or removed."""
 
 
 def search_path(kind: str) -> list[str]:
@@ -103,7 +103,7 @@ def search_path(kind: str) -> list[str]:
 
 @contextlib.contextmanager
 def search_paths_kept() -> Iterator[None]:
-    """Within it each search path is found once. Reading one component's source asks for them hundreds of times."""
+    """Cache each search path within this context. Reading one component's source requests them hundreds of times."""
     known = _KNOWN.get()
     token = _KNOWN.set({} if known is None else known)
     try:
@@ -124,7 +124,7 @@ def is_project(folder: Path) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _marks_project(marker: Path, mtime: int, size: int) -> bool:
-    """`is_project`, read once for each state of the file: every look-up of a component asks."""
+    """`is_project`, read once for each state of the file: every look-up of a component needs it."""
     try:
         text = marker.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -144,7 +144,7 @@ def _marks_project(marker: Path, mtime: int, size: int) -> bool:
 def find_project(start: Path) -> Path | None:
     """The nearest project at or above `start`.
 
-    A project's code is run, so one that another user has planted does not count as found. Raises ProjectError.
+    A project's code is run, so one that another user has planted is ignored. Raises ProjectError.
     """
     found = next((folder for folder in _upward(start.resolve()) if is_project(folder)), None)
     if found is not None:
@@ -153,7 +153,7 @@ def find_project(start: Path) -> Path | None:
 
 
 def check_not_planted(file: Path, what: str, trusting: str) -> None:
-    """Raises ProjectError if another user may have planted a file that makes `what` run; `trusting`: the arguments by
+    """Raise ProjectError if another user may have planted a file that makes `what` run; `trusting`: the arguments with
     which the user trusts it."""
     place = planted(file)
     if place is not None:
@@ -165,14 +165,14 @@ def check_not_planted(file: Path, what: str, trusting: str) -> None:
 
 
 def planted(path: Path) -> Path | None:
-    """What makes a path one that another user may have put there: it, or the nearest folder above it, that belongs to
-    another user and lies where anybody may make files, such as in /tmp. None if nothing does; root is trusted.
-    """
+    """The reason to suspect that another user planted a path: it, or the nearest folder above it, that belongs to
+    another user and is located where anybody may make files, such as in /tmp. None if there is none; root is
+    trusted."""
     for place in _upward(path.resolve()):
         try:
             if place.parent.stat().st_mode & stat.S_IWOTH and _owner(place) not in _TRUSTED:
                 return place
-        except OSError:  # it is not there
+        except OSError:  # it does not exist
             continue
     return None
 
@@ -221,7 +221,7 @@ def _checked(folder: Path, source: str) -> Path:
 
 def _refuse_init_files(root: Path) -> None:
     """An `__init__.py` in a project's `datasets` would hide Hugging Face's library from the whole process."""
-    if root == PACKAGE:  # the doors
+    if root == PACKAGE:  # its own folders need one
         return
     for kind in FOLDERS:
         init = root / kind / "__init__.py"

@@ -1,8 +1,8 @@
-"""A server of a run: a folder in which its client and its agent tell each other what they must know.
+"""A server of a run: a folder through which its client and its agent communicate.
 
-The client is a rank. It says what is to run, and asks again when that has died: it alone knows what the server must be
-given then, and how often is enough. The agent, on the same node (`launch.server`), runs it and says where it listens
-and how it ended. Files are replaced whole, so nobody reads half of one.
+The client is a rank. It requests what is to run, and requests it again if that has died: only the client knows what
+arguments the server then needs, and how many restarts are enough. The agent, on the same node (`launch.server`), runs
+it and reports where it listens and how it ended. Files are replaced whole, so nobody reads half of one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WANTED, SERVES, LOG = "wanted.json", "serves.json", "server.log"
 LOST = 137
 """Exit code of a server whose agent has died."""
 PORT = "{port}"
-"""Stands, in a command, for the port that the server is to listen on."""
+"""Placeholder in a command for the port that the server is to listen on."""
 LOG_LINES = 12
 """Last lines of a server's log that an error shows."""
 LOG_BYTES = 4096
@@ -28,18 +28,18 @@ LOG_BYTES = 4096
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the client asks for."""
+    """What the client requests."""
 
     life: int
-    """A higher number than before asks for a new process."""
+    """A number higher than before requests a new process."""
     command: tuple[str, ...] = ()
-    """Nothing, if none is to run."""
+    """Empty if none is to run."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Serves:
-    """What the agent says."""
+    """What the agent reports."""
 
     life: int
     port: int
@@ -59,12 +59,12 @@ class ServerSlot:
     # -- the client's ----------------------------------------------------------------------------------------
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Have a new server started, once the old one has been ended. `environment`: variables that it has besides
-        those of the run."""
+        """Have a new server started, once the old one has been ended. `environment`: its variables in addition to those
+        of the run."""
         self._want(tuple(command), environment)
 
     def stop(self) -> None:
-        """Have it ended."""
+        """Have the server ended."""
         self._want((), {})
 
     def _want(self, command: tuple[str, ...], environment: Mapping[str, str]) -> None:
@@ -74,13 +74,13 @@ class ServerSlot:
 
     @property
     def port(self) -> int | None:
-        """Where the server that was asked for last listens, or will soon; None until it is started."""
+        """Where the last requested server listens, or will soon; None until it is started."""
         found = self.serves
         return found.port if found is not None and found.life == self._life and found.given_up is None else None
 
     @property
     def exit_code(self) -> int | None:
-        """Of the server that was asked for last; None while it runs."""
+        """Exit code of the last requested server; None while it runs."""
         found = self.serves
         if found is not None and found.given_up is not None:
             return LOST
@@ -88,7 +88,7 @@ class ServerSlot:
 
     @property
     def given_up(self) -> str | None:
-        """Why no server will be started here any more, if so."""
+        """Why no server will be started here any more; None if one may be."""
         return found.given_up if (found := self.serves) is not None else None
 
     @property
@@ -96,7 +96,7 @@ class ServerSlot:
         return self.folder / LOG
 
     def last_words(self) -> str:
-        """The end of its log."""
+        """The end of the server's log."""
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
@@ -116,7 +116,7 @@ class ServerSlot:
         return Serves(**told) if told else None
 
     def give_up(self, why: str) -> None:
-        """Said by whoever starts the agent, once that has died too often."""
+        """Record that there will be no agent any more; called by its starter once it has died too often."""
         self.tell(replace(self.serves or Serves(0, 0), given_up=why))
 
     def tell(self, serves: Serves) -> None:

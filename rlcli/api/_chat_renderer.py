@@ -1,8 +1,8 @@
 """A process that renders chat templates: JSON lines in, JSON lines out. Started by `chat_template`, as a script.
 
-A template is somebody else's code. jinja2's sandbox keeps it from calling anything harmful, but not from looping
-forever or filling the memory; the limits of a process do. Time is processor time, so that the outcome does not depend
-on the load of the machine.
+A template is third-party code. jinja2's sandbox keeps it from calling anything harmful, but not from looping forever or
+filling the memory; the limits of a process do. Time is processor time, so that the outcome does not depend on the load
+of the machine.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rlcli.processes import isolate
 
 MEMORY_BYTES = 512 << 20
 LONGEST = 16 << 20
-"""Characters of a rendered conversation."""
+"""Longest rendered conversation, in characters."""
 NONCE = secrets.token_hex(8)
-"""Unknown to whoever writes templates and messages, so that nobody can forge a mark."""
+"""Unknown to the authors of templates and messages, so that nobody can forge a mark."""
 OPEN, CLOSE = f"\x02{NONCE}\x02", f"\x03{NONCE}\x03"
-"""Around what a template says that an assistant wrote, until the text is complete."""
+"""Enclose what a template marks as written by the assistant, until the text is complete."""
 LIMITS: dict[type[Exception], str] = {
     MemoryError: f"it needs more than {MEMORY_BYTES >> 20} MiB of memory",
     RecursionError: "it calls itself too deeply",
@@ -34,7 +34,7 @@ LIMITS: dict[type[Exception], str] = {
 
 
 class TooLong(ValueError):
-    """The text that a template writes."""
+    """The text that a template writes is too long."""
 
 
 def serve() -> None:
@@ -70,7 +70,7 @@ def rendered(template: str, day: str | None, variables: dict[str, Any]) -> tuple
 
 
 def _without_marks(marked: str) -> tuple[str, list[tuple[int, int]]]:
-    """The text without the marks, and what was between them; of nested marks the outermost count."""
+    """The text without the marks, and the spans between them; of nested marks, the outermost count."""
     parts: list[str] = []
     spans: list[tuple[int, int]] = []
     length = depth = start = 0
@@ -90,7 +90,7 @@ def _without_marks(marked: str) -> tuple[str, list[tuple[int, int]]]:
 
 @lru_cache(maxsize=8)
 def _compiled(template: str, day: str | None) -> Any:
-    """The template in an environment where it can call nothing but what transformers offers it."""
+    """The template in an environment where it can only call what transformers offers it."""
     import jinja2
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -109,7 +109,7 @@ def _compiled(template: str, day: str | None) -> Any:
             return f"{OPEN}{caller()}{CLOSE}"
 
     class Namespace(jinja2.utils.Namespace):
-        """A namespace without names that lead into Python's own workings."""
+        """A namespace without names that lead into Python's internals."""
 
         def __init__(*args: Any, **kwargs: Any) -> None:
             self, args = args[0], args[1:]

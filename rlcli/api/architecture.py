@@ -10,9 +10,9 @@ class Layer:
     """Parameters of one transformer block."""
 
     attention: int
-    """Matrices and biases of the attention, norms of queries and keys left out."""
+    """Matrices and biases of the attention, without the norms of queries and keys."""
     mlp: int
-    """Matrices and biases of the dense MLP, or of the router of one with experts."""
+    """Matrices and biases of the dense MLP, or of the router if there are experts."""
     experts: int
     """Weights of all experts."""
     norms: int
@@ -36,14 +36,14 @@ class Architecture:
     vocabulary: int
     """Rows of the embedding."""
     positions: int | None
-    """Most tokens of a sequence."""
+    """Maximum sequence length, in tokens."""
     position_rows: int
     """Rows of a learnt position embedding; 0 with rotary embeddings."""
     tied: bool
-    """The head of a language model is its embedding."""
+    """Whether the head of a language model is its embedding."""
     qk_norm: bool
     gated: bool
-    """The MLP has a gate: three matrices instead of two."""
+    """Whether the MLP has a gate: three matrices instead of two."""
     experts_per_token: int
     """0 in a dense model."""
     layers: tuple[Layer, ...]
@@ -68,5 +68,5 @@ class Architecture:
         return sum(layer.attention + layer.mlp for layer in self.layers)
 
     def parameters(self, head: str = "lm") -> int:
-        """All parameters: with the language-model head, or ("value") with one that gives a number per token."""
+        """Number of parameters, with the language-model head or ("value") with one that gives a number per token."""
         return self.backbone + (self.head if head == "lm" else self.hidden + 1)

@@ -1,6 +1,6 @@
-"""Chat templates, rendered as transformers renders them, in a process that may take little time and memory.
+"""Chat templates, rendered as transformers renders them, in a process with limited time and memory.
 
-A template comes with a model: it is somebody else's code. `_chat_renderer.py` has the sandbox and the limits.
+A template comes with a model: it is third-party code. `_chat_renderer.py` has the sandbox and the limits.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from rlcli.errors import ModelError
 from rlcli.processes import start_isolated
 
 SAFE_JINJA = (3, 1, 6)
-"""Older versions of jinja2 have known ways out of their sandbox, and a template is somebody else's code."""
+"""Older versions of jinja2 have known sandbox escapes, and a template is third-party code."""
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Names under which a message's reasoning is passed; templates read the first, some the second."""
+"""Names under which a message's reasoning is passed; templates read the first, and some the second."""
 
 LIMIT_S = 1.0
-"""Seconds of processor time for one conversation: a hundred times what today's longest templates take."""
+"""Seconds of processor time per conversation: a hundred times what today's longest templates need."""
 PATIENCE_S = 120.0
-"""Seconds until the process must have replied, on a machine that may be busy."""
+"""Seconds within which the process must reply, on a machine that may be busy."""
 MAX_TEMPLATE = 1 << 20
-"""Characters of a template."""
+"""Longest template, in characters."""
 
 
 DAY = date(2024, 7, 26)
-"""The date that templates write into prompts instead of today's: the same rows are the same data on any day."""
+"""The date that templates write into prompts instead of today's, so that the same rows give the same data any day."""
 
 
 class TemplateError(ValueError):
-    """What a template raises, or which limit it exceeds."""
+    """An error that a template raises, or a limit that it exceeds."""
 
 
 class TooMuch(TemplateError):
-    """It exceeds a limit, and so might for any conversation."""
+    """A limit is exceeded, which could happen with any conversation."""
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A conversation as a template writes it."""
+    """A conversation as rendered by a template."""
 
     text: str
     spans: Sequence[tuple[int, int]]
@@ -67,9 +67,9 @@ def render_marked(
     day: date | None = None,
     **variables: Any,
 ) -> Rendered:
-    """A conversation. `day`: what the template gets if it asks for the date; None: today.
+    """Render a conversation. `day`: the date that the template gets; None: today.
 
-    Raises TemplateError, within a bounded time whatever the template does.
+    Raises TemplateError. Takes a bounded time, whatever the template does.
     """
     if not messages:
         raise ValueError("a conversation needs at least one message")
@@ -87,12 +87,12 @@ def render_marked(
 
 
 def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
-    """The text alone of `render_marked`."""
+    """Only the text of `render_marked`."""
     return render_marked(template, messages, **how).text
 
 
 def template_of(tokenizer: Any) -> str | None:
-    """The chat template of a tokenizer, transformers' or ours; the default one of several."""
+    """The chat template of a tokenizer (transformers' or ours); of several, the default one."""
     named = tokenizer.chat_template
     return named["default"] if isinstance(named, dict) else named
 
@@ -103,7 +103,7 @@ def name_of(tokenizer: Any) -> str:
 
 
 def conversation(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> Rendered:
-    """A conversation by a tokenizer's template, see `render_marked`. Raises ModelError F32."""
+    """Render a conversation with a tokenizer's template, see `render_marked`. Raises ModelError F32."""
     try:
         return render_marked(template_of(tokenizer) or "", messages, **how, **tokenizer.special_tokens_map)
     except TemplateError as error:
@@ -111,13 +111,13 @@ def conversation(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: A
 
 
 def conversation_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
-    """The text alone of `conversation`."""
+    """Only the text of `conversation`."""
     return conversation(tokenizer, messages, **how).text
 
 
 def check_template(tokenizer: Any, source: str) -> None:
-    """Try a tokenizer's template on one message. Raises ModelError F32 if it exceeds a limit; its other
-    errors depend on the conversation."""
+    """Try a tokenizer's template on one message. Raises ModelError F32 if it exceeds a limit; other errors
+    are ignored, as they depend on the conversation."""
     named = tokenizer.chat_template
     templates = named if isinstance(named, dict) else {"default": named}
     for template in templates.values():
@@ -143,7 +143,7 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Renderer:
-    """The process. One that has died is replaced by a new one at the next conversation."""
+    """The rendering process. One that has died is replaced at the next conversation."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
@@ -163,7 +163,7 @@ class _Renderer:
         return Rendered(str(reply["text"]), [(start, end) for start, end in reply["spans"]])
 
     def close(self) -> None:
-        """End the process; a process that was forked from the one that started it leaves it alone."""
+        """End the process; does nothing in a fork of the process that started it."""
         if self._process is not None and self.owner == os.getpid():
             self._process.kill()
             self._process.wait(PATIENCE_S)
@@ -185,7 +185,7 @@ _held: list[_Renderer] = []
 
 
 def _renderer() -> _Renderer:
-    """The renderer of this process: a forked one must not use its parent's pipes."""
+    """The renderer of this process: a forked process must not use its parent's pipes."""
     if not _held or _held[0].owner != os.getpid():
         _held[:] = [_Renderer()]
     return _held[0]
@@ -198,7 +198,7 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def _asked(process: subprocess.Popen[bytes], task: bytes) -> dict[str, Any] | None:
-    """The process's reply; None if it died of the task, or does not reply in time."""
+    """The process's reply; None if the task killed it or it does not reply in time."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:

@@ -1,4 +1,4 @@
-"""Where component classes announce themselves. `rlcli.registry` loads them by name; this is only the table."""
+"""The table in which component classes register themselves. `rlcli.registry` loads them by name."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def registered(kind: str) -> dict[str, type]:
 
 
 def register(kind: str, name: str, cls: type) -> None:
-    """Put a class under its name; the file must be called like it, and the name must be free. What an installed module
-    registers is found by the module's whole name."""
+    """Register a class under its name; its file must have the same name, and the name must be free. Components of an
+    installed module are registered under the module's full name."""
     home = cls.__module__
     if home.startswith(f"rlcli.{kind}.") and home.rsplit(".", 1)[1] != module_name(name):
         raise ProjectError(f"{home} registers {name!r}, but {kind}/{module_name(name)}.py is where {name!r} must live")
@@ -60,7 +60,7 @@ def _registrar(kind: str) -> Callable[..., Any]:
 
 
 def _maker(kind: str) -> Callable[..., Any]:
-    """Loading components is `rlcli.registry`, which imports this module: it is looked up when it is used."""
+    """Components are loaded by `rlcli.registry`; as that imports this module, it is only imported on use."""
 
     def make_component(cfg: Any, *given: Any, **named: Any) -> Any:
         return getattr(importlib.import_module("rlcli.registry"), f"make_{kind}")(cfg, *given, **named)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rlcli.api.elsewhere import attributes_of
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class GenerationHyperparameters:
     """Responses sampled for each prompt (the group of group-relative algorithms)."""
 
     max_new_tokens: int = 256
-    """Longest response, in tokens, the end-of-sequence token included."""
+    """Longest response, in tokens, including the end-of-sequence token."""
 
     min_new_tokens: int = 0
     """The end-of-sequence token is not sampled before this many tokens."""
@@ -60,7 +62,7 @@ class GenerationHyperparameters:
     """Stop tokens in addition to the tokenizer's EOS token."""
 
     max_concurrent_responses: int = 256
-    """Most responses that are decoded at once; the others wait. The backend's `kv_cache_tokens` may allow fewer."""
+    """Maximum number of responses decoded at once; others wait. The backend's `kv_cache_tokens` may allow fewer."""
 
     def __post_init__(self) -> None:
         if self.responses_per_prompt < 1:
@@ -87,7 +89,7 @@ class MicroBatchSpec:
     """At least this many micro-batches."""
 
     max_tokens_per_mb: int | None = None
-    """No micro-batch holds more tokens than this, unless one sample alone is longer (then an error)."""
+    """Maximum number of tokens in a micro-batch. A sample that is longer by itself is an error."""
 
     def __post_init__(self) -> None:
         if self.n_mbs < 1:
@@ -98,7 +100,7 @@ class MicroBatchSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneSpec:
-    """How long a run is; schedules are functions of it."""
+    """The length of a run; schedules are functions of it."""
 
     total_train_steps: int
     dataset_size: int
@@ -117,11 +119,15 @@ class FinetuneSpec:
 
 @dataclass
 class ModelVersion:
-    """How often a model has been trained: `global_step` counts `train_step` calls."""
+    """How many times a model has been trained: `global_step` counts `train_step` calls."""
 
     epoch: int = 0
     epoch_step: int = 0
     global_step: int = 0
+
+
+if not TYPE_CHECKING:  # a type checker is to report every name that is not here
+    __getattr__ = attributes_of(__name__)
 
 
 def stable_seed(*parts: int | str) -> int:

@@ -1,10 +1,10 @@
 """The data contract: `SequenceSample`, a batch of packed sequences that are never padded.
 
-A batch holds samples (rows of a dataset); a sample holds, for every key, one or several sequences: the
-responses of a group, the two sides of a pair. The rows of a key lie end to end in one tensor, in the order of
-the samples; `seqlens` says where each sequence ends. Without `data` a batch describes one that is elsewhere.
+A batch holds samples (rows of a dataset); for every key, a sample holds one or more sequences: the responses
+of a group, or the two sides of a pair. The rows of a key are concatenated in one tensor, in the order of the
+samples; `seqlens` gives the length of each sequence. Without `data`, a batch describes data held elsewhere.
 
-Importing this file does not import torch, so that datasets can be looked at without it: see `Preview`.
+Importing this file does not import torch, so that datasets can be inspected without it: see `Preview`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 from rlcli.api.component import make_dataset, register_dataset
 from rlcli.api.config import DatasetAbstraction, MicroBatchSpec
 from rlcli.api.dataset import DatasetUtility
+from rlcli.api.elsewhere import attributes_of
 from rlcli.api.lengths import Lengths, infer_lengths, read_lengths, rows_of
 from rlcli.api.partition import SequenceSplitSpec, ffd_allocate, flat2d, min_abs_diff_partition
 from rlcli.api.preview import Preview, Survey
@@ -26,6 +27,8 @@ from rlcli.errors import DataError
 
 if TYPE_CHECKING:
     import torch
+else:  # a type checker is to report every name that is not here
+    __getattr__ = attributes_of(__name__)
 
 __all__ = [
     "DatasetAbstraction",
@@ -44,23 +47,23 @@ __all__ = [
 class SequenceSample:
     """A batch of samples with packed sequences under named keys; see the module's docstring.
 
-    Anything inconsistent raises ValueError at construction. Operations return new batches with lists and
-    dicts of their own (those that end in `_`, `cuda` and `cpu` work in place). Tensors are shared where that
-    is possible, and never cast.
+    Anything inconsistent raises ValueError at construction. Operations return new batches with their own
+    lists and dicts (those whose names end in `_`, and `cuda` and `cpu`, work in place). Tensors are shared
+    where possible and never cast.
     """
 
     ids: list[Hashable]
-    """One per sample, all different; strings or ints if the batch is to travel."""
+    """One per sample, all different; strings or ints if the batch is to be sent to other processes."""
     keys: KeySet = None  # type: ignore[assignment]
-    """By default those of `seqlens`."""
+    """Default: the keys of `seqlens`."""
     seqlens: dict[str, Lengths]
-    """Key → for each sample the lengths of its sequences. Ints, lists, 1-D tensors and arrays are read."""
+    """Key → the lengths of each sample's sequences. Ints, lists, 1-D tensors and arrays are accepted."""
     trailing_shapes: dict[str, tuple[int, ...] | None] = None  # type: ignore[assignment]
     """Key → shape of one row of its tensor; None if there is no tensor. Inferred from `data`."""
     dtypes: dict[str, torch.dtype | None] = None  # type: ignore[assignment]
     """Key → dtype of its tensor; None if there is no tensor. Inferred from `data`."""
     data: dict[str, torch.Tensor | None] | None = None
-    """Key → tensor [sum of its lengths, *trailing shape], None for a key without one. None: a description."""
+    """Key → tensor [sum of its lengths, *trailing shape], None for a key without one. None: only a description."""
     metadata: dict[str, list[Any]] = field(default_factory=dict)
     """Name → a JSON-able value for each sample."""
 
@@ -69,7 +72,7 @@ class SequenceSample:
 
     @classmethod
     def _made(cls, **fields: Any) -> SequenceSample:
-        """A batch from parts of batches that were validated: nothing is checked again."""
+        """A batch made of parts of validated batches, without checking anything again."""
         sample = object.__new__(cls)
         sample.__dict__.update(fields)
         return sample
@@ -105,7 +108,7 @@ class SequenceSample:
             raise ValueError("a batch without keys cannot be split by tokens")
         return max(self.keys, key=lambda key: rows_of(self.seqlens[key]))
 
-    # -- putting together ------------------------------------------------------------------------------------
+    # -- combining -------------------------------------------------------------------------------------------
 
     @classmethod
     def from_default(
@@ -118,9 +121,9 @@ class SequenceSample:
     ) -> SequenceSample:
         """A batch from its tensors and the token counts of its sequences.
 
-        `seqlens` is one list for all keys: how many rows a key has follows from its name (`values` one per
-        token, `packed_logprobs` one less per sequence, `rewards` one per sequence, …), for other names from
-        the number of rows if that fits one reading only. Else give a mapping from key to its own lengths.
+        `seqlens` may be one list for all keys: the rows of a key then follow from its name (`values` one per
+        token, `packed_logprobs` one less per sequence, `rewards` one per sequence, …) or, for other names,
+        from the number of rows if only one rule fits. Otherwise, pass a mapping from each key to its lengths.
         """
         if not isinstance(seqlens, Mapping):
             lengths = read_lengths(seqlens, "seqlens")
@@ -129,10 +132,10 @@ class SequenceSample:
 
     @classmethod
     def gather(cls, samples: Sequence[SequenceSample], keys: Iterable[str] | None = None) -> SequenceSample:
-        """All samples of all batches, in order. `keys` (default: all, which must then agree) selects.
+        """All samples of all batches, in order, with only `keys` (default: all, which must then agree).
 
-        Batches without samples are passed over. Ids must stay unique; dtypes, trailing shapes, metadata names
-        and the presence of data must agree.
+        Empty batches are skipped. Ids must stay unique; dtypes, trailing shapes, metadata names and the
+        presence of data must agree.
         """
         if not samples:
             raise ValueError("nothing to gather: the list of batches is empty")
@@ -156,7 +159,7 @@ class SequenceSample:
         )
 
     def update_(self, other: SequenceSample) -> None:
-        """Add keys and metadata of `other`, which has the same ids in the same order; a name it has wins."""
+        """Add keys and metadata of `other`, which has the same ids in the same order; on conflict, `other` wins."""
         if other.ids != self.ids:
             kind = "the same ids in another order" if set(other.ids) == set(self.ids) else "other ids"
             raise ValueError(f"cannot update a batch from one with {kind}")
@@ -172,7 +175,7 @@ class SequenceSample:
         if self.data is not None:
             self.data = self.data | _data(addition)
 
-    # -- taking apart ----------------------------------------------------------------------------------------
+    # -- selecting and splitting -----------------------------------------------------------------------------
 
     def select(self, keys: Iterable[str]) -> SequenceSample:
         """The same samples with these keys only."""
@@ -188,7 +191,7 @@ class SequenceSample:
         )
 
     def select_indices(self, indices: Iterable[int]) -> SequenceSample:
-        """These samples in this order, each at most once. None at all: a batch of size 0, same keys."""
+        """These samples in this order, each at most once. No indices give a batch of size 0 with the same keys."""
         return self._pick([list(indices)])[0]
 
     def _pick(self, groups: Sequence[Sequence[int]]) -> list[SequenceSample]:
@@ -213,7 +216,7 @@ class SequenceSample:
         ]
 
     def _rows(self, key: str, pieces: Sequence[torch.Tensor] | None, group: Sequence[int]) -> torch.Tensor | None:
-        """The rows of `key` of the samples in `group`: a view where they lie together, else a copy."""
+        """The rows of `key` of the samples in `group`: a view if they are contiguous, else a copy."""
         tensor = _data(self)[key]
         if tensor is None or pieces is None:
             return None
@@ -254,8 +257,8 @@ class SequenceSample:
     ) -> list[SequenceSample] | tuple[list[SequenceSample], list[int], list[int]]:
         """`split(k)`: k contiguous parts. `split(mb_spec)`: micro-batches, forward and backward indices.
 
-        The forward indices say which sample stands where once the micro-batches are laid end to end; the
-        backward indices undo that, see `reorder_output`.
+        The forward indices give the sample at each place of the concatenated micro-batches; the backward
+        indices are their inverse, see `reorder_output`.
         """
         if isinstance(k, MicroBatchSpec):
             parts, groups = self.split_to_micro_batches(k, key)
@@ -268,8 +271,8 @@ class SequenceSample:
     ) -> tuple[list[SequenceSample], list[list[int]]]:
         """Micro-batches under the token cap (first-fit-decreasing), and the indices of the samples in each.
 
-        Tokens are those of `key`, or of the longest key if the batch has no such key. At least `n_mbs`
-        micro-batches, but none is empty. Raises DataError if one sample alone exceeds the cap.
+        Tokens are those of `key`, or of the longest key if the batch has no such key. There are at least
+        `n_mbs` micro-batches, but never an empty one. Raises DataError if one sample alone exceeds the cap.
         """
         if self.bs == 0:
             return [], []
@@ -303,7 +306,7 @@ class SequenceSample:
         forward_indices: Sequence[int],
         backward_indices: Sequence[int],
     ) -> torch.Tensor:
-        """Rows computed micro-batch after micro-batch, put back into the order of the batch that was split.
+        """Rows computed micro-batch by micro-batch, restored to the order of the batch that was split.
 
         `expected_seqlens` are the lengths of the result per sample, in the batch's order.
         """
@@ -328,7 +331,7 @@ class SequenceSample:
     # -- other forms -----------------------------------------------------------------------------------------
 
     def remap_keys_(self, remap: Mapping[str, str]) -> None:
-        """Rename keys in place, all at once, so that two may swap names. No two may end up with one name."""
+        """Rename keys in place, all at once, so that two may swap names. No two may end up with the same name."""
         for key in remap:
             self._known(key)
         names = {key: remap.get(key, key) for key in self.keys}
@@ -341,7 +344,7 @@ class SequenceSample:
                 setattr(self, part, {names[key]: mapping[key] for key in sorted(mapping, key=names.__getitem__)})
 
     def meta(self) -> SequenceSample:
-        """The batch without its data. It shares nothing that can be changed with this one."""
+        """The batch without its data. It shares no mutable state with this one."""
         described = self.select(self.keys)
         described.data = None
         described.metadata = copy.deepcopy(self.metadata)
@@ -378,7 +381,7 @@ class SequenceSample:
         return decode(cls, encoded)
 
     as_json_compatible, from_json_compatible = as_json, from_json
-    """As ReaLHF calls them."""
+    """ReaLHF's names for them."""
 
 
 def _data(sample: SequenceSample) -> dict[str, torch.Tensor | None]:

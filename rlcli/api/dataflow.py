@@ -77,13 +77,13 @@ class MFCDef:
 class CallGraph:
     """Calls, linked by the keys that one makes and another reads.
 
-    A loaded recipe has no two calls that make one key, and none that wait for each other (`rlcli.recipe.graph`).
+    In a loaded recipe, no two calls make the same key, and none wait for each other (`rlcli.recipe.graph`).
     """
 
     def __init__(self, mfcs: Sequence[MFCDef]):
         makers = {key: mfc.name for mfc in mfcs for key in mfc.produced_keys}
         self.reads: dict[str, dict[str, tuple[str, ...]]] = {}
-        """Call → the calls whose outputs it reads → the keys that it reads of them."""
+        """Call → the calls whose outputs it reads → the keys that it reads from them."""
         for mfc in mfcs:
             from_calls = self.reads.setdefault(mfc.name, {})
             for key in mfc.input_keys:
@@ -100,7 +100,7 @@ class CallGraph:
         return {one for one in self.reads if call in self.before(one)}
 
     def order(self) -> list[str]:
-        """One in which each call comes after those that it waits for, and otherwise as they were given."""
+        """The calls, each after those that it waits for, otherwise in the order in which they were given."""
         left, ordered = list(self.reads), list[str]()
         while left:
             first = next(call for call in left if set(ordered).issuperset(self.reads[call]))
@@ -120,7 +120,7 @@ def weight_writers(mfcs: Sequence[MFCDef]) -> dict[str, list[str]]:
 
 def calls_ahead(mfcs: Sequence[MFCDef]) -> list[MFCDef]:
     """The calls that may work on samples of later steps while weights are trained: generation, and calls of roles whose
-    weights never change, as far as they wait for such calls alone. Empty where that is no generation, or nothing is
+    weights never change, if they wait for such calls only. Empty if there is no generation among them, or nothing is
     trained."""
     writers = weight_writers(mfcs)
     bound = {

@@ -1,4 +1,4 @@
-"""What a dataset is built with, and what it must offer."""
+"""The contract of datasets: what they are built with, and what they must offer."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 
 class Stream(Protocol):
-    """A dataset without `__len__`: its rows are read forward, in its own order, and end when they end."""
+    """A dataset without `__len__`: its rows are read forward, in its own order, until there are no more."""
 
     def rows_from(self, epoch: int, start: int) -> Iterator[SequenceSample]:
         """The rows of a pass over the data from number `start` on, each a batch of one sample; none if there are fewer.
 
-        Every pass has the same number of rows. Their order may differ, but is a function of the seed and `epoch`: a run
-        that is resumed continues with the row that would have been next.
+        Every pass has the same number of rows. Their order may differ, but must be a function of the seed and `epoch`,
+        so that a resumed run continues with the row that would have been next.
         """
 
 
 def is_stream(dataset: Any) -> bool:
-    """Whether a dataset is a `Stream`. One that may be either says so by an attribute of that name."""
+    """Whether a dataset is a `Stream`. One that may be either sets the attribute `is_stream`."""
     return bool(getattr(dataset, "is_stream", not hasattr(dataset, "__len__") and hasattr(dataset, "rows_from")))
 
 
 class IteratedRows:
-    """The `Stream` of a dataset that can be iterated and no more, such as torch's `IterableDataset`.
+    """A `Stream` over a dataset that can only be iterated, such as torch's `IterableDataset`.
 
-    To begin later in a pass, the rows before are read and left out. A dataset with `set_epoch`, as those of Hugging
-    Face's library, is given the number of the pass.
+    To start later in a pass, the rows before are read and skipped. If the dataset has `set_epoch`, as those of Hugging
+    Face's library do, it is given the number of the pass.
     """
 
     def __init__(self, dataset: Any):
@@ -48,7 +48,7 @@ class IteratedRows:
 
 
 def with_rows(dataset: Any) -> Any:
-    """The dataset, if its rows can be had by number or as a `Stream`; as `IteratedRows` if it can only be iterated."""
+    """The dataset, if its rows can be read by number or as a `Stream`; `IteratedRows` if it can only be iterated."""
     numbered = getattr(type(dataset), "__getitem__", None)
     is_torchs = (getattr(numbered, "__module__", None) or "").startswith("torch.utils.data.")  # which raises
     by_number = numbered is not None and not is_torchs
@@ -58,20 +58,20 @@ def with_rows(dataset: Any) -> Any:
 
 @dataclass(frozen=True)
 class DatasetUtility:
-    """What every dataset is built with, beside the recipe's `args`: its first field, `util`.
+    """What every dataset is built with in addition to the recipe's `args`: its first field, `util`.
 
     `len(dataset)` counts rows, `dataset[row]` is a batch of one sample. A run takes rows by number, so that it can
     shuffle them and be resumed. A dataset that does not know how many rows it has is a `Stream` instead; one that can
     only be iterated becomes a `Stream`.
 
-    What its class says in literals is read without importing it: KEYS, what every sample holds (`margins if by`: where
-    that argument is set), or KEYS_OF, the argument that names a dataset, or several, whose keys it has; EXAMPLES, rows
-    as its file may hold them, on which `rlcli test dataset` tries it; LONGEST, the tokens of its longest row, if no
-    argument sets them; PAIRS, the argument that says how many pairs of sequences a row has, if it has pairs;
-    NEEDS_TEMPLATE, that its rows are conversations, which only a chat template can write; TRIED_ON, `args` and
-    `datasets` on which `rlcli test dataset` tries it if it is made of other datasets.
+    Its class may declare the following in literals, which are read without importing it: KEYS, the keys of every sample
+    (`margins if by`: if that argument is set), or KEYS_OF, the argument that names one or more datasets whose keys it
+    has; EXAMPLES, rows as its file may hold them, with which `rlcli test dataset` tests it; LONGEST, the tokens of its
+    longest row, if no argument sets them; PAIRS, the argument with the number of pairs of sequences in a row, if it has
+    pairs; NEEDS_TEMPLATE, that its rows are conversations, which only a chat template can write; TRIED_ON, the `args`
+    and `datasets` with which `rlcli test dataset` tests it if it is made of other datasets.
 
-    A run builds every dataset as rank 0 of 1 and deals the rows out itself.
+    A run builds every dataset as rank 0 of 1 and distributes the rows itself.
     """
 
     seed: int

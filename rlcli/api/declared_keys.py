@@ -1,15 +1,15 @@
-"""What an interface declares of the keys of its calls, in literals that are read without importing it.
+"""An interface's declarations of the keys of its calls, in literals that are read without importing it.
 
-An entry is a key, or a key and when it counts:
+An entry is a key, alone or with a condition:
 
     packed_input_ids                    always
-    prompt_mask if given                used where the call receives it
-    packed_ref_logprobs if kl_ctl       with an argument that is set: not null, false or 0
-    values unless disable_value         without it
-    prompt_mask if text=response        with an argument that has this value
-    each of weights                     every key that an argument, a mapping or a list, names
+    prompt_mask if given                if the call receives it
+    packed_ref_logprobs if kl_ctl       if the argument is set: not null, false or 0
+    values unless disable_value         if the argument is not set
+    prompt_mask if text=response        if the argument has this value
+    each of weights                     every key that the argument, a mapping or a list, names
 
-A key may have several entries; each of them can make it needed.
+A key may have several entries; any of them can make it needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Declaration = Mapping[str, tuple[str, ...]]
-"""Method → its entries. A method that is not named has declared nothing."""
+"""Method → its entries. Nothing is declared for a method that is not named."""
 
 _ENTRY = re.compile(r"(?P<key>\w+)(?: (?P<when>if|unless) (?P<argument>\w+)(?:=(?P<value>\S+))?)?")
 _EACH = re.compile(r"each of (?P<argument>\w+)")
@@ -28,16 +28,16 @@ _EACH = re.compile(r"each of (?P<argument>\w+)")
 
 @dataclass(frozen=True)
 class DeclaredKeys:
-    """The keys of one call of an interface, with the arguments that it has."""
+    """The keys of one call of an interface, given the interface's arguments."""
 
     needed: tuple[str, ...]
     """Read, or written, whatever else the call receives."""
     optional: tuple[str, ...]
-    """Read, or written, now and then; or with other arguments."""
+    """Read, or written, only sometimes or with other arguments."""
     due_to: Mapping[str, str] = field(default_factory=dict)
     """Key → the argument that makes it needed."""
     if_given: tuple[str, ...] = ()
-    """Of the optional ones, those that are used wherever they are there, or where nobody can say."""
+    """The optional ones that are used whenever they are present, or for which this is unknown."""
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -45,10 +45,10 @@ class DeclaredKeys:
 
 
 def declared_keys(entries: Iterable[str], argument: Callable[[str], Any]) -> DeclaredKeys:
-    """The keys of some entries. `argument(name)` is the value of an argument, a LookupError where that is not known:
+    """The keys of some entries. `argument(name)` returns an argument's value, or raises LookupError if it is unknown:
     then the entry counts as `if given`.
 
-    Raises ValueError for an entry that cannot be read.
+    Raises ValueError for an entry that cannot be parsed.
     """
     needed: dict[str, bool | None] = {}
     due_to: dict[str, str] = {}
@@ -76,7 +76,7 @@ def declared_keys(entries: Iterable[str], argument: Callable[[str], Any]) -> Dec
 
 
 def _named(name: str, argument: Callable[[str], Any]) -> list[str]:
-    """The keys that an argument names; none where it is not known, or of another kind, which is reported elsewhere."""
+    """The keys that an argument names; none if it is unknown, or of another kind, which is reported elsewhere."""
     try:
         value = argument(name)
     except LookupError:
@@ -85,7 +85,7 @@ def _named(name: str, argument: Callable[[str], Any]) -> list[str]:
 
 
 def _counts(entry: re.Match[str], argument: Callable[[str], Any]) -> bool | None:
-    """None: if the key is given."""
+    """Whether an entry applies; None: if the key is given."""
     if entry["when"] is None:
         return True
     if entry["argument"] == "given":
@@ -99,5 +99,5 @@ def _counts(entry: re.Match[str], argument: Callable[[str], Any]) -> bool | None
 
 
 def inherited(declarations: Sequence[Declaration]) -> dict[str, tuple[str, ...]]:
-    """What a class declares, from that of its bases, the most distant first: the nearest speaks for each method."""
+    """A class's declarations, merged from those of its bases (most distant first): for each method the nearest wins."""
     return {method: entries for declaration in declarations for method, entries in declaration.items()}

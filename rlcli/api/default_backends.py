@@ -1,10 +1,10 @@
-"""The backend of a role that names none. Nowhere else does rlcli name one."""
+"""The backend of a role that names none. rlcli names backends nowhere else."""
 
 from __future__ import annotations
 
 TRAINED = "fsdp"
-"""Of a role with weights that some call trains."""
+"""For a role with weights that some call trains."""
 UNTRAINED = "inference"
-"""Of one that no call trains."""
+"""For a role with weights that no call trains."""
 WEIGHTLESS = "null"
-"""Of a role without weights."""
+"""For a role without weights."""

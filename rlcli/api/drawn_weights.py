@@ -1,8 +1,8 @@
 """Random weights as the model's family draws them, block by block: any part of any parameter without the rest.
 
-A family says in code how its parameters begin. That code runs once on the meta device, where it costs nothing, and what
-it does to each parameter is written down: a few operations that treat every number alike, such as `normal_(0, 0.02)`.
-They are carried out later, on the blocks of rows that somebody asks for, each block with a stream of its own.
+A family's code initialises its parameters. That code runs once on the meta device, where it costs nothing, and its
+operations on each parameter are recorded: a few that treat all numbers alike, such as `normal_(0, 0.02)`. They are
+replayed later on the requested blocks of rows, each block with its own random stream.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 _DRAWS: dict[str, Any] = {
     "normal_": torch.Tensor.normal_, "uniform_": torch.Tensor.uniform_, "trunc_normal_": nn.init.trunc_normal_,
 }  # fmt: skip
-"""Operations that take numbers from a random stream."""
+"""Operations that draw from a random stream."""
 _SETS = (*_DRAWS, "fill_", "zero_")
-"""Operations that leave nothing of what was there."""
+"""Operations that overwrite all previous values."""
 _CHANGES = ("erfinv_", "mul_", "add_", "sub_", "div_", "clamp_", "clamp_min_", "clamp_max_", "neg_", "exp_", "log_")
-"""Operations that change every number by itself."""
+"""Operations that change each number independently."""
 _CONSTANTS = {"ones": 1.0, "zeros": 0.0, "ones_like": 1.0, "zeros_like": 0.0}
-"""Functions that make a tensor of one number."""
+"""Functions that make a tensor filled with one number."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class _Operation:
     arguments: tuple[Any, ...]
     settings: Mapping[str, Any]
     row: int | None = None
-    """The only row it treats; None: all of them."""
+    """The only row it applies to; None: all rows."""
 
 
 @dataclass
 class _Beginning:
-    """How a parameter begins."""
+    """How a parameter is initialised."""
 
     operations: list[_Operation] = field(default_factory=list)
     is_known: bool = True
@@ -61,7 +61,7 @@ class _Beginning:
         self.operations.append(operation)
 
     def draw(self, shape: tuple[int, ...], first: int, seed: int) -> torch.Tensor:
-        """A block of rows of which `first` is the first."""
+        """A block of rows that starts at row `first`."""
         block = torch.empty(shape)
         generator = torch.Generator().manual_seed(seed)
         for operation in self.operations:
@@ -78,14 +78,14 @@ class _Beginning:
 
 
 class _Recorder(TorchDispatchMode):
-    """Writes down what is done to tensors on the meta device; by their storage, for parameters are made of tensors."""
+    """Records operations on tensors on the meta device, by storage, because parameters are made from tensors."""
 
     def __init__(self) -> None:
         super().__init__()
         self._beginnings: dict[int, _Beginning] = {}
         self._sizes: dict[int, tuple[int, ...]] = {}
         self._alive: list[Any] = []
-        """Storages, lest another one gets the place of one that is gone."""
+        """Storages, kept alive so that no new one gets the address of an old one."""
 
     def beginning_of(self, tensor: torch.Tensor) -> _Beginning:
         return self._beginnings.get(tensor.untyped_storage()._cdata, _Beginning(is_known=False))
@@ -120,15 +120,15 @@ class _Recorder(TorchDispatchMode):
 
 
 def _row_of(view: torch.Tensor, nbytes: int) -> int | None:
-    """Which row of a matrix a view is; None if it is something else."""
+    """The index of the row that a view of a matrix covers; None if it covers anything else."""
     size, offset = view.numel(), view.storage_offset()
     fits = view.is_contiguous() and size > 0 and offset % size == 0 and nbytes % (size * view.element_size()) == 0
     return offset // size if fits else None
 
 
 def _recorded(config: Any, head: str) -> tuple[Any, _Recorder]:
-    """A model on the meta device, and what its family did to begin it. Nothing is tied: of two parameters that are, the
-    one that the other takes its numbers from must show its own."""
+    """A model on the meta device, and the record of its initialisation. Nothing is tied, so that a parameter from which
+    a tied one takes its numbers has its own record."""
     from transformers import initialization
 
     recorder, apart = _Recorder(), copy.deepcopy(config)
@@ -145,15 +145,15 @@ def _recorded(config: Any, head: str) -> tuple[Any, _Recorder]:
 
 
 class DrawnSource(ModelSource):
-    """Random weights of a transformers configuration; those of a parameter depend on the seed and its name alone.
+    """Random weights for a transformers configuration; those of a parameter depend only on the seed and its name.
 
-    A critic and a language model of one seed have the same backbone, for its parameters have the same names.
+    A critic and a language model with the same seed have the same backbone, as its parameters have the same names.
     """
 
     def __init__(
         self, fields: Mapping[str, Any], head: Head, tokenizer: PreTrainedTokenizerBase | None, seed: int
     ) -> None:
-        """Raises ModelError for settings that make no model, or one whose beginning cannot be drawn in parts."""
+        """Raises ModelError for settings that do not make a model, or one whose weights cannot be drawn in parts."""
         self.head = head
         self._seed = seed
         model_type = fields.get("model_type")
@@ -162,7 +162,7 @@ class DrawnSource(ModelSource):
         try:
             self.config = _configuration(fields, tokenizer)
             lm, recorder = _recorded(self.config, head)
-        except Exception as error:  # whatever a configuration class makes of odd values
+        except Exception as error:  # whatever a configuration class raises for odd values
             raise ModelError(f"no {model_type} model can be made from these settings: {first_line(error)}") from error
         check_vocabulary(lm, tokenizer)
         self.dtype = self.config.dtype or torch.float32

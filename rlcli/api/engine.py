@@ -1,12 +1,12 @@
 """Engines: models under a backend, and the batch logic that all of them share.
 
-There are four contracts. What `HoldsWeights` can follow others and be checkpointed; a `ForwardEngine` also scores
-sequences, a `TrainEngine` trains; a `GenerationEngine` writes responses. An engine offers the ones it can. The loss of
-a batch is a pure function that returns a **sum** over the tokens of one micro-batch; the engine divides it by the
-weight summed over all micro-batches and all ranks. So loss, gradient and update do not depend on how the batch was cut.
+There are four contracts. `HoldsWeights`: can take weights from others and be checkpointed; `ForwardEngine`: also scores
+sequences; `TrainEngine`: also trains; `GenerationEngine`: writes responses. An engine implements those it supports. The
+loss of a batch is a pure function that returns a **sum** over the tokens of one micro-batch; the engine divides it by
+the weight summed over all micro-batches and ranks. So loss, gradient and update do not depend on how the batch is cut.
 
 An engine gets all micro-batches of a step at once (`forward_backward_batch`), as pipeline schedules and deferred
-reductions need. One without such a schedule is written over `rlcli.api.engine_loop`.
+reductions require. An engine without such a schedule builds on `rlcli.api.engine_loop`.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ LossWeightFn = Callable[[SequenceSample], "torch.Tensor | float"]
 
 
 class Hook(Protocol[T_co]):
-    """What is to be computed from the output of a forward pass over a micro-batch."""
+    """A function of the output of a forward pass over a micro-batch."""
 
     def __call__(self, output: ModelOutput, micro_batch: SequenceSample, /) -> T_co: ...
 
 
 class ModelOutput(Protocol):
-    """What a forward pass offers. Everything is computed when it is asked for, never before.
+    """The output of a forward pass, computed only on demand.
 
     For a packed micro-batch of N sequences and T tokens (`packed_input_ids`):
-    `logprobs` and `entropy` are [T − N] float32: position t of a sequence speaks of its token t + 1.
-    `values` is [T] float32 (models with a value head). `logits` is [T, vocab], materialised: ask only in small
-    models; an engine that shards the vocabulary refuses. All carry gradients when the pass does. Logits are divided by
-    `temperature` first. `zero` is a scalar zero that depends on every parameter which a loss could reach.
+    `logprobs` and `entropy` are [T − N] float32: position t of a sequence belongs to its token t + 1.
+    `values` is [T] float32 (models with a value head). `logits` is [T, vocab], materialised: for small models only; an
+    engine that shards the vocabulary refuses. All carry gradients when the pass does. Logits are divided by
+    `temperature` first. `zero` is a scalar zero that depends on every parameter that a loss could reach.
     """
 
     temperature: float
@@ -70,28 +70,28 @@ class ModelOutput(Protocol):
 
 
 class GivesParameters(Protocol):
-    """Parameters, whole or in blocks, one after the other: what a rank holds of an engine, or what arrives of one."""
+    """A source of parameters, whole or in blocks, one at a time: a rank's part of an engine, or what others send."""
 
     def parameter_blocks(self) -> Iterator[tuple[WeightBlock, torch.Tensor]]: ...
 
 
 @dataclass(frozen=True)
 class EngineState:
-    """What a checkpoint holds of an engine: its live tensors by name, or copies of them. Loading fills them in place,
-    and gives them back (`state_was_filled`)."""
+    """The state of an engine in a checkpoint: its live tensors by name, or copies of them. Loading fills them in place
+    and then passes them back (`state_was_filled`)."""
 
     weights: Mapping[str, torch.Tensor | FlatPart]
-    """Each once, tied ones too, under the names that transformers gives them; a DTensor where ranks hold parts, or a
-    `FlatPart` where these are no blocks of rows."""
+    """Each once, even if tied, under the names that transformers gives them; a DTensor if ranks hold parts, or a
+    `FlatPart` if these parts are not blocks of rows."""
     optimizer: Mapping[str, torch.Tensor | FlatPart] = field(default_factory=dict)
     """`<weight>/<moment>`; empty without an optimizer, or before its first step."""
     is_copy: bool = False
-    """The tensors are copies on the host that nothing else uses, for an engine whose own have another form or are
-    offloaded."""
+    """Whether the tensors are copies on the host that nothing else uses, for an engine whose own tensors have another
+    form or are offloaded."""
 
 
 class HoldsWeights(abc.ABC):
-    """An engine with weights that go in and out, and can be checkpointed: on its device, or wherever it keeps them."""
+    """An engine whose weights can be read, updated and checkpointed, on its device or wherever it keeps them."""
 
     @abc.abstractmethod
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
@@ -103,21 +103,21 @@ class HoldsWeights(abc.ABC):
 
     @property
     def device(self) -> torch.device:
-        """Of the batches that it is given."""
+        """The device of the batches that it is given."""
         return torch.device("cpu")
 
     def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each parameter once, tied ones too, whole, under the name that transformers gives it.
+        """Each parameter once (even if tied) and whole, under the name that transformers gives it.
 
-        Every rank of the role goes through all of them; one is held at a time.
+        Every rank of the role iterates over all of them; one is held at a time.
         """
         raise NotImplementedError(f"{type(self).__name__} does not give its parameters")
 
     def weight_blocks(self) -> Mapping[WeightBlock, Callable[[], torch.Tensor]] | None:
-        """What this rank holds of the parameters, always the same blocks in the same order, and how each is read. None:
-        that cannot be said, and parameters are gathered one at a time (`whole_parameters`).
+        """This rank's blocks of the parameters, always the same in the same order, and a function that reads each. None
+        if there are no such blocks: parameters are then gathered one at a time (`whole_parameters`).
 
-        All ranks that hold a block read it at the same time. What is read may be live: it is not to be written to.
+        All ranks that hold a block read it at the same time. The result may be live memory: do not write to it.
         """
         return None
 
@@ -132,24 +132,24 @@ class HoldsWeights(abc.ABC):
     def take_parameters(self, source: GivesParameters, eta: float) -> None:
         """Move this engine's parameters towards those of `source`: mine ← eta · theirs + (1 − eta) · mine.
 
-        Every rank of the role takes part. The source is an engine in the same layout, or what arrives from others: the
-        blocks that this rank holds (`weight_blocks`), or more, in any order.
+        Every rank of the role takes part. The source is an engine in the same layout, or parameters that others send:
+        the blocks that this rank holds (`weight_blocks`), or more, in any order.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot take over parameters")
 
     def state(self, room_for_optimizer: bool = False) -> EngineState:
         """Everything that the next training step depends on except its batch and its number.
 
-        `room_for_optimizer`: make the optimizer's tensors where there are none yet, to be filled by loading.
+        `room_for_optimizer`: create the optimizer's tensors if there are none yet, so that loading can fill them.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be checkpointed")
 
     def state_was_filled(self, state: EngineState) -> None:  # noqa: B027 - most engines derive nothing from weights
-        """The tensors of `state`, which this engine has given, hold new values: take them over, and forget what was
+        """The tensors of `state`, which this engine returned, now hold new values: adopt them, and discard whatever was
         derived from the old ones. Every rank of the role calls it."""
 
     def save_description(self, tokenizer: Any, folder: str) -> None:
-        """Write what a model's folder holds besides its weights: configuration, generation settings, tokenizer."""
+        """Write the files of a model folder other than the weights: configuration, generation settings, tokenizer."""
         raise NotImplementedError(f"{type(self).__name__} cannot be checkpointed")
 
     def offload(self) -> None:
@@ -160,13 +160,13 @@ class HoldsWeights(abc.ABC):
 class ForwardEngine(HoldsWeights):
     """A model that scores sequences."""
 
-    # -- what an engine supplies -----------------------------------------------------------------------------
+    # -- to be implemented by an engine ----------------------------------------------------------------------
 
     @abc.abstractmethod
     def forward_batch(self, micro_batches: Sequence[MicroBatch], hook: Hook[T]) -> list[T]:
         """`hook(output, sample)` of every micro-batch that is not idle, in order.
 
-        Every rank of the role is given equally many micro-batches. On pipeline stages before the last the list is
+        Every rank of the role gets the same number of micro-batches. On pipeline stages before the last, the list is
         empty.
         """
 
@@ -175,7 +175,7 @@ class ForwardEngine(HoldsWeights):
         return value
 
     def from_last_stage(self, value: torch.Tensor) -> torch.Tensor:
-        """The `value` of the last pipeline stage, on every stage; that of other stages may have any shape."""
+        """The last pipeline stage's `value`, on every stage; the `value` of other stages may have any shape."""
         return value
 
     @property
@@ -184,10 +184,10 @@ class ForwardEngine(HoldsWeights):
         return True
 
     def train(self, mode: bool = True) -> None:
-        """Training mode."""
+        """Set training mode."""
 
     def eval(self) -> None:
-        """Evaluation mode."""
+        """Set evaluation mode."""
         self.train(False)
 
     # -- batches ---------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class ForwardEngine(HoldsWeights):
     ) -> torch.Tensor:
         """`post_hook(output, micro_batch)` of every micro-batch (default: its logits), in the order of `input_`.
 
-        `output_seqlens` gives the rows that each sequence of each sample has in the result; by default those of
+        `output_seqlens` gives the number of rows of each sequence of each sample in the result; the default is that of
         `packed_input_ids`. All ranks of a replica return the same.
         """
         seqlens = output_seqlens if output_seqlens is not None else input_.seqlens[SEQUENCES]
@@ -231,7 +231,7 @@ class ForwardEngine(HoldsWeights):
         return self.from_last_stage(mine)
 
     def _micro_batches(self, input_: SequenceSample, mb_spec: MicroBatchSpec | None, cut: Cut) -> list[MicroBatch]:
-        """Micro-batches under the token cap, as many on every rank: the last ones of a rank may be idle."""
+        """Micro-batches under the token cap, the same number on every rank: a rank's last ones may be idle."""
         own = split_batch(input_, mb_spec, cut)
         count = int(self.all_reduce(torch.tensor(len(own), device=self.device), "max"))
         return own + [idle_micro_batch(self.device)] * (count - len(own))
@@ -241,25 +241,25 @@ class ForwardEngine(HoldsWeights):
 
 
 class TrainEngine(ForwardEngine):
-    """An engine that also trains; `train_batch` is written here once, over what an engine supplies."""
+    """An engine that also trains; `train_batch` is implemented here once, on top of each engine's own methods."""
 
     training_step: int = 0
-    """Number of the role's training step, from 0, which gives the learning rate. The runtime sets it before each."""
+    """Number of the role's training step, from 0; it gives the learning rate. The runtime sets it before each step."""
 
     @abc.abstractmethod
     def optimizer_zero_grad(self) -> None:
-        """Drop all gradients, those of an abandoned step too, and whatever the engine's library has counted of it."""
+        """Drop all gradients, also those of an abandoned step, and reset what the engine's library counted for it."""
 
     @abc.abstractmethod
     def forward_backward_batch(
         self, micro_batches: Sequence[MicroBatch], loss_fn: LossFn, divisor: torch.Tensor
     ) -> list[Stats]:
-        """Accumulate the gradient of the sum of all losses over `divisor`, a scalar; returns what each loss reported
-        (`rlcli.api.loss_stats.read_loss`).
+        """Accumulate the gradient of the sum of all losses divided by `divisor`, a scalar; returns the stats of each
+        loss (`rlcli.api.loss_stats.read_loss`).
 
-        Gradients are summed over ranks and micro-batches: an engine undoes what its library averages. Every rank of
-        the role is given equally many micro-batches; of an idle one the loss is `output.zero`. On pipeline stages
-        before the last the list is empty.
+        Gradients are summed over ranks and micro-batches: an engine undoes any averaging by its library. Every rank of
+        the role gets the same number of micro-batches; the loss of an idle one is `output.zero`. On pipeline stages
+        before the last, the list is empty.
         """
 
     @abc.abstractmethod
@@ -284,17 +284,17 @@ class TrainEngine(ForwardEngine):
         step_if: Callable[[Mapping[str, float]], bool] | None = None,
         cut: Cut = "sample",
     ) -> dict[str, float]:
-        """One optimizer step on `input_`, whatever number of micro-batches and ranks it is spread over.
+        """One optimizer step on `input_`, however many micro-batches and ranks it is spread over.
 
-        `loss_fn(output, micro_batch)` returns a sum; `loss_weight_fn(micro_batch)` its weight. With
-        `token_normalize_scope="global"` the sum is divided by the weight over all micro-batches and ranks, with
-        "dp" each rank divides by its own and the ranks are averaged. `step_if` sees the reduced stats before the
-        update and may refuse it: then weights, optimizer state and schedule stay as they are. `version_steps` is the
-        number of the training step, by default `training_step`. `cut="sequence"` lets a
-        sample's group be spread over micro-batches, for a loss that compares no sequences.
+        `loss_fn(output, micro_batch)` returns a sum; `loss_weight_fn(micro_batch)` returns its weight. With
+        `token_normalize_scope="global"`, the sum is divided by the weight over all micro-batches and ranks; with
+        "dp", each rank divides by its own weight and the results are averaged. `step_if` sees the reduced stats before
+        the update and may reject it: weights, optimizer state and schedule then stay as they are. `version_steps` is
+        the number of the training step, by default `training_step`. `cut="sequence"` allows a sample's group to be
+        spread over micro-batches, for a loss that does not compare sequences.
 
-        Returns `loss`, `grad_norm`, `lr`, `loss_weight`, `update_skipped` and the loss function's stats. A total
-        weight of zero leaves nothing to learn from: the update is skipped and counted in `update_skipped`.
+        Returns `loss`, `grad_norm`, `lr`, `loss_weight`, `update_skipped` and the loss function's stats. If the total
+        weight is zero, there is nothing to learn: the update is skipped and counted in `update_skipped`.
         """
         micro_batches = self._micro_batches(input_, mb_spec, cut)
         weight = _total_weight(micro_batches, loss_weight_fn)
@@ -321,10 +321,10 @@ class TrainEngine(ForwardEngine):
 
 
 class PipelinableEngine(TrainEngine, GenerationEngine):
-    """An engine that does all of it: scores, trains and generates.
+    """An engine that scores, trains and generates.
 
-    What one of its subclasses does not have raises NotImplementedError where it is used, so that an engine can be
-    written one method after the other; `rlcli test backend` asks for all that its backend declares.
+    A method that a subclass lacks raises NotImplementedError when it is called, so that an engine can be written one
+    method at a time; `rlcli test backend` requires everything that its backend declares.
     """
 
 

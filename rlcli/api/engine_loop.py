@@ -1,4 +1,4 @@
-"""Engines without a schedule of their own: one micro-batch after the other."""
+"""Engines without their own schedule: one micro-batch after the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class ForwardLoop(ForwardEngine):
-    """A forward pass at a time."""
+    """One forward pass at a time."""
 
     @abc.abstractmethod
     def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
@@ -35,7 +35,7 @@ class ForwardLoop(ForwardEngine):
 
 
 class TrainLoop(ForwardLoop, TrainEngine):
-    """A forward and a backward pass at a time."""
+    """One forward and backward pass at a time."""
 
     @abc.abstractmethod
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:

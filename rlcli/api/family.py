@@ -1,4 +1,4 @@
-"""Model families: how the configuration and the parameters of, say, all Llamas translate between Hugging Face and us.
+"""Model families: how the configuration and parameters of, say, all Llamas translate between Hugging Face and rlcli.
 
 A family is one file, `rlcli/checkpoint/families/<model_type>.py`, or `families/<model_type>.py` of a project:
 
@@ -6,7 +6,7 @@ A family is one file, `rlcli/checkpoint/families/<model_type>.py`, or `families/
     class Bloom(HFFamily):
         ...
 
-Our names of parameters are those below, whatever the family; `{i}` counts blocks and `{e}` experts, both from 0.
+Our parameter names are those below for every family; `{i}` counts blocks and `{e}` experts, both from 0.
 
     embedding.tokens.weight                          [vocabulary, hidden]
     embedding.positions.weight                       [positions, hidden]
@@ -38,7 +38,7 @@ HOME = "rlcli.checkpoint.families"
 """The package that the files of families are imported from."""
 
 Form = Literal["file", "module"]
-"""Hugging Face's names as `save_pretrained` writes them, or as the parameters of a module of transformers."""
+"""Hugging Face's names as `save_pretrained` writes them, or as those of the parameters of a transformers module."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Rope:
 
     base: float
     scaling: Mapping[str, Any] = field(default_factory=dict)
-    """`rope_type` and what belongs to it, as Hugging Face writes them; empty for none."""
+    """`rope_type` and its settings, as Hugging Face writes them; empty for none."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,16 @@ class Experts:
     count: int
     per_token: int
     width: int
-    """Of an expert's hidden layer."""
+    """Width of an expert's hidden layer."""
     normalized: bool
-    """The weights of the chosen experts are scaled to sum to 1."""
+    """Whether the weights of the chosen experts are scaled to sum to 1."""
     layers: tuple[int, ...]
     """Blocks that have experts; the others have an ordinary MLP."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """All that a forward pass needs to know about a decoder, in one form for all families."""
+    """Everything a forward pass needs to know about a decoder, in one form for all families."""
 
     family: str
     layers: int
@@ -81,69 +81,69 @@ class ModelConfig:
     positions: int
     """The longest sequence the model was made for."""
     tied: bool
-    """The output matrix is the embedding."""
+    """Whether the output matrix is the embedding."""
     activation: str
     """silu, gelu, or gelu_tanh."""
     norm_eps: float
     gated: bool = True
-    """The MLP multiplies the activated gate with up; without it, up is activated."""
+    """Whether the MLP multiplies the activated gate by up; otherwise, up is activated."""
     layer_norm: bool = False
-    """LayerNorm with biases instead of RMSNorm."""
+    """Whether norms are LayerNorm with biases instead of RMSNorm."""
     norm_offset: float = 0.0
     """Added to a norm's weight."""
     qk_norm: bool = False
-    """Queries and keys are normalised per head."""
+    """Whether queries and keys are normalised per head."""
     qkv_bias: bool = False
     output_bias: bool = False
-    """Of the attention's output."""
+    """Whether the attention's output projection has a bias."""
     mlp_bias: bool = False
     embedding_scale: float = 1.0
-    """What embeddings are multiplied with."""
+    """Factor by which embeddings are multiplied."""
     rope: Rope | None = None
-    """None: positions have embeddings of their own."""
+    """None: positions have their own embeddings."""
     windows: tuple[int | None, ...] = ()
     """Tokens that each block attends to; None for all. Empty: all, in every block."""
     scaled_by_head: bool = True
-    """Attention scores are divided by the root of head_dim."""
+    """Whether attention scores are divided by the square root of head_dim."""
     scaled_by_layer: bool = False
-    """Attention scores are divided by the number of the block, counted from 1."""
+    """Whether attention scores are divided by the number of the block, counted from 1."""
     experts: Experts | None = None
     value_head: bool = False
-    """One number per token instead of logits."""
+    """Whether the model outputs one number per token instead of logits."""
     others: Mapping[str, Any] = field(default_factory=dict)
-    """What else config.json says: token ids, dropout, and so on, under its own names."""
+    """The other entries of config.json (token ids, dropout, and so on), under their own names."""
 
 
 class HFFamily(abc.ABC):
     """Two config converters, two state-dict converters for any subset, three functions that name parameters.
 
-    A family writes the first two and the three lists of links; the rest follows.
+    A family implements the first two and the three lists of links; the rest follows.
     """
 
     architecture: ClassVar[str]
     """The language model's class in transformers."""
     prefix: ClassVar[str] = "model."
-    """What the names of the model without its head begin with."""
+    """Prefix of the parameter names of the model without its head."""
 
     @abc.abstractmethod
     def config_from_hf(self, hf: Mapping[str, Any]) -> ModelConfig:
-        """Of the content of a config.json. Raises ModelError for a model that the family cannot be."""
+        """The configuration from a config.json's content. Raises ModelError if the family cannot represent it."""
 
     @abc.abstractmethod
     def config_to_hf(self, config: ModelConfig) -> dict[str, Any]:
-        """The content of config.json; as transformers 5 writes it."""
+        """The content of config.json, as transformers 5 writes it."""
 
     @abc.abstractmethod
     def embedding_links(self, config: ModelConfig) -> Iterable[Link]:
-        """What stands before the first block."""
+        """The parameters before the first block."""
 
     @abc.abstractmethod
     def block_links(self, config: ModelConfig, index: int, form: Form) -> Iterable[Link]:
-        """Block `index`, counted from 0."""
+        """The parameters of block `index`, counted from 0."""
 
     @abc.abstractmethod
     def head_links(self, config: ModelConfig) -> Iterable[Link]:
-        """What follows the last block. An output matrix is listed even if tied: a file may hold it all the same."""
+        """The parameters after the last block. An output matrix is listed even if tied: a file may hold it anyway."""
 
     def layout(self, config: ModelConfig, form: Form = "file") -> Layout:
         """All parameters of a model, in the order of the forward pass."""
@@ -155,11 +155,11 @@ class HFFamily(abc.ABC):
         return self.layout(config, form).to_ours(state_dict)
 
     def sd_to_hf(self, state_dict: Mapping[str, Any], config: ModelConfig, form: Form = "file") -> dict[str, Any]:
-        """Hugging Face's parameters for any subset of ours that tears nothing apart."""
+        """Hugging Face's parameters for any subset of ours that splits none of them."""
         return self.layout(config, form).to_theirs(state_dict)
 
     def embedding_param_names(self, config: ModelConfig) -> list[str]:
-        """Hugging Face's names of what stands before the first block."""
+        """Hugging Face's names of the parameters before the first block."""
         return [link.theirs for link in self.embedding_links(config)]
 
     def tblock_param_names(self, config: ModelConfig, index: int) -> list[str]:
@@ -167,7 +167,7 @@ class HFFamily(abc.ABC):
         return [link.theirs for link in self.block_links(config, index, "file")]
 
     def head_param_names(self, config: ModelConfig) -> list[str]:
-        """Hugging Face's names of what follows the last block, but for an output matrix that is the embedding."""
+        """Hugging Face's names of parameters after the last block, except an output matrix that is the embedding."""
         links = self.head_links(config)
         return [link.theirs for link in links if not (config.tied and link.ours == ("head.output.weight",))]
 

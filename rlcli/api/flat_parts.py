@@ -1,4 +1,4 @@
-"""Ranges of tensors: what ranks hold where a library lays parameters end to end and cuts the line into equal parts."""
+"""Ranges of tensors, as ranks hold them if a library concatenates parameters and cuts the result into equal parts."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Box:
 
 @dataclass(frozen=True)
 class FlatPart:
-    """The elements of a tensor, in row-major order, from `start` on, that this rank holds.
+    """The elements of a tensor that this rank holds, in row-major order, starting at `start`.
 
-    In an `EngineState` it stands for the whole tensor, as a DTensor does for parts that are blocks of rows.
+    In an `EngineState` it represents the whole tensor, as a DTensor does if parts are blocks of rows.
 
-    torch's distributed checkpoint reads into it by the last two methods.
+    torch's distributed checkpoint reads into it through the last two methods.
     """
 
     shape: torch.Size
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     start: int
     held: torch.Tensor
     """[n], live; n may be 0."""
@@ -39,7 +39,7 @@ class FlatPart:
     """The ranks that together hold each element once."""
 
     def boxes(self) -> list[Box]:
-        """The range as blocks, which is all that files can describe: part of a row, whole rows, part of a row."""
+        """The range as blocks, which are all that files can describe: part of a row, whole rows, part of a row."""
         found, taken = [], 0
         for offsets, sizes in _boxes(tuple(self.shape), self.start, self.start + self.held.numel()):
             count = math.prod(sizes)
@@ -62,7 +62,7 @@ class FlatPart:
         return self.held
 
     def full_tensor(self) -> torch.Tensor:
-        """The whole tensor, on every rank of the group; all of them call it."""
+        """The whole tensor, on every rank of the group; all of them must call it."""
         whole = torch.zeros(math.prod(self.shape), dtype=self.held.dtype, device=self.held.device)
         whole[self.start : self.start + self.held.numel()] = self.held
         if self.group is not None and dist.get_world_size(self.group) > 1:

@@ -1,8 +1,8 @@
 """Engines that write responses: whole batches at once, or prompts one by one while weights change.
 
-A `ResponseStream` is what is beneath a batch: prompts go in and responses come out at any time. It can be paused with
-responses in the making; the engine may then be given other weights, and the responses continue with those. So a
-response may consist of several segments, each sampled with weights of its own.
+A `ResponseStream` is the layer below batches: prompts go in and responses come out at any time. It can be paused with
+responses in progress; the engine may then be given new weights, with which the responses continue. So a response may
+consist of several segments, each sampled with its own weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class GeneratedResponses:
     logprobs: list[torch.Tensor]
     """N tensors [R_i] float32: log-prob of each token under the temperature-divided distribution."""
     ended: torch.Tensor
-    """[N] bool: the response ended by itself (False: it was cut off at max_new_tokens)."""
+    """[N] bool: whether the response ended by itself (False: it was cut off at max_new_tokens)."""
 
 
 @dataclass(frozen=True)
@@ -47,43 +47,43 @@ class FinishedResponse:
     number: int
     """What `submit` returned."""
     tokens: torch.Tensor
-    """[R] int64; of one that was aborted, those that it had by then."""
+    """[R] int64; if it was aborted, the tokens that it had by then."""
     logprobs: torch.Tensor
     """[R] float32: log-prob of each token under the temperature-divided distribution of its segment's weights."""
     ended: bool
-    """By itself."""
+    """Whether it ended by itself."""
     segments: tuple[Segment, ...]
-    """All of its tokens, in order."""
+    """They cover all of its tokens, in order."""
     is_aborted: bool = False
 
 
 class ResponseStream(abc.ABC):
-    """Responses in the making. Used by one thread."""
+    """Responses in progress. Used by one thread."""
 
     @abc.abstractmethod
     def submit(self, prompt: torch.Tensor, seed: int) -> int:
-        """Ask for a response to a prompt, [n] int64; returns its number."""
+        """Request a response to a prompt, [n] int64; returns its number."""
 
     @abc.abstractmethod
     def collect(self) -> list[FinishedResponse]:
-        """Those that have finished since the last time; waits for one if something is in the making and not paused."""
+        """Responses that have finished since the last call; waits for one if any are in progress and not paused."""
 
     @abc.abstractmethod
     def pause(self) -> None:
-        """Nothing is sampled from here on. The engine may be given other weights before `resume`."""
+        """Stop sampling. The engine may be given new weights before `resume`."""
 
     @abc.abstractmethod
     def resume(self) -> None:
-        """Continue what is in the making. Unless the engine was told to keep them, keys and values of what there is so
-        far are computed anew: so log-probs are those that recomputation with a segment's weights gives."""
+        """Continue the responses in progress. Unless the engine is set to keep them, keys and values of the tokens so
+        far are recomputed, so that log-probs are those that recomputation with a segment's weights gives."""
 
     @abc.abstractmethod
     def abort(self) -> list[FinishedResponse]:
-        """End all that is in the making; returns what is finished and what there is of the others."""
+        """End all responses in progress; returns those that are finished and what there is of the others."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give up what is in the making, and give back what the stream took."""
+        """Abandon the responses in progress and release the stream's resources."""
 
     def __enter__(self) -> ResponseStream:
         return self
@@ -105,8 +105,8 @@ class GenerationEngine(abc.ABC):
     ) -> GeneratedResponses:
         """Sample responses to `packed_prompts`; `seeds` has one seed per response, in prompt-major order.
 
-        A response depends on its prompt, the weights and its seed alone, never on the rest of the batch, if the backend
-        is `REPRODUCIBLE`.
+        If the backend is `REPRODUCIBLE`, a response depends only on its prompt, the weights and its seed, never on the
+        rest of the batch.
         """
 
     def stream(
@@ -118,8 +118,8 @@ class GenerationEngine(abc.ABC):
     ) -> Iterator[tuple[int, int]]:
         """The same responses token by token: (number of the response, its next token), as soon as it is sampled.
 
-        Closing the iterator abandons what is unfinished. An engine that cannot give single tokens gives all of them
-        once it is done, as here.
+        Closing the iterator abandons unfinished responses. An engine that cannot yield single tokens yields all of them
+        at the end, as here.
         """
         for number, tokens in enumerate(self.generate(input_, tokenizer, gconfig, seeds).tokens):
             for token in tokens.tolist():
@@ -127,9 +127,9 @@ class GenerationEngine(abc.ABC):
 
     @property
     def weights_number(self) -> int:
-        """How often the engine has been given other weights."""
+        """How many times the engine has been given new weights."""
         raise NotImplementedError(f"{type(self).__name__} answers whole batches only")
 
     def open(self, tokenizer: Any, gconfig: GenerationHyperparameters, longest_prompt: int) -> ResponseStream:
-        """A stream for prompts of at most `longest_prompt` tokens. An engine has one at a time."""
+        """A stream for prompts of at most `longest_prompt` tokens. An engine has only one at a time."""
         raise NotImplementedError(f"{type(self).__name__} answers whole batches only")

@@ -1,4 +1,4 @@
-"""The contract of interfaces. Nothing here imports torch, so a rule that needs none can be tried without it."""
+"""The contract of interfaces. Nothing here imports torch, so a rule that does not need it can be tested without it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EvalLoader = Sequence[SequenceSample]
 """Batches for `evaluate`."""
 
 ANSWER_FORMS = ("#### {answer}", "\\boxed{{answer}}", "The answer is {answer}.", "{answer}")
-"""Ways in which a response may give its final answer: those in which rewards are tried."""
+"""Ways in which a response may give its final answer; rewards are tested with each of them."""
 
 RETURN_NUMBERS = ("train_step", "evaluate")
 """Methods that add nothing to the batch."""
@@ -29,7 +29,7 @@ Generates = Mapping[str, Mapping[Literal["prompt", "response"], Sequence[str | i
 
 
 def cut_of(declared: Any, call: str) -> Any:
-    """What an interface's `CUT` says of a method, by default "sample"."""
+    """An interface's `CUT` for a method, by default "sample"."""
     return (declared.get(call) if isinstance(declared, Mapping) else declared) or "sample"
 
 
@@ -38,49 +38,49 @@ class ModelInterface:
 
     A training interface implements `train_step`, an inference one `inference`, a generation one `generate`. They are
     called by `rlcli.api.model.call_interface`: the engine is in the right mode (`train()`, `eval()`), `data` is on its
-    device, and the role's version moves by one after a training step. An interface may do any of this itself.
+    device, and the role's version goes up by one after a training step. An interface may do any of this itself.
 
     `data` holds this rank's samples with the call's input keys; outputs carry the same ids in the same order. Numbers
     must be finite as float32, and well-known keys must hold what `rlcli.api.key_meaning` says: otherwise the run ends
-    before anything is trained on them. What it says of itself in its class, in literals, recipes and `rlcli test` hold
-    it to:
+    before anything is trained on them. Its class may declare the following in literals; recipes and `rlcli test`
+    enforce them:
 
         READS: ClassVar[Declaration] = {"train_step": ("packed_input_ids", "prompt_mask", "solved if given")}
         WRITES: ClassVar[Declaration] = {"inference": ("values",)}
-        NEEDS_GROUP: ClassVar[int] = 2      # it compares the responses to one prompt, and needs two at least
+        NEEDS_GROUP: ClassVar[int] = 2      # it compares the responses to one prompt and needs at least two
         DROPS: ClassVar[Declaration] = {"inference": ("too_long", "unsolved if only_solved")}   # why it drops samples
-        CUT: ClassVar[str] = "sequence"     # its loss does not: a group may be spread over micro-batches
-        CUT: ClassVar[Mapping[str, str]] = {"inference": "sequence"}    # so it is with this method, and no other
+        CUT: ClassVar[str] = "sequence"     # its loss compares no responses: a group may be spread over micro-batches
+        CUT: ClassVar[Mapping[str, str]] = {"inference": "sequence"}    # for this method only
         GENERATES: ClassVar[Generates] = {"inference": {"prompt": (300,), "response": ("thought_tokens", 12)}}
 
-    A class has the declarations of its bases for the methods that its own do not name.
+    A class inherits the declarations of its bases for the methods that its own do not name.
     """
 
     READS: ClassVar[Declaration] = {}
-    """Method → the keys that it reads; `rlcli.api.declared_keys` has the entries for keys that count only sometimes."""
+    """Method → the keys that it reads; see `rlcli.api.declared_keys` for keys that it reads only sometimes."""
 
     WRITES: ClassVar[Declaration] = {}
     """Method → the keys that it returns."""
 
     DROPS: ClassVar[Declaration] = {}
-    """Method → the reasons for which it drops samples, by `metadata={"dropped": [None, "too_long", …]}` with an entry
-    for each. It still returns all samples; a dropped one reaches no later call and is not trained on, and another is
-    drawn in its place. An evaluation drops nothing. Whether a sample is dropped depends on this sample alone."""
+    """Method → the reasons for which it drops samples, by `metadata={"dropped": [None, "too_long", …]}`, one entry per
+    sample. It still returns all samples; a dropped one reaches no later call and is not trained on, and another is
+    drawn in its place. An evaluation drops nothing. Whether a sample is dropped depends only on that sample."""
 
     CUT: ClassVar[CutName | Mapping[str, CutName]] = "sample"
-    """What its calls of the engine keep in one micro-batch (their `cut`): a sample with its group, or a sequence alone;
-    for all methods, or by method. `rlcli plan` counts on it."""
+    """What its engine calls keep in one micro-batch (their `cut`): a sample with its group, or a single sequence; for
+    all methods, or by method. `rlcli plan` relies on it."""
 
     GENERATES: ClassVar[Generates] = {}
     """Methods other than `generate` whose engine generates, once for each sequence of the batch. "prompt": the tokens
-    around the sequence in what the model reads; "response": the tokens that it writes at most. Each is the sum of
-    numbers and of arguments. `rlcli plan` counts the memory of it."""
+    around the sequence in the model's input; "response": the most tokens that it writes. Each is a sum of numbers and
+    arguments. `rlcli plan` includes the memory for it."""
 
     FILES: ClassVar[tuple[str, ...]] = ()
-    """Arguments that name files: they are looked for when a recipe is read, next to the layer that names them too."""
+    """Arguments that name files: they are looked up when a recipe is read, also next to the layer that names them."""
 
     def __post_init__(self) -> None:
-        """Nothing; a class of one's own may call it."""
+        """Do nothing; subclasses may call it."""
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """Train on one batch; returns stats that are already reduced over ranks."""
@@ -103,18 +103,18 @@ class ModelInterface:
         model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
 
     def score_texts(self, responses: Sequence[str], answers: Sequence[Any]) -> list[float | None]:
-        """The reward of each text as a response to a row with this `answer`; None where it cannot be computed.
+        """The reward of each text as a response to a row with that `answer`; None if it cannot be computed.
 
-        A reward that reads texts may offer it, without a model and without torch: `rlcli check` then tries the
-        answers of the rows before anything is trained.
+        A reward that reads texts may implement this, without a model and without torch: `rlcli check` then tests
+        the answers of the rows before any training.
         """
         raise NotImplementedError(f"{type(self).__name__} does not score texts")
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
-        """What the call `interface_type` would add to the batch, plausible and without running the model, so that a
-        graph can be tested in pieces: the same keys, lengths and dtypes, the same numbers for the same ids.
+        """Plausible outputs of the call `interface_type`, made without running the model, so that a graph can be tested
+        in pieces: with the same keys, lengths and dtypes, and the same numbers for the same ids.
 
-        A call that trains or evaluates adds nothing; inference the keys that it declares, if they are well known.
+        A call that trains or evaluates adds nothing; inference adds the keys that it declares, if they are well known.
         """
         if interface_type in RETURN_NUMBERS:
             return SequenceSample(ids=list(data.ids), seqlens={})
@@ -148,7 +148,7 @@ class ModelInterface:
         return getattr(self, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able state beside the weights, the same on all ranks: KL controllers, value normalisers."""
+        """JSON-able state in addition to the weights, the same on all ranks: KL controllers, value normalisers."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""What the well-known keys of a batch hold: one table, which every other part of rlcli asks.
+"""The meaning of a batch's well-known keys: one table, which all other parts of rlcli use.
 
-Whoever needs the sequences of a batch, or the numbers that people want to see, takes the names from here. A key that is
-not in the table is known to its own components only, and nothing is assumed of it.
+Code that needs the sequences of a batch, or the numbers that people want to see, takes the names from here. A key that
+is not in the table is known only to its own components, and nothing is assumed about it.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 SEQUENCES = "packed_input_ids"
 """The sequences that a model works on, prompts and responses; other keys have rows for their tokens."""
 PROMPTS = "packed_prompts"
-"""What a model is asked: a dataset whose rows bring it waits for responses."""
+"""The prompts: a dataset whose rows have this key needs responses."""
 PROMPT_MASK = "prompt_mask"
 """Which tokens of SEQUENCES belong to the prompt."""
 REWARDS = "rewards"
-"""What a response got; shown next to it."""
+"""The reward of a response; shown next to it."""
 SOLVED = "solved"
 """Whether a response is right."""
 ANSWER_CLASSES = "answer_classes"
 """Which final answer a response gives: responses to one prompt with equal answers have equal numbers, from 0 in the
-order in which the answers first appear; -1 for a response without an answer. Majority votes are counted by it."""
+order in which the answers first appear; -1 for a response without an answer. Majority votes are counted with it."""
 SAMPLED_LOGPROBS = "packed_logprobs"
 """The log-probs with which the tokens of responses were sampled."""
 NOT_ENDED = "seq_no_eos_mask"
 """Which responses were cut off before they ended by themselves."""
 
 SOURCE = "source"
-"""Metadata of a sample: which of the datasets that its own is made of it comes from."""
+"""Metadata of a sample: which dataset it comes from, if its own is made of several."""
 ATTEMPT = "attempt"
-"""Metadata of a sample: how often it was begun before this time. Every attempt has responses of its own."""
+"""Metadata of a sample: how many times it was started before. Every attempt has its own responses."""
 PLACE = "batch_index"
 """Metadata of a sample that is trained on: its place in the step's batch."""
 DROPPED = "dropped"
@@ -80,17 +80,17 @@ ANYTHING = Numbers("anything", lambda _: True)
 
 @dataclass(frozen=True)
 class Meaning:
-    """Of one key."""
+    """The meaning of one key."""
 
     rows: Callable[[int], int]
-    """Number of tokens of a sequence → its rows."""
+    """Number of tokens in a sequence → number of its rows."""
     numbers: Numbers
     is_flat: bool = True
-    """A row is one number."""
+    """Whether a row is one number."""
     has_own_sequences: bool = False
-    """They need not be those of SEQUENCES."""
+    """Whether its sequences may differ from those of SEQUENCES."""
     shown_as: str | None = None
-    """What the mean over the samples is called in metrics; None: it is not reported."""
+    """Name of the mean over the samples in metrics; None: it is not reported."""
 
     @property
     def per(self) -> str:
@@ -117,4 +117,4 @@ _TABLE: tuple[tuple[str, Meaning], ...] = (
 )
 
 MEANINGS: Mapping[str, Meaning] = {key: meaning for keys, meaning in _TABLE for key in keys.split()}
-"""Key → what it holds."""
+"""Key → its meaning."""

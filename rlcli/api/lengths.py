@@ -1,4 +1,4 @@
-"""How long each sequence of a key is: as people write lengths, and as a key's meaning tells."""
+"""The lengths of the sequences of a key: as people write them, or inferred from the key's meaning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Lengths = list[list[int]]
 
 
 def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
-    """Whether it is a torch tensor; nothing is one before somebody has imported torch."""
+    """Whether it is a torch tensor; torch is not imported to find out."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -44,9 +44,9 @@ def read_length(value: Any, what: str) -> int:
 
 
 def read_lengths(value: Any, what: str) -> Lengths:
-    """Lists of ints from what was given for one key: a list, tuple, 1-D tensor or array over the samples.
+    """Lists of ints from the lengths given for one key: a list, tuple, 1-D tensor or array over the samples.
 
-    Each entry is an int (a sample of one sequence) or again a list, tuple, 1-D tensor or array of ints.
+    Each entry is an int (a sample with one sequence) or, again, a list, tuple, 1-D tensor or array of ints.
     """
     return [
         [read_length(length, what) for length in _items(entry, what)]
@@ -80,8 +80,8 @@ def _kind(dtype: torch.dtype) -> str:
 def infer_lengths(key: str, tensor: torch.Tensor | None, lengths: Lengths) -> Lengths:
     """The lengths of `key` in samples whose sequences have `lengths` tokens.
 
-    A known name has its rule. Another key must fit exactly one of: as many rows as tokens, one row less per
-    sequence, one row per sequence.
+    A well-known key has its own rule. Any other key must fit exactly one of: as many rows as tokens, one row
+    less per sequence, one row per sequence.
     """
     rules = [MEANINGS[key].rows] if key in MEANINGS else [full, minus_one, one]
     candidates: list[Lengths] = []
@@ -106,5 +106,5 @@ def infer_lengths(key: str, tensor: torch.Tensor | None, lengths: Lengths) -> Le
 
 
 def rows_of(lengths: Sequence[Sequence[int]]) -> int:
-    """All rows of a key: the sum over samples and sequences."""
+    """Number of rows of a key: the sum over samples and sequences."""
     return sum(flat2d(lengths))

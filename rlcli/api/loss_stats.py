@@ -1,4 +1,4 @@
-"""What loss functions report: summed over micro-batches and ranks, and divided by a weight."""
+"""The stats that loss functions report, summed over micro-batches and ranks, and divided by a weight."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAME_BYTES = 64
 
 
 def read_loss(made: torch.Tensor | tuple[torch.Tensor, Stats]) -> tuple[torch.Tensor, Stats]:
-    """The loss, and all that is reported of it, itself included, as a loss function returned them."""
+    """The loss and its stats, including the loss itself, from what a loss function returned."""
     loss, stats = made if isinstance(made, tuple) else (made, {})
     return loss, {"loss": loss.detach(), **stats}
 
@@ -26,7 +26,7 @@ def reduce_stats(collected: Sequence[Stats], weight: torch.Tensor, reduce: Reduc
     """Sum over micro-batches and ranks, then divide each stat by its own count, or by the loss weight (a scalar, this
     rank's).
 
-    All ranks return the same, ranks without a micro-batch included: they must decide alike about the update. Raises
+    All ranks return the same, including ranks without a micro-batch: they must agree on whether to update. Raises
     ValueError for more than 63 stats, or a name of more than 64 bytes.
     """
     own_count = _agree_on_names(collected, reduce)
@@ -45,9 +45,9 @@ def reduce_stats(collected: Sequence[Stats], weight: torch.Tensor, reduce: Reduc
 
 
 def _agree_on_names(collected: Sequence[Stats], reduce: Reduce) -> dict[str, bool]:
-    """Name of each stat → whether it brings its own count, the same on all ranks.
+    """Name of each stat → whether it has its own count, the same on all ranks.
 
-    The loss function fixes the names, but a rank that had no micro-batch has not run it: it learns them here.
+    The loss function determines the names, but a rank without a micro-batch has not run it: it learns them here.
     """
     known = {name: isinstance(value, tuple) for sums in collected for name, value in sums.items()}
     if len(known) > _MAX_STATS or any(len(name.encode()) > _NAME_BYTES for name in known):

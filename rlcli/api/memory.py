@@ -1,11 +1,11 @@
-"""What a backend says about the memory that its roles take: the contract behind `rlcli plan`. No torch here.
+"""How a backend estimates the memory that its roles take: the contract behind `rlcli plan`. No torch here.
 
-A backend offers its memory model by name, read like its other declarations without importing its file:
+A backend declares its memory model by name, which is read without importing its file, as its other declarations are:
 
     MEMORY: ClassVar[str] = "_my_memory.MyMemory"
 
-is the class `MyMemory` of `_my_memory.py`, a file next to the backend's. It must not import torch: a plan answers at
-once. It is called with a `PlacedRole`. The plan leaves out the roles of a backend without one, and says so.
+names the class `MyMemory` in `_my_memory.py`, a file next to the backend's. That file must not import torch, so that a
+plan is quick. The class is called with a `PlacedRole`. A plan omits the roles of a backend without one, and says so.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from rlcli.api.architecture import Architecture
 
 
 class UnknownMemory(ValueError):
-    """A memory model cannot speak for such a role; the text says why."""
+    """A memory model cannot estimate such a role; the text says why."""
 
 
 @dataclass(frozen=True)
 class PlacedRole:
-    """A role, as far as its memory depends on it."""
+    """The properties of a role that its memory depends on."""
 
     architecture: Architecture
     head: str
-    """lm or value"""
+    """lm or value."""
     mesh: Mapping[str, int]
     """Size of every dimension: dp, tp, pp, cp, ep."""
     arguments: Mapping[str, Any]
-    """Of the backend, defaults included."""
+    """The backend's arguments, including defaults."""
     calls: Collection[str]
-    """What the graph asks of the role: train_step, inference, generate."""
+    """The role's calls in the graph: train_step, inference, generate."""
     longest: int
-    """Tokens of the longest sequence."""
+    """Length of the longest sequence, in tokens."""
     device: str
-    """Kind of its devices: cuda, or cpu, whose memory is that of the host; auto, which is taken for cuda."""
+    """Kind of its devices: cuda; cpu, whose memory is that of the host; or auto, which is treated as cuda."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Kept:
     weights: int
     optimizer: int = 0
     buffers: int = 0
-    """For gradients, mostly: allocated while the role is loaded, and never given back."""
+    """Mostly for gradients: allocated while the role is loaded, and never released."""
 
     @property
     def total(self) -> int:
@@ -57,7 +57,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a call adds to the memory that is kept all the time, where it is highest, in bytes."""
+    """What a call adds, at its peak, to the memory that is kept all the time, in bytes."""
 
     gradients: int = 0
     gathered: int = 0
@@ -74,50 +74,50 @@ class Parts:
 
 @dataclass(frozen=True)
 class Generation:
-    """What a data-parallel rank is asked to generate."""
+    """The generation workload of a data-parallel rank."""
 
     prompts: int
     responses: int
-    """To each prompt."""
+    """Responses to each prompt."""
     prompt_tokens: int
-    """Of the longest prompt."""
+    """Length of the longest prompt."""
     new_tokens: int
-    """Of the longest response."""
+    """Length of the longest response."""
     at_once: int
-    """Most responses that are decoded together."""
+    """Maximum number of responses decoded together."""
 
 
 class MemoryModel(abc.ABC):
-    """The memory of a role on the fullest of its devices, under one backend. Made from a `PlacedRole`; raises
-    UnknownMemory there for what it cannot estimate. Phases that the backend does not offer are never asked for."""
+    """The memory of a role on the fullest of its devices, under one backend. Constructed from a `PlacedRole`; that
+    raises UnknownMemory for what it cannot estimate. Phases that the backend does not offer are never requested."""
 
     WITHIN_PERCENT: ClassVar[int] = 15
-    """How far its estimates of a peak may be from what is measured."""
+    """How far its estimates of a peak may be from the measured value."""
 
     def __init__(self, role: PlacedRole):
         self.role = role
 
     @abc.abstractmethod
     def kept(self) -> Kept:
-        """Between calls."""
+        """Memory kept between calls."""
 
     @abc.abstractmethod
     def load(self) -> Parts:
-        """While its weights are loaded; of `kept()` weights and buffers are there then."""
+        """Memory added while its weights are loaded; of `kept()`, the weights and buffers are present then."""
 
     def snapshot(self) -> int:
-        """What a checkpoint copies to host memory of this rank's part, until it is written."""
+        """Bytes of this rank's part that a checkpoint copies to host memory until it is written."""
         kept = self.kept()
         return kept.weights + kept.optimizer
 
     def update(self, tokens: int, micro_batches: int) -> Parts:
-        """Forward and backward of micro-batches, the largest of so many tokens, and the optimizer."""
+        """Forward and backward passes of micro-batches, the largest of `tokens` tokens, and the optimizer."""
         raise NotImplementedError(f"{type(self).__name__} does not train")
 
     def inference(self, tokens: int) -> Parts:
-        """A forward pass over a micro-batch of so many tokens."""
+        """A forward pass over a micro-batch of `tokens` tokens."""
         raise NotImplementedError(f"{type(self).__name__} has no forward pass")
 
     def generate(self, asked: Generation) -> Parts:
-        """Responses to prompts."""
+        """Generating responses to prompts."""
         raise NotImplementedError(f"{type(self).__name__} does not generate")

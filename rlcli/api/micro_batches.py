@@ -1,4 +1,4 @@
-"""Cutting a batch into micro-batches: what one forward pass takes."""
+"""Cutting a batch into micro-batches, the inputs of single forward passes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import SEQUENCES
 
 Cut = Literal["sample", "sequence"]
-"""What stays in one micro-batch: a sample with its whole group of sequences, or a sequence alone."""
+"""What stays in one micro-batch: a sample with its whole group of sequences, or a single sequence."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward pass takes."""
+    """The input of one forward pass."""
 
     sample: SequenceSample
     places: tuple[int, ...]
@@ -26,14 +26,14 @@ class MicroBatch:
 
     @property
     def is_idle(self) -> bool:
-        """One token of no weight, for a rank that has less to do than others. No loss function or hook sees it."""
+        """Whether it is one token of no weight, for a rank with less to do. No loss function or hook sees it."""
         return not self.places
 
 
 def split_batch(batch: SequenceSample, spec: MicroBatchSpec | None = None, cut: Cut = "sample") -> list[MicroBatch]:
     """Micro-batches under the token cap of `spec`; none for a batch without samples.
 
-    Raises ValueError for an unknown `cut`, and where sequences cannot be told apart.
+    Raises ValueError for an unknown `cut`, and if sequences cannot be separated.
     """
     if cut not in ("sample", "sequence"):
         raise ValueError(f"cut is {cut!r}; it must be 'sample' or 'sequence'")
@@ -49,7 +49,7 @@ def split_batch(batch: SequenceSample, spec: MicroBatchSpec | None = None, cut: 
 def one_per_sequence(batch: SequenceSample) -> SequenceSample:
     """The same rows with every sequence as a sample of its own, in order; metadata goes with each.
 
-    Raises ValueError for a key that has not one entry per sequence, such as one per group: it belongs to no sequence.
+    Raises ValueError for a key without one entry per sequence, such as one per group: it belongs to no sequence.
     """
     counts = [len(group) for group in batch.seqlens[SEQUENCES]]
     for key, lengths in batch.seqlens.items():
@@ -77,8 +77,8 @@ def idle_micro_batch(device: torch.device) -> MicroBatch:
 def rows_in_order(
     rows: Sequence[torch.Tensor], micro_batches: Sequence[MicroBatch], lengths: Sequence[int]
 ) -> torch.Tensor:
-    """Rows of micro-batches put back in the order of the batch; `lengths` [B] are the rows of each of its samples (or
-    sequences, if groups are cut). `rows` has one tensor for each micro-batch that is not idle."""
+    """Rows of micro-batches, restored to the order of the batch; `lengths` [B] counts the rows of each sample (or of
+    each sequence, if groups are cut). `rows` has one tensor for each micro-batch that is not idle."""
     pieces: dict[int, torch.Tensor] = {}
     working = [micro_batch for micro_batch in micro_batches if not micro_batch.is_idle]
     for micro_batch, made in zip(working, rows, strict=True):

@@ -1,6 +1,6 @@
-"""What the outputs of a call may look like, without running a model.
+"""Plausible outputs of a call, made without running a model.
 
-Numbers depend on a sample's id and the role's seed, and on nothing else.
+Numbers depend only on a sample's id and the role's seed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def uniform(model: Model, data: SequenceSample, lengths: Sequence[Sequence[int]]
 def mock_keys(model: Model, data: SequenceSample, keys: Iterable[str]) -> SequenceSample:
     """A sample with `keys`, each drawn as `rlcli.api.key_meaning` describes it.
 
-    Log-probs lie between -2 and 0 (0 on prompts), other reals between -1 and 1, scores are 0 or 1, and
-    numbers that tell things apart are 0 or, for none, -1.
+    Log-probs are between -2 and 0 (0 on prompts), other reals between -1 and 1, scores are 0 or 1, and
+    numbers that distinguish things are 0 or, for none, -1.
 
     Raises NotImplementedError for a key that holds something else, or that is not in the table.
     """
@@ -57,7 +57,7 @@ def mock_keys(model: Model, data: SequenceSample, keys: Iterable[str]) -> Sequen
 
 
 def _on_responses(data: SequenceSample, like: torch.Tensor) -> torch.Tensor:
-    """[T - N] 1 where an action chose a token of a response, 0 on prompts where the data tells them."""
+    """[T - N] 1 where an action chose a token of a response, 0 on prompts if the data marks them."""
     mask = (data.data or {}).get(PROMPT_MASK)
     if mask is None:
         return torch.ones_like(like)

@@ -3,7 +3,7 @@
 An **interface** knows the algorithm and no parallelism; an **engine** knows parallelism and no algorithm.
 They meet in `train_batch(input_, loss_fn, loss_weight_fn, …)`: the loss is a pure function that returns a
 **sum** over the tokens of one micro-batch, and the engine divides it by the weight summed over all
-micro-batches and all ranks. So loss, gradient and update do not depend on how the batch was cut.
+micro-batches and all ranks. So loss, gradient and update do not depend on how the batch is cut.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from rlcli.api.generation import FinishedResponse, GeneratedResponses, Generatio
 from rlcli.api.interface import EvalLoader, ModelInterface
 from rlcli.api.loss_stats import Stats
 from rlcli.api.model_source import ModelSource
+from rlcli.errors import ProjectError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -84,7 +85,7 @@ __all__ = [
 
 @dataclass
 class Model:
-    """A role at work: its engine (in `module`, once a backend has initialised it), tokenizer and version."""
+    """A role at run time: its engine (in `module`, once a backend has initialised it), tokenizer and version."""
 
     name: str
     module: Any
@@ -95,19 +96,19 @@ class Model:
     version: ModelVersion = field(default_factory=ModelVersion)
     ft_spec: FinetuneSpec | None = None
     seed: int = 0
-    """Root of every random draw of this role."""
+    """Root seed of all of this role's random draws."""
     source: ModelSource | None = None
-    """Where the weights come from, of which the backend takes what its rank keeps; None for a role without weights."""
+    """Where the weights come from; the backend reads the part that its rank keeps. None for a role without weights."""
     family: HFFamily | None = None
-    """How configuration and parameters translate to names that all families share; None if nobody wrote the family."""
+    """How configuration and parameters translate to names that all families share; None if rlcli lacks the family."""
     save_dtype: torch.dtype | None = None
-    """Of the model that `save_to_hf` writes; None: that of the source."""
+    """dtype of the model that `save_to_hf` writes; None: that of the source."""
     device_mesh: Any = None
     """The role's torch `DeviceMesh` (dimensions dp, tp, … by name), or None on a single rank."""
     server_folders: tuple[Path, ...] = ()
-    """Of the servers that the run starts for this rank, each with an agent (see `rlcli.server_slot`)."""
+    """Folders of the servers that the run starts for this rank, each with an agent (see `rlcli.server_slot`)."""
     data_tokenizer: PreTrainedTokenizerBase | None = None
-    """Of the sequences in a batch: that of the role which the prompts are read for. This role may have another one."""
+    """Tokenizer of the sequences in a batch: that of the role the prompts are read for. This role's may differ."""
 
     def __post_init__(self) -> None:
         if self.data_tokenizer is None:
@@ -129,11 +130,11 @@ def call_interface(
     data: SequenceSample | Sequence[SequenceSample],
     mb_spec: MicroBatchSpec | None = None,
 ) -> Any:
-    """One call of an interface, with what every interface would otherwise do itself.
+    """Call an interface, and do what every interface would otherwise have to do itself.
 
-    The engine is put into the mode of the call, and `data` (batches, for `evaluate`) on its device. During `train_step`
-    the engine knows the number of the training step, which gives the learning rate; afterwards the role's version is
-    one more, whether or not the interface counted as well. Returns what the interface returns.
+    Sets the engine's mode for the call and moves `data` (batches, for `evaluate`) to its device. During `train_step`
+    the engine knows the number of the training step, which determines the learning rate; afterwards the role's version
+    has gone up by one, whether or not the interface counted as well. Returns what the interface returns.
     """
     engine = model.module
     if isinstance(engine, ForwardEngine):
@@ -145,7 +146,7 @@ def call_interface(
         return interface.evaluate(model, data)  # type: ignore[arg-type]
     if call != "train_step":
         method = getattr(interface, call)
-        takes_spec = len(inspect.signature(method).parameters) != 2  # those of ReaLHF's documents take none
+        takes_spec = len(inspect.signature(method).parameters) != 2  # those in ReaLHF's documentation take none
         return method(model, data, *([mb_spec or MicroBatchSpec()] if takes_spec else []))
     before = replace(model.version)
     if isinstance(engine, TrainEngine):
@@ -156,57 +157,75 @@ def call_interface(
     return stats
 
 
+class _NoEngineYet:
+    """Stands in for the engine of a role with weights until its backend has made one: frameworks in which a backend
+    wraps a model that has been loaded already keep that model here."""
+
+    def __init__(self, role: str):
+        self._role = role
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copying and pickling look for methods
+            raise AttributeError(name)
+        raise ProjectError(
+            f"role {self._role} has no weights in model.module; its backend makes the engine that belongs there",
+            hint="model.source.load(model.device) loads the whole model; model.source.read reads parts of it",
+        )
+
+
 class ModelBackend(abc.ABC):
     """How a model runs. A dataclass: its fields are the recipe's `args:`.
 
-    What its engines can do stands in its class, read without importing it, so that a recipe which asks for more is
-    refused before anything starts.
+    Its class declares what its engines can do. This is read without importing it, so that a recipe that requires more
+    is refused before anything starts.
     """
 
     REQUIRES: ClassVar[tuple[str, ...]] = ()
-    """Distributions that it needs beyond those of rlcli, as pip knows them; a run without them does not start."""
+    """Distributions that it needs in addition to rlcli's, by their pip names; without them, a run does not start."""
     TRAINS: ClassVar[bool] = True
-    """Its engines are `TrainEngine`s."""
+    """Whether its engines are `TrainEngine`s."""
     SCORES: ClassVar[bool] = True
-    """Its engines are `ForwardEngine`s."""
+    """Whether its engines are `ForwardEngine`s."""
     GENERATES: ClassVar[bool] = True
-    """Its engines are `GenerationEngine`s."""
+    """Whether its engines are `GenerationEngine`s."""
     REPRODUCIBLE: ClassVar[bool] = True
-    """A response depends on its prompt, the weights and its seed alone."""
+    """Whether a response depends only on its prompt, the weights and its seed."""
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
-    """The dimensions of a mesh that its engines know."""
+    """The mesh dimensions that its engines support."""
     DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     """The kinds of devices that its engines run on."""
     FAMILIES: ClassVar[tuple[str, ...]] = ()
-    """The `model_type`s that its engines run; empty: any that transformers knows."""
+    """The `model_type`s that its engines run; empty: any that transformers supports."""
     MEMORY: ClassVar[str | None] = None
-    """Where its memory model is, which `rlcli plan` asks; see `rlcli.api.memory`."""
+    """Name of its memory model, which `rlcli plan` uses; see `rlcli.api.memory`."""
     SERVERS: ClassVar[str | None] = None
-    """A function next to it, `_my_file.my_function`: from its arguments to how many servers each rank has started."""
+    """A function in a file next to it, `_my_file.my_function`: its arguments → number of servers started per rank."""
     FILES: ClassVar[tuple[str, ...]] = ()
-    """Arguments that name files or folders which must be there: they are looked for when a recipe is read, next to the
-    layer that names them too. A name without a slash is a command, and looked for where it is run."""
+    """Arguments that name files or folders that must exist: they are looked up when a recipe is read, also next to the
+    layer that names them. A name without a slash is a command, looked up where it is run."""
     ON_RESUME: ClassVar[dict[str, str]] = {}
-    """Argument → what another value means for a run that is resumed: safe, if the steps that are left compute the same;
-    forbidden, if what was saved does not belong to it. Any other argument alters the run, which must be accepted."""
+    """Argument → the effect of changing it on resume: safe, if the remaining steps compute the same; forbidden, if the
+    saved state does not fit the new value. Changing any other argument alters the run, which must be accepted."""
     FOLLOWS_LENGTH: ClassVar[dict[str, Any]] = {}
-    """Argument → the one value of it with which steps do not depend on how long the run is."""
+    """Argument → the only value of it with which steps do not depend on the length of the run."""
     POOLED: ClassVar[bool] = False
-    """The calls of its roles, which have no weights, run in processes next to the ranks, one for each; it has their
-    limits as `cpu_s`, seconds of processor time for a call, and `memory_gib`."""
+    """Whether the calls of its roles, which have no weights, run in processes next to the ranks, one for each. Its
+    arguments `cpu_s` (seconds of processor time per call) and `memory_gib` limit them."""
     RUNS_MODEL: ClassVar[bool] = True
-    """It makes an engine; False if it leaves the role without weights."""
+    """Whether it makes an engine; False if it leaves the role without weights."""
     READS_SOURCE: ClassVar[bool] = True
-    """Its engines begin with the weights of the role's source; False: `Model.source` is None, they have their own."""
+    """Whether its engines start from the role's source; False: `Model.source` is None, they have their own weights."""
 
     def initialize(self, model: Model, spec: FinetuneSpec | None) -> Model:
-        """Make the model's engine; the model knows how long the run is from here on."""
+        """Make the model's engine, and store the length of the run (`spec`) in the model."""
         model.ft_spec = spec
+        if model.source is not None:
+            model.module = _NoEngineYet(model.name)
         return self._initialize(model)
 
     @abc.abstractmethod
     def _initialize(self, model: Model) -> Model:
         """Put an engine in `model.module`."""
 
-    def destroy(self, model: Model) -> None:  # noqa: B027 - most backends hold nothing to give back
-        """Give back what `_initialize` took."""
+    def destroy(self, model: Model) -> None:  # noqa: B027 - most backends have nothing to release
+        """Release what `_initialize` acquired."""

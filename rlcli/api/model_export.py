@@ -1,6 +1,6 @@
-"""Writing a model for transformers, one parameter at a time: nobody ever holds it whole.
+"""Writing a model for transformers, one parameter at a time: no process ever holds it whole.
 
-The heads of all files are planned on the meta device; then the parameters come one after the other, and their bytes are
+The headers of all files are planned on the meta device; then the parameters arrive one at a time, and their bytes are
 appended.
 """
 
@@ -18,7 +18,7 @@ from rlcli.api.weight_files import INDEX, WHOLE, header
 from rlcli.errors import ModelError
 
 LARGEST_FILE = 5 * 10**9
-"""Bytes; what is more goes to another file."""
+"""In bytes; the rest goes to another file."""
 
 CODES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -30,9 +30,9 @@ CODES = {
 def write_weights(lm: Any, parameters: Iterable[tuple[str, torch.Tensor]], folder: Path, dtype: torch.dtype) -> None:
     """Write the files that `from_pretrained` reads, floating-point numbers as `dtype`.
 
-    `parameters` are those of `lm`, whole, by name and in its order; of `lm` itself only names, shapes and buffers
-    count. Holds one of them, or as many as become one tensor of a file. Raises ModelError for a number that `dtype` has
-    no room for.
+    `parameters` are those of `lm`, whole, by name and in its order; of `lm` itself, only names, shapes and buffers are
+    used. Holds one of them at a time, or all that form one tensor of a file. Raises ModelError for a number that is too
+    large for `dtype`.
     """
     plan = _Plan(lm, dtype)
     with ExitStack() as files:
@@ -46,7 +46,7 @@ def write_weights(lm: Any, parameters: Iterable[tuple[str, torch.Tensor]], folde
 
 
 def write_index(files: Mapping[str, Mapping[str, torch.Tensor]], folder: Path) -> None:
-    """Say which tensor is in which file, if there are several."""
+    """Write which tensor is in which file, if there are several files."""
     if len(files) > 1:
         total = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
         places = {name: file for file, tensors in files.items() for name in tensors}
@@ -55,14 +55,14 @@ def write_index(files: Mapping[str, Mapping[str, torch.Tensor]], folder: Path) -
 
 
 def own_weights(lm: Any) -> dict[str, torch.Tensor]:
-    """Parameters, tied ones once, and the buffers that belong to the model's file, as they are."""
+    """Parameters (tied ones once) and the buffers that are stored in the model's files, as they are."""
     kept = lm.state_dict().keys()
     buffers = {name: buffer for name, buffer in lm.named_buffers() if name in kept}
     return {name: tensor.detach() for name, tensor in {**dict(lm.named_parameters()), **buffers}.items()}
 
 
 def _with_buffers(lm: Any, parameters: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Wide integers first and narrow ones last: then the numbers of a file are aligned, whatever type the
+    """Wide integers first and narrow ones last, so that the numbers of a file are aligned whatever type the
     floating-point ones have."""
     named = {name for name, _ in lm.named_parameters()}
     buffers = {name: tensor for name, tensor in own_weights(lm).items() if name not in named}
@@ -75,7 +75,7 @@ def _with_buffers(lm: Any, parameters: Iterable[tuple[str, torch.Tensor]]) -> It
 
 
 class _Plan:
-    """What becomes of which weights, and in which file it goes."""
+    """The stored tensors that the weights become, and the file of each."""
 
     def __init__(self, lm: Any, dtype: torch.dtype):
         self._lm = lm
@@ -88,7 +88,7 @@ class _Plan:
         self.file_of = {name: file for file, tensors in self.files.items() for name in tensors}
 
     def converted(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors of the files, each as soon as all weights that it is made of have come."""
+        """The tensors of the files, each as soon as all weights that it is made of have arrived."""
         waiting: dict[str, torch.Tensor] = {}
         for name, weight in weights:
             waiting[name] = weight
@@ -101,7 +101,7 @@ class _Plan:
 
 
 def _groups(lm: Any, meta: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, ...]]:
-    """Weight → those that files hold in one tensor with it, itself among them."""
+    """Weight → the weights that files hold in one tensor with it, itself included."""
     if getattr(lm, "_weight_conversions", None) == []:
         return {name: (name,) for name in meta}
     wanted = {name: tensor.shape for name, tensor in _as_stored(lm, dict(meta)).items()}
@@ -114,14 +114,14 @@ def _groups(lm: Any, meta: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, .
 
 
 def _as_stored(lm: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Under the names, and in the form, that the family's files have, or those that these were read from."""
+    """The weights under the names, and in the form, of the family's files, or of the files they were read from."""
     from transformers.core_model_loading import revert_weight_conversion
 
     return revert_weight_conversion(lm, weights)
 
 
 def in_files(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
-    """As they come, as many to a file as fit."""
+    """Assign tensors to files in their order, as many per file as fit."""
     files: list[dict[str, torch.Tensor]] = [{}]
     room = LARGEST_FILE
     for name, tensor in tensors.items():
@@ -148,6 +148,6 @@ def _in_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tens
 
 
 def _append(file: BinaryIO, tensor: torch.Tensor) -> None:
-    # A copy, because numpy forbids for ever that the storage of an engine's own weight is resized.
+    # A copy, because numpy would permanently prevent the storage of an engine's own weight from being resized.
     flat = tensor.to("cpu", copy=True).contiguous().reshape(-1)
     file.write(flat.view(torch.uint8).numpy().data)

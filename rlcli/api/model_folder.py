@@ -1,4 +1,4 @@
-"""The folder of a model as Hugging Face writes it, looked at before transformers sees it: whole, and without code."""
+"""Checks of a Hugging Face model folder before transformers sees it: it must be complete and contain no code."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from rlcli.files import read_regular
 
 FORBIDDEN_KEYS = ("auto_map", "custom_code", "custom_pipelines", "trust_remote_code")
 FORBIDDEN_PREFIXES = ("_attn_implementation", "attn_implementation", "_experts_implementation")
-"""Entries of a model's JSON files that would make transformers fetch or run somebody's code."""
+"""Entries of a model's JSON files that would make transformers fetch or run third-party code."""
 
 WANTED_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model")
-"""What is downloaded of a model on the Hub: no code, no pickles."""
+"""Files that are downloaded for a model on the Hub: no code, no pickles."""
 
 ADAPTER = "adapter_config.json"
-"""If there is one, transformers first loads another model, which was not checked."""
+"""If this file exists, transformers first loads another model, which has not been checked."""
 
 OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.gguf", "*.msgpack")
 
 
 def model_folder(source: str, *, weights: bool) -> Path:
-    """The checked folder of a model: a local one as it is, one from the Hub downloaded, without code or pickles.
+    """The checked folder of a model: a local one as it is, or a download from the Hub without code or pickles.
 
-    `weights`: it must hold some, as safetensors. Raises ModelError.
+    `weights`: it must contain weights, as safetensors. Raises ModelError.
     """
     folder = Path(source).expanduser()
     if not folder.is_dir():
@@ -46,7 +46,7 @@ def _downloaded(source: str, weights: bool) -> Path:
     wanted = [pattern for pattern in WANTED_FILES if weights or "safetensors" not in pattern]
     try:
         return Path(snapshot_download(source, allow_patterns=wanted))
-    except Exception as error:  # network, authorisation, no such model, offline: each has a class of its own
+    except Exception as error:  # network, authorisation, no such model, offline: each has its own class
         raise ModelError(
             f"{source} cannot be fetched from the Hugging Face Hub: {first_line(error)}",
             hint="check the name and the network, or give a local folder",
@@ -54,7 +54,7 @@ def _downloaded(source: str, weights: bool) -> Path:
 
 
 def check_folder(folder: Path, *, weights: bool) -> None:
-    """A model folder must be whole and harmless before transformers sees it. Needs no torch. Raises ModelError."""
+    """Check that a model folder is complete and safe before transformers sees it. Needs no torch. Raises ModelError."""
     _refuse_special_files(folder)
     config = folder / "config.json"
     if weights and not config.is_file():
@@ -76,7 +76,7 @@ def check_folder(folder: Path, *, weights: bool) -> None:
 
 
 def check_config(config: Any, where: str) -> None:
-    """The sizes in a configuration must be possible ones. Raises ModelError."""
+    """Check that the sizes in a configuration are possible. Raises ModelError."""
     if not isinstance(config, dict):
         raise ModelError("it holds no configuration", where=where)
     if wrong := next(wrong_sizes(config), None):
@@ -91,8 +91,8 @@ def _refuse_special_files(folder: Path) -> None:
 
 
 def _check_described(folder: Path, stored: Mapping[str, tuple[int, ...]]) -> None:
-    """What config.json describes must not be larger than what the files hold: the rest would be made up, in any
-    amount. `stored`: tensor → shape. Raises ModelError."""
+    """Check that config.json does not describe more than the files hold: the rest would be made up, in any amount.
+    `stored`: tensor → shape. Raises ModelError."""
     config = _read_json(folder / "config.json")
     inner = config.get("text_config") or config
     layers = max((inner.get(key) or 0 for key in LAYERS), default=0)
@@ -123,7 +123,7 @@ def check_sizes(model: Path, tokenizer: Path) -> None:
 
 
 def _token_ids(tokenizer: Any) -> Iterator[int]:
-    """Of a tokenizer.json: its vocabulary, a mapping or (Unigram) a list, and the tokens added to it."""
+    """The ids in a tokenizer.json: of its vocabulary, a mapping or (Unigram) a list, and of the added tokens."""
     if not isinstance(tokenizer, dict):
         return
     vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}
@@ -144,7 +144,7 @@ def _refuse_code(file: Path) -> None:
 
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:
-    """Every key with its value, if it has one, at any depth."""
+    """Every key that has a value, with that value, at any depth."""
     for key, inner in value.items() if isinstance(value, dict) else ():
         if inner not in (None, False, "", {}, []):
             yield str(key), inner

@@ -14,11 +14,11 @@ SIZES = (
     "num_experts_per_tok",
 )  # fmt: skip
 MOST = 1 << 28
-"""Of any other size. Today's longest contexts and largest vocabularies are far smaller."""
+"""Maximum of any other size. Today's longest contexts and largest vocabularies are far smaller."""
 
 
 def wrong_size(key: str, value: Any) -> str | None:
-    """Why a value cannot be that size of a model; None if it can."""
+    """Why a value is not a possible size `key` of a model; None if it is."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         return f"{key} is {shown(value)}, not a size"
     most = MOST_LAYERS if key in LAYERS else MOST
@@ -26,9 +26,9 @@ def wrong_size(key: str, value: Any) -> str | None:
 
 
 def wrong_sizes(config: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with the sizes of a transformers configuration, those of its inner ones (`text_config`) included.
+    """What is wrong with the sizes in a transformers configuration, including its inner ones (`text_config`).
 
-    Only keys that decide how much memory a model takes are judged; null stands for a default.
+    Only keys that determine how much memory a model takes are checked; null stands for a default.
     """
     for key, value in config.items():
         if isinstance(value, dict) and key.endswith("_config"):
@@ -38,6 +38,6 @@ def wrong_sizes(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def shown(value: Any) -> str:
-    """A value of a file, cut to what fits in a message."""
+    """A value from a file, shortened to fit in a message."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}…"

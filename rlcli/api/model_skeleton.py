@@ -1,4 +1,4 @@
-"""Transformers models without their weights: parameters on the meta device, buffers as they must be."""
+"""Transformers models without their weights: parameters on the meta device, buffers initialised."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def skeleton(config: Any, head: str, dtype: torch.dtype) -> nn.Module:
     for module in lm.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = torch.empty_like(buffer, device="cpu")
-    lm.initialize_weights()  # of what is not marked as done: the buffers
+    lm.initialize_weights()  # what is not marked as done: the buffers
     lm._weight_conversions = _conversions(lm)
     return lm.eval()
 
@@ -42,8 +42,8 @@ def on_meta(config: Any, head: str, dtype: torch.dtype) -> Any:
 
 
 def _conversions(lm: Any) -> list[Any]:
-    """How transformers would name what it saves of a model that was read from nowhere: without a prefix that files may
-    have or lack."""
+    """The rules by which transformers names saved weights of a model that was not read from files: without a prefix
+    that files may have or lack."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import PrefixChange
 
@@ -51,7 +51,7 @@ def _conversions(lm: Any) -> list[Any]:
 
 
 def without_dropout(config: Any) -> Any:
-    """Policy ratios compare log-probs of two passes; dropout would make them differ for no reason."""
+    """Turn dropout off: policy ratios compare log-probs of two passes, which it would make differ for no reason."""
     for name in list(config.to_dict()):
         if name.endswith(("dropout", "pdrop")) and isinstance(getattr(config, name, None), int | float):
             setattr(config, name, 0.0)
@@ -60,7 +60,7 @@ def without_dropout(config: Any) -> Any:
 
 
 def check_vocabulary(lm: Any, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Every id that the tokenizer can give needs a row in the embedding. Raises ModelError F32."""
+    """Check that the embedding has a row for every id that the tokenizer can produce. Raises ModelError F32."""
     rows = lm.get_input_embeddings().weight.shape[0]
     if tokenizer is not None and len(tokenizer) > rows:
         raise ModelError(

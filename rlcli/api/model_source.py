@@ -1,8 +1,8 @@
-"""Where the weights of a role come from, and how an engine takes its own part of them.
+"""Where the weights of a role come from, and how an engine reads its own part of them.
 
-An engine builds the model on the meta device (`skeleton`), shards it, makes room for its own part and fills that
-(`fill`): no rank holds more of a sharded model than its part and one block of rows. A library that lays weights out in
-another way asks for tensors and slices by name (`read`).
+An engine builds the model on the meta device (`skeleton`), shards it, allocates its own part and fills it (`fill`): no
+rank holds more of a sharded model than its part and one block of rows. A library with a different weight layout reads
+tensors and slices by name (`read`).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Region = Sequence[slice]
-"""A part of a tensor: the rows, then what belongs to the other dimensions; those that are left out are whole."""
+"""A part of a tensor: a slice of the rows, then of each other dimension; dimensions that are left out are whole."""
 
 Head = Literal["lm", "value"]
 
 BLOCK = 1 << 20
-"""Numbers of a parameter that are read or drawn at a time, or one row where a row has more."""
+"""Numbers of a parameter that are read or drawn at a time; one row if a row has more."""
 
 
 class ModelSource(abc.ABC):
-    """A model's configuration and its weights, of which any tensor or slice can be had by its name.
+    """A model's configuration and its weights; any tensor or slice can be read by name.
 
-    Names are those of the parameters of the transformers model that `skeleton` builds. What a source gives depends on
-    what it was made from alone, never on who asks for which part.
+    Names are those of the parameters of the transformers model that `skeleton` builds. What a source returns depends
+    only on what it was made from, never on who reads which part.
     """
 
     config: Any
@@ -41,23 +41,23 @@ class ModelSource(abc.ABC):
     head: Head
     """What the model predicts: the next token, or one number per token."""
     dtype: torch.dtype
-    """Of the numbers as they are stored; of random ones that which their configuration asks for, or float32. What is
-    saved has it, unless the recipe says otherwise."""
+    """dtype of the stored weights; for random ones, that of their configuration, or float32. Saved models have it too,
+    unless the recipe says otherwise."""
 
     @abc.abstractmethod
     def skeleton(self, dtype: torch.dtype = torch.float32) -> nn.Module:
-        """A new model in evaluation mode: parameters of `dtype` on the meta device, tied where they belong tied, and
-        real buffers on the CPU."""
+        """A new model in evaluation mode: parameters of `dtype` on the meta device, tied where they should be, and real
+        buffers on the CPU."""
 
     @abc.abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a parameter, or of a buffer that belongs to the model's file."""
+        """Shape of a parameter, or of a buffer that is stored in the model's files."""
 
     @abc.abstractmethod
     def blocks(self, name: str, region: Region = ()) -> Iterator[tuple[int, torch.Tensor]]:
-        """A part of a parameter or buffer, on the CPU in the type of the source: blocks of rows one after the other,
-        each with where it begins among the rows of the part. A tensor without dimensions is one block at 0. The part is
-        not empty.
+        """A part of a parameter or buffer, on the CPU in the source's dtype: consecutive blocks of rows, each with the
+        index of its first row within the part. A tensor without dimensions is one block at 0. The part must not be
+        empty.
 
         Raises ModelError if it cannot be read.
         """
@@ -81,7 +81,7 @@ class ModelSource(abc.ABC):
 def open_source(
     origin: str | Mapping[str, Any], *, head: Head, tokenizer: PreTrainedTokenizerBase | None, seed: int
 ) -> ModelSource:
-    """The source of a role's weights, checked as far as that is possible without reading them.
+    """The source of a role's weights, checked as far as possible without reading them.
 
     `origin` is a folder, a Hub id, or a transformers configuration with its `model_type` (random weights, drawn from
     `seed`). With `head="value"` the model predicts one number per token; a head that the origin does not have starts
@@ -100,7 +100,7 @@ def open_source(
 
 
 def materialize(lm: nn.Module, device: torch.device) -> None:
-    """Give parameters that are on the meta device memory on `device`, and move the others there; ties stay."""
+    """Allocate parameters that are on the meta device on `device`, and move the others there; tied ones stay tied."""
     places = list(parameter_places(lm).values())
     lm._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
     for (first, first_name), *others in places:
@@ -109,7 +109,7 @@ def materialize(lm: nn.Module, device: torch.device) -> None:
 
 
 def parameter_places(lm: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
-    """Each parameter by its name, and the modules that have it, tied ones more than one, with its name there."""
+    """Name of each parameter → the modules that have it (several if it is tied), each with its name there."""
     name_of = {id(parameter): name for name, parameter in lm.named_parameters()}
     places: dict[str, list[tuple[nn.Module, str]]] = {name: [] for name in name_of.values()}
     for module in lm.modules():
@@ -122,7 +122,7 @@ def parameter_places(lm: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
 def fill(lm: nn.Module, source: ModelSource) -> None:
     """Read this rank's part of every parameter, one block at a time. Raises ModelError.
 
-    `lm` comes from `source.skeleton()`; since then it may have been sharded, and it has been materialized.
+    `lm` comes from `source.skeleton()`; it may have been sharded since, and has been materialized.
     """
     kept = lm.state_dict().keys()
     buffers = {name: buffer for name, buffer in lm.named_buffers() if name in kept}
@@ -131,7 +131,7 @@ def fill(lm: nn.Module, source: ModelSource) -> None:
 
 
 def fill_tensor(tensor: torch.Tensor, source: ModelSource, name: str) -> None:
-    """Read this rank's part of a parameter into its place."""
+    """Read this rank's part of a parameter into `tensor`."""
     local, region = local_part(tensor)
     for row, block in source.blocks(name, region) if local.numel() else ():
         target = local.narrow(0, row, len(block)) if local.dim() else local
@@ -139,7 +139,7 @@ def fill_tensor(tensor: torch.Tensor, source: ModelSource, name: str) -> None:
 
 
 def local_part(tensor: Any) -> tuple[torch.Tensor, tuple[slice, ...]]:
-    """What this rank holds of a tensor, and which part of the whole that is."""
+    """This rank's part of a tensor, and the region of the whole that it covers."""
     if not hasattr(tensor, "placements"):
         return tensor, tuple(slice(0, size) for size in tensor.shape)
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -149,7 +149,7 @@ def local_part(tensor: Any) -> tuple[torch.Tensor, tuple[slice, ...]]:
 
 
 def bounds(region: Region, shape: Sequence[int]) -> tuple[slice, ...]:
-    """The region with both ends of every dimension. Raises ValueError for one that is not inside the tensor."""
+    """The region with both ends of every dimension. Raises ValueError for a region outside the tensor."""
     full = []
     for part, size in itertools.zip_longest(region, shape, fillvalue=None):
         if size is None:
@@ -169,13 +169,13 @@ class RowBlock:
     first: int
     """Its first row in the tensor."""
     size: int
-    """Its rows."""
+    """Number of its rows."""
     wanted: slice
-    """Those of them that somebody asked for."""
+    """The requested ones among its rows."""
 
 
 def row_blocks(shape: Sequence[int], rows: slice) -> Iterator[RowBlock]:
-    """The blocks that the given rows touch. Where blocks begin depends on the shape alone."""
+    """The blocks that the given rows touch. Where blocks begin depends only on the shape."""
     per_block = max(1, BLOCK // max(1, math.prod(shape[1:])))
     for number in range(rows.start // per_block, -(-rows.stop // per_block)):
         first = number * per_block

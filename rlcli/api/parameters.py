@@ -1,9 +1,9 @@
-"""Parameters under two names: ours, which is the same for every model family and splits whatever can be split, and the
-name and form under which some library holds the same numbers.
+"""Parameters under two names: ours, which are the same for every model family and split whatever can be split, and
+those of a library ("theirs"), which may hold the same numbers in another form.
 
-A `Link` ties one parameter of theirs to those of ours that it holds; a `Layout` is all links of a model, and converts
-any subset of its parameters. Arrays may be numpy's or torch's: numbers are moved and never computed with, so a way and
-back is the same bits.
+A `Link` maps one parameter of theirs to those of ours that it holds; a `Layout` is all links of a model, and converts
+any subset of its parameters. Arrays may be numpy's or torch's: numbers are moved and never computed with, so a round
+trip preserves every bit.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ Shape = tuple[int, ...]
 class Link:
     """One parameter of theirs, and those of ours that it holds.
 
-    Theirs is, from the outside in: transposed, a stack of experts, groups of rows, and matrices below each other. Each
-    may be absent; with none of them theirs is ours under another name.
+    Theirs is, from the outside in: transposed, a stack of experts, groups of rows, and matrices stacked by rows. Each
+    may be absent; with none of them, theirs is ours under another name.
     """
 
     theirs: str
     ours: tuple[str, ...]
-    """Expert by expert, and of each expert top down."""
+    """Expert by expert, and for each expert from top to bottom."""
     rows: tuple[int, ...] = ()
-    """Rows of the matrices that lie below each other, or elements of vectors; empty for a single one."""
+    """Number of rows of each stacked matrix, or of elements of each vector; empty for a single one."""
     experts: int = 0
-    """Length of axis 0 where it counts experts."""
+    """Length of axis 0 if that axis counts experts."""
     transposed: bool = False
-    """Theirs holds a matrix as [in, out], not as [out, in]."""
+    """Whether theirs holds a matrix as [in, out] instead of [out, in]."""
     groups: int = 1
-    """So many times the matrices alternate, each time with an equal share of their rows."""
+    """How many times the matrices alternate, each time with an equal share of their rows."""
 
     def separate(self, whole: Any) -> dict[str, Any]:
-        """Ours out of theirs, as views where arrays allow it. Raises ModelError if the shape cannot be."""
+        """Split theirs into ours, as views where arrays allow it. Raises ModelError for an impossible shape."""
         self._check(tuple(whole.shape))
         parts = []
         for matrix in whole if self.experts else [whole]:
@@ -48,7 +48,7 @@ class Link:
         return dict(zip(self.ours, parts, strict=True))
 
     def join(self, parts: Mapping[str, Any]) -> Any:
-        """Theirs out of ours; all of `ours` must be among `parts`."""
+        """Join ours into theirs; all of `ours` must be among `parts`."""
         found = [parts[name] for name in self.ours]
         each = len(self.rows) or 1
         matrices = [_joined(found[first : first + each], self.groups) for first in range(0, len(found), each)]
@@ -58,7 +58,7 @@ class Link:
         return _transposed(whole) if self.transposed and found[0].ndim > 1 else whole
 
     def separate_shapes(self, whole: Shape) -> dict[str, Shape]:
-        """The shapes that `separate` gives."""
+        """The shapes that `separate` returns."""
         self._check(whole)
         matrix = whole[1:] if self.experts else whole
         if self.transposed and len(matrix) > 1:
@@ -67,7 +67,7 @@ class Link:
         return dict(zip(self.ours, one * (self.experts or 1), strict=True))
 
     def join_shape(self, parts: Mapping[str, Shape]) -> Shape:
-        """The shape that `join` gives."""
+        """The shape that `join` returns."""
         shape = parts[self.ours[0]]
         if self.rows:
             shape = (sum(self.rows), *shape[1:])
@@ -91,7 +91,7 @@ class Link:
 
 
 class Layout:
-    """All parameters of a model as some library holds them, each linked to ours."""
+    """All parameters of a model as a library holds them, each linked to ours."""
 
     def __init__(self, links: Iterable[Link]):
         self.links = tuple(links)
@@ -113,7 +113,7 @@ class Layout:
         return {link.theirs: link.join(ours) for link in links}
 
     def together(self, name: str) -> tuple[str, ...]:
-        """The parameters of ours that one of theirs holds, of which `name` is one."""
+        """All parameters of ours that are in the same one of theirs as `name`, itself included."""
         return self._link(self.of_ours, name).ours
 
     def refuse_torn(self, link: Link, ours: Iterable[str]) -> None:
@@ -155,7 +155,7 @@ def _joined(arrays: Sequence[Any], groups: int) -> Any:
 
 
 def _concatenated(arrays: Sequence[Any], axis: int = 0) -> Any:
-    """By the library whose arrays they are; torch is imported by whoever made one of its tensors."""
+    """Concatenate with the library that the arrays belong to; if it is torch, it has been imported already."""
     library = importlib.import_module("torch" if hasattr(arrays[0], "requires_grad") else "numpy")
     return library.concatenate(list(arrays), axis)
 

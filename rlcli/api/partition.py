@@ -1,4 +1,4 @@
-"""Sharing out sequences: contiguous balanced parts, groups under a cap, balanced batches. No torch here."""
+"""Partitioning sequences: contiguous balanced parts, groups under a cap, balanced batches. No torch here."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def flat2d(nested: Iterable[Iterable[T]]) -> list[T]:
 
 @dataclass
 class SequenceSplitSpec:
-    """A cut of a batch into contiguous parts, none empty: `partitions`, `sizes`, or both if they agree."""
+    """A split of a batch into contiguous, non-empty parts: `partitions`, `sizes`, or both if they agree."""
 
     partitions: list[tuple[int, int]] | None = None
-    """(start, end) of every part, end excluded; the first starts at 0, each next where the last one ended."""
+    """(start, end) of every part, end excluded; the first starts at 0, each later one where the previous one ended."""
     sizes: list[int] | None = None
     """Number of samples in every part."""
 
@@ -51,12 +51,12 @@ class SequenceSplitSpec:
 
 
 def partition_balanced(nums: Sequence[int] | np.ndarray, k: int, min_size: int = 1) -> np.ndarray:
-    """The k + 1 cut points of k contiguous parts whose sums lie close together; ties go to the later cut.
+    """The k + 1 cut points of k contiguous parts with similar sums; ties go to the later cut.
 
     Dynamic programming over (prefix, number of parts): each state keeps the one cut with the smallest
     difference between its largest and smallest sum. Exact for k = 2, a good heuristic above. O(k · n²) time.
     """
-    import numpy as np  # here, so that verbs which split nothing need not load it
+    import numpy as np  # here, so that commands that split nothing do not load it
 
     n = len(nums)
     prefix = np.concatenate([[0], np.cumsum(np.asarray(nums, dtype=np.int64))])
@@ -80,8 +80,8 @@ def partition_balanced(nums: Sequence[int] | np.ndarray, k: int, min_size: int =
 
 
 def min_abs_diff_partition(arr: Sequence[int] | np.ndarray, k: int, min_size: int = 1) -> list[tuple[int, int]]:
-    """(start, end) of k contiguous parts, each of at least `min_size` items, with sums as equal as can be."""
-    import numpy as np  # here, so that verbs which split nothing need not load it
+    """(start, end) of k contiguous parts, each of at least `min_size` items, with sums as equal as possible."""
+    import numpy as np  # here, so that commands that split nothing do not load it
 
     array = np.asarray(arr)
     if array.ndim != 1:
@@ -99,7 +99,7 @@ def min_abs_diff_partition(arr: Sequence[int] | np.ndarray, k: int, min_size: in
 def ffd_allocate(values: Sequence[int], capacity: int, min_groups: int = 1) -> list[list[int]]:
     """First-fit-decreasing: groups of indices with sums ≤ `capacity`, at least `min_groups` of them.
 
-    Largest first; a value goes to the fitting group with the fewest items, among those to the one with the
+    Largest first; a value goes to the fitting group with the fewest items, and among these to the one with the
     smallest sum (Algorithm 1 of the AReaL paper). Nothing is added to a group until `min_groups` are open.
     """
     for i, value in enumerate(values):
@@ -124,7 +124,7 @@ def ffd_allocate(values: Sequence[int], capacity: int, min_groups: int = 1) -> l
 
 
 def reorder_to_balanced_batches(seqlens: Sequence[int] | np.ndarray, n_seqs_per_batch: int) -> tuple[list[int], int]:
-    """An order whose consecutive batches of `n_seqs_per_batch` hold similar token counts; their max − min.
+    """An order whose consecutive batches of `n_seqs_per_batch` have similar token counts, and their max − min.
 
     Longest first, each to the lightest batch that has room; only the last batch may be short.
     """

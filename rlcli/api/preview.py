@@ -1,12 +1,12 @@
-"""Rows of a dataset in plain Python: what their samples are made from, and what can be looked at without torch.
+"""Rows of a dataset in plain Python: what samples are made from, readable without torch.
 
-A dataset may offer two methods next to `__getitem__`: `preview(index) -> Preview` and `survey() -> Survey`, and a
-property `notes`, lines for `rlcli check` to print. With a preview it promises to ask its tokenizer for no more than
-`rlcli.checkpoint.light_tokenizer` gives: token ids of texts and the characters they stand for, the chat template, the
-ids of special tokens. `rlcli check` and `rlcli tokens` use them; datasets without them work too, slower.
+In addition to `__getitem__`, a dataset may offer two methods, `preview(index) -> Preview` and `survey() -> Survey`, and
+a property `notes`, lines that `rlcli check` prints. With a preview, it promises to use no more of its tokenizer than
+`rlcli.checkpoint.light_tokenizer` offers: token ids of texts and the characters they stand for, the chat template, the
+ids of special tokens. `rlcli check` and `rlcli tokens` use them; datasets without them also work, but slower.
 
-A class that draws its rows at random, one after another, may say so: `DRAWN: ClassVar[bool] = True`. Its first rows are
-then as good a sample as any, and the cheapest, so that `rlcli check` looks at those.
+A class that draws its rows at random, one after another, may declare it: `DRAWN: ClassVar[bool] = True`. Its first rows
+are then as good a sample as any, and the cheapest, so `rlcli check` reads those.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """One row: a prompt that waits for a response, or sequences with the tokens that are trained on."""
+    """One row: a prompt that needs a response, or sequences with the tokens that are trained on."""
 
     id: str
     """The id of the row's sample."""
@@ -34,17 +34,17 @@ class Preview:
     trained: Sequence[list[bool]] | None = None
     """For each token of each sequence, whether it is trained on. None: a response follows the prompt."""
     prompt: str | None = None
-    """The prompt's words, before a template or a system prompt is put around them."""
+    """The prompt's text, before a template or a system prompt is added."""
     system: str | None = None
     """The system prompt."""
     answers: Sequence[str] = ()
-    """The words of the answer that each sequence ends with."""
+    """The text of the answer that each sequence ends with."""
     chat: bool = False
     """Whether the tokenizer's chat template wrote the prompt."""
     masked_by: str | None = None
-    """How it is known what is trained on, where the row's own fields do not tell: the template's markers, say."""
+    """What determines which tokens are trained on, if the row's fields do not: the template's markers, for example."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """What the sample's metadata hold, such as `answer`, with which a reward compares a response."""
+    """The sample's metadata, such as the `answer` that a reward compares a response with."""
 
     @classmethod
     def answered(cls, prompt_tokens: list[int], answer_tokens: Sequence[list[int]], **row: Any) -> Preview:
@@ -58,16 +58,16 @@ class Preview:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What a dataset knows of all its rows, those that it leaves out included."""
+    """What a dataset knows about all its rows, including those that it leaves out."""
 
     lengths: Sequence[int]
-    """Tokens of every row that could be read, before any is dropped or cut; of several answers, the longest."""
+    """Tokens of every row that could be read, before any is dropped or cut; with several answers, of the longest."""
     prompts: Sequence[tuple[str, str]]
-    """(where it is, its prompt's words) of every row that could be read."""
+    """(location, text of the prompt) of every row that could be read."""
     max_length: int
     """Longer rows are dropped, cut or refused."""
     overlong: str
-    """What becomes of them: the dataset's `overlong`."""
+    """What happens to them: the dataset's `overlong`."""
     bad_rows: Sequence[str] = ()
     """`path:line: what is wrong` of every row that could not be read."""
 
@@ -78,7 +78,7 @@ class Survey:
 
 
 def preview_of(sample: SequenceSample) -> Preview:
-    """What can be told of a row from its sample, for datasets without a preview. Raises DataError."""
+    """A preview made from a row's sample, for datasets without previews of their own. Raises DataError."""
     if sample.bs != 1:
         raise DataError(f"a row is a batch of {sample.bs} samples; it must be one")
     about: dict[str, Any] = {

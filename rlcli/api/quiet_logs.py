@@ -1,4 +1,4 @@
-"""Loggers that are quiet for a while, because what they would warn of is reported in another way."""
+"""Temporarily silencing loggers whose warnings are reported in another way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet(name: str) -> Iterator[None]:
-    """Only errors of this logger are seen."""
+    """Show only errors from this logger."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""The files by which the folder of a run is known: one list for those who write it and those who look for it."""
+"""The files that identify a run's folder: one list for the code that writes it and the code that looks for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOGS = "logs"
 PROCESSES = "procs.json"
 
 MARKS = (STATUS, RESOLVED_RECIPE, COMMITTED)
-"""Each of them shows that a folder is that of a run."""
+"""Any of them shows that a folder is that of a run."""
 
 
 def is_run(folder: Path) -> bool:

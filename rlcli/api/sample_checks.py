@@ -1,4 +1,4 @@
-"""Reading what a `SequenceSample` is built from, and checking what it is asked to do."""
+"""Reading the fields that a `SequenceSample` is built from, and checking the arguments of its operations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class KeySet(frozenset[str]):
 
 
 def read_fields(sample: SequenceSample) -> None:
-    """Bring what the constructor was given into its final form; ValueError if it does not fit together."""
+    """Convert the constructor's arguments to their final form; raises ValueError if they are inconsistent."""
     sample.ids = read_ids(sample.ids)
     given = by_name(sample.seqlens, "seqlens")
     sample.seqlens = {key: read_lengths(lengths, f"seqlens of {key!r}") for key, lengths in given}
@@ -57,7 +57,7 @@ def _same_keys(sample: SequenceSample, what: str, mapping: Mapping[str, Any]) ->
 
 
 def _read_traits(sample: SequenceSample, what: str, given: Any, of: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
-    """`dtypes` or `trailing_shapes` as given, or else read off the tensors."""
+    """`dtypes` or `trailing_shapes` as given, or else taken from the tensors."""
     if given is not None:
         traits = dict(by_name(given, what))
         _same_keys(sample, what, traits)
@@ -87,7 +87,7 @@ def _check_tensor(sample: SequenceSample, key: str, tensor: Any) -> None:
 
 
 def by_name(mapping: Any, what: str) -> list[tuple[str, Any]]:
-    """The items in alphabetical order, so that all ranks walk through keys alike."""
+    """The items in alphabetical order, so that all ranks iterate over keys in the same order."""
     if not isinstance(mapping, Mapping):
         raise ValueError(f"{what} is a {type(mapping).__name__}, not a mapping from names")
     if not all(isinstance(name, str) for name in mapping):
@@ -131,7 +131,7 @@ def check_indices(indices: Sequence[int], bs: int) -> None:
 
 
 def check_alike(first: SequenceSample, part: SequenceSample, number: int) -> None:
-    """Whether `part` may stand behind `first` in one batch."""
+    """Raise ValueError unless `part` can follow `first` in one batch."""
     for what, of_first, of_part in (
         ("keys", first.keys, part.keys),
         ("dtypes", first.dtypes, part.dtypes),

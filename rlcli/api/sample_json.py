@@ -1,4 +1,4 @@
-"""A `SequenceSample` as JSON: numbers as lists, dtypes by name. Every bit survives, NaN payloads aside."""
+"""A `SequenceSample` as JSON: numbers as lists, dtypes by name. Every bit survives, except NaN payloads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DTYPES: dict[str, torch.dtype] = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 CARRIED = frozenset(_NAMES)
-"""The dtypes that travel between ranks."""
+"""The dtypes that can be sent between ranks."""
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -93,7 +93,7 @@ def _numbers(tensor: torch.Tensor | None) -> list[Any] | None:
 
 
 def _tensor(key: str, numbers: Any, described: SequenceSample) -> torch.Tensor | None:
-    """float64 holds every value of the narrower floats, so the way there and back is exact."""
+    """float64 holds every value of the narrower floats, so the round trip is exact."""
     if numbers is None:
         return None
     dtype, shape = described.dtypes.get(key), described.trailing_shapes.get(key)

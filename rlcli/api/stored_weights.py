@@ -1,7 +1,7 @@
-"""Weights of a folder with safetensors, slice by slice, under the names of the module's parameters.
+"""Weights from a folder of safetensors files, slice by slice, under the names of the module's parameters.
 
-Files may use other names, and hold apart what the module has in one piece (the experts of a block). How, transformers
-knows for every family; its rules are applied to one parameter at a time.
+Files may use other names, and store separately what the module has in one piece (the experts of a block). transformers
+has rules for every family that translate between the two; they are applied to one parameter at a time.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ class _Stored:
 
 @dataclass(frozen=True)
 class _Made:
-    """A parameter that one of transformers' converters makes of stored tensors."""
+    """A parameter that one of transformers' converters makes from stored tensors."""
 
     converter: Any
     first: str
-    """The first of the parameters that it makes; the converter knows them by this one."""
+    """The first of the parameters that the converter makes; it identifies them by this one."""
     parts: tuple[tuple[str, _Stored], ...]
-    """(the converter's pattern that the name fits, the tensor), in the order that the converter wants."""
+    """(the converter's pattern that matches the name, the tensor), in the order that the converter expects."""
 
 
 class StoredSource(ModelSource):
     """The weights of a folder, or of a model on the Hub."""
 
     def __init__(self, origin: str, head: Head, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        """Raises ModelError for a folder that is not whole, not harmless, or of another model than it says."""
+        """Raises ModelError for a folder that is incomplete, unsafe, or holds a model other than it says."""
         self.head = head
         self._origin = origin
         self._folder = model_folder(origin, weights=True)
@@ -73,12 +73,12 @@ class StoredSource(ModelSource):
             found, self._conversions = _assigned(lm, stored)
         except ModelError:
             raise
-        except Exception as error:  # transformers and torch each have their own
+        except Exception as error:  # transformers and torch each have their own classes
             raise ModelError(f"the model in {origin} cannot be loaded: {first_line(error)}") from error
         check_vocabulary(lm, tokenizer)
         self._shapes = {name: tuple(tensor.shape) for name, tensor in lm.state_dict().items()}
         self._model = lm
-        """Converters look at the shapes of its parameters."""
+        """Converters read the shapes of its parameters."""
         self._opened: tuple[Path, Any] | None = None
         self._found = found
         self._zeros = value_parameters(lm) - found.keys() if head == "value" else set[str]()
@@ -89,7 +89,7 @@ class StoredSource(ModelSource):
         from transformers import GenerationConfig
 
         lm: Any = skeleton(self.config, self.head, dtype)
-        lm._weight_conversions = copy.deepcopy(self._conversions)  # what is saved gets the names that were read
+        lm._weight_conversions = copy.deepcopy(self._conversions)  # to save under the names that were read
         if (self._folder / "generation_config.json").is_file() and lm.can_generate():
             lm.generation_config = GenerationConfig.from_pretrained(self._folder, local_files_only=True)
         return lm
@@ -120,7 +120,7 @@ class StoredSource(ModelSource):
             yield start - rows.start, opened[(slice(start, block.first + block.wanted.stop), *others)]
 
     def _made_blocks(self, name: str, made: _Made, region: Sequence[slice]) -> Iterator[tuple[int, torch.Tensor]]:
-        """One expert at a time, where the parameter is a stack of experts; else all of it."""
+        """One expert at a time if the parameter is a stack of experts; otherwise all of it."""
         rows, *others = region
         if not _is_stack(made):
             yield 0, self._converted(name, made, made.parts, self._shapes[name])[tuple(region)]
@@ -139,7 +139,7 @@ class StoredSource(ModelSource):
             converter.add_tensor(made.first, tensor.name, pattern, self._slice(tensor)[...])
         try:
             result = converter.convert(made.first, model=self._model, config=self.config)[name]
-        except Exception as error:  # whatever a conversion makes of tensors that do not fit
+        except Exception as error:  # whatever a conversion raises for tensors that do not fit
             raise self._unreadable(f"{name}: {first_line(error)}") from error
         whole: torch.Tensor = result[0] if isinstance(result, list) else result
         if tuple(whole.shape) != shape:
@@ -147,25 +147,25 @@ class StoredSource(ModelSource):
         return whole
 
     def _slice(self, tensor: _Stored) -> Any:
-        """Of the file that was read last, the others closed: what is opened stays small."""
+        """A slice of the tensor. Only the file that was read last is kept open."""
         from safetensors import SafetensorError, safe_open
 
         try:
             if self._opened is None or self._opened[0] != tensor.file:
-                # `pread` reads what is asked for; `mmap` maps whole pages, which count as this process's memory.
+                # `pread` reads only what is requested; `mmap` maps whole pages, which count as this process's memory.
                 self._opened = tensor.file, safe_open(str(tensor.file), framework="pt", backend="pread")
             return self._opened[1].get_slice(tensor.name)
         except (SafetensorError, OSError) as error:
             raise self._unreadable(first_line(error)) from error
 
-    # -- what belongs to what --------------------------------------------------------------------------------
+    # -- tied and missing parameters -------------------------------------------------------------------------
 
     def _join_tied(self, lm: Any) -> None:
         """A parameter that is tied to another may be stored under either name, or under both."""
         for target, origin in lm.all_tied_weights_keys.items():
             if target in self._found and origin in self._found:
                 if not self._are_equal(target, origin):
-                    self.config.tie_word_embeddings = False  # it says so, and the files know better
+                    self.config.tie_word_embeddings = False  # config.json says they are tied; the files differ
                     continue
             elif target in self._found or origin in self._found:
                 found = self._found.get(origin) or self._found[target]
@@ -205,7 +205,7 @@ def _configuration(folder: Path) -> Any:
 
 
 def _commonest_dtype(heads: Sequence[FileHead]) -> torch.dtype:
-    """The floating-point type of most of the bytes."""
+    """The floating-point dtype that most of the bytes have."""
     totals: dict[torch.dtype, int] = {}
     for head in heads:
         for entry in head.tensors.values():
@@ -217,7 +217,7 @@ def _commonest_dtype(heads: Sequence[FileHead]) -> torch.dtype:
 
 
 def _assigned(lm: Any, stored: Mapping[str, _Stored]) -> tuple[dict[str, _Stored | _Made], list[Any]]:
-    """Parameter or buffer → what it is read from; and the rules of transformers that were needed for it."""
+    """Parameter or buffer → what it is read from; and the transformers rules that were used."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key
 
@@ -245,7 +245,7 @@ def _assigned(lm: Any, stored: Mapping[str, _Stored]) -> tuple[dict[str, _Stored
 
 
 def _renamed(name: str, renamings: Sequence[Any], converters: Sequence[Any]) -> tuple[str, str | None, Any]:
-    """The name after all renamings and at most one converter, with that one's pattern."""
+    """The name after all renamings and at most one converter, with that converter's pattern and the converter."""
     for renaming in renamings:
         name, _ = renaming.rename_source_key(name)
     for converter in converters:
@@ -256,13 +256,13 @@ def _renamed(name: str, renamings: Sequence[Any], converters: Sequence[Any]) -> 
 
 
 def _with_prefix(name: str, prefix: str, wanted: set[str]) -> str:
-    """A model that was saved without its head, or with one, lacks the prefix or has one too many."""
+    """The name with its prefix added or removed, as a model may have been saved without its head or with one."""
     bare = name.removeprefix(f"{prefix}.")
     return next((known for known in (bare, f"{prefix}.{name}") if known in wanted and known != name), name)
 
 
 def _is_stack(made: _Made) -> bool:
-    """Whether the parameter is a stack whose rows (experts) are stored apart, and nothing mixes them."""
+    """Whether the parameter is a stack whose rows (experts) are stored separately and are never mixed."""
     from transformers.core_model_loading import MergeModulelist
 
     first, *others = made.converter.operations

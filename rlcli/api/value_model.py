@@ -1,4 +1,4 @@
-"""Models with one number per token in place of logits: critics."""
+"""Models with one number per token instead of logits: critics."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 CRITIC = "ForTokenClassification"
-"""What the names of such classes end with."""
+"""Suffix of the names of such classes."""
 
 
 def value_model_class(config: Any) -> type[nn.Module]:
     """The class of critics for a transformers configuration.
 
-    That is transformers' own model for the classification of tokens. For families without one, it is built from
-    its parts: the family's backbone and a linear head, under the name that transformers would give it. Raises
-    ValueError for a configuration that is not a language model's.
+    That is transformers' own token-classification model. For families without one, it is built from its parts:
+    the family's backbone and a linear head, under the name that transformers would give it. Raises ValueError
+    for a configuration that is not a language model's.
     """
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
     from transformers.modeling_layers import GenericForTokenClassification
@@ -54,7 +54,7 @@ def value_parameters(model: nn.Module) -> set[str]:
 
 
 def _value_head(model: nn.Module) -> tuple[str, nn.Linear] | None:
-    """It is the one layer next to the backbone that has one output."""
+    """The value head and its name: the one layer next to the backbone that has one output."""
     from torch import nn
 
     for name, child in model.named_children():

@@ -1,4 +1,4 @@
-"""Blocks of parameters: what a rank holds of a model, whatever its layout, and what two layouts have in common."""
+"""Blocks of parameters: a rank's part of a model, whatever its layout, and what two layouts have in common."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class WeightBlock:
     """A block of a parameter, or all of it."""
 
     name: str
-    """As transformers calls the parameter."""
+    """The parameter's name in transformers."""
     shape: tuple[int, ...]
-    """Of the whole parameter."""
+    """Shape of the whole parameter."""
     offsets: tuple[int, ...]
     """Where it begins in the whole."""
     sizes: tuple[int, ...]
@@ -37,7 +37,7 @@ class WeightBlock:
         return math.prod(self.sizes)
 
     def common(self, other: WeightBlock) -> WeightBlock | None:
-        """The numbers that both have; None if there are none."""
+        """The overlap of both blocks; None if there is none."""
         if self.name != other.name:
             return None
         region = []
@@ -49,6 +49,6 @@ class WeightBlock:
         return WeightBlock.of_region(self.name, self.shape, tuple(region))
 
     def within(self, outer: WeightBlock) -> Region:
-        """Where it is in a tensor that holds `outer`."""
+        """Its region in a tensor that holds `outer`."""
         ends = zip(self.offsets, self.sizes, outer.offsets, strict=True)
         return tuple(slice(at - start, at - start + size) for at, size, start in ends)

@@ -1,4 +1,4 @@
-"""The weight files of a model's folder: which they are, and what the head of each says. Loads no weights."""
+"""The weight files of a model folder, and their headers. Loads no weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHOLE = "model.safetensors"
 PARTS = "shard-*.safetensors"
 
 FORMAT = {"format": "pt"}
-"""Metadata of the files that torch's users write."""
+"""Metadata of files that are written from torch."""
 
 BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "C64": 8,
@@ -27,17 +27,17 @@ BYTES = {
 """Type in a safetensors header → bytes of one number."""
 
 MAX_JSON = 64 << 20
-"""Bytes of a JSON file of a model. The largest, tokenizers and indices, have half of that."""
+"""Largest JSON file of a model, in bytes. The largest known ones, tokenizers and indices, have half of that."""
 
 SAVE_AGAIN = "load it once with transformers and save_pretrained it again"
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-"""Endings of files whose reading can run code."""
+"""Suffixes of files that can run code when they are read."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """What the head of a safetensors file says. The file's bytes are just those of its tensors."""
+    """The header of a safetensors file. The rest of the file is exactly the bytes of its tensors."""
 
     file: Path
     tensors: Mapping[str, Any]
@@ -48,7 +48,7 @@ class Head:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that make up the model, and no others next to them. Raises ModelError."""
+    """The safetensors files that make up the model, without any others in the folder. Raises ModelError."""
     index = folder / INDEX
     if index.is_file():
         names = sorted(set(weight_map(inside(folder, index)).values()))
@@ -68,7 +68,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _refuse_odd(index: Path, names: Sequence[str]) -> None:
-    """An index may name safetensors files of its own folder, and nothing else. Raises ModelError S5 or S7."""
+    """An index may only name safetensors files in its own folder. Raises ModelError S5 or S7."""
     for name in names:
         if name.endswith(PICKLES):
             what = f"it names {shown(name)}, a pickle, which can run code when it is read"
@@ -78,7 +78,7 @@ def _refuse_odd(index: Path, names: Sequence[str]) -> None:
 
 
 def inside(folder: Path, file: Path) -> Path:
-    """The file, which must be in the folder, links followed. A Hub cache's links to its own blobs do too.
+    """The file, which must be in the folder after resolving links. A Hub cache's links to its own blobs are allowed.
 
     Raises ModelError S7.
     """
@@ -92,8 +92,8 @@ def inside(folder: Path, file: Path) -> Path:
 
 
 def read_head(file: Path) -> Head:
-    """Read the head of a safetensors file. Raises ModelError if the file is damaged or cut off: the safetensors library
-    checks that the offsets in its head tile the file exactly."""
+    """Read the header of a safetensors file. Raises ModelError if the file is damaged or truncated: the safetensors
+    library checks that the offsets in its header tile the file exactly."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -108,8 +108,8 @@ def read_head(file: Path) -> Head:
 
 
 def header(tensors: Iterable[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str] = FORMAT) -> bytes:
-    """The first bytes of a file that holds these tensors, (name, type, shape) each, one after the other: as the
-    safetensors library writes it."""
+    """The first bytes of a file that holds these tensors, each a (name, type, shape), one after the other, as the
+    safetensors library writes them."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     start = 0
     for name, dtype, shape in tensors:
@@ -127,8 +127,8 @@ def damaged(file: Path, why: object) -> ModelError:
 
 
 def check_weights(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Check that every file of the model is there, complete, and holds what the index says. Returns name → shape of
-    what the files hold. Raises ModelError."""
+    """Check that every file of the model exists, is complete, and holds what the index says. Returns name → shape of
+    the tensors in the files. Raises ModelError."""
     heads = {file.name: read_head(file) for file in weight_files(folder)}
     index = folder / INDEX
     for name, file in weight_map(index).items() if index.is_file() else ():
@@ -139,7 +139,7 @@ def check_weights(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """Tensor → file, as an index says. Raises ModelError."""
+    """Tensor → file, according to an index. Raises ModelError."""
     try:
         weights = json.loads(read_regular(index, MAX_JSON))["weight_map"]
         return {str(name): str(file) for name, file in dict(weights).items()}

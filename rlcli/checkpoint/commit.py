@@ -1,8 +1,8 @@
-"""Committing a checkpoint: whole or not at all, whatever dies and whenever.
+"""Committing a checkpoint: whole or not at all, whatever process dies and whenever.
 
-Files are written into a folder beside the checkpoints, synced and digested by the ranks that wrote them. The manifest
-comes last, and one rename makes the checkpoint appear. What dies on the way leaves the older checkpoints as they were,
-and a `.tmp-` folder that the next save of the run clears away.
+Files are written into a folder next to the checkpoints, synced and digested by the ranks that wrote them. The manifest
+comes last, and one rename makes the checkpoint appear. A process that dies on the way leaves the older checkpoints as
+they were, and a `.tmp-` folder that the next save of the run removes.
 
 Only what is known to be the run's own is ever deleted: checkpoints whose manifest says so, and folders that carry its
 id.
@@ -25,38 +25,38 @@ from rlcli.checkpoint.disk import (
     check_free_space,
     discard,
     exchange,
-    failures_told,
+    explain_disk_errors,
     files_under,
     open_to_read,
 )
 from rlcli.checkpoint.manifest import MANIFEST, FileDigest, Manifest
-from rlcli.checkpoint.verify import ASIDE, belongs
+from rlcli.checkpoint.verify import SUPERSEDED, belongs
 from rlcli.errors import ResourceError
 from rlcli.failpoints import failpoint
 from rlcli.files import make_folder, replace_file, sync_folder
 
 LATEST = "LATEST.json"
 """Names the newest checkpoint. A hint for people and scripts: only its manifest says what a folder holds."""
-TEMPORARY, DOOMED = ".tmp-", ".del-"
-"""How the names of folders begin that are being written, and deleted; the run's id is part of the name."""
+TEMPORARY, DELETING = ".tmp-", ".del-"
+"""Name prefixes of folders that are being written or deleted; the run's id is part of the name."""
 IN_THE_WAY = ".not-of-"
-"""Marks, before the run's id, what was renamed because it had the name of one of its checkpoints."""
+"""Precedes the run's id in the new name of anything that was in the way of one of its checkpoints."""
 LATE = 10.0
 """Seconds to wait for files that other ranks have written and this one does not see yet."""
 
 
 def folder_name(step: int) -> str:
-    """`step-000000000040`: sorts as the numbers do."""
+    """`step-000000000040`: sorts numerically."""
     return f"step-{step:012d}"
 
 
 def begin(checkpoints: Path, step: int, run_id: str, needed: int = 0) -> Path:
-    """Make the folder that the files of a checkpoint are written into, empty. Raises ResourceError, F28 if `needed`
+    """Make the empty folder that the files of a checkpoint are written into. Raises ResourceError, F28 if `needed`
     bytes do not fit on the disk.
 
-    What dead saves of the run have left is cleared away: it holds its lock, so nobody else is writing.
+    Leftovers of the run's failed saves are removed: the run holds its lock, so nobody else is writing.
     """
-    with failures_told(checkpoints):
+    with explain_disk_errors(checkpoints):
         if not checkpoints.exists():
             make_folder(checkpoints)
             sync_folder(checkpoints.parent)
@@ -69,16 +69,16 @@ def begin(checkpoints: Path, step: int, run_id: str, needed: int = 0) -> Path:
 
 
 def seal(folder: Path, files: Iterable[Path]) -> list[FileDigest]:
-    """Have files on disk, and digest what is there now. Every rank does it for its own. Raises ResourceError.
+    """Sync files to disk, and digest what is there now. Every rank does this for its own files. Raises ResourceError.
 
-    A file whose sync fails is lost: what the disk holds of it is unknown, and the save must begin anew.
+    A file whose sync fails is lost: its state on disk is unknown, and the save must start again.
     """
-    with failures_told(folder):
+    with explain_disk_errors(folder):
         return [_sealed(folder, file) for file in files]
 
 
 def write_json(file: Path, value: Any) -> Path:
-    """A JSON file of a checkpoint, with every float to its last bit; it still has to be sealed."""
+    """Write a JSON file of a checkpoint, with every float exact to the last bit; it still has to be sealed."""
     file.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return file
 
@@ -86,12 +86,12 @@ def write_json(file: Path, value: Any) -> Path:
 def commit(temporary: Path, manifest: Manifest) -> Path:
     """Make a checkpoint of a folder whose files are all sealed; returns its new path. Raises ResourceError.
 
-    A checkpoint of that step which the run made before it resumed from an earlier one is replaced in one piece: at any
-    moment one of the two is there. Anything else of that name is renamed.
+    A checkpoint of the same step that the run made before it resumed from an earlier one is replaced atomically: at any
+    moment one of the two exists. Anything else with that name is renamed.
     """
     checkpoints = temporary.parent
     final = checkpoints / folder_name(manifest.step)
-    with failures_told(temporary):
+    with explain_disk_errors(temporary):
         _wait_for_files(temporary, manifest)
         file = temporary / MANIFEST
         file.write_bytes(manifest.as_bytes())
@@ -101,7 +101,7 @@ def commit(temporary: Path, manifest: Manifest) -> Path:
         failpoint("checkpoint.synced")
         _appear(temporary, final, manifest.run_id)
         failpoint("checkpoint.appeared")
-    with contextlib.suppress(OSError):  # it is only a hint; a disk that is broken or full fails the next save
+    with contextlib.suppress(OSError):  # it is only a hint; if the disk is broken or full, the next save fails
         latest = {"checkpoint": final.name, "step": manifest.step}
         replace_file(checkpoints / LATEST, (json.dumps(latest) + "\n").encode())
         sync_folder(checkpoints)
@@ -110,32 +110,32 @@ def commit(temporary: Path, manifest: Manifest) -> Path:
 
 
 def abandon(temporary: Path) -> None:
-    """Give back the room of a save that failed."""
+    """Free the disk space of a save that failed."""
     discard(temporary)
 
 
 def clear_leftovers(checkpoints: Path, run_id: str) -> None:
-    """Remove what saves and deletions of a run that died have left, and put back what was only set aside."""
+    """Remove what interrupted saves and deletions of a run left behind, and put back what was only set aside."""
     for path in checkpoints.iterdir() if checkpoints.is_dir() else ():
-        replaced = path.with_name(path.name.removeprefix(ASIDE))
-        if path.name.startswith(ASIDE) and not os.path.lexists(replaced):
+        replaced = path.with_name(path.name.removeprefix(SUPERSEDED))
+        if path.name.startswith(SUPERSEDED) and not os.path.lexists(replaced):
             path.rename(replaced)
-        elif path.name.startswith(ASIDE) and belongs(path, run_id):
+        elif path.name.startswith(SUPERSEDED) and belongs(path, run_id):
             remove(path, run_id)
         elif is_leftover(path, run_id):
             discard(path)
 
 
 def is_leftover(path: Path, run_id: str) -> bool:
-    """Whether a name is one that only saves and deletions of this run give."""
-    own = rf"{re.escape(TEMPORARY)}\d+-{re.escape(run_id)}|{re.escape(DOOMED)}{re.escape(run_id)}-.+"
+    """Whether only saves and deletions of this run use such a name."""
+    own = rf"{re.escape(TEMPORARY)}\d+-{re.escape(run_id)}|{re.escape(DELETING)}{re.escape(run_id)}-.+"
     return re.fullmatch(rf"{own}|\.{re.escape(LATEST)}\.[0-9a-f]{{32}}", path.name) is not None
 
 
 def remove(checkpoint: Path, run_id: str) -> None:
-    """Delete a checkpoint of a run: it stops being one in a single rename, before its first file goes. Raises
+    """Delete a checkpoint of a run: a single rename makes it invalid before its first file is deleted. Raises
     ResourceError."""
-    with failures_told(checkpoint):
+    with explain_disk_errors(checkpoint):
         doomed = checkpoint.rename(_doomed(checkpoint, run_id))
         sync_folder(checkpoint.parent)
         failpoint("checkpoint.doomed")
@@ -143,7 +143,7 @@ def remove(checkpoint: Path, run_id: str) -> None:
 
 
 def _doomed(checkpoint: Path, run_id: str) -> Path:
-    return checkpoint.with_name(f"{DOOMED}{run_id}-{checkpoint.name}-{uuid.uuid4().hex[:8]}")
+    return checkpoint.with_name(f"{DELETING}{run_id}-{checkpoint.name}-{uuid.uuid4().hex[:8]}")
 
 
 def _sealed(folder: Path, file: Path) -> FileDigest:
@@ -156,7 +156,7 @@ def _sealed(folder: Path, file: Path) -> FileDigest:
 
 
 def _wait_for_files(temporary: Path, manifest: Manifest) -> None:
-    """Until the folder holds what the ranks have sealed; a network file system may show it late."""
+    """Wait until the folder holds what the ranks have sealed; a network file system may show it late."""
     end = time.monotonic() + LATE
     while odd := _disagreement(temporary, manifest):
         if time.monotonic() > end:
@@ -166,14 +166,14 @@ def _wait_for_files(temporary: Path, manifest: Manifest) -> None:
 
 
 def _disagreement(temporary: Path, manifest: Manifest) -> str | None:
-    """A file that is not there, that nobody sealed, or that changed since; None if all is as it should be."""
+    """A file that is missing, that nobody sealed, or that has changed since; None if all is as it should be."""
     there = {name: path.lstat().st_size for name, path in files_under(temporary).items()}
     sealed = {name: file.bytes for name, file in manifest.files.items()}
     return min((name for name, _ in there.items() ^ sealed.items()), default=None)
 
 
 def _appear(temporary: Path, final: Path, run_id: str) -> None:
-    """Give a folder its name, in the place of one that may have it already."""
+    """Give a folder its final name, replacing one that may have it already."""
     checkpoints = final.parent
     if os.path.lexists(final) and not belongs(final, run_id):
         final.rename(final.with_name(f"{final.name}{IN_THE_WAY}{run_id[:8]}-{uuid.uuid4().hex[:8]}"))
@@ -185,7 +185,7 @@ def _appear(temporary: Path, final: Path, run_id: str) -> None:
         sync_folder(checkpoints)
         discard(temporary)
         return
-    aside = final.rename(final.with_name(ASIDE + final.name))
+    aside = final.rename(final.with_name(SUPERSEDED + final.name))
     failpoint("checkpoint.aside")
     temporary.rename(final)
     sync_folder(checkpoints)

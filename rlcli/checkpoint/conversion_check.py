@@ -1,4 +1,4 @@
-"""Whether a converted model is the one it was made of, told by transformers and torch and by none of the converter."""
+"""Whether a converted model equals its source, judged by transformers and torch and by none of the converter's code."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What is kept of a model: not the model."""
+    """What is kept of a model: not the model itself."""
 
     digests: dict[str, bytes]
     logits: torch.Tensor
@@ -54,7 +54,7 @@ class _Seen:
 def check_conversion(conversion: Conversion, folder: Path) -> Checked:
     """Compare the files in `folder` with what was planned, and their model with the source's.
 
-    Both models are made by transformers, the source's numbers rounded by torch. Raises ModelError with the first
+    Both models are loaded by transformers, the source's numbers rounded by torch. Raises ModelError with the first
     difference, NumericError for a number that is not finite.
     """
     count = _check_files(conversion, folder)
@@ -75,7 +75,7 @@ def check_conversion(conversion: Conversion, folder: Path) -> Checked:
 
 
 def _check_files(conversion: Conversion, folder: Path) -> int:
-    """Names, shapes and types on the disk are those that were planned."""
+    """Check that names, shapes and types on disk are as planned."""
     planned = {spec.name: spec for spec in conversion.outputs}
     found = {name: tensor.spec for name, tensor in stored_tensors(folder).items()}
     odd = sorted(name for name in {*planned, *found} if planned.get(name) != found.get(name))
@@ -85,7 +85,7 @@ def _check_files(conversion: Conversion, folder: Path) -> int:
 
 
 def _rows(conversion: Conversion) -> tuple[int, int] | None:
-    """Of a padded embedding: its rows in the source, and those that were kept. None if it is not padded."""
+    """For a padded embedding: its rows in the source, and those that were kept. None if it is not padded."""
     for move in conversion.moves:
         before, after = move.sources[0].spec.shape, move.outputs[0].shape
         if move.is_copy and before != after:
@@ -116,8 +116,8 @@ def _seen(folder: Path, dtype: torch.dtype, rows: tuple[int, int] | None) -> _Se
 def _align(model: nn.Module) -> None:
     """Start every weight on a boundary of `ALIGNMENT` bytes, so that equal weights give equal logits, bit for bit.
 
-    Weights that are mapped from a file start wherever its header ends. On some processors the address decides how
-    a matrix product treats its edges, and so the last bit of its sums.
+    Weights that are mapped from a file start wherever its header ends. On some processors the address decides how a
+    matrix product treats its edges, and thus the last bit of its sums.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.data_ptr() % ALIGNMENT:
@@ -125,7 +125,7 @@ def _align(model: nn.Module) -> None:
 
 
 def _loaded(folder: Path, dtype: torch.dtype, rows: int | None) -> nn.Module:
-    """The model by transformers' own loading; of sharded files, as a run resumes from them."""
+    """The model, loaded by transformers itself; sharded files are loaded as a resumed run does."""
     from transformers import AutoConfig
 
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
@@ -155,7 +155,7 @@ def _loaded(folder: Path, dtype: torch.dtype, rows: int | None) -> nn.Module:
 
 
 def _no_random_weights() -> AbstractContextManager[None]:
-    """Weights that will be read need not be drawn first, where transformers offers to leave it."""
+    """Skip random initialisation of weights that will be read anyway, if transformers offers that."""
     from transformers import initialization
 
     return getattr(initialization, "no_init_weights", nullcontext)()
@@ -175,7 +175,7 @@ def _class_of(config: Any) -> Any:
 
 
 def _logits(model: nn.Module) -> torch.Tensor:
-    """What the model says of each prompt, in float32."""
+    """The model's output for each prompt, in float32."""
     config: Any = model.config
     length = min(LENGTH, getattr(config, "max_position_embeddings", LENGTH) or LENGTH)
     stream = torch.Generator().manual_seed(0)

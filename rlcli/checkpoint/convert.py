@@ -1,6 +1,6 @@
-"""Models from the folders of a run to folders that transformers reads, and back, with the memory of a few tensors.
+"""Converts models from a run's folders to folders that transformers reads, and back, using the memory of a few tensors.
 
-A conversion is planned in full from the headers of the files, then written beside its target, checked, and renamed.
+A conversion is planned in full from the headers of the files, then written next to its target, checked, and renamed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from rlcli.api.family import Form, HFFamily, ModelConfig
 from rlcli.api.weight_files import INDEX, PARTS, inside
-from rlcli.checkpoint.disk import check_free_space, failures_told
+from rlcli.checkpoint.disk import check_free_space, explain_disk_errors
 from rlcli.checkpoint.families import family_of
 from rlcli.checkpoint.tensor_dtypes import NAMES
 from rlcli.checkpoint.tensor_files import OFFSETS, SHARDING, StoredTensor, TensorSpec, stored_tensors
@@ -35,13 +35,13 @@ from rlcli.errors import ModelError, ResourceError, UsageError
 from rlcli.files import read_object, sync_folder
 
 ACCOMPANYING = ("*.json", "*.jinja", "*.txt", "*.model", "*.md", "LICENSE*", "additional_chat_templates/*.jinja")
-"""What goes along with the weights, byte for byte."""
+"""Files copied along with the weights, byte for byte."""
 
 MOST_EXPERTS = 4096
-"""In a block; the largest models have a few hundred."""
+"""Maximum number of experts in a block; the largest models have a few hundred."""
 
 Padding = Literal["drop", "keep"]
-"""What becomes of rows of the embedding beyond the vocabulary of config.json."""
+"""What happens to rows of the embedding beyond the vocabulary of config.json."""
 
 _UNITS = {"": 1, "B": 1, **{f"{unit}B": 1000**power for power, unit in enumerate("KMGT", 1)},
           **{f"{unit}IB": 1024**power for power, unit in enumerate("KMGT", 1)}}  # fmt: skip
@@ -49,7 +49,7 @@ _UNITS = {"": 1, "B": 1, **{f"{unit}B": 1000**power for power, unit in enumerate
 
 @dataclass(frozen=True)
 class Conversion:
-    """All that will be done."""
+    """A planned conversion."""
 
     source: Path
     target: Path
@@ -57,7 +57,7 @@ class Conversion:
     moves: tuple[Move, ...]
     files: tuple[FilePlan, ...]
     accompanying: tuple[Path, ...]
-    """Relative to the source."""
+    """Files to copy, relative to the source."""
     rewritten: Mapping[str, Any]
     """File → its new JSON content."""
     notes: tuple[str, ...]
@@ -70,12 +70,12 @@ class Conversion:
 
     @property
     def bytes(self) -> int:
-        """Of all tensors that are written."""
+        """Bytes of all tensors that are written."""
         return sum(spec.bytes for spec in self.outputs)
 
     @property
     def dtypes(self) -> list[str]:
-        """Types of the tensors that are written, the most bytes first."""
+        """Types of the tensors that are written, the one with the most bytes first."""
         totals: dict[str, int] = {}
         for spec in self.outputs:
             totals[spec.dtype] = totals.get(spec.dtype, 0) + spec.bytes
@@ -126,9 +126,9 @@ def plan_from_hf(source: Path, target: Path, *, ranks: int, dtype: str | None = 
 
 
 def convert(conversion: Conversion, progress: Progress, check: Callable[[Path], None] | None = None) -> None:
-    """Write all files; `check` is given the folder before it gets its name.
+    """Write all files; `check` is called with the folder before it gets its final name.
 
-    Raises ResourceError: F28 no room, F72 the target exists, F75 it cannot be written; ModelError.
+    Raises ResourceError: F28 no space, F72 the target exists, F75 it cannot be written; ModelError.
     """
     refuse_existing(conversion.target)
     _refuse_full_disk(conversion)
@@ -143,7 +143,7 @@ def convert(conversion: Conversion, progress: Progress, check: Callable[[Path], 
 
 
 def refuse_existing(target: Path) -> None:
-    """Raises ResourceError F72 if there is anything at the target."""
+    """Raise ResourceError F72 if anything exists at the target."""
     if os.path.lexists(target):
         raise ResourceError(f"{target} exists already", hint="choose another folder, or remove this one", code="F72")
 
@@ -221,7 +221,7 @@ def _family(
 
 
 def _refuse_absurd(config: ModelConfig, tensors: int) -> None:
-    """A configuration is somebody's file; what it counts must not fill our memory with names."""
+    """A configuration is an untrusted file; its counts must not fill our memory with names."""
     if config.layers > tensors or (config.experts is not None and config.experts.count > MOST_EXPERTS):
         experts = f" of {config.experts.count} experts" if config.experts is not None else ""
         raise ModelError(
@@ -240,7 +240,7 @@ def _padded(
 
 
 def _retyped(moves: list[Move], dtype: str | None, hf: Mapping[str, Any]) -> tuple[list[Move], dict[str, Any]]:
-    """With floating-point tensors of type `dtype`, and what config.json then has to say about it."""
+    """The moves with floating-point tensors of type `dtype`, and the matching entry of config.json."""
     if dtype is not None:
         return [in_type(move, NAMES[dtype]) for move in moves], {"dtype": dtype}
     if _dtype(hf) is not None:
@@ -251,12 +251,12 @@ def _retyped(moves: list[Move], dtype: str | None, hf: Mapping[str, Any]) -> tup
 
 
 def _dtype(hf: Mapping[str, Any]) -> Any:
-    """Under its key of today, or that of before."""
+    """The dtype in config.json, under its current key or the earlier one."""
     return hf.get("dtype", hf.get("torch_dtype"))
 
 
 def _rewritten(hf: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json, if anything in it changes; else it is copied byte for byte."""
+    """config.json, if anything in it changes; otherwise it is copied byte for byte."""
     before = {**hf, "dtype": _dtype(hf)}
     if all(before.get(key) == value for key, value in changes.items()):
         return {}
@@ -295,11 +295,11 @@ def _refuse_full_disk(conversion: Conversion) -> None:
 
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """A folder that becomes the target if all goes well, and vanishes if not."""
+    """A folder that becomes the target on success and is removed on failure."""
     target = target.absolute()
     temporary = target.with_name(f".{target.name}.partial-{uuid.uuid4().hex}")
     try:
-        with failures_told(target):
+        with explain_disk_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary.mkdir()
             yield temporary
@@ -311,7 +311,7 @@ def _beside(target: Path) -> Iterator[Path]:
 
 
 def _sync(folder: Path) -> None:
-    """Have a folder and its small files on the disk; the weights are there already."""
+    """Sync a folder and its small files to disk; the weights are there already."""
     for path in folder.rglob("*"):
         if path.is_dir():
             sync_folder(path)

@@ -1,4 +1,4 @@
-"""The disk under the checkpoints: opening, syncing, swapping and clearing, the room there is, and what its failures
+"""The disk that holds the checkpoints: opening, syncing, swapping and removing, free space, and what its errors
 mean."""
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ FAULTS = {errno.ENOSPC: "F28", errno.EFBIG: "F28", errno.EDQUOT: "F76", errno.EI
           errno.EACCES: "F75", errno.EPERM: "F75", errno.ESTALE: "F27"}  # fmt: skip
 """errno → id of the fault."""
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
-"""How libraries written in Rust, such as safetensors, pass on what the system said."""
+"""How libraries written in Rust, such as safetensors, pass on the system's error."""
 CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV)
 TRIES = 5
-"""To open a file of which a network file system says that it has changed hands (ESTALE)."""
+"""Attempts to open a file that a network file system reports as stale (ESTALE)."""
 
 
 def open_to_read(path: Path) -> int:
-    """A descriptor of an ordinary file. Raises OSError for what is missing, a link, a pipe or a device."""
+    """A descriptor of a regular file. Raises OSError if it is missing, a link, a pipe or a device."""
     for tries in range(1, TRIES + 1):
         try:
             return open_regular(path, os.O_NOFOLLOW)
@@ -40,7 +40,7 @@ def open_to_read(path: Path) -> int:
 
 
 def files_under(folder: Path) -> dict[str, Path]:
-    """Relative path, with `/`, → whatever is no folder; links are not followed."""
+    """Relative path, with `/`, → everything that is not a folder; links are not followed."""
     found = {}
     for parent, folders, names in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
@@ -51,7 +51,7 @@ def files_under(folder: Path) -> dict[str, Path]:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step; False where the system or the file system cannot."""
+    """Swap two folders atomically; False if the system or the file system cannot."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False
@@ -65,7 +65,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def discard(path: Path) -> None:
-    """Remove a file, a link or a whole folder, as far as that is possible."""
+    """Remove a file, a link or a whole folder, as far as possible."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -73,9 +73,9 @@ def discard(path: Path) -> None:
 
 
 def check_writable(checkpoints: Path) -> None:
-    """Raises ResourceError F75 if nothing can be written to the folder; makes it if it is not there."""
+    """Raise ResourceError F75 if nothing can be written to the folder; it is created if it does not exist."""
     probe = checkpoints / f".writable-{uuid.uuid4().hex}"
-    with failures_told(checkpoints):
+    with explain_disk_errors(checkpoints):
         make_folder(checkpoints)
         probe.mkdir()
         probe.rmdir()
@@ -85,7 +85,7 @@ NO_CHECKPOINTS = "make room, or set checkpoint.every_seconds=null checkpoint.at_
 
 
 def check_free_space(folder: Path, needed: int, what: str = "a checkpoint", hint: str = NO_CHECKPOINTS) -> None:
-    """Raises ResourceError F28 if so many bytes do not fit on the disk where a folder is or will be."""
+    """Raise ResourceError F28 if `needed` bytes do not fit on the disk where a folder is or will be."""
     free = _free(folder)
     if free is not None and free < needed:
         told = f"{what} needs {_mib(needed)}, {_mib(free)} are free"
@@ -93,7 +93,7 @@ def check_free_space(folder: Path, needed: int, what: str = "a checkpoint", hint
 
 
 def disk_failure(error: BaseException, place: Path) -> ResourceError | None:
-    """What went wrong with the disk at a place, with the id of the fault; None if it was not the disk."""
+    """The disk error at a place, with the id of the fault; None if it was not the disk."""
     if isinstance(error, ResourceError):
         return error
     told = OS_ERROR.search(str(error))
@@ -108,11 +108,11 @@ def disk_failure(error: BaseException, place: Path) -> ResourceError | None:
 
 
 @contextmanager
-def failures_told(place: Path) -> Iterator[None]:
-    """A disk that fails, as ResourceError with the place and the id of the fault; what else goes wrong, as it is."""
+def explain_disk_errors(place: Path) -> Iterator[None]:
+    """Convert errors of the disk into ResourceError with the place and the id of the fault; leave others unchanged."""
     try:
         yield
-    except Exception as error:  # a library may have an exception of its own for what the system said
+    except Exception as error:  # a library may raise its own exception for the system's error
         failure = disk_failure(error, place)
         if failure is None or failure is error:
             raise
@@ -128,7 +128,7 @@ def _hint(number: int | None) -> str | None:
 
 
 def _free(folder: Path) -> int | None:
-    """Bytes that are free where a folder is or will be; None if that cannot be told."""
+    """Bytes that are free where a folder is or will be; None if unknown."""
     place = next((one for one in (folder, *folder.absolute().parents) if one.exists()), None)
     try:
         return shutil.disk_usage(place).free if place else None

@@ -1,4 +1,4 @@
-"""Tokenizers from Hugging Face folders, without code from a model."""
+"""Tokenizers from Hugging Face folders, without running code from a model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A tokenizer from its files by `tokenizers` alone: what datasets ask of one, without importing transformers.
+"""A tokenizer read from its files with `tokenizers` alone: what datasets need of one, without importing transformers.
 
-It gives the same ids as `AutoTokenizer` (a test holds it to that). Where transformers does more than read
-`tokenizer.json`, `NotLight` is raised, and `open_tokenizer` falls back to the real one.
+It gives the same ids as `AutoTokenizer` (a test checks this). Where transformers does more than read `tokenizer.json`,
+`NotLight` is raised, and `open_tokenizer` falls back to the real one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 AS_THEY_ARE = frozenset({"PreTrainedTokenizer", "TokenizersBackend", "GPT2Tokenizer", "Qwen2Tokenizer"})
-"""Classes, without `Fast`, that make of a tokenizer.json just what it says."""
+"""Classes, without `Fast`, that use a tokenizer.json exactly as it is."""
 
 IF_BYTE_LEVEL = frozenset({"LlamaTokenizer"})
-"""Classes that do so for a byte-level tokenizer, and build one of their own otherwise."""
+"""Classes that do so for a byte-level tokenizer and otherwise build their own."""
 
 
 class NotLight(Exception):
@@ -34,12 +34,12 @@ class NotLight(Exception):
 
 @dataclass(frozen=True)
 class Encoded:
-    """What calling a tokenizer gives."""
+    """The result of calling a tokenizer."""
 
     input_ids: Any
     """[tokens] of one text; [texts][tokens] of several."""
     offset_mapping: Any = None
-    """For each token the [start, end) of its characters in the text, if asked for."""
+    """For each token the [start, end) of its characters in the text, if requested."""
 
 
 class LightTokenizer:
@@ -176,7 +176,7 @@ def _refuse_others(folder: Path, config: Mapping[str, Any], backend: Tokenizer) 
 def _special_tokens(
     config: Mapping[str, Any], told: Mapping[str, Any], known: Mapping[int, AddedToken]
 ) -> tuple[dict[str, AddedToken | str], list[AddedToken | str]]:
-    """(name → special token, further special tokens), as a tokenizer's files have them and its tokens are `known`."""
+    """(name → special token, further special tokens), from a tokenizer's files and its `known` tokens."""
     by_text = {token.content: token for token in known.values()}
     names = [*NAMED, *(key for key, value in config.items() if key.endswith("_token") and isinstance(value, str))]
     named = {name: token for name in names if (token := _token(told.get(name), by_text)) is not None}
@@ -214,7 +214,7 @@ def _declare(
     named: Mapping[str, AddedToken | str],
     extra: Sequence[AddedToken | str],
 ) -> None:
-    """Make the backend know tokens that only the other files declare, in transformers' order."""
+    """Add tokens that only the other files declare to the backend, in transformers' order."""
     from tokenizers import AddedToken
 
     known = {repr(token) for token in backend.get_added_tokens_decoder().values()}

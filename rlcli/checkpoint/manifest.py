@@ -1,6 +1,6 @@
-"""MANIFEST.json: which files a checkpoint has, and what tells whether they are whole.
+"""MANIFEST.json: which files a checkpoint has, and their digests, which show whether they are whole.
 
-Its last line is the digest of all lines above it, so that a changed bit is found in the manifest as well.
+Its last line is the digest of all lines above it, so that a changed bit in the manifest itself is detected as well.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ FORMAT = 1
 NEWER_FORMAT = "F85"
 """Id of the fault that a newer rlcli wrote the manifest."""
 LARGEST = 64 * 2**20
-"""Bytes of a manifest that are read at most."""
+"""Maximum bytes of a manifest that are read."""
 KEYS = ("format", "step", "run_id", "rlcli", "world_size", "recipe_digest", "metrics", "files")
-"""In the order in which people read them."""
+"""Keys in the order in which people read them."""
 SEAL = b',\n "sha256": "'
-"""Before the digest of all that stands before it."""
+"""Precedes the digest of everything before it."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class FileDigest:
     """One file of a checkpoint."""
 
     path: str
-    """Relative to the checkpoint, with `/`."""
+    """Path relative to the checkpoint, with `/`."""
     bytes: int
     sha256: str
 
@@ -44,17 +44,17 @@ class FileDigest:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself."""
+    """What a checkpoint says about itself."""
 
     step: int
     run_id: str
     rlcli: str
-    """Version that wrote it."""
+    """Version of rlcli that wrote it."""
     world_size: int
     recipe_digest: str
     files: Mapping[str, FileDigest]
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Numbers of the step, by which the best checkpoints are told."""
+    """Numbers of the step, by which the best checkpoints are chosen."""
     format: int = FORMAT
 
     @property
@@ -63,19 +63,19 @@ class Manifest:
         return sum(file.bytes for file in self.files.values())
 
     def as_json(self) -> dict[str, Any]:
-        """Metrics that are not finite are left out: they rank nowhere, and JSON has no word for them."""
+        """Metrics that are not finite are left out: they cannot be ranked, and JSON cannot express them."""
         finite = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
         files = {path: {"bytes": one.bytes, "sha256": one.sha256} for path, one in sorted(self.files.items())}
         return {key: getattr(self, key) for key in KEYS} | {"metrics": finite, "files": files}
 
     def as_bytes(self) -> bytes:
-        """The whole file."""
+        """The whole file as bytes."""
         return _closed(json.dumps(self.as_json(), indent=1, allow_nan=False).removesuffix("\n}").encode())
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Of a checkpoint's folder. Raises ModelError: F20 it has none, F19 it is not as it was written, F85 a newer rlcli
-    wrote it."""
+    """The manifest of a checkpoint's folder. Raises ModelError: F20 it has none, F19 it is not as it was written, F85 a
+    newer rlcli wrote it."""
     try:
         content = _content(checkpoint / MANIFEST)
         fields = json.loads(content, parse_constant=_refuse)

@@ -1,4 +1,4 @@
-"""The checkpoints of a run for people: where they lie, how old and how large they are, which are marked."""
+"""A run's checkpoints for people: where they are, how old and how large they are, which are marked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlcli.api.run_folder import CHECKPOINTS, is_run
-from rlcli.checkpoint.commit import DOOMED, TEMPORARY
+from rlcli.checkpoint.commit import DELETING, TEMPORARY
 from rlcli.checkpoint.manifest import MANIFEST
 from rlcli.checkpoint.retention import Best, best_of, latest_name
 from rlcli.checkpoint.verify import NAME, Report, checkpoints_in, examine
@@ -16,17 +16,17 @@ from rlcli.errors import ModelError, UsageError
 
 @dataclass(frozen=True)
 class Place:
-    """What a user means by a run, a folder of checkpoints, or one checkpoint."""
+    """The run, folder of checkpoints, or single checkpoint that a user named."""
 
     folder: Path
-    """Where the checkpoints lie."""
+    """Folder of the checkpoints."""
     run: Path | None
-    """The run that they belong to, if it is there."""
+    """The run that they belong to, if it exists."""
     only: Path | None = None
     """The one checkpoint that was named."""
 
     def select(self, steps: Sequence[int] = ()) -> list[Path]:
-        """The checkpoints that are meant, newest first. Raises UsageError, or ModelError where there is none."""
+        """The selected checkpoints, newest first. Raises UsageError, or ModelError if there is none."""
         there = [self.only] if self.only is not None else checkpoints_in(self.folder)
         if not there:
             raise ModelError("there is no checkpoint", where=str(self.folder))
@@ -50,7 +50,7 @@ class Entry:
 
 
 def find_checkpoints(given: Path) -> Place:
-    """What a path stands for. Raises UsageError."""
+    """What a path refers to. Raises UsageError."""
     if not given.is_dir():
         raise UsageError(f"there is no folder {given}")
     if (given / MANIFEST).is_file() or NAME.fullmatch(given.name):
@@ -77,12 +77,12 @@ def overview(place: Place, best: Best | None) -> list[Entry]:
 def leftovers(place: Place) -> Iterator[Path]:
     """Folders that are being written or deleted, or were when their process died."""
     for path in sorted(place.folder.iterdir()) if place.folder.is_dir() else ():
-        if path.name.startswith((TEMPORARY, DOOMED)):
+        if path.name.startswith((TEMPORARY, DELETING)):
             yield path
 
 
 def step_of(checkpoint: Path) -> int | None:
-    """As its name says."""
+    """The step in its name."""
     named = NAME.fullmatch(checkpoint.name)
     return int(named["step"]) if named else None
 

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest, the best, and always the last one that is whole."""
+"""Which checkpoints are kept: the newest, the best, and always the last one that is whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlcli.checkpoint.commit import LATEST, is_leftover, remove
-from rlcli.checkpoint.disk import failures_told
+from rlcli.checkpoint.disk import explain_disk_errors
 from rlcli.checkpoint.manifest import read_manifest
 from rlcli.checkpoint.verify import NAME, Report, belongs, checkpoints_in, examine, newest_verified
 from rlcli.files import known_object
@@ -27,12 +27,12 @@ def prune(
     folder: Path, keep_last: int, keep_best: Best | None = None, *, run_id: str | None = None,
     committed: Path | None = None, dry_run: bool = False,
 ) -> list[Path]:  # fmt: skip
-    """Delete all checkpoints of a run but those that stay; returns the deleted ones. Raises ResourceError.
+    """Delete all checkpoints of a run except those to keep; returns the deleted ones. Raises ResourceError.
 
-    Judged by what is on the disk: damaged checkpoints count for nothing. Whatever the numbers say, the one that LATEST
-    names and the newest whole one stay, and where none is whole nothing is deleted. Nor is anything whose manifest does
-    not say that it belongs to the run: `run_id`, or that of the newest whole one. `committed`: the checkpoint that the
-    run has just written, known to be whole; any that is newer was passed over when the run was resumed, and goes.
+    Judged by what is on disk: damaged checkpoints do not count. Whatever the numbers, the one that LATEST names and the
+    newest whole one are kept, and if none is whole nothing is deleted. Nor is anything whose manifest does not say that
+    it belongs to the run: `run_id`, or that of the newest whole one. `committed`: the checkpoint that the run has just
+    written, known to be whole; any newer one was passed over when the run was resumed, and is deleted.
     """
     last = committed or _newest_whole(folder, run_id)
     if last is None:
@@ -50,9 +50,8 @@ def prune(
 
 
 def strangers(folder: Path, run_id: str) -> list[Path]:
-    """What a run's checkpoint folder holds that may not be its own; this is never deleted. Raises
-    ResourceError."""
-    with failures_told(folder):
+    """Contents of a run's checkpoint folder that may not be its own; these are never deleted. Raises ResourceError."""
+    with explain_disk_errors(folder):
         there = sorted(folder.iterdir()) if folder.is_dir() else []
     return [
         path
@@ -64,7 +63,7 @@ def strangers(folder: Path, run_id: str) -> list[Path]:
 
 
 def best_of(reports: Sequence[Report], best: Best | None) -> list[Report]:
-    """Those with the best value, the best first; of equal ones the newer."""
+    """The reports with the best values, best first; the newer first among equal ones."""
     if best is None:
         return []
     sign = 1 if best.which == "highest" else -1

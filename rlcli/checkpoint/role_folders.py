@@ -1,4 +1,4 @@
-"""Where the model of a role lies: in a run, in one of its checkpoints, or in a folder of its own."""
+"""Where the model of a role is: in a run, in one of its checkpoints, or in a folder of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlcli.files import known_object
 
 MODELS = "models"
 USUAL = "actor"
-"""The role that is meant where nobody says which."""
+"""The default role if none is given."""
 OTHER = "another checkpoint of the run may be whole: --step"
 
 
@@ -30,7 +30,7 @@ class RoleFolder:
 
 
 def find_role(source: Path, role: str | None = None, step: int | None = None) -> RoleFolder:
-    """The model that a user means: of a run, the newest unless `step` says which; of several roles, the actor.
+    """The model that a user means: of a run, the newest unless `step` is given; of several roles, the actor.
 
     Raises UsageError, ModelError.
     """
@@ -58,7 +58,7 @@ def find_role(source: Path, role: str | None = None, step: int | None = None) ->
 def check_digests(found: RoleFolder) -> int:
     """Read every file of a role that is part of a checkpoint; returns how many there are.
 
-    Raises ModelError: F17, F18, F20 for one that is not what its manifest says.
+    Raises ModelError: F17, F18, F20 for one that does not match its manifest.
     """
     if found.checkpoint is None:
         return 0
@@ -93,7 +93,7 @@ def _in_checkpoint(checkpoint: Path, role: str | None) -> RoleFolder:
 
 
 def _described(folder: Path) -> RoleFolder:
-    """A role's folder that a user names himself; it may be part of a checkpoint all the same."""
+    """A role's folder that the user named directly; it may still be part of a checkpoint."""
     checkpoint = folder.absolute().parent.parent
     if folder.absolute().parent.name == MODELS and (checkpoint / MANIFEST).is_file():
         return RoleFolder(folder.absolute(), folder.name, checkpoint, read_manifest(checkpoint).step)

@@ -1,7 +1,7 @@
-"""Tensors of an engine to files and back, for any number of ranks.
+"""Writes an engine's tensors to files and reads them back, for any number of ranks.
 
 A rank copies its part to host memory, which is all that training waits for, and writes the copy later. Weights that one
-rank holds whole become a file that transformers reads; parts become safetensors files of each rank, in the form of
+rank holds whole become a file that transformers reads; parts become safetensors files of each rank, in the format of
 torch's `HuggingFaceStorageWriter`: one file, or as many as a rank has blocks of one tensor. Reading goes through
 torch.distributed.checkpoint, which gives every rank its part of what another number of ranks wrote.
 """
@@ -43,11 +43,11 @@ class HostCopy:
     is_whole: bool
     """The weights are all here, not spread over ranks."""
     leads: bool
-    """This rank writes what all ranks of the role hold alike."""
+    """This rank writes what is identical on all ranks of the role."""
 
 
 def copy_to_host(state: EngineState, leads: bool) -> HostCopy:
-    """Copy this rank's parts. Of tensors that all ranks hold alike the rank that `leads` keeps the only copy."""
+    """Copy this rank's parts. Of tensors that are identical on all ranks, the rank that `leads` keeps the only copy."""
     return HostCopy(
         weights=_parts(state.weights, leads, again=not state.is_copy),
         optimizer=_parts(state.optimizer, leads, again=not state.is_copy),
@@ -57,13 +57,13 @@ def copy_to_host(state: EngineState, leads: bool) -> HostCopy:
 
 
 def size_of(tensors: Tensors, leads: bool) -> int:
-    """Bytes of what a rank would copy of them."""
+    """Bytes that a rank would copy of these tensors."""
     kept = [tensor for tensor in tensors.values() if _is_ours(tensor, leads)]
     return sum(local.numel() * local.element_size() for tensor in kept for local, _ in _local(tensor))
 
 
 def write_weights(copy: HostCopy, folder: Path, rank: int) -> list[Path]:
-    """Write a rank's weights into a model's folder; returns the files. Raises NumericError for a NaN among them."""
+    """Write a rank's weights into a model's folder; returns the files. Raises NumericError if they contain a NaN."""
     refuse_nonfinite(copy)
     if not copy.weights:
         return []
@@ -78,14 +78,14 @@ def write_optimizer(copy: HostCopy, folder: Path, rank: int) -> list[Path]:
 
 
 def refuse_nonfinite(copy: HostCopy) -> None:
-    """What is not finite must never be committed: nothing could be resumed from it. Raises NumericError F35."""
+    """Never commit values that are not finite: nothing could be resumed from them. Raises NumericError F35."""
     for name, parts in (*copy.weights.items(), *copy.optimizer.items()):
         if any(part.tensor.is_floating_point() and not part.tensor.isfinite().all() for part in parts):
             raise NumericError(f"{name} holds values that are not finite; no checkpoint is written", code="F35")
 
 
 def fill(tensors: Tensors, folder: Path) -> None:
-    """Read into live tensors, in place; each rank its part. Raises ModelError for one that is missing, or of another
+    """Read into live tensors, in place; each rank reads its part. Raises ModelError if one is missing or has another
     shape."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -100,7 +100,7 @@ def fill(tensors: Tensors, folder: Path) -> None:
             found = tuple(kept[name].size)  # type: ignore[union-attr]
             raise ModelError(f"{name} has shape {found} in {folder}, and {tuple(tensor.shape)} in the model")
     try:
-        with warnings.catch_warnings():  # without a process group it says that there is one process
+        with warnings.catch_warnings():  # without a process group it warns that there is one process
             warnings.simplefilter("ignore", UserWarning)
             load(dict(tensors), storage_reader=reader, planner=_planner(), no_dist=True)
     except CheckpointException as error:
@@ -108,8 +108,8 @@ def fill(tensors: Tensors, folder: Path) -> None:
 
 
 def _planner() -> Any:
-    """Reads into any object that lists its chunks, as `FlatPart` does; the default one knows tensors only, because
-    it first looks through nested dictionaries."""
+    """Reads into any object that lists its chunks, as `FlatPart` does; the default planner supports only tensors,
+    because it first looks through nested dictionaries."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.utils import find_tensor_shard
 
@@ -137,13 +137,13 @@ def _parts(tensors: Tensors, leads: bool, again: bool) -> dict[str, tuple[Part, 
 
 
 def _is_spread(tensor: Any) -> bool:
-    """Whether it says which ranks hold which part of it."""
+    """Whether the tensor records which ranks hold which part of it."""
     return isinstance(tensor, FlatPart) or hasattr(tensor, "placements")
 
 
 def _is_ours(tensor: Any, leads: bool) -> bool:
-    """Whether this rank copies its part. Of ranks that hold a part alike the first of the tensor's mesh does; what is
-    no part of anything, all ranks of the role hold alike."""
+    """Whether this rank copies its part. Among ranks with the same part, the first of the tensor's mesh does; a tensor
+    that is not a part of anything is identical on all ranks of the role."""
     if not hasattr(tensor, "placements"):
         return leads or isinstance(tensor, FlatPart)
     place = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
@@ -174,7 +174,7 @@ def _write_whole(tensors: dict[str, torch.Tensor], folder: Path) -> list[Path]:
 
 
 def _write_parts(parts: Mapping[str, tuple[Part, ...]], folder: Path, rank: int) -> list[Path]:
-    """A file may have a name once only: the first blocks of all tensors go into one, the second ones into another."""
+    """A file may have a name only once: the first blocks of all tensors go into one, the second ones into another."""
     from safetensors.torch import save_file
     from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY
 

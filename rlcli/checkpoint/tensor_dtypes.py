@@ -1,7 +1,7 @@
-"""Numbers of safetensors files without torch: their types, and one type made into another.
+"""Numbers of safetensors files without torch: their types, and conversions between them.
 
 Values travel as raw bits, so that bfloat16, which numpy does not have, is 16 bits like any others. Rounding is to the
-nearest, ties to even: the bits are those that torch makes.
+nearest, ties to even: the resulting bits are the same as torch's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rlcli.api.weight_files import BYTES
 from rlcli.errors import ModelError
 
 FLOATS = ("F64", "F32", "F16", "BF16")
-"""Types that can be made into each other."""
+"""Types that can be converted into each other."""
 
 NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
 """Name in torch and in config.json → name in a safetensors header."""
@@ -29,9 +29,9 @@ def raw_type(dtype: str) -> np.dtype[Any]:
 
 
 def cast(raw: Raw, dtype: str, target: str, name: str) -> Raw:
-    """The bits of the same numbers in another type. Raises ModelError for a number that it has no room for.
+    """The bits of the same numbers in another type. Raises ModelError for a number outside its range.
 
-    Both types are of `FLOATS`; `name` is the tensor's, for the message.
+    Both types are in `FLOATS`; `name` is the tensor's, for the message.
     """
     if dtype == target:
         return raw
@@ -47,7 +47,7 @@ def cast(raw: Raw, dtype: str, target: str, name: str) -> Raw:
 
 
 def is_finite(raw: Raw, dtype: str) -> bool:
-    """Whether there is neither a NaN nor an infinity; always so for a type that is not of `FLOATS`."""
+    """Whether there is neither a NaN nor an infinity; always true for a type that is not in `FLOATS`."""
     if dtype == "BF16":
         return not bool(((raw & 0x7F80) == 0x7F80).any())
     return dtype not in FLOATS or bool(np.isfinite(_as_numbers(raw, dtype)).all())

@@ -1,4 +1,4 @@
-"""Safetensors files by the byte: which tensors a folder holds and where each of their bytes lies."""
+"""Safetensors files by the byte: which tensors a folder holds and where each of their bytes is."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rlcli.errors import ModelError
 
 SHARDING = "DCP_SHARDING_INFO"
 OFFSETS = "saved_offsets"
-"""Keys under which torch.distributed.checkpoint says where a part begins in the whole tensor."""
+"""Keys under which torch.distributed.checkpoint stores where a part begins in the whole tensor."""
 
 FILE_ORDER = ("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "F8_E8M0", "F8_E4M3",
               "F8_E5M2", "I8", "U8", "BOOL")  # fmt: skip
-"""Types of numbers as the safetensors library puts them one after the other."""
+"""Types of numbers in the order in which the safetensors library stores them."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a file says of a tensor."""
+    """A file's description of a tensor."""
 
     name: str
     dtype: str
@@ -52,7 +52,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of a tensor that lies in one file."""
+    """The part of a tensor that one file holds."""
 
     extent: Extent
     shape: tuple[int, ...]
@@ -69,7 +69,7 @@ class StoredTensor:
 
     @property
     def extents(self) -> list[Extent] | None:
-        """The tensor's bytes in their order, if its pieces are blocks of rows."""
+        """The tensor's bytes in order, if its pieces are blocks of rows."""
         if any(any(piece.offsets[1:]) or piece.shape[1:] != self.spec.shape[1:] for piece in self.pieces):
             return None
         return [piece.extent for piece in self.pieces]
@@ -89,7 +89,7 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a model's folder. Raises ModelError if the folder is not whole, sound and harmless."""
+    """Every tensor of a model's folder. Raises ModelError if the folder is not complete, valid and harmless."""
     check_folder(folder, weights=True)
     pieces: dict[str, list[tuple[str, Piece]]] = {}
     for file in weight_files(folder):
@@ -99,7 +99,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def in_file_order(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """As the safetensors library orders them: wide numbers first, then by name."""
+    """In the order of the safetensors library: wide numbers first, then by name."""
     return sorted(specs, key=lambda spec: (FILE_ORDER.index(spec.dtype), spec.name))
 
 
@@ -139,7 +139,7 @@ def _assembled(name: str, found: Sequence[tuple[str, Piece]]) -> StoredTensor:
 
 
 def _begins_within(one: Piece, other: Piece) -> bool:
-    """Whether the first row of `other` lies among those of `one`."""
+    """Whether the first row of `other` is among those of `one`."""
     return not one.shape or other.offsets[0] < one.offsets[0] + one.shape[0]
 
 

@@ -1,4 +1,4 @@
-"""Which tensors are made of which: from any form of Hugging Face's names, through ours, to the form that is wanted.
+"""Which tensors are made from which: from any form of Hugging Face's names, through ours, to the desired form.
 
 A move is the smallest group of tensors that can be converted on its own; its size bounds the memory of a conversion.
 """
@@ -15,7 +15,7 @@ from rlcli.checkpoint.tensor_files import StoredTensor, TensorSpec
 from rlcli.errors import ModelError
 
 ROWS_PER_TOKEN = ("embedding.tokens.weight", "head.output.weight")
-"""Our parameters with a row for each word of the vocabulary."""
+"""Our parameters with a row for each token of the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Move:
 
     @property
     def is_copy(self) -> bool:
-        """The bytes stay as they are, or their first part does."""
+        """The bytes stay as they are, possibly only the first part of them."""
         return not self.output_links
 
     def make(self) -> dict[str, Raw]:
@@ -45,7 +45,7 @@ def plan_moves(
 ) -> list[Move]:
     """How `tensors` become those of the model in another form. Tensors that the family does not know stay as they are.
 
-    Without a family all of them do. Raises ModelError if parts are missing or there twice.
+    Without a family all of them do. Raises ModelError if parts are missing or duplicated.
     """
     if family is None or config is None:
         return [_copy(tensor, name) for name, tensor in tensors.items()]
@@ -71,7 +71,7 @@ def strangers(tensors: Mapping[str, StoredTensor], family: HFFamily, config: Mod
 
 
 def in_type(move: Move, dtype: str | None) -> Move:
-    """With floating-point outputs of another type; None keeps theirs."""
+    """The move with floating-point outputs of another type; None keeps theirs."""
     if dtype is None:
         return move
     outputs = tuple(replace(spec, dtype=dtype) if spec.dtype in FLOATS else spec for spec in move.outputs)
@@ -79,7 +79,7 @@ def in_type(move: Move, dtype: str | None) -> Move:
 
 
 def with_vocabulary(moves: Sequence[Move], family: HFFamily, config: ModelConfig, form: Form) -> list[Move]:
-    """With no more rows than the configuration has words: a backend may have padded them to divide them evenly.
+    """The moves, cut to the rows of the configuration's vocabulary: a backend may have padded them to divide evenly.
 
     Raises ModelError if there are fewer.
     """

@@ -35,15 +35,15 @@ MOST_SOURCES = 64
 """Files that are open for reading at a time."""
 
 NO_KERNEL_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
-"""What copy_file_range says where the kernel or a filesystem cannot."""
+"""Errors of copy_file_range where the kernel or a filesystem does not support it."""
 
 Progress = Callable[[int], None]
-"""Told how many bytes were written since it was last called."""
+"""Called with the number of bytes written since the last call."""
 
 
 @dataclass(frozen=True)
 class FilePlan:
-    """A file, and what of which tensors it holds: whole ones, or a rank's rows."""
+    """A file, and what it holds of which tensors: whole ones, or a rank's rows."""
 
     name: str
     tensors: tuple[TensorSpec, ...]
@@ -53,7 +53,7 @@ class FilePlan:
 
 
 class TensorWriter:
-    """Writes the files of a folder. Every tensor that the plans name must be given once, by `copy` or by `write`."""
+    """Writes the files of a folder. Every tensor that the plans name must be passed once, to `copy` or to `write`."""
 
     def __init__(self, folder: Path, plans: Sequence[FilePlan], progress: Progress):
         self._progress = progress
@@ -190,9 +190,9 @@ class TensorWriter:
 def rank_files(
     specs: Sequence[TensorSpec], ranks: int, metadata: Callable[[Mapping[str, Sequence[int]]], dict[str, str]]
 ) -> list[FilePlan]:
-    """One file per rank, each with its block of every tensor's rows, as evenly as FSDP cuts them.
+    """One file per rank, each with its block of every tensor's rows, divided as evenly as FSDP does.
 
-    `metadata` makes a file's metadata of where each of its parts begins.
+    `metadata` makes a file's metadata from the offsets of its parts.
     """
     plans = []
     for rank in range(ranks):
@@ -250,7 +250,7 @@ def _kernel_copy(source: int, target: int, extent: Extent, at: int) -> None:
 
 
 def _write_all(descriptor: int, content: memoryview, at: int) -> int:
-    """Write everything at an offset; returns the offset behind it."""
+    """Write everything at an offset; returns the offset after it."""
     done = 0
     while done < len(content):
         done += os.pwrite(descriptor, content[done:], at + done)

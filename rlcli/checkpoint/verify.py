@@ -1,4 +1,4 @@
-"""Which checkpoints there are, and whether they are whole: told by digests, never by a name."""
+"""Which checkpoints exist, and whether they are whole: judged by digests, never by a name."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlcli.checkpoint.disk import failures_told, files_under, open_to_read
+from rlcli.checkpoint.disk import explain_disk_errors, files_under, open_to_read
 from rlcli.checkpoint.manifest import MANIFEST, NEWER_FORMAT, FileDigest, Manifest, read_manifest
 from rlcli.errors import ModelError
 
-ASIDE = ".old-"
-"""Before the name of a checkpoint that made room for a new one of the same step; it counts until that is there."""
-NAME = re.compile(rf"(?:{re.escape(ASIDE)})?step-(?P<step>\d{{12}})")
+SUPERSEDED = ".old-"
+"""Name prefix of a checkpoint that made way for a new one of the same step; it counts until the new one exists."""
+NAME = re.compile(rf"(?:{re.escape(SUPERSEDED)})?step-(?P<step>\d{{12}})")
 State = Literal["ok", "incomplete", "corrupt"]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose every byte was found to be what its manifest says."""
+    """A checkpoint whose every byte was found to match its manifest."""
 
     path: Path
     manifest: Manifest
@@ -42,23 +42,23 @@ class Report:
 
     @property
     def state(self) -> State:
-        """`incomplete`: something is not there at all."""
+        """`incomplete`: something is missing altogether."""
         missing = any(fault.code == "F20" for fault in self.faults)
         return "incomplete" if missing else "corrupt" if self.faults else "ok"
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """What is named like a checkpoint, newest first. Raises ResourceError if that cannot be told."""
-    with failures_told(folder):
+    """Everything named like a checkpoint, newest first. Raises ResourceError if the folder cannot be read."""
+    with explain_disk_errors(folder):
         named = {path.name: path for path in (folder.iterdir() if folder.is_dir() else ()) if NAME.fullmatch(path.name)}
-    needed = [path for name, path in named.items() if name.removeprefix(ASIDE) not in named.keys() - {name}]
-    return sorted(needed, key=lambda path: path.name.removeprefix(ASIDE), reverse=True)
+    needed = [path for name, path in named.items() if name.removeprefix(SUPERSEDED) not in named.keys() - {name}]
+    return sorted(needed, key=lambda path: path.name.removeprefix(SUPERSEDED), reverse=True)
 
 
 def examine(checkpoint: Path, *, run_id: str | None = None, read: bool = True, under: str = "") -> Report:
-    """All that is wrong with a checkpoint, every byte of it read; without `read` only names and sizes are compared.
+    """Everything that is wrong with a checkpoint, reading every byte; without `read` only names and sizes are compared.
 
-    `run_id`: the run that it must belong to. `under`: only files whose paths begin so are looked at.
+    `run_id`: the run that it must belong to. `under`: only files whose paths begin with it are examined.
     """
     try:
         if checkpoint.is_symlink():
@@ -110,7 +110,7 @@ def belongs(path: Path, run_id: str) -> bool:
 
 
 def _check_belongs(checkpoint: Path, manifest: Manifest, run_id: str | None) -> None:
-    """A folder that was copied from elsewhere must not be taken for what its name says."""
+    """Refuse a folder copied from elsewhere: its name must not be trusted."""
     named = NAME.fullmatch(checkpoint.name)
     if named and int(named["step"]) != manifest.step:
         raise ModelError(f"its manifest is of step {manifest.step}", where=str(checkpoint), code="F19")
@@ -122,7 +122,7 @@ def _check_belongs(checkpoint: Path, manifest: Manifest, run_id: str | None) -> 
 def _fault(checkpoint: Path, file: FileDigest, there: dict[str, Path], read: bool) -> ModelError | None:
     """What is wrong with a file, if anything is."""
     path = checkpoint / file.path
-    if file.path not in there:  # it may lie behind a link, which is not followed
+    if file.path not in there:  # it may be behind a link, which is not followed
         return ModelError("it is missing", where=str(path), code="F20")
     try:
         with os.fdopen(open_to_read(path), "rb") as opened:

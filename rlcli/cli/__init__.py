@@ -1,1 +1,1 @@
-"""The command line: one file per verb, each of which imports what it needs when it is called."""
+"""The command line: one file per verb, each importing what it needs when it is called."""

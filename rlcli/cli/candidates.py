@@ -1,4 +1,4 @@
-"""What may come next on a command line, for the shells' completion. Never raises, never prints."""
+"""Completion candidates for a command line, for the shells. Never raises, never prints."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 
 from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.errors import RlcliError
-from rlcli.recipe.candidate import Candidate
+from rlcli.recipe.introspection.candidate import Candidate
 
 KINDS = {"interface": "interfaces", "backend": "backends", "dataset": "datasets"}
 
 
 @dataclass
 class Line:
-    """A command line so far: the command that it has led to, and what that was given."""
+    """A command line so far: the command it has reached, and the arguments that were given."""
 
     command: Any
     context: Any
     positionals: list[str] = field(default_factory=list)
     options: dict[str, list[str]] = field(default_factory=dict)
-    """Option's parameter name → the values given."""
+    """Parameter name of an option → the values given."""
     awaits: Any = None
     """The option whose value comes next."""
     ended: bool = False
-    """After `--`, where nothing is an option."""
+    """After `--`: nothing is an option any more."""
 
     def recipe(self) -> str:
-        """The recipe that keys belong to."""
+        """The recipe that the keys belong to."""
         for parameter, given in zip(self.arguments(), self.positionals, strict=False):
             if parameter.name == "recipe":
                 return given
@@ -48,7 +48,7 @@ class Line:
 
 
 def candidates(app: Any, words: Sequence[str]) -> list[Candidate]:
-    """How the last of `words` (those after `rlcli`) may go on; `app` is the command of all verbs."""
+    """Completions of the last of `words` (those after `rlcli`); `app` is the command of all verbs."""
     try:
         *before, last = words or [""]
         line = _read(app, before)
@@ -62,7 +62,7 @@ def _sorted_out(found: Iterator[Candidate], last: str) -> list[Candidate]:
 
 
 def _read(command: Any, words: Sequence[str]) -> Line:
-    """Walk through the words that stand already."""
+    """Walk through the words typed so far."""
     line = _line(command)
     for word in words:
         if line.awaits is not None:
@@ -142,7 +142,7 @@ def _summary(command: Any, name: str) -> str:
 
 
 def _values_of(parameter: Any, line: Line, last: str) -> Iterator[Candidate]:
-    """What an argument or an option takes: its choices, or what its name says."""
+    """Values of an argument or option: its choices, or candidates according to its name."""
     from rlcli.cli.help import choices_of
 
     if words := choices_of(parameter):
@@ -153,7 +153,7 @@ def _values_of(parameter: Any, line: Line, last: str) -> Iterator[Candidate]:
 
 
 def _recipes(line: Line, last: str) -> Iterator[Candidate]:
-    from rlcli.recipe.layers import recipe_names
+    from rlcli.recipe.parsing.layers import recipe_names
 
     yield from (
         Candidate(name) for name in recipe_names() if not name.startswith(("base/", "profiles/")) or "/" in last
@@ -166,7 +166,7 @@ def _overrides(line: Line, last: str) -> Iterator[Candidate]:
 
 
 def _overrides_of(line: Line, recipe: str, last: str) -> Iterator[Candidate]:
-    from rlcli.recipe.typing_ahead import override_candidates, sketch
+    from rlcli.recipe.introspection.typing_ahead import override_candidates, sketch
 
     given = line.overrides()
     tree = sketch(recipe, given, line.options.get("with_", ()))
@@ -178,15 +178,15 @@ def _overrides_of(line: Line, recipe: str, last: str) -> Iterator[Candidate]:
 
 
 def _keys(line: Line, last: str) -> Iterator[Candidate]:
-    from rlcli.recipe.typing_ahead import key_candidates, sketch
+    from rlcli.recipe.introspection.typing_ahead import key_candidates, sketch
 
     tree = sketch(line.recipe(), line.overrides(), line.options.get("with_", ()))
     yield from key_candidates(tree, last)
 
 
 def _sections(line: Line, last: str) -> Iterator[Candidate]:
-    """Of the schema: sections and components."""
-    from rlcli.recipe.typing_ahead import key_candidates, sketch
+    """Arguments of `schema`: sections and components."""
+    from rlcli.recipe.introspection.typing_ahead import key_candidates, sketch
 
     found = key_candidates(sketch(""), last)
     yield from (Candidate(one.text.removesuffix("."), one.doc) for one in found if one.text.endswith("."))
@@ -194,14 +194,14 @@ def _sections(line: Line, last: str) -> Iterator[Candidate]:
 
 
 def _datasets(line: Line, last: str) -> Iterator[Candidate]:
-    from rlcli.recipe.typing_ahead import sketch, values
+    from rlcli.recipe.introspection.typing_ahead import sketch, values
 
     tree = sketch(line.recipe(), line.overrides(), line.options.get("with_", ()))
     yield from (Candidate(name) for name, _ in values(tree, "train.dataset"))
 
 
 def _profiles(line: Line, last: str) -> Iterator[Candidate]:
-    from rlcli.recipe.layers import recipe_names
+    from rlcli.recipe.parsing.layers import recipe_names
 
     names = (name for name in recipe_names() if name.startswith("profiles/"))
     yield from (Candidate(name.removeprefix("profiles/")) for name in names)
@@ -209,7 +209,7 @@ def _profiles(line: Line, last: str) -> Iterator[Candidate]:
 
 
 def _components(line: Line, last: str) -> Iterator[Candidate]:
-    """The names of a kind that stands before, else of all kinds."""
+    """The names of the preceding kind, or of all kinds if there is none."""
     from rlcli import registry
 
     kind = next((KINDS[word] for word in line.positionals if word in KINDS), None)
@@ -218,7 +218,7 @@ def _components(line: Line, last: str) -> Iterator[Candidate]:
 
 
 def _shown(line: Line, last: str) -> Iterator[Candidate]:
-    """`show`: a kind and a name, a name, or a recipe and overrides."""
+    """Arguments of `show`: a kind and a name, a name, or a recipe and overrides."""
     if not line.positionals:
         yield from (Candidate(kind) for kind in KINDS)
         yield from _components(line, last)
@@ -236,7 +236,7 @@ def _tested_kinds(line: Line, last: str) -> Iterator[Candidate]:
 
 
 def _tested(line: Line, last: str) -> Iterator[Candidate]:
-    """The names of the kind that stands before."""
+    """The names of the preceding kind."""
     from rlcli.testing.subjects import KINDS, names
 
     kind = line.positionals[0]
@@ -244,13 +244,13 @@ def _tested(line: Line, last: str) -> Iterator[Candidate]:
 
 
 def _tested_with(line: Line, last: str) -> Iterator[Candidate]:
-    """What a recipe can be told."""
+    """Overrides of a recipe."""
     kind, name, *_ = line.positionals
     yield from _overrides_of(line, name, last) if kind == "recipe" else ()
 
 
 def _runs(line: Line, last: str) -> Iterator[Candidate]:
-    """Runs, the newest first, by their names or folders, and any other folder."""
+    """Runs by name or folder, the newest first, and any other folder."""
     from rlcli.observe.run_search import RUNS, find_runs, short_name
 
     root = Path((line.options.get("runs") or [str(RUNS)])[-1])
@@ -286,13 +286,13 @@ def _folders(line: Line, last: str) -> Iterator[Candidate]:
 
 
 def _yaml_files(last: str) -> Iterator[Candidate]:
-    """YAML files; folders once something is typed, for names come first."""
+    """YAML files; folders only once something is typed, because names come first."""
     found = _files(last, lambda path: path.suffix in (".yaml", ".yml"))
     yield from (one for one in found if last or one.is_whole)
 
 
 def _files(last: str, wanted: Callable[[Path], bool]) -> Iterator[Candidate]:
-    """Folders, and the files that are wanted, below what is typed."""
+    """Folders, and the `wanted` files, below the typed path."""
     head, slash, partial = last.rpartition("/")
     folder = Path(f"{head}{slash}" or ".").expanduser()
     with contextlib.suppress(OSError, ValueError):
@@ -327,4 +327,4 @@ _BY_NAME: dict[str, Callable[[Line, str], Iterator[Candidate]]] = {
     "runs": _folders,
     "project": _folders,
 }
-"""By the name of a verb's parameter, where need be with the verb; anything else is a file."""
+"""By the name of a verb's parameter, together with the verb where necessary; anything else is a file."""

@@ -40,7 +40,7 @@ def chat(
 
 
 def _talk(answerer: Answerer, settings: GenerationHyperparameters, system: str | None) -> None:
-    """Ask and answer until the input ends."""
+    """Read prompts and print answers until the input ends."""
     from rlcli.cli.output import print_talk, print_text
     from rlcli.errors import ModelError
 
@@ -66,7 +66,7 @@ def _talk(answerer: Answerer, settings: GenerationHyperparameters, system: str |
 
 
 def _next_line() -> str | None:
-    """What the user says; None at the end of the input. Ctrl-C drops the line."""
+    """The user's next line; None at the end of the input. Ctrl-C discards the line."""
     from rlcli.cli.output import flush, print_text
 
     while True:
@@ -82,7 +82,7 @@ def _next_line() -> str | None:
 def _answer(
     answerer: Answerer, conversation: list[dict[str, str]], settings: GenerationHyperparameters, turn: int
 ) -> str:
-    """Print an answer while it is sampled. After Ctrl-C it is what was said until then."""
+    """Print an answer while it is sampled. After Ctrl-C it is the text sampled so far."""
     from contextlib import closing
 
     from rlcli.cli.output import print_piece, print_text

@@ -1,4 +1,4 @@
-"""The report of `rlcli test`: each check in words as it is done, and for a failure the number, the cause, the line."""
+"""The report of `rlcli test`: each check in words once it is done, and the number, cause and line of each failure."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 STYLES = {"ok": "green", "FAIL": "bold red", "skip": "dim"}
 COUNTED: dict[Outcome, str] = {"ok": "passed", "FAIL": "failed", "skip": "skipped"}
 NOT_TRIED = "not tried: "
-"""How the reason of a check begins that was skipped though it concerns the component: something failed before it."""
+"""Prefix of the reason for skipping a check that does concern the component: something failed before it."""
 MARGIN = 8
-"""Columns before the words of a check."""
+"""Columns before the text of a check."""
 
 
 class SilentPrinter:
-    """Says what it waits for, where somebody can see it, and nothing else."""
+    """Shows the check in progress on a terminal, and nothing else."""
 
     def __init__(self) -> None:
         self._is_live = sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
@@ -61,10 +61,10 @@ class SilentPrinter:
         print_talk(f"interrupted{during}; {self._done} of {self._checks} checks of {self._title} were done")
 
     def total(self, tested: Sequence[Examined]) -> None:
-        """After the last component."""
+        """Print the total after the last component."""
 
     def _live(self, text: str) -> None:
-        """A line that the next one takes the place of."""
+        """Print a line that the next one replaces."""
         if self._is_live:
             self._write(f"\r\x1b[2K\x1b[2m{one_line(text)[: _width() - 1]}\x1b[0m")
 
@@ -81,7 +81,7 @@ class SilentPrinter:
 
 
 class CheckPrinter(SilentPrinter):
-    """Prints each check when it is done; those that do not concern a component are summed up."""
+    """Prints each check when it is done; those that do not concern a component are summarised."""
 
     def __init__(self, traceback: bool = False):
         super().__init__()
@@ -89,12 +89,12 @@ class CheckPrinter(SilentPrinter):
         self._skipped: dict[str, int] = {}
         self._variant = ""
         self._last: Failure | None = None
-        """Printed last: a component that breaks at once does so in every check."""
+        """The last printed failure: a component that is broken outright fails every check in the same way."""
         self._repeated = 0
-        """Checks since then that failed alike."""
+        """Number of checks since then that failed in the same way."""
 
     def component(self, subject: Subject, checks: int) -> None:
-        from rlcli.recipe.layers import shown
+        from rlcli.recipe.parsing.layers import shown
         from rlcli.testing.subjects import KINDS
 
         super().component(subject, checks)
@@ -152,7 +152,7 @@ class CheckPrinter(SilentPrinter):
 
 
 def _is_alike(one: Failure, other: Failure) -> bool:
-    """The same failure, or the same exception at the same line: what it says may hold the sizes of a batch."""
+    """Whether two failures are the same, or the same exception at the same line: messages may contain batch sizes."""
     crashed = one.cause == other.cause == "" and one.found.partition(":")[0] == other.found.partition(":")[0]
     return one == other or (crashed and one.where == other.where != "")
 
@@ -166,7 +166,7 @@ def summary(tested: Sequence[Examined]) -> str:
 
 
 def _skipped(reasons: Mapping[str, int]) -> Iterator[str]:
-    """`17 that do not concern it: has no inference (16); does not evaluate (1)`, and apart those that might."""
+    """`17 that do not concern it: has no inference (16); does not evaluate (1)`, and separately those that might."""
     blocked = {reason.removeprefix(NOT_TRIED): of for reason, of in reasons.items() if reason.startswith(NOT_TRIED)}
     others = {reason: of for reason, of in reasons.items() if not reason.startswith(NOT_TRIED)}
     for counted, words in ((others, "that do{} not concern it"), (blocked, "that could not be tried")):
@@ -184,7 +184,7 @@ def _cases(check: Check) -> str:
 
 
 def _print_line(level: str, words: str, note: str = "") -> None:
-    """`  ok    the same on 1 and 2 ranks   max diff 3e-7`; a note that does not fit stands below."""
+    """`  ok    the same on 1 and 2 ranks   max diff 3e-7`; a note that does not fit goes below."""
     said = STYLES[level] if level == "skip" else ""
     first, *rest = _wrapped(one_line(words), MARGIN)
     beside = f"   {one_line(note)}" if note and not rest else ""
@@ -198,7 +198,7 @@ def _print_line(level: str, words: str, note: str = "") -> None:
 
 
 def _print_below(text: str) -> None:
-    """What belongs to the line above."""
+    """Print text that belongs to the line above."""
     for paragraph in escape_control(text).splitlines():
         for line in _wrapped(paragraph, MARGIN + 2):
             print_styled((" " * (MARGIN + 2) + line, ""))

@@ -1,4 +1,4 @@
-"""`rlcli ckpt`: the checkpoints of a run: which there are, whether they are whole, what is in one, fewer of them."""
+"""`rlcli ckpt`: list, verify, show and prune the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ckpt = new_typer(
 
 
 class Which(StrEnum):
-    """Values of a metric."""
+    """Which value of a metric is best."""
 
     HIGHEST = "highest"
     LOWEST = "lowest"
@@ -42,9 +42,11 @@ Steps = Annotated[
 ]
 Metric = Annotated[
     str | None,
-    typer.Option("--best-metric", metavar="NAME", help="Number that says how good one is; default: the recipe's."),
+    typer.Option("--best-metric", metavar="NAME", help="Metric that ranks checkpoints; default: the recipe's."),
 ]
-BestIs = Annotated[Which | None, typer.Option("--best-is", help="Which value of it is best; default: the recipe's.")]
+BestIs = Annotated[
+    Which | None, typer.Option("--best-is", help="Whether the highest or lowest is best; default: the recipe's.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -52,7 +54,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def ls(run: Run, best_metric: Metric = None, best_is: BestIs = None, as_json: AsJson = False) -> None:
     """List the checkpoints of a run, newest first.
 
-    The state is that of names and sizes; `rlcli ckpt verify` reads every byte.
+    The state is judged by names and sizes; `rlcli ckpt verify` reads every byte.
 
     Example: rlcli ckpt ls runs/ppo_math/20260412-093011
     """
@@ -81,7 +83,7 @@ def ls(run: Run, best_metric: Metric = None, best_is: BestIs = None, as_json: As
 def verify(run: Run, step: Steps = None, as_json: AsJson = False) -> int:
     """Compare every byte of the checkpoints with what was written.
 
-    Exits with 5 if one of them is not whole, naming each file that is damaged or missing.
+    Exits with 5 if one is incomplete, naming each file that is damaged or missing.
 
     Example: rlcli ckpt verify runs/ppo_math/20260412-093011 --step 40
     """
@@ -108,14 +110,14 @@ def verify(run: Run, step: Steps = None, as_json: AsJson = False) -> int:
 @ckpt.command(cls=VerbCommand)
 def prune(
     run: Run,
-    keep_last: Annotated[int, typer.Option("--keep-last", metavar="N", help="The newest ones that stay.")],
-    keep_best: Annotated[int, typer.Option("--keep-best", metavar="N", help="The best ones that stay too.")] = 0,
+    keep_last: Annotated[int, typer.Option("--keep-last", metavar="N", help="Keep this many of the newest.")],
+    keep_best: Annotated[int, typer.Option("--keep-best", metavar="N", help="Also keep this many of the best.")] = 0,
     best_metric: Metric = None,
     best_is: BestIs = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete all checkpoints but the newest, the best and the last whole one.
+    """Delete all checkpoints but the newest, the best and the last valid one.
 
     Example: rlcli ckpt prune runs/ppo_math/20260412-093011 --keep-last 1 --keep-best 1
     """
@@ -132,7 +134,7 @@ def prune(
         raise UsageError(f"{run} is one checkpoint", hint=f"rlcli ckpt prune {place.folder} --keep-last {keep_last}")
     with contextlib.nullcontext() if dry_run else _held(place):
         run_id = _run_id(place)
-        if run_id is not None and not dry_run:  # without its run's lock a save may be under way in the folder
+        if run_id is not None and not dry_run:  # without the run's lock a save may be in progress in the folder
             clear_leftovers(place.folder, run_id)
         before = {entry.report.path: entry for entry in overview(place, None)}
         best = _best(place, keep_best, best_metric, best_is)
@@ -155,7 +157,7 @@ def show(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a checkpoint says of itself: run, metrics, files.
+    """Show a checkpoint's run, metrics and files.
 
     Example: rlcli ckpt show runs/ppo_math/20260412-093011 --step 40
     """
@@ -257,7 +259,7 @@ def _report_as_json(report: Report) -> dict[str, Any]:
 
 
 def _best(place: Place, count: int, metric: str | None, which: Which | None) -> Best | None:
-    """The best `count`, as the options say, and where they are silent the run's recipe."""
+    """The best `count`, according to the options, or the run's recipe where they are not given."""
     from rlcli.checkpoint.retention import Best
 
     if not count:
@@ -269,11 +271,11 @@ def _best(place: Place, count: int, metric: str | None, which: Which | None) -> 
 
 
 def _recipe_settings(place: Place) -> dict[str, Any]:
-    """The section `checkpoint:` of the run's recipe, empty where it cannot be read."""
+    """The section `checkpoint:` of the run's recipe, empty if it cannot be read."""
     from rlcli.api.run_folder import RESOLVED_RECIPE
-    from rlcli.recipe.problems import Problems
-    from rlcli.recipe.reader import parse
-    from rlcli.recipe.tree import plain
+    from rlcli.recipe.parsing.problems import Problems
+    from rlcli.recipe.parsing.reader import parse
+    from rlcli.recipe.parsing.tree import plain
 
     if place.run is None:
         return {}
@@ -296,7 +298,7 @@ def _run_id(place: Place) -> str | None:
 
 
 def _held(place: Place) -> contextlib.AbstractContextManager[object]:
-    """The run's lock: what a live run is writing must not be cleared away. Raises ResourceError F71."""
+    """Hold the run's lock: what a live run is writing must not be deleted. Raises ResourceError F71."""
     from rlcli.observe.run_directory import RunDirectory
 
     return RunDirectory.reopen(place.run) if place.run is not None else contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""`rlcli compare`: the results of several runs, over their seeds, as a table and as curves."""
+"""`rlcli compare`: the results of several runs, aggregated over seeds, as a table and as curves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = (
     ("KL from the reference",),
     ("seconds per step",),
 )
-"""Of each of these lists the first result that there is; --json has all."""
+"""The first available result of each list is shown; --json has all."""
 
 
 def compare(
@@ -28,7 +28,8 @@ def compare(
         typer.Argument(metavar="RUN... [METRIC]...", help="Runs or folders of runs, such as a sweep; then metrics."),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE.png", help="Write the curves as a picture instead.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE.png", help="Write the curves to an image file instead."),
     ] = None,
     runs: RunsFolder = RUNS,
     as_json: AsJson = False,
@@ -60,7 +61,7 @@ def compare(
 
 
 def print_groups(groups: Sequence[RunGroup]) -> None:
-    """The table: a row for each group."""
+    """Print the table: a row for each group."""
     from rlcli.cli.output import print_table
 
     found = [group.results() for group in groups]
@@ -82,7 +83,7 @@ def _text(result: Result | None) -> str:
 
 
 def _runs_of(word: str, runs: Path) -> list[Path]:
-    """The run that a word names, or all of a folder."""
+    """The run that a word names, or all runs of a folder."""
     from rlcli.observe.run_search import find_run, find_runs, folder_of_runs
 
     several = folder_of_runs(word, runs)

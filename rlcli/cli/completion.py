@@ -1,4 +1,4 @@
-"""`rlcli completion`: the script that makes a shell complete rlcli's words, and the answers that it asks for."""
+"""`rlcli completion`: the script that makes a shell complete rlcli's words, and the candidates that it requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from rlcli.recipe.candidate import Candidate
+    from rlcli.recipe.introspection.candidate import Candidate
 
 ANSWER = "__complete"
 """The verb that the scripts call: `rlcli __complete zsh train ppo_math tra`, or `… bash LINE`."""
@@ -62,7 +62,7 @@ complete -c rlcli -f -k -a '(__rlcli_complete)'
 
 
 class Shell(StrEnum):
-    """Shells that rlcli can teach."""
+    """Shells with completion."""
 
     BASH = "bash"
     ZSH = "zsh"
@@ -106,7 +106,7 @@ def _current_shell() -> Shell:
 
 
 def _place(shell: Shell) -> Path:
-    """Where a shell looks for a user's completions."""
+    """The path where a shell looks for a user's completions."""
     from rlcli.errors import ResourceError
 
     try:
@@ -139,11 +139,11 @@ def _next_step(shell: Shell, place: Path) -> str:
     return "New shells complete rlcli."
 
 
-# -- the answers -----------------------------------------------------------------------------------------
+# -- the candidates --------------------------------------------------------------------------------------
 
 
 def answer(app: Any, arguments: list[str]) -> None:
-    """Print the candidates, one per line, as the shell's script wants them."""
+    """Print the candidates, one per line, in the format of the shell's script."""
     from rlcli.cli.candidates import candidates
 
     shell, *words = arguments or [""]
@@ -163,7 +163,7 @@ def _short(doc: str) -> str:
 
 
 def _for_bash(one: Candidate, last: str, quote: str, breaks: str) -> str:
-    """The part of a word that readline replaces: what follows the last of its word breaks, `=` and `:` among them."""
+    """The part of a word that readline replaces: the text after its last word break, such as `=` or `:`."""
     start = 0 if quote else max((last.rfind(sign) + 1 for sign in "=:" if sign in breaks), default=0)
     text = one.text[start:]
     if quote:
@@ -172,7 +172,7 @@ def _for_bash(one: Candidate, last: str, quote: str, breaks: str) -> str:
 
 
 def split_line(line: str) -> tuple[list[str], str]:
-    """(the words of a command line that is still being typed, the quote that is open at its end)."""
+    """(the words of an unfinished command line, the quote that is open at its end)."""
     words: list[str] = []
     word, quote, inside, escaped = "", "", False, False
     for sign in line:

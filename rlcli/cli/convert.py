@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Type(StrEnum):
-    """Of the numbers that are written."""
+    """Data types of the written weights."""
 
     KEEP = "keep"
     BFLOAT16 = "bfloat16"
@@ -28,7 +28,7 @@ class Type(StrEnum):
 
 
 class Rows(StrEnum):
-    """What becomes of an embedding's rows beyond the vocabulary."""
+    """How to treat an embedding's rows beyond the vocabulary."""
 
     DROP = "drop"
     KEEP = "keep"
@@ -39,9 +39,11 @@ def convert(
         Path | None, typer.Argument(metavar="SOURCE", help="A run, a checkpoint, or a model's folder in one.")
     ] = None,
     to_hf: Annotated[
-        Path | None, typer.Option("--to-hf", metavar="DIR", help="Write a folder that transformers reads.")
+        Path | None, typer.Option("--to-hf", metavar="DIR", help="Write a folder that transformers can read.")
     ] = None,
-    from_hf: Annotated[Path | None, typer.Option("--from-hf", metavar="DIR", help="Read such a folder.")] = None,
+    from_hf: Annotated[
+        Path | None, typer.Option("--from-hf", metavar="DIR", help="Read a Hugging Face folder.")
+    ] = None,
     to: Annotated[
         Path | None,
         typer.Option("--to", metavar="DIR", help="With --from-hf: the folder to write."),
@@ -63,7 +65,7 @@ def convert(
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Load both models and compare all there is to compare.")
     ] = True,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be written.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be written.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Convert a trained model to Hugging Face's format, or the other way round.
@@ -104,7 +106,7 @@ def convert(
 
 
 def _convert(plan: Conversion, verify: bool) -> tuple[Checked | None, int]:
-    """What the check found, if there was one, and the most memory that was held before it."""
+    """The result of the check, if there was one, and the peak memory before it."""
     from rlcli.checkpoint import convert as conversions
     from rlcli.observe.status_line import status_line
 
@@ -125,7 +127,7 @@ def _convert(plan: Conversion, verify: bool) -> tuple[Checked | None, int]:
 
 
 def _only(source: Path | None, to_hf: Path | None, from_hf: Path | None, to: Path | None) -> Path:
-    """The folder to read. Raises UsageError unless the arguments say one thing."""
+    """The folder to read. Raises UsageError unless the arguments are unambiguous."""
     from rlcli.errors import UsageError
 
     example = "rlcli convert RUN --to-hf DIR, or rlcli convert --from-hf DIR --to DIR --ranks 2"
@@ -211,7 +213,7 @@ def _as_json(plan: Conversion, found: RoleFolder, checked: Checked | None, dry_r
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal; elsewhere nothing."""
+    """A progress bar on a terminal; nothing elsewhere."""
     import sys
 
     if not sys.stderr.isatty():
@@ -233,7 +235,7 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
 
 
 def _type(name: str) -> str:
-    """As people call it: bf16 for BF16, f32 for F32."""
+    """The common name of a type: bf16 for BF16, f32 for F32."""
     return name.lower()
 
 
@@ -242,7 +244,7 @@ def _duration(seconds: float) -> str:
 
 
 def _peak() -> int:
-    """The most memory that this process has held, in bytes."""
+    """Peak memory of this process, in bytes."""
     import resource
     import sys
 
@@ -251,7 +253,7 @@ def _peak() -> int:
 
 
 def _say(lines: Iterable[str]) -> None:
-    """Lines whose second column begins behind their first word, and wraps below itself."""
+    """Print lines whose second column begins after their first word and wraps below itself."""
     import textwrap
 
     from rlcli.cli.output import print_text

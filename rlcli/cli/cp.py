@@ -37,7 +37,7 @@ def cp(
         try:
             load(str(new), (), ())
         except BaseException:
-            new.unlink(missing_ok=True)  # it is ours, and it is of no use
+            new.unlink(missing_ok=True)  # we created it, and it is unusable
             raise
     following = f"rlcli train {shlex.quote(str(new))}"
     if as_json:

@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from rlcli.observe.run_comparison import Pair, Recorded
-    from rlcli.recipe.difference import Difference, Values
+    from rlcli.recipe.introspection.difference import Difference, Values
     from rlcli.recipe.resolve import Resolved
 
 
@@ -29,7 +29,7 @@ class Side:
 
 def diff(
     before: Annotated[str, typer.Argument(metavar="A", help="A recipe's name or file, or a run's folder.")],
-    now: Annotated[str, typer.Argument(metavar="B", help="The same, to compare with.")],
+    now: Annotated[str, typer.Argument(metavar="B", help="The one to compare with.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what differs between two recipes, or two runs: values and their origins, code, environment, results.
@@ -37,7 +37,7 @@ def diff(
     Example: rlcli diff ppo_math mine.yaml
     """
     from rlcli.cli.output import print_json
-    from rlcli.recipe.difference import differences
+    from rlcli.recipe.introspection.difference import differences
 
     one, other = _side(before), _side(now)
     recipe = differences(one.values, other.values)
@@ -64,7 +64,7 @@ def diff(
 
 
 def _side(given: str) -> Side:
-    from rlcli.recipe.difference import values_of_resolved
+    from rlcli.recipe.introspection.difference import values_of_resolved
     from rlcli.recipe.resolve import load_recipe
 
     if "\0" not in given and Path(given).is_dir():
@@ -88,8 +88,8 @@ def _print_sides(one: Side, other: Side) -> None:
 
 def _print_recipe(found: list[Difference], one: Side, other: Side) -> None:
     from rlcli.cli.output import print_text
-    from rlcli.recipe.difference import grouped, implied, sections_of_one
-    from rlcli.recipe.fields import yaml_word
+    from rlcli.recipe.introspection.difference import grouped, implied, sections_of_one
+    from rlcli.recipe.introspection.fields import yaml_word
 
     if not found:
         print_text("recipe   no difference: every value is the same")
@@ -122,13 +122,13 @@ def _print_recipe(found: list[Difference], one: Side, other: Side) -> None:
 
 
 def _with_removal(key: str, side: Side) -> str:
-    """A section that a recipe does not have, and where it takes it away."""
+    """A section that a recipe lacks, and the place where it removes it."""
     mark = side.resolved.removed.get(key) if side.resolved else None
     return f"{key} (removed at {_place(str(mark), side)})" if mark else key
 
 
 def _place(origin: str | None, side: Side) -> str:
-    from rlcli.recipe.readable import by_label
+    from rlcli.recipe.introspection.readable import by_label
 
     return by_label(origin, side.resolved) if origin and side.resolved else origin or ""
 
@@ -147,7 +147,7 @@ def _print_pairs(title: str, pairs: list[Pair]) -> None:
 
 
 def _fact(value: Any) -> str:
-    if isinstance(value, str) and len(value) == 40:  # a commit
+    if isinstance(value, str) and len(value) == 40:  # a commit hash
         return value[:10]
     return "-" if value is None else str(value)
 
@@ -186,7 +186,7 @@ def _as_json(side: Side) -> dict[str, Any]:
 
 
 def _strict(pair: Pair) -> dict[str, Any]:
-    """JSON has no words for what is not finite."""
+    """A pair as strict JSON, which cannot express non-finite numbers."""
     import math
 
     def plain(value: Any) -> Any:

@@ -16,7 +16,7 @@ def doctor(
     report: Annotated[bool, typer.Option("--report", help="Print a text to paste into an issue.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Look at packages and machine, and say what is missing and how to get it.
+    """Check packages and the machine; report what is missing and how to get it.
 
     Example: rlcli doctor --report
     """
@@ -37,7 +37,7 @@ def doctor(
 
 
 def _print_report(findings: Sequence[Finding], packages: dict[str, str | None], variables: Sequence[str]) -> None:
-    """Without the home folder, host and user, and with no value of an environment variable."""
+    """Print a report without the home folder, host, user or values of environment variables."""
     import platform
 
     from rlcli.cli.findings import finding_lines, summary

@@ -1,4 +1,4 @@
-"""`rlcli eval`: examine a model on held-out rows."""
+"""`rlcli eval`: evaluate a model on held-out rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = {
     "response_length": "response length, in tokens",
     "no_eos_fraction": "cut off before it ended",
 }
-"""Measures whose names say less than they could."""
+"""Clearer names for some measures."""
 LONGEST_TEXT = 400
 
 
@@ -34,14 +34,17 @@ def eval(  # the verb's name
         str | None,
         typer.Option("--dataset", metavar="ROWS", help="A .jsonl file, a dataset, or RECIPE[#DATASET]."),
     ] = None,
-    reward: Annotated[str | None, typer.Option("--reward", metavar="NAME", help="Who judges the responses.")] = None,
+    reward: Annotated[
+        str | None, typer.Option("--reward", metavar="NAME", help="The interface that scores the responses.")
+    ] = None,
     samples: Annotated[int, typer.Option("-n", "--samples", min=1, metavar="N", help="Responses to each prompt.")] = 1,
     temperature: Annotated[
         float | None,
         typer.Option("--temperature", min=0.0, metavar="T", help="0 is greedy [0, or 1 with several]."),
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option("--max-new-tokens", min=1, metavar="N", help="Longest response.")
+        int | None,
+        typer.Option("--max-new-tokens", min=1, metavar="N", help="Maximum length of a response, in tokens."),
     ] = None,
     rows: Annotated[int | None, typer.Option("--rows", min=1, metavar="N", help="Only the first rows.")] = None,
     tasks: Annotated[
@@ -49,13 +52,15 @@ def eval(  # the verb's name
     ] = None,
     role: RoleName = None,
     step: StepNumber = None,
-    show: Annotated[int, typer.Option("--show", min=0, metavar="N", help="Prompts to show responses to.")] = 2,
+    show: Annotated[
+        int, typer.Option("--show", min=0, metavar="N", help="Number of prompts to show responses for.")
+    ] = 2,
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE", help="Write all responses to a .jsonl file.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Examine a model on held-out rows: accuracy, pass@k, majority vote, lengths.
+    """Evaluate a model on held-out rows: accuracy, pass@k, majority vote, lengths.
 
     Example: rlcli eval runs/ppo_math/20261121-120000 --dataset gsm8k/test.jsonl -n 8
     """
@@ -93,7 +98,7 @@ def eval(  # the verb's name
 
 
 def _print_tasks(found: TrainedModel, results: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
-    """What lm-eval reports: `acc,none` is a metric and the filter that it was computed behind."""
+    """Print lm-eval's results: `acc,none` is a metric and the filter applied before it."""
     from rlcli.cli.output import print_json, print_table, print_text
 
     read = {
@@ -117,13 +122,13 @@ def _print_tasks(found: TrainedModel, results: Mapping[str, Mapping[str, Any]], 
 
 
 def _error_of(name: str, numbers: Mapping[str, Any]) -> float | None:
-    """lm-eval's standard error of a metric; it writes "N/A" where there is none."""
+    """lm-eval's standard error of a metric, which is "N/A" if there is none."""
     error = numbers.get(name.replace(",", "_stderr,", 1))
     return error if isinstance(error, float) else None
 
 
 def _sampling(samples: int, temperature: float | None) -> list[str]:
-    """One response is the likeliest one, unless a temperature says otherwise; several are drawn."""
+    """Overrides for sampling: a single response is greedy unless a temperature is given; several are sampled."""
     chosen = temperature if temperature is not None else float(samples > 1)
     drawn = [f"generation.temperature={chosen}"] if chosen else ["generation.greedy=true"]
     return [f"generation.responses_per_prompt={samples}", *drawn]
@@ -175,7 +180,7 @@ def _print(found: TrainedModel, recipe: Recipe, evaluated: Evaluated, shown: Seq
 
 
 def _ordered(evaluated: Evaluated) -> list[tuple[str, Moments]]:
-    """What says most of a model comes first, what only explains it last."""
+    """Measures in order of importance: the main results first, explanatory ones last."""
     kinds = ("accuracy", "pass@", "majority@", "reward")
     found = evaluated.scores.items()
     place = {name: next((n for n, kind in enumerate(kinds) if name.startswith(kind)), len(kinds)) for name, _ in found}
@@ -199,7 +204,7 @@ def _rows(recipe: Recipe, evaluated: Evaluated) -> str:
 
 
 def _print_responses(texts: Sequence[dict[str, Any]]) -> None:
-    """The responses to one prompt."""
+    """Print the responses to one prompt."""
     from rlcli.cli.output import print_text
     from rlcli.observe.series import short
 

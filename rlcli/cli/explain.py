@@ -10,7 +10,7 @@ import typer
 from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
 
 if TYPE_CHECKING:
-    from rlcli.recipe.explanation import Explanation, Leaf, Use
+    from rlcli.recipe.introspection.explanation import Explanation, Leaf, Use
     from rlcli.recipe.resolve import Resolved
 
 TOPOLOGY = {
@@ -25,7 +25,7 @@ ON_RESUME = {
 }
 
 LONGEST = 30
-"""Characters of a value as a layer writes it; the whole of it is in the file, and in --json."""
+"""Maximum characters of a value as a layer writes it; all of it is in the file and in --json."""
 
 
 def explain(
@@ -43,7 +43,7 @@ def explain(
     Example: rlcli explain ppo_math ppo.kl_ctl
     """
     from rlcli.cli.output import print_json
-    from rlcli.recipe.explanation import explain as explained
+    from rlcli.recipe.introspection.explanation import explain as explained
 
     if key is None:
         _explain_code(recipe.upper(), as_json)
@@ -81,8 +81,8 @@ def _explain_code(code: str, as_json: bool) -> None:
 
 def _print_section(key: str, leaves: list[Leaf], recipe: str, resolved: Resolved) -> None:
     from rlcli.cli.output import print_talk, print_text
-    from rlcli.recipe.fields import yaml_word
-    from rlcli.recipe.readable import by_label
+    from rlcli.recipe.introspection.fields import yaml_word
+    from rlcli.recipe.introspection.readable import by_label
 
     rows = [
         (leaf.key.removeprefix(f"{key}."), _cut(yaml_word(leaf.value)), by_label(leaf.origin, resolved))
@@ -97,8 +97,8 @@ def _print_section(key: str, leaves: list[Leaf], recipe: str, resolved: Resolved
 
 def _print_value(found: Explanation, reached: list[tuple[Use, str]], resolved: Resolved) -> None:
     from rlcli.cli.output import print_text
-    from rlcli.recipe.fields import yaml_word
-    from rlcli.recipe.readable import by_label
+    from rlcli.recipe.introspection.fields import yaml_word
+    from rlcli.recipe.introspection.readable import by_label
 
     kind = f"   {found.field.type}" if found.field else ""
     head = f"{found.key} = {yaml_word(found.value)}{kind}"
@@ -128,7 +128,7 @@ def _cut(value: str) -> str:
 
 
 def _used_by(reached: list[tuple[Use, str]]) -> list[str]:
-    """What reads the value, those that one reference serves together."""
+    """Users of the value; those behind one reference are grouped."""
     if not reached:
         return ["used by  nothing in this recipe"]
     lines = [f"used by  {who}" for use, who in reached if use.through is None]
@@ -154,7 +154,7 @@ def _owner(key: str) -> tuple[str, str]:
 
 
 def _who(resolved: Resolved, key: str) -> str:
-    """The role, call or part of a run that a key is meant for, and its ranks."""
+    """The role, call or part of a run that a key applies to, and its ranks."""
     from rlcli.topology import plan_topology
     from rlcli.topology.drawing import ranks_text
 

@@ -1,4 +1,4 @@
-"""Printing what a check found: aligned, as wide as the terminal."""
+"""Prints the findings of a check, aligned to the terminal's width."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEVEL_WIDTH = 6
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """One line each, with its cause and fix below, and how many failures and warnings there are."""
+    """Print one line each, with its cause and fix below, then the number of failures and warnings."""
     about_width = max((len(finding.about) for finding in findings), default=0) + 2
     for finding in findings:
         for line in finding_lines(finding, about_width, shutil.get_terminal_size((80, 24)).columns):
@@ -26,7 +26,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
 
 
 def finding_lines(finding: Finding, about_width: int, width: int) -> list[str]:
-    """A finding in lines of at most `width` columns, where its words allow."""
+    """A finding in lines of at most `width` columns, unless a word is longer."""
     margin = LEVEL_WIDTH + about_width
     head = f"{finding.level:<{LEVEL_WIDTH}}{finding.about:<{about_width}}"
     lines = _wrapped(finding.says, head, " " * margin, width)

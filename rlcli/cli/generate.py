@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rlcli.launch.answering import Answer, Answerer
 
 MOST = 64 << 20
-"""Bytes of prompts."""
+"""Maximum size of the prompts, in bytes."""
 
 
 def generate(
@@ -37,7 +37,7 @@ def generate(
     step: options.StepNumber = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Let a model answer prompts; without --prompt and --file, all of standard input is one.
+    """Generate responses to prompts; without --prompt and --file, standard input is one prompt.
 
     Example: rlcli generate runs/ppo_math/20261121-120000 --prompt "What is 17+5-9?"
     """
@@ -57,7 +57,7 @@ def generate(
 
 
 def _prompts(given: Sequence[str] | None, file: Path | None) -> list[str]:
-    """Those of the command line, then those of the file; each must say something. Raises UsageError, DataError."""
+    """Prompts of the command line, then of the file; none may be empty. Raises UsageError, DataError."""
     from rlcli.errors import UsageError
 
     prompts = list(given or ())
@@ -86,7 +86,7 @@ def _read(file: Path) -> str:
 
 
 def _tokens(answerer: Answerer, text: str, system: str | None, raw: bool) -> list[int]:
-    """Through the chat template if there is one."""
+    """Tokens of a prompt, through the chat template if there is one."""
     if raw or not answerer.chats:
         return answerer.tokens_of_text(text if system is None else f"{system}\n\n{text}")
     first = [{"role": "system", "content": system}] if system is not None else []

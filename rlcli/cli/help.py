@@ -16,11 +16,11 @@ from rlcli.cli.mistakes import unknown_verb
 from rlcli.cli.output import write_text
 
 SHARED = {"with_": "Recipe", "as_json": "Output", "quiet": "Output", "help": "Output"}
-"""Options that several verbs have, and the group that they are listed in."""
+"""Options that several verbs share, and the group in which they are listed."""
 
 WIDEST = 80
 NARROW = 60
-"""Below so many columns, two of text do not fit side by side."""
+"""Width below which two columns of text do not fit next to each other."""
 NARROWEST = 30
 
 
@@ -32,7 +32,7 @@ class VerbCommand(TyperCommand):
 
 
 class VerbGroup(TyperGroup):
-    """A verb that has verbs of its own, such as `ckpt`."""
+    """A verb with subcommands, such as `ckpt`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
@@ -45,10 +45,10 @@ class VerbGroup(TyperGroup):
 
 
 class LazyVerbs(VerbGroup):
-    """All verbs by name; a verb's module is imported when the verb is used."""
+    """All verbs by name; the module of a verb is imported when the verb is used."""
 
     table: Mapping[str, Mapping[str, str]] = {}
-    """Group → verb → what it does, on one line."""
+    """Group → verb → one-line description."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for verbs in self.table.values() for name in verbs]
@@ -61,13 +61,13 @@ class LazyVerbs(VerbGroup):
 
 
 def _show(text: str) -> NoReturn:
-    """Print a page the way that all our output goes, and be done: the parser's own way mistakes a closed pipe."""
+    """Print a page like all other output, and exit: the parser's own printing mishandles a closed pipe."""
     write_text(text)
     raise typer.Exit
 
 
 def command_of(verb: str) -> Any:
-    """The command behind a verb: `rlcli/cli/<verb>.py` has a function of that name, or a Typer of several."""
+    """The command of a verb: `rlcli/cli/<verb>.py` has a function of that name, or a Typer with several commands."""
     module = importlib.import_module(f"rlcli.cli.{verb.replace('-', '_')}")
     found = getattr(module, verb.replace("-", "_"))
     if not isinstance(found, typer.Typer):
@@ -80,14 +80,14 @@ def command_of(verb: str) -> Any:
 
 
 def new_typer(**options: Any) -> typer.Typer:
-    """A Typer whose pages are ours, and that leaves errors and completion to us."""
+    """A Typer with rlcli's own help pages, error handling and completion."""
     settings = {"help_option_names": ["-h", "--help"]}
     plain = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
     return typer.Typer(**{"cls": VerbGroup, "context_settings": settings, **plain, **options})
 
 
 def page(command: Any, ctx: Any, verbs: Sequence[tuple[str, list[tuple[str, str]]]] = ()) -> str:
-    """Usage, what it does, what it takes, an example: plain text that fits the terminal."""
+    """Usage, description, parameters and an example, as plain text that fits the terminal."""
     width = max(NARROWEST, min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns))
     doc, example = split_example(command.help or "")
     parts = [_usage(command, ctx, width), _wrapped(" ".join(doc.split()), width)]
@@ -100,7 +100,7 @@ def page(command: Any, ctx: Any, verbs: Sequence[tuple[str, list[tuple[str, str]
 
 
 def split_example(text: str) -> tuple[str, str]:
-    """(the text, the command behind `Example:`)."""
+    """(the text, the command after `Example:`)."""
     doc, _, example = inspect.cleandoc(text).partition("Example:")
     return doc.strip(), " ".join(example.split())
 
@@ -116,13 +116,13 @@ def _usage(command: Any, ctx: Any, width: int) -> str:
 
 
 def argument_name(parameter: Any) -> str:
-    """How pages and messages call an argument: `RECIPE`, `WHAT...`."""
+    """The name of an argument in pages and messages: `RECIPE`, `WHAT...`."""
     name = parameter.metavar or parameter.name.strip("_").upper()
     return f"{name}..." if parameter.nargs == -1 and not name.endswith("...") else name
 
 
 def _parameters(command: Any, ctx: Any) -> tuple[list[tuple[str, str]], dict[str, list[tuple[str, str]]]]:
-    """The rows of the arguments, and those of the options by group, shared ones last."""
+    """The rows of the arguments, and the rows of the options by group, shared ones last."""
     arguments: list[tuple[str, str]] = []
     groups: dict[str, list[tuple[str, str]]] = {"Recipe": [], "Options": []}
     for parameter in command.get_params(ctx):
@@ -130,7 +130,7 @@ def _parameters(command: Any, ctx: Any) -> tuple[list[tuple[str, str]], dict[str
             continue
         if parameter.param_type_name == "argument":
             arguments.append((argument_name(parameter), " ".join((parameter.help or "").split())))
-        elif parameter.name != "help" or isinstance(command, TyperGroup):  # who reads a verb's page knows --help
+        elif parameter.name != "help" or isinstance(command, TyperGroup):  # readers of a verb's page know --help
             panel = getattr(parameter, "rich_help_panel", None)
             title = panel if isinstance(panel, str) else SHARED.get(parameter.name, "Options")
             groups.setdefault(title, []).append(_option(parameter, record))
@@ -140,8 +140,8 @@ def _parameters(command: Any, ctx: Any) -> tuple[list[tuple[str, str]], dict[str
 
 
 def _option(parameter: Any, record: tuple[str, str]) -> tuple[str, str]:
-    """How an option is written, and what it means; the words that it takes stand with its default."""
-    name, what = record[0], " ".join(record[1].split()).replace("\\[", "[")  # as early versions of typer escape it
+    """Syntax and meaning of an option; its choices are listed with its default."""
+    name, what = record[0], " ".join(record[1].split()).replace("\\[", "[")  # early versions of typer escape it
     words = choices_of(parameter)
     if words:
         name = f"{name.partition(' <')[0].partition(' [')[0]} WORD"
@@ -152,13 +152,13 @@ def _option(parameter: Any, record: tuple[str, str]) -> tuple[str, str]:
 
 
 def choices_of(parameter: Any) -> list[str]:
-    """The words that a parameter takes, if they are few."""
+    """The choices of a parameter, if there are few."""
     described = getattr(parameter, "type_descriptor", None) or getattr(parameter, "type", None)
     return [str(getattr(choice, "value", choice)) for choice in getattr(described, "choices", None) or ()]
 
 
 def _verb_rows(groups: Sequence[tuple[str, list[tuple[str, str]]]], width: int) -> str:
-    """A column of groups, one of verbs, one of what they do; headings instead of the first on a narrow terminal."""
+    """Columns of groups, verbs and descriptions; on a narrow terminal, headings instead of the first column."""
     if width < NARROW:
         return "\n".join((f"{group}\n" if group else "") + _rows(verbs, width) for group, verbs in groups)
     left = max(len(group) for group, _ in groups)
@@ -172,7 +172,7 @@ def _verb_rows(groups: Sequence[tuple[str, list[tuple[str, str]]]], width: int) 
 
 
 def _rows(rows: Sequence[tuple[str, str]], width: int) -> str:
-    """Name and meaning in two columns; a long name has a line of its own."""
+    """Name and meaning in two columns; a long name gets its own line."""
     if width < NARROW:
         indented = (f"  {name}\n{_wrapped('    ' + what, width)}" if what else f"  {name}" for name, what in rows)
         return "\n".join(indented)

@@ -1,4 +1,4 @@
-"""What verbs say of runs that become jobs of Slurm."""
+"""Output of the verbs about runs that become Slurm jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def tell_script(batch: Batch, as_json: bool) -> int:
-    """What would be submitted."""
+    """Print what would be submitted."""
     from rlcli.cli.output import print_json, print_text
 
     script = batch.script()
@@ -25,7 +25,7 @@ def tell_script(batch: Batch, as_json: bool) -> int:
 
 
 def tell_submitted(job_id: str, folder: Path, runs: Sequence[Path], as_json: bool) -> int:
-    """What was submitted, and what to type next."""
+    """Print what was submitted, and the commands to type next."""
     from rlcli.cli.output import print_json, print_text
     from rlcli.observe.terminal import short_path
 

@@ -1,4 +1,4 @@
-"""`rlcli logs`: what the processes of a run have written, and what they write."""
+"""`rlcli logs`: the logs of a run's processes, past and current."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ LOOK_SECONDS = 0.25
 def logs(
     run: RunName,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", min=0, help="Only the log of this rank.")] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", metavar="N", min=0, help="Lines of each log, the last.")] = 20,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", metavar="N", min=0, help="How many of the last lines of each log.")
+    ] = 20,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")] = False,
     runs: RunsFolder = RUNS,
     as_json: AsJson = False,
@@ -52,7 +54,7 @@ def logs(
 
 
 def _files(overview: Overview, rank: int | None, may_come: bool) -> Mapping[str, Path]:
-    """The logs that are asked for. Raises ResourceError if there are none, and none can be expected."""
+    """The requested logs. Raises ResourceError if there are none and none can be expected."""
     from rlcli.errors import ResourceError
     from rlcli.observe.run_logs import run_logs
 
@@ -68,7 +70,7 @@ def _files(overview: Overview, rank: int | None, may_come: bool) -> Mapping[str,
 
 
 def _as_text(files: Mapping[str, Path]) -> Callable[[str, str], None]:
-    """Prints lines; with their origin where there are several."""
+    """A function that prints lines, with their origin if there are several files."""
     from rlcli.cli.output import flush, print_text
 
     width = max(map(len, files), default=0)
@@ -89,7 +91,7 @@ def _as_json_line(name: str, line: str) -> None:
 
 
 def _follow(overview: Overview, rank: int | None, count: int, say: Callable[[str, str], None]) -> None:
-    """Begin with the last `count` lines; until the run is over and all that it wrote is printed."""
+    """Start with the last `count` lines, and continue until the run is over and all its output is printed."""
     from rlcli.launch.run_jobs import Look
     from rlcli.observe.run_logs import as_text, run_logs
     from rlcli.observe.tail import Tail

@@ -1,4 +1,4 @@
-"""`rlcli ls`: components, model families, recipes and profiles, with where each lives."""
+"""`rlcli ls`: components, model families, recipes and profiles, with the file of each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ls(
 
 
 def _print_names(found: Mapping[str, Sequence[tuple[str, Path, str]]]) -> None:
-    """All that there is, on one screen."""
+    """Print everything on one screen."""
     from rlcli.cli.output import print_table, print_text
 
     rows = []
@@ -68,9 +68,9 @@ def _print_names(found: Mapping[str, Sequence[tuple[str, Path, str]]]) -> None:
 
 
 def _entries(kind: Kind) -> list[tuple[str, Path, str]]:
-    """(name, file, what it is)."""
+    """(name, file, description)."""
     if kind in (Kind.RECIPES, Kind.PROFILES):
-        from rlcli.recipe.layers import recipe_names
+        from rlcli.recipe.parsing.layers import recipe_names
 
         folder = "profiles/"
         return [
@@ -88,7 +88,7 @@ def _entries(kind: Kind) -> list[tuple[str, Path, str]]:
 
 
 def _doc(kind: str, name: str) -> str:
-    """The component's docstring; a broken file is listed with what is wrong."""
+    """The component's docstring, or the problem of a broken file."""
     from rlcli import registry
     from rlcli.errors import RlcliError
 
@@ -99,7 +99,7 @@ def _doc(kind: str, name: str) -> str:
 
 
 def _docstring(path: Path) -> str:
-    """The first line of a file's docstring; a broken file is listed with what is wrong."""
+    """The first line of a file's docstring, or the problem of a broken file."""
     import ast
 
     try:
@@ -124,7 +124,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _home(path: Path) -> str:
-    """What it came with: rlcli, an installed package, or the user's project."""
+    """The origin of a file: rlcli, an installed package, or the user's project."""
     from rlcli.project import installed_roots, is_built_in
 
     package = next((name for name, root in installed_roots().items() if path.is_relative_to(root)), "project")

@@ -77,11 +77,11 @@ VERBS = {
         "completion": "Install shell completion",
     },
 }
-"""Group → verb → what it does. `rlcli/cli/<verb>.py` has a function of the verb's name (or a Typer of several),
-and is imported when the verb is used."""
+"""Group → verb → description. `rlcli/cli/<verb>.py` has a function with the verb's name (or a Typer with several
+commands), and is imported when the verb is used."""
 
 LASTING = (*VERBS["Train"], "test", "convert", "eval", "generate", "chat")
-"""Verbs that may run for long, so that garbage is collected meanwhile."""
+"""Verbs that may run for a long time, during which garbage is collected."""
 
 QUIET = ("train", "resume", "validate")
 """Verbs with a `--quiet` of their own."""
@@ -90,7 +90,7 @@ ABOUT_KEYS = ("R35", "R37", "R39", "R42", "R43")
 """Ids of problems with keys and their values."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What a disk says that takes no more of our output."""
+"""Errors of a disk that accepts no more output."""
 
 EXAMPLES = """\
 rlcli trains language models by reinforcement learning, from recipes.
@@ -143,7 +143,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = _run(given, is_whole_process=arguments is None)
         flush()
     except (BrokenPipeError, OutputClosed):
-        # Whoever read our output has enough of it. Python would complain once more when it flushes at exit.
+        # The reader has closed our output. Python would complain again when it flushes at exit.
         silence()
         code = 128 + 13
     except OutputFailed as error:
@@ -155,8 +155,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _in_order(given: list[str]) -> list[str]:
-    """The arguments with the options that every verb knows where the parser wants them, wherever they were written; and
-    `help VERB` as `VERB --help`."""
+    """The arguments with global options moved to where the parser expects them, and `help VERB` as `VERB --help`."""
     output.quiet = False
     verb = _verb(given)
     before: list[str] = []
@@ -188,7 +187,7 @@ def _in_order(given: list[str]) -> list[str]:
 
 def _run(arguments: list[str], is_whole_process: bool) -> int:
     if arguments[:1] == [ANSWER]:
-        with contextlib.suppress(Exception):  # nothing may disturb the line that is being typed
+        with contextlib.suppress(Exception):  # nothing may disturb the line being typed
             answer(typer.main.get_command(app), arguments[1:])
         return 0
     try:
@@ -204,7 +203,7 @@ def _run(arguments: list[str], is_whole_process: bool) -> int:
         return _report(error, arguments)
     except typer.Exit as error:
         return error.exit_code
-    except SystemExit as error:  # not ours: a component or a library wants to be done, perhaps with 0
+    except SystemExit as error:  # not raised by rlcli: a component or a library wants to exit, perhaps with 0
         from rlcli.runtime.component_faults import fault
 
         return _report(fault(error), arguments)
@@ -213,7 +212,7 @@ def _run(arguments: list[str], is_whole_process: bool) -> int:
             print_talk("interrupted")
         return 130
     except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C while Python 3.11 made a class
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C while Python 3.11 was creating a class
             return 130
         if hasattr(error, "format_message"):  # click's, of which typer brings its own copy
             return _report(as_usage_error(error, arguments), arguments)
@@ -226,7 +225,7 @@ def _run(arguments: list[str], is_whole_process: bool) -> int:
 
 
 def _report(error: RlcliError, arguments: list[str]) -> int:
-    """Say what went wrong: for people on stderr, with --json also on stdout."""
+    """Print what went wrong: as text on stderr, with --json also on stdout."""
     if _is_debugging(arguments):
         _print_traceback(error)
     if "--json" in arguments and not isinstance(error, OutputFailed):
@@ -274,7 +273,7 @@ def _is_anywhere() -> bool:
 
 
 def _crash(error: Exception, debug: bool) -> int:
-    """A bug of ours: the traceback goes to a file that only the user can read."""
+    """Report a bug in rlcli: the traceback goes to a file that only the user can read."""
     if debug:
         _print_traceback(error)
     try:

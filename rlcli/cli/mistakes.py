@@ -1,4 +1,4 @@
-"""A mistake on the command line in our words: what is wrong, what was meant, an example that works."""
+"""Messages for mistakes on the command line: what is wrong, what was probably meant, an example that works."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlcli.errors import UsageError
 
 
 def unknown_verb(path: str, name: str, verbs: Iterable[str]) -> UsageError:
-    """`path` is the command so far: `rlcli`, `rlcli ckpt`."""
+    """The error for an unknown verb. `path` is the command so far: `rlcli`, `rlcli ckpt`."""
     known = list(verbs)
     near = _near(name, known)
     if near is None and path == "rlcli" and _is_recipe(name):
@@ -21,7 +21,7 @@ def unknown_verb(path: str, name: str, verbs: Iterable[str]) -> UsageError:
 
 
 def as_usage_error(error: Any, arguments: list[str]) -> UsageError:
-    """The parser's complaint, recognised by the name of its class, because typer brings a click of its own."""
+    """The parser's error as ours, recognised by its class name, because typer brings its own copy of click."""
     from rlcli.cli.help import argument_name, split_example
 
     context = getattr(error, "ctx", None)
@@ -105,7 +105,7 @@ def _near(word: str, known: Iterable[str]) -> str | None:
 
 
 def _is_recipe(name: str) -> bool:
-    from rlcli.recipe.layers import recipe_names
+    from rlcli.recipe.parsing.layers import recipe_names
 
     if "\0" in name:
         return False

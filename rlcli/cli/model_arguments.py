@@ -1,4 +1,4 @@
-"""How the verbs that use a model take it, and how it is to sample."""
+"""Arguments of the verbs that use a model: the model and its sampling settings."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ StepNumber = Annotated[
     int | None, typer.Option("--step", metavar="N", help="Which checkpoint of a run; default: the newest.")
 ]
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System prompt.")]
-MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, metavar="N", help="Longest response.")]
+MaxNewTokens = Annotated[
+    int, typer.Option("--max-new-tokens", min=1, metavar="N", help="Maximum length of a response, in tokens.")
+]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, metavar="T", help="0 is greedy.")]
 TopP = Annotated[float, typer.Option("--top-p", min=0.0, max=1.0, metavar="P", help="Probability to sample from.")]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Another one gives other responses.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Random seed of the responses.")]
 
 
 def sampling(max_new_tokens: int, temperature: float, top_p: float, samples: int = 1) -> GenerationHyperparameters:
-    """The settings that the options come to. Raises UsageError."""
+    """The generation settings that the options describe. Raises UsageError."""
     from rlcli.api.config import GenerationHyperparameters
     from rlcli.errors import UsageError
 
@@ -45,7 +47,7 @@ def sampling(max_new_tokens: int, temperature: float, top_p: float, samples: int
 
 @contextmanager
 def answering(model: str, role: str | None, step: int | None, seed: int) -> Iterator[tuple[TrainedModel, Answerer]]:
-    """The model that is named, and what answers with it. Raises UsageError, ModelError, ResourceError."""
+    """The named model, and an answerer with it. Raises UsageError, ModelError, ResourceError."""
     from rlcli.launch.answering import Answerer
     from rlcli.launch.trained_model import trained_model
     from rlcli.observe.status_line import status_line

@@ -1,4 +1,4 @@
-"""`rlcli new`: a component, a recipe or a project that works, to be made one's own."""
+"""`rlcli new`: a working component, recipe or project as a starting point."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class NewKind(StrEnum):
-    """What can be begun."""
+    """The kinds of things that can be created."""
 
     DATASET = "dataset"
     INTERFACE = "interface"
@@ -33,12 +33,12 @@ def new(
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name; of a project, its folder.")],
     like: Annotated[
-        str | None, typer.Option("--like", metavar="INTERFACE", help="Begin an interface as a copy of this one.")
+        str | None, typer.Option("--like", metavar="INTERFACE", help="Start from a copy of this interface.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be written.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be written.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Begin a component, a recipe or a project: files that work, with a test that passes. None is overwritten.
+    """Create a component, a recipe or a project: working files with a passing test. Nothing is overwritten.
 
     Example: rlcli new project my-project
     """
@@ -85,7 +85,7 @@ def _shown(path: Path) -> str:
 
 
 def _following(scaffold: Scaffold) -> str:
-    """What to run next, from where the user stands."""
+    """The command to run next, from the user's working directory."""
     if scaffold.root == Path.cwd().resolve():
         return scaffold.command
     return f"cd {shlex.quote(os.path.relpath(scaffold.root))} && {scaffold.command}"

@@ -1,4 +1,4 @@
-"""What the verbs share in printing: data on stdout, as a table, as text or as JSON; talk on stderr."""
+"""Output of the verbs: data on stdout, as a table, as text or as JSON; progress and notes on stderr."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from typing import Any, TextIO
 from rlcli.errors import Errors, Problem, RecipeError, ResourceError, RlcliError, escape_control, in_signs_of, render
 
 quiet = False
-"""Whether to leave out all talk that is neither an error nor the result."""
+"""Whether to suppress all output that is neither an error nor the result."""
 
 
 class OutputClosed(Exception):
-    """Nobody reads our output any more. Not an OSError, which typer would turn into exit code 1."""
+    """Nobody reads our output any more. Not an OSError, because typer would turn that into exit code 1."""
 
 
 class OutputFailed(ResourceError):
-    """Our output cannot be written, on a full disk for instance."""
+    """Our output cannot be written, for instance because the disk is full."""
 
     def __init__(self, error: OSError):
         super().__init__(f"cannot write the output: {error.strerror or error}")
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout; what a terminal might obey is written as its escape."""
+    """Print one JSON document on stdout; characters that a terminal might interpret are escaped."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
     try:
@@ -41,24 +41,24 @@ def print_json(value: Any) -> None:
 
 
 def print_text(text: str = "") -> None:
-    """Text on stdout, safe for a terminal."""
+    """Print text on stdout, safe for a terminal."""
     write_text(escape_control(text) + "\n")
 
 
 def print_piece(text: str) -> None:
-    """Part of a text that is still being written, at once, safe for a terminal."""
+    """Print part of a text immediately, safe for a terminal."""
     write_text(escape_control(text))
     flush()
 
 
 def print_talk(text: str) -> None:
-    """A line of talk on stderr, safe for a terminal; none with `--quiet`."""
+    """Print a note on stderr, safe for a terminal; nothing with `--quiet`."""
     if not quiet:
         _talk(escape_control(text))
 
 
 def print_error(error: RlcliError) -> None:
-    """An error on stderr, each hint on a line of its own; a terminal's width is kept, and ids and hints stand out."""
+    """Print an error on stderr, each hint on its own line, wrapped to the terminal, with ids and hints highlighted."""
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else sys.maxsize
     text = "\n".join(_error_lines(error, width))
     if has_colour(sys.stderr):
@@ -82,7 +82,7 @@ def _error_lines(error: RlcliError | Problem, width: int) -> Iterator[str]:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
-    """A table that fits the terminal, 80 columns where there is none; the last column wraps."""
+    """Print a table that fits the terminal, 80 columns if there is none; the last column wraps."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -102,7 +102,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: st
 
 
 def print_styled(*parts: tuple[str, str]) -> None:
-    """One line on stdout of (text, Rich style), safe for a terminal; styles show where colours do."""
+    """Print one line of (text, Rich style) parts on stdout, safe for a terminal; styled only where colours are on."""
     from rich.console import Console
     from rich.text import Text
 
@@ -113,7 +113,7 @@ def print_styled(*parts: tuple[str, str]) -> None:
 
 
 def _talk(text: str) -> None:
-    """A terminal that is gone must not change how a command ends."""
+    """Write to stderr; a terminal that is gone must not change how a command ends."""
     try:
         print(in_signs_of(sys.stderr.encoding, text), file=sys.stderr, flush=True)
     except (OSError, ValueError):
@@ -121,7 +121,7 @@ def _talk(text: str) -> None:
 
 
 def flush() -> None:
-    """Hand everything to whoever reads stdout. Raises OutputClosed, OutputFailed."""
+    """Flush stdout. Raises OutputClosed, OutputFailed."""
     try:
         sys.stdout.flush()
     except BrokenPipeError as error:
@@ -131,7 +131,7 @@ def flush() -> None:
 
 
 def open_closed_streams() -> None:
-    """Give closed standard streams a place that swallows all: a file opened next must not become our stdout."""
+    """Open closed standard streams on /dev/null: a file opened next must not become our stdout."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is not None:
             continue
@@ -143,7 +143,7 @@ def open_closed_streams() -> None:
 
 
 def silence(*streams: TextIO) -> None:
-    """Point our streams (both, or those given) at nothing, so that Python can flush them at exit."""
+    """Redirect our streams (both, or those given) to /dev/null, so that Python can flush them at exit."""
     for stream in streams or (sys.stdout, sys.stderr):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -151,7 +151,7 @@ def silence(*streams: TextIO) -> None:
 
 
 def write_text(text: str) -> None:
-    """Text on stdout as it is, in signs that its encoding has."""
+    """Write text to stdout as it is, in characters that its encoding has."""
     try:
         sys.stdout.write(in_signs_of(sys.stdout.encoding, text))
     except BrokenPipeError as error:
@@ -161,7 +161,7 @@ def write_text(text: str) -> None:
 
 
 def has_colour(stream: TextIO) -> bool:
-    """As `NO_COLOR` and `FORCE_COLOR` say; without them, on a terminal that knows colours."""
+    """Whether to use colours, by `NO_COLOR` and `FORCE_COLOR`; without them, on a terminal that supports colours."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):

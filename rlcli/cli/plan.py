@@ -1,4 +1,4 @@
-"""`rlcli plan`: who computes what, in which order, on which devices, and what it takes."""
+"""`rlcli plan`: devices, execution order, batch sizes, memory and disk, without running anything."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def plan(
         ),
     ] = None,
     device_memory: Annotated[
-        float | None, typer.Option("--device-memory", metavar="GIB", help="Of a device: what fits, what would help.")
+        float | None,
+        typer.Option("--device-memory", metavar="GIB", help="Report what fits on such a device, and what would help."),
     ] = None,
     commands: Annotated[bool, typer.Option("--commands", help="Print the command for each node instead.")] = False,
     run_dir: Annotated[

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlcli.observe.charts import Chart
 
 USUAL = ("reward", "eval/accuracy", "kl", "loss", "length")
-"""Metrics that are drawn, of those that there are, where none is named."""
+"""Metrics that are drawn by default, as far as they exist."""
 MOST_USUAL = 4
 WIDEST = 100
 
@@ -27,7 +27,7 @@ def plot(
         list[str], typer.Argument(metavar="RUN... [METRIC]...", help="Runs, then metrics: keys, their ends, or curves.")
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE.png", help="Write a picture instead.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE.png", help="Write an image file instead.")
     ] = None,
     runs: RunsFolder = RUNS,
     as_json: AsJson = False,
@@ -49,7 +49,7 @@ def plot(
 
 
 def show_charts(charts: Sequence[Chart], output: Path | None, title: str, as_json: bool) -> None:
-    """In the terminal, as a picture, or as JSON."""
+    """Show charts in the terminal, as a picture, or as JSON."""
     from rlcli.cli.output import print_json, print_talk
 
     if output is not None:
@@ -75,7 +75,7 @@ def print_charts(charts: Sequence[Chart]) -> None:
 
 
 def _records(folder: Path) -> list[dict[str, Any]]:
-    """Raises DataError F31 where they cannot be read."""
+    """The records of a run. Raises DataError F31 if they cannot be read."""
     from rlcli.observe.metrics import read_metrics
 
     file = folder / "metrics.jsonl"
@@ -83,7 +83,7 @@ def _records(folder: Path) -> list[dict[str, Any]]:
 
 
 def usual_metrics(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
-    """What to draw of runs with these records, if nobody says."""
+    """The metrics to draw by default for runs with these records."""
     from rlcli.observe.charts import metric_key
 
     keys = [list(dict.fromkeys(key for record in records for key in record)) for records in runs]

@@ -1,4 +1,4 @@
-"""How every verb takes a recipe: its name or file, more layers, overrides."""
+"""Recipe arguments that all verbs share: its name or file, more layers, overrides."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ With = Annotated[
 
 
 def load(recipe: str, overrides: Sequence[str] | None, with_: Sequence[str] | None) -> Resolved:
-    """The recipe, ready to run. Raises RecipeError with all that is wrong."""
+    """The recipe, ready to run. Raises RecipeError with all problems."""
     from rlcli.recipe.resolve import load_recipe
 
     return load_recipe(recipe, overrides or (), with_ or ())

@@ -18,7 +18,8 @@ def resume(
     run: RunName,
     overrides: Overrides = None,
     recipe: Annotated[
-        str | None, typer.Option("--recipe", metavar="RECIPE", help="Go on with this recipe instead of the run's own.")
+        str | None,
+        typer.Option("--recipe", metavar="RECIPE", help="Continue with this recipe instead of the run's own."),
     ] = None,
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Let changes alter how the rest of the run learns.")
@@ -59,7 +60,7 @@ def resume(
 
 
 def _may_be_job(folder: Path, overrides: list[str], recipe: str | None) -> bool:
-    """Without reading the recipe, which the process that does the work reads anyway."""
+    """Whether the run may be a job, without reading the recipe, which the working process reads anyway."""
     from rlcli.launch.slurm.jobs import Submission
 
     is_told = recipe is not None or any(one.startswith("launch") for one in overrides)
@@ -67,7 +68,7 @@ def _may_be_job(folder: Path, overrides: list[str], recipe: str | None) -> bool:
 
 
 def _in_allocation(folder: Path, work: Callable[[], int]) -> int:
-    """The part of a run that its job does now."""
+    """Execute the part of a run that belongs to the current allocation."""
     from rlcli.launch.resume import resumed_recipe
     from rlcli.launch.slurm.allocations import run_in_allocation
 
@@ -75,7 +76,7 @@ def _in_allocation(folder: Path, work: Callable[[], int]) -> int:
 
 
 def _submit(folder: Path, overrides: list[str], recipe: str | None, accept_changes: bool) -> str | None:
-    """The job that continues a run; None if it is not to be one."""
+    """Submit the job that continues a run, and return its id; None if the run is not to be a job."""
     from rlcli.launch.resume import found_from_here, resumed_recipe
     from rlcli.launch.slurm.submit import submit_again
 

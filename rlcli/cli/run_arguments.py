@@ -1,4 +1,4 @@
-"""How verbs take runs: a folder, the end of its path, or a recipe's name."""
+"""Run arguments of the verbs: a folder, the end of its path, or a recipe's name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def runs_and_metrics(words: Sequence[str], find: Callable[[str], Sequence[Path]]) -> tuple[list[Path], list[str]]:
-    """The folders that words name, each once, and the words after the first that name none: metrics. Raises
+    """The folders that words name, each once, and the words after the first that name no folder: metrics. Raises
     ResourceError F72."""
     from rlcli.observe.run_search import NoSuchRun
 
@@ -36,7 +36,7 @@ def runs_and_metrics(words: Sequence[str], find: Callable[[str], Sequence[Path]]
 
 
 def overview_of(name: str, runs: Path, is_running: bool = False) -> Overview:
-    """How the run that is meant stands; of a recipe's runs the newest, or (`is_running`) the one that is running.
+    """The state of the named run; for a recipe, of its newest run or (`is_running`) of the one that is running.
     Raises ResourceError F72."""
     from rlcli.errors import ResourceError
     from rlcli.launch.run_jobs import with_jobs

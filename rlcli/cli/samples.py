@@ -1,4 +1,4 @@
-"""`rlcli samples`: what a model was asked and wrote, and what it got for it."""
+"""`rlcli samples`: prompts, responses and rewards of a run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from rlcli.observe.samples import SampleRecord, Wanted
 
 LONGEST = 600
-"""Characters of a text that are shown, half from either end."""
+"""Maximum characters of a text that are shown, half from either end."""
 
 
 class Phase(StrEnum):
-    """What a sample was made for."""
+    """The purpose of a sample."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -28,9 +28,11 @@ class Phase(StrEnum):
 
 def samples(
     run: RunName,
-    step: Annotated[list[int] | None, typer.Option("--step", metavar="N", help="Of this step; repeatable.")] = None,
+    step: Annotated[
+        list[int] | None, typer.Option("--step", metavar="N", help="Samples of this step; repeatable.")
+    ] = None,
     phase: Annotated[Phase | None, typer.Option("--phase", help="From training or evaluation.")] = None,
-    row: Annotated[str | None, typer.Option("--id", metavar="ID", help="Only of this row.")] = None,
+    row: Annotated[str | None, typer.Option("--id", metavar="ID", help="Only samples of this row.")] = None,
     grep: Annotated[
         str | None, typer.Option("--grep", metavar="REGEX", help="Only where prompt or response match.")
     ] = None,
@@ -39,7 +41,7 @@ def samples(
     changed: Annotated[
         bool, typer.Option("--changed", help="Only prompts answered differently at the first and the last step.")
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Print no more than these.")] = 5,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Print at most this many.")] = 5,
     full: Annotated[bool, typer.Option("--full", help="Do not shorten long texts.")] = False,
     runs: RunsFolder = RUNS,
     as_json: AsJson = False,

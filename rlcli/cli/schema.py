@@ -1,4 +1,4 @@
-"""`rlcli schema`: what may stand in a recipe, as JSON Schema, and for editors."""
+"""`rlcli schema`: the JSON Schema of recipes, also for editors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rlcli.recipe.editor import Change
+    from rlcli.recipe.introspection.editor import Change
 
 
 def schema(
@@ -26,7 +26,7 @@ def schema(
     """
     from rlcli.cli.output import print_json
     from rlcli.errors import UsageError
-    from rlcli.recipe.json_schema import schema_of
+    from rlcli.recipe.introspection.json_schema import schema_of
 
     if install and what is not None:
         raise UsageError("--install writes the schema of whole recipes", hint="rlcli schema --install")
@@ -43,8 +43,8 @@ def _install(dry_run: bool, as_json: bool) -> None:
 
     from rlcli.cli.output import print_json
     from rlcli.project import current_project
-    from rlcli.recipe import editor
-    from rlcli.recipe.json_schema import recipe_schema
+    from rlcli.recipe.introspection import editor
+    from rlcli.recipe.introspection.json_schema import recipe_schema
 
     folder = current_project() or Path.cwd()
     changes = editor.planned(folder, recipe_schema())
@@ -59,7 +59,7 @@ def _install(dry_run: bool, as_json: bool) -> None:
 
 def _say(folder: object, changes: list[Change], dry_run: bool) -> None:
     from rlcli.cli.output import print_talk, print_text
-    from rlcli.recipe import editor
+    from rlcli.recipe.introspection import editor
 
     print_text(f"{'would write' if dry_run else 'wrote'} for editors, in {folder}")
     for change in changes:

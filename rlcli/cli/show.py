@@ -21,7 +21,7 @@ SET_BY = {
     "backends": "models.<role>.backend.args.<arg>",
     "datasets": "datasets.<name>.args.<arg>",
 }
-"""Where a recipe has the arguments of a component of a kind."""
+"""Where a recipe holds the arguments of components of each kind."""
 
 WIDTH = 80
 
@@ -35,8 +35,8 @@ def show(
         ),
     ],
     with_: With = None,
-    origins: Annotated[bool, typer.Option("--origins", help="Of a recipe: say where each value is set.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Of a recipe: all defaults too.")] = False,
+    origins: Annotated[bool, typer.Option("--origins", help="For a recipe: show where each value is set.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="For a recipe: include all defaults.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all defaults.")] = False,
 ) -> None:
     """Show a recipe with all its layers and references in place, the keys of a section, or a component's options.
@@ -62,9 +62,9 @@ def show(
 
 
 def _show_section(name: str, as_json: bool) -> bool:
-    """The keys of a section, whose names no recipe has; False if it is none."""
+    """Print the keys of a section, whose name no recipe may have; False if it is not a section."""
     from rlcli.cli.output import print_json, print_text
-    from rlcli.recipe.fields import fields_under
+    from rlcli.recipe.introspection.fields import fields_under
     from rlcli.recipe.schema import SECTIONS
 
     found = fields_under(name) if name.split(".")[0] in SECTIONS else []
@@ -81,7 +81,7 @@ _COLUMNS = ("name", "type", "default", "doc")
 
 
 def _print_keys(rows: Sequence[tuple[str, str, str | None, str]]) -> None:
-    """Each with its type, its default (None: required) and its meaning."""
+    """Print each key with its type, its default (None: required) and its meaning."""
     from rlcli.cli.output import print_text
 
     for name, kind, default, doc in rows:
@@ -91,7 +91,7 @@ def _print_keys(rows: Sequence[tuple[str, str, str | None, str]]) -> None:
 
 
 def _homes(name: str) -> list[tuple[str, str]]:
-    """The kinds that have a component of this name."""
+    """The kinds that have a component with this name."""
     from rlcli import registry
     from rlcli.api.component import module_name
 
@@ -116,8 +116,8 @@ def _show_components(homes: list[tuple[str, str]], as_json: bool) -> None:
 
 def _print_component(signature: Signature) -> None:
     from rlcli.cli.output import print_talk, print_text
-    from rlcli.recipe.fields import arguments_in
-    from rlcli.recipe.layers import shown
+    from rlcli.recipe.introspection.fields import arguments_in
+    from rlcli.recipe.parsing.layers import shown
 
     print_text(f"{signature.kind.removesuffix('s')} {signature.name} · {shown(signature.path)}:{signature.line}")
     if signature.doc:
@@ -145,9 +145,9 @@ def _filled(text: str, indent: int = 0) -> str:
 
 
 def _type_and_default(signature: Signature, argument: Argument) -> tuple[str, str | None]:
-    from rlcli.recipe.fields import argument_type, default_text
+    from rlcli.recipe.introspection.fields import argument_type, default_text
 
-    default = "" if argument.fields else default_text(argument)  # of a section, what it holds follows
+    default = "" if argument.fields else default_text(argument)  # for a section, its fields follow
     return argument_type(signature, argument), None if argument.required and not argument.fields else default
 
 
@@ -158,7 +158,7 @@ def _calls(signature: Signature) -> list[str]:
 
 
 def _component_json(signature: Signature) -> dict[str, Any]:
-    from rlcli.recipe.fields import argument_type, arguments_in
+    from rlcli.recipe.introspection.fields import argument_type, arguments_in
 
     return {
         "kind": signature.kind.removesuffix("s"),
@@ -185,8 +185,8 @@ def _component_json(signature: Signature) -> dict[str, Any]:
 
 def _show_recipe(resolved: Resolved, origins: bool, every: bool, as_json: bool) -> None:
     from rlcli.cli.output import print_json, print_talk, print_text
-    from rlcli.recipe.readable import COLUMN, by_label, defaults_left_out, what_is_set, with_origins
-    from rlcli.recipe.write import to_yaml
+    from rlcli.recipe.introspection.readable import COLUMN, by_label, defaults_left_out, what_is_set, with_origins
+    from rlcli.recipe.parsing.write import to_yaml
 
     if as_json:
         document: dict[str, Any] = {

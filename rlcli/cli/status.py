@@ -1,4 +1,4 @@
-"""`rlcli status`: which runs there are and how they stand, or all about one of them."""
+"""`rlcli status`: the state of all runs, or the details of one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rlcli.observe.run_overview import Overview
 
 SHOWN = 20
-"""Runs that are listed, unless all are asked for."""
+"""Number of runs that are listed, unless all are requested."""
 CURVE_WIDTH = 40
 
 
@@ -27,9 +27,9 @@ def status(
     runs: RunsFolder = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Show how runs stand: state, step, the last reward or loss, and where they are.
+    """Show the state of runs: step, last reward or loss, and where they run.
 
-    A run that says it is running, and whose processes are gone, has died.
+    A run that claims to be running but whose processes are gone has died.
 
     Example: rlcli status
     """
@@ -89,7 +89,7 @@ def _where(one: Overview) -> str:
 
 
 def _progress(one: Overview) -> Progress:
-    """What the run's metrics tell."""
+    """The progress of a run, from its metrics."""
     from rlcli.observe.replay import records_of, replay
     from rlcli.observe.tail import Tail
 
@@ -117,7 +117,7 @@ def _print_one(one: Overview, progress: Progress, runs: Path) -> None:
 
 
 def _facts(one: Overview, progress: Progress) -> list[tuple[str, str]]:
-    """What is worth a line."""
+    """The facts to show, one per line."""
     from rlcli.cli.units import age
     from rlcli.observe.progress import EVALUATED
     from rlcli.observe.run_overview import read_processes
@@ -154,7 +154,7 @@ def _facts(one: Overview, progress: Progress) -> list[tuple[str, str]]:
 
 
 def _allocations(one: Overview) -> str:
-    """Of a job that was put back into the queue."""
+    """A summary of the allocations of a job that was requeued."""
     from rlcli.launch.slurm.allocations import read_allocations
 
     count = len(read_allocations(one.folder))
@@ -179,7 +179,7 @@ def _committed(one: Overview) -> int | None:
 
 
 def _commands(one: Overview, name: str) -> list[str]:
-    """What to type next."""
+    """The commands to type next."""
     import shlex
 
     name = shlex.quote(name)
@@ -190,7 +190,7 @@ def _commands(one: Overview, name: str) -> list[str]:
 
 
 def as_document(one: Overview) -> dict[str, Any]:
-    """For `--json`."""
+    """The JSON document for `--json`."""
     owner = one.holder.owner if one.holder is not None else None
     telling = one.telling
     value = None if telling is None or not math.isfinite(telling[1]) else telling[1]

@@ -1,7 +1,7 @@
-"""Whether this process does the work, or watches one that does.
+"""Decides whether this process does the work, or watches one that does.
 
-`train` and `resume` have a supervisor. Other verbs that run components are done by a fork, so that a component which
-calls `os._exit(0)` is not taken for work that is done.
+`train` and `resume` have a supervisor. Other verbs that run components work in a fork, so that a component that calls
+`os._exit(0)` is not mistaken for completed work.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rlcli.launch import lifeline
 from rlcli.processes import STOP_SIGNALS, die_with_parent
 
 WHOLE_PROCESS = "whole process"
-"""Set in a command's context if the process was started for this command alone."""
+"""Set in a command's context if the process was started only for this command."""
 
 WATCHED = ("check", "tokens", "test", "eval", "generate")
-"""Verbs that are done by a fork."""
+"""Verbs that work in a fork."""
 
 _verdict: tuple[int, int] | None = None
-"""In such a fork: the descriptor that its exit code is written to, and its process, for copies of it must not."""
+"""In such a fork: the descriptor for its exit code, and its process, because copies of it must not write there."""
 
 NoSupervisor = Annotated[
     bool, typer.Option("--no-supervisor", help="Train in this process: no deadlines, no report if it dies.")
@@ -33,15 +33,15 @@ NoSupervisor = Annotated[
 
 
 def is_to_supervise(context: typer.Context, no_supervisor: bool) -> bool:
-    """Whether the work is to be done by a child of this process: not if we are that child, nor under a debugger, which
-    would follow the wrong one."""
+    """Whether a child of this process should do the work: not if this is that child, nor under a debugger, which would
+    follow the wrong process."""
     if lifeline.attach() or no_supervisor or sys.gettrace() is not None:
         return False
     return bool((context.obj or {}).get(WHOLE_PROCESS))
 
 
 def supervise(context: typer.Context, quiet: bool, as_json: bool, in_job: bool = False) -> int:
-    """Have the command done by a child. Returns its exit code; raises RlcliError if it did not end by itself."""
+    """Run the command in a child. Returns its exit code; raises RlcliError if it did not end by itself."""
     from rlcli.launch import supervisor
 
     options = context.parent.params if context.parent is not None else {}
@@ -55,7 +55,7 @@ def supervise(context: typer.Context, quiet: bool, as_json: bool, in_job: bool =
 
 
 def watch_fork() -> int | None:
-    """Continue in a fork of this process. Returns None there, and here, once it has ended, its exit code.
+    """Continue in a fork of this process. Returns None in the fork and, once it has ended, its exit code here.
 
     Raises WorkerError if it ended without `report_verdict`.
     """
@@ -76,15 +76,15 @@ def watch_fork() -> int | None:
     while not gone:
         came = signal.sigwaitinfo(awaited)
         gone, status = os.waitpid(fork, os.WNOHANG)
-        if not gone and came.si_signo == signal.SIGINT and came.si_code <= 0:  # the terminal interrupts both of us
+        if not gone and came.si_signo == signal.SIGINT and came.si_code <= 0:  # the terminal interrupts both processes
             os.kill(fork, signal.SIGINT)
     return _exit_code(os.waitstatus_to_exitcode(status), reading)
 
 
 def _exit_code(code: int, verdict: int) -> int:
-    """That of a fork which ended with `code` and may have written a verdict into this pipe."""
+    """The exit code of a fork that ended with `code` and may have written a verdict into this pipe."""
     os.set_blocking(verdict, False)
-    with contextlib.suppress(BlockingIOError):  # it is still open where a component has forked
+    with contextlib.suppress(BlockingIOError):  # it is still open if a component has forked
         if os.read(verdict, 100) == b"%d\n" % code:
             return code
     if -code in STOP_SIGNALS:
@@ -95,7 +95,7 @@ def _exit_code(code: int, verdict: int) -> int:
 
 
 def report_verdict(code: int) -> None:
-    """In the fork: it has done its work, and is about to exit with this code."""
+    """Report, in the fork, that its work is done and it is about to exit with this code."""
     if _verdict is not None and os.getpid() == _verdict[1]:
         with contextlib.suppress(OSError):
             os.write(_verdict[0], b"%d\n" % code)

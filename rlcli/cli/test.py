@@ -1,4 +1,4 @@
-"""`rlcli test`: the contract suite of a component, or the smoke run of a recipe."""
+"""`rlcli test`: the conformance tests of a component, or a smoke run of a recipe."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ def test(
     kind: Annotated[
         str, typer.Argument(metavar="KIND", help="interface, backend, dataset, family, recipe, reward; or all.")
     ],
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="One of them; without: every one of that kind.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Its name; without one: all of that kind.")] = None,
     given: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Arguments of the component, overrides of the recipe."),
     ] = None,
-    keyword: Annotated[str, typer.Option("-k", metavar="WORDS", help="Only checks that have these words.")] = "",
+    keyword: Annotated[
+        str, typer.Option("-k", metavar="WORDS", help="Only checks whose names contain these words.")
+    ] = "",
     exit_first: Annotated[bool, typer.Option("--exit-first", "-x", help="Stop at the first failure.")] = False,
     check_seconds: Annotated[
-        float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Longest time of one check.")
+        float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Time limit of one check.")
     ] = 120.0,
     traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of each failure.")] = False,
     junit: Annotated[

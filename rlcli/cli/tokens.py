@@ -1,4 +1,4 @@
-"""`rlcli tokens`: a row of a recipe's dataset as the model sees it, and what of it is trained on."""
+"""`rlcli tokens`: a row of a recipe's dataset as the model sees it, and which of its tokens are trained on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 COLOURS = {(True, False): "32", (True, True): "1;4;32", (False, False): "2", (False, True): "36"}
-"""(trained on, special) → what a terminal is told: green; bold and underlined; dim; cyan."""
+"""(trained on, special) → terminal code: green; bold and underlined; dim; cyan."""
 FOLLOWS = "1;32"
 
 
@@ -31,7 +31,7 @@ def tokens(
         str | None, typer.Option("--dataset", metavar="NAME", help="Which of the datasets; else the training one.")
     ] = None,
     ids: Annotated[bool, typer.Option("--ids", help="One line for each token, with its id.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page to look at.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show a row's tokens, and which of them are trained on.
@@ -90,7 +90,7 @@ def _what_follows(resolved: Resolved) -> str:
 
 
 def _facts(preview: Preview) -> list[tuple[str, str]]:
-    """What is known of the row beside its tokens."""
+    """Facts about the row in addition to its tokens."""
     facts = [
         ("id", preview.id),
         ("from", preview.where or ""),
@@ -101,7 +101,7 @@ def _facts(preview: Preview) -> list[tuple[str, str]]:
 
 
 def _print_marked(title: str, preview: Preview, sequences: Sequence[Sequence[Token]], follows: str) -> None:
-    """Coloured on a terminal, with marks elsewhere."""
+    """Print tokens coloured on a terminal, with marks elsewhere."""
     from rlcli.cli.output import has_colour, print_talk, print_text, write_text
 
     coloured = has_colour(sys.stdout)
@@ -132,7 +132,7 @@ def _coloured(tokens: Sequence[Token]) -> str:
 
 
 def _painted(text: str, codes: str) -> str:
-    """In a colour that ends with each line, or the rest of the terminal's line would have it too."""
+    """Text in a colour that ends with each line, or it would spread over the rest of the terminal's line."""
     return "\n".join(f"\x1b[{codes}m{line}\x1b[0m" if line else "" for line in text.split("\n"))
 
 

@@ -39,7 +39,7 @@ def train(
         typer.Option("--at-once", metavar="N", min=1, help="Runs at a time [by GPUs].", rich_help_panel=SWEEP),
     ] = None,
     no_check: Annotated[
-        bool, typer.Option("--no-check", help="Do not look at rows and rewards before the start.")
+        bool, typer.Option("--no-check", help="Skip the checks of rows and rewards before training.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With launch=slurm: print the batch script, and submit nothing.")
@@ -53,7 +53,8 @@ def train(
     Example: rlcli train ppo_math ppo.kl_ctl=0.02 launch=local cluster.devices_per_node=2
     """
     if sweep or seeds is not None:
-        return _sweep(recipe, with_ or [], overrides or [], sweep or [], seeds, at_once, run_dir, dry_run, as_json)
+        swept = sweep or []
+        return _sweep(recipe, with_ or [], overrides or [], swept, seeds, at_once, run_dir, dry_run, no_check, as_json)
     if at_once is not None:
         raise UsageError("--at-once is for sweeps", hint="add --sweep KEY=VALUE,VALUE or --seeds N")
     is_parent = is_to_supervise(context, no_supervisor)
@@ -61,7 +62,7 @@ def train(
     from rlcli.recipe.warm_start import chain
 
     resolved = load(recipe, overrides, with_)
-    chain(resolved)  # what it starts from must be sound too, before anything is started
+    chain(resolved)  # the recipes it starts from must be valid too, before anything is started
     if resolved.recipe.launch.type == "slurm":
         return _submit(resolved, run_dir, dry_run, no_check, as_json)
     _refuse_dry_run(dry_run)
@@ -95,9 +96,9 @@ def _refuse_dry_run(dry_run: bool) -> None:
 
 def _sweep(
     recipe: str, with_: list[str], overrides: list[str], swept: list[str], seeds: int | None, at_once: int | None,
-    run_dir: Path | None, dry_run: bool, as_json: bool,
+    run_dir: Path | None, dry_run: bool, no_check: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """All runs of a sweep; returns the exit code."""
+    """Run a sweep; returns the exit code."""
     import sys
 
     from rlcli.cli.compare import print_groups
@@ -116,7 +117,7 @@ def _sweep(
     runs = sweep_runs(swept, seeds, base.recipe.seed)
     check_all(recipe, with_, overrides, runs)
     if base.recipe.launch.type == "slurm":
-        return _submit_sweep(recipe, with_, overrides, runs, base, at_once, run_dir, dry_run, as_json)
+        return _submit_sweep(recipe, with_, overrides, runs, base, at_once, run_dir, dry_run, no_check, as_json)
     _refuse_dry_run(dry_run)
     folder = run_dir or fresh_folder(log_dir / base.recipe.name)
     here = Path.cwd()
@@ -142,10 +143,11 @@ def _sweep(
 
 def _submit_sweep(
     recipe: str, with_: list[str], overrides: list[str], runs: list[SweepRun], base: Resolved, at_once: int | None,
-    run_dir: Path | None, dry_run: bool, as_json: bool,
+    run_dir: Path | None, dry_run: bool, no_check: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """All runs of a sweep as one array of jobs."""
+    """Submit a sweep as one array of jobs."""
     from rlcli.cli.jobs import tell_script, tell_submitted
+    from rlcli.cli.output import print_talk
     from rlcli.launch.commands import place_of
     from rlcli.launch.slurm.submit import planned_sweep, submit_sweep
     from rlcli.launch.sweep import Sweep
@@ -155,12 +157,12 @@ def _submit_sweep(
     batch = planned_sweep(base, sweep, run_dir, at_once)
     if dry_run:
         return tell_script(batch, as_json)
-    job_id = submit_sweep(batch, sweep, base)
+    job_id = submit_sweep(batch, sweep, base, warn=None if no_check else print_talk)
     return tell_submitted(job_id, batch.folder, batch.runs, as_json)
 
 
 def tell(finished: Finished, as_json: bool) -> int:
-    """How a run ended, for people or as JSON; returns its exit code."""
+    """Print how a run ended, as text or as JSON; returns its exit code."""
     from rlcli.cli.output import print_json, print_talk
     from rlcli.observe.report import before_and_after, print_report
     from rlcli.observe.terminal import short_path

@@ -1,4 +1,4 @@
-"""Numbers as people read them: sizes, ages, counts."""
+"""Human-readable numbers: sizes, ages, counts."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ def validate(
     from rlcli.cli.output import print_json, print_talk, print_text
     from rlcli.errors import raise_all
     from rlcli.inspect.doubtful import recipe_warnings
-    from rlcli.recipe.layers import shown
     from rlcli.recipe.libraries import libraries_to_install
+    from rlcli.recipe.parsing.layers import shown
     from rlcli.recipe.warm_start import chain
 
     resolved = load(recipe, overrides, with_)

@@ -1,1 +1,1 @@
-"""What can be known before a run starts: of rows, tokens, templates, rewards and files, and of this machine."""
+"""What can be known before a run starts: about rows, tokens, templates, rewards and files, and about this machine."""

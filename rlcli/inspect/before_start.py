@@ -1,4 +1,4 @@
-"""Checks before a run, and the runs that it starts from, begin: everything that is wrong, in one report."""
+"""Checks made before a run, and the runs that it starts from, begin: all problems in one report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_before_start(
     resolved: Resolved, run_dir: Path | None, runs_first: Sequence[Resolved], warn: Callable[[str], None] | None = None
 ) -> None:
     """Check the libraries, models, data, folders and disk of a recipe and of those that must run before it; with `warn`
-    some of their rows, too. Loads no model and makes no folder. Raises RlcliError with everything that is wrong."""
+    also some of their rows. Loads no model and makes no folder. Raises RlcliError with all problems found."""
     from rlcli.inspect.model_files import model_faults
     from rlcli.recipe.libraries import libraries_to_install
 
@@ -32,7 +32,7 @@ def check_before_start(
     for one in (*runs_first, resolved):
         missing, models = list(libraries_to_install(one)), list(model_faults(one))
         found += [*missing, *models]
-        if not models:  # rows cannot be judged by a tokenizer that is broken
+        if not models:  # rows cannot be judged with a broken tokenizer
             reported = {error.what for error in missing}
             datasets, faults = _open_datasets(one)
             found += (error for error in faults if error.what not in reported)
@@ -46,7 +46,7 @@ def check_before_start(
 
 
 def _look_at_rows(resolved: Resolved, datasets: dict[str, OpenDataset], warn: Callable[[str], None]) -> None:
-    """Raises RlcliError if some rows show that the run would fail or learn nothing."""
+    """Raise RlcliError if some rows show that the run would fail or learn nothing."""
     from rlcli.inspect.checklist import quick_checks
     from rlcli.inspect.findings import as_error
 
@@ -58,8 +58,8 @@ def _look_at_rows(resolved: Resolved, datasets: dict[str, OpenDataset], warn: Ca
 
 
 def component_faults(resolved: Resolved) -> Iterator[RlcliError]:
-    """What interfaces and backends say to their arguments when they are made: some combinations are known to be wrong
-    by nothing else. Imports their files, and so torch; datasets are opened as they are read."""
+    """Errors that interfaces and backends raise about their arguments when they are made: some invalid combinations are
+    found no other way. Imports their files, and thus torch; datasets are opened when they are read."""
     from rlcli import registry
     from rlcli.api.config import ModelBackendAbstraction, ModelInterfaceAbstraction
     from rlcli.recipe.libraries import components_of
@@ -80,8 +80,7 @@ def component_faults(resolved: Resolved) -> Iterator[RlcliError]:
 
 
 def _open_datasets(resolved: Resolved) -> tuple[dict[str, OpenDataset], list[RlcliError]]:
-    """The datasets that can be read without torch and transformers, and what is wrong with them; the workers open the
-    others."""
+    """The datasets that can be read without torch and transformers, and their errors; the workers open the others."""
     from rlcli.checkpoint.light_tokenizer import NotLight
     from rlcli.inspect.rows import Tokenizers, is_light, open_dataset
     from rlcli.recipe.dataset_sizes import check_dataset_sizes
@@ -107,7 +106,7 @@ def _open_datasets(resolved: Resolved) -> tuple[dict[str, OpenDataset], list[Rlc
 
 
 def _first_rows(dataset: str, args: dict[str, Any]) -> dict[str, Any]:
-    """Arguments with which a dataset reads no more of a large file than its first rows."""
+    """Arguments with which a dataset reads only the first rows of a large file."""
     from rlcli.recipe.components import signature_of
 
     path = args.get("path")
@@ -128,7 +127,7 @@ def _with_place(resolved: Resolved, name: str, error: RlcliError) -> RlcliError:
 
 
 def _folder_faults(resolved: Resolved, run_dir: Path | None) -> Iterator[RlcliError]:
-    """The run needs a folder of its own that can be made, with room for what it keeps."""
+    """Check that the run has a folder of its own that can be made, with enough disk space for what it keeps."""
     from rlcli.checkpoint.disk import check_free_space
     from rlcli.observe.run_directory import check_new_folder
     from rlcli.topology.report import make_plan

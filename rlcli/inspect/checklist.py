@@ -1,4 +1,4 @@
-"""`rlcli check`: a recipe tried on its own rows and files, before any model is loaded."""
+"""`rlcli check`: checks a recipe on its own rows and files, before any model is loaded."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from rlcli.recipe.schema import Call
 
 Rows = dict[str, Sequence[Preview]]
-"""Dataset → those of its rows that are looked at."""
+"""Dataset → those of its rows that are inspected."""
 
 
 class _Subject:
-    """A recipe, and what several checks want to know of it."""
+    """A recipe, and what several checks need to know about it."""
 
     def __init__(self, resolved: Resolved):
         self.resolved = resolved
@@ -50,7 +50,7 @@ class _Subject:
         self._sizes: dict[str, Architecture | str] = {}
 
     def sizes(self, role: str) -> Architecture | str:
-        """Those of a role's model, or why they are unknown."""
+        """The sizes of a role's model, or why they are unknown."""
         from rlcli.topology.configs import architecture_of
 
         origin = weights_origin(self.recipe, role)
@@ -64,7 +64,7 @@ class _Subject:
 
 
 def preflight(resolved: Resolved, rows: int = 200) -> Iterator[Finding]:
-    """Everything that can be told without loading a model, looking at so many rows of each dataset."""
+    """Everything that can be checked without loading a model, on up to `rows` rows of each dataset."""
     subject = _Subject(resolved)
     yield _check_recipe(resolved)
     missing = list(libraries_to_install(resolved))
@@ -79,7 +79,7 @@ def preflight(resolved: Resolved, rows: int = 200) -> Iterator[Finding]:
             check_dataset_sizes(resolved.recipe, {name: opened.rows})
             looked_at[name] = opened.sample(rows)
         except RlcliError as error:
-            if error.what not in said:  # a tokenizer that cannot be read is one failure, however many datasets want it
+            if error.what not in said:  # a tokenizer that cannot be read is one failure, however many datasets need it
                 yield failure(name, error)
             said.add(error.what)
             continue
@@ -95,7 +95,7 @@ def preflight(resolved: Resolved, rows: int = 200) -> Iterator[Finding]:
 
 
 def quick_checks(resolved: Resolved, datasets: Mapping[str, OpenDataset], rows: int = 50) -> Iterator[Finding]:
-    """What so many rows of datasets that are open anyway show: masks, ends, lengths, templates, rewards."""
+    """What up to `rows` rows of already open datasets show: masks, ends, lengths, templates, rewards."""
     yield from _check_rows(_Subject(resolved), datasets, {name: one.sample(rows) for name, one in datasets.items()})
     yield from _check_doubtful(resolved)
 
@@ -116,7 +116,7 @@ def _check_recipe(resolved: Resolved) -> Finding:
 
 
 def _check_components(resolved: Resolved) -> Iterator[Finding]:
-    """Whether each interface and backend accepts its arguments together, in the recipes that run first too."""
+    """Whether each interface and backend accepts its arguments together, also in the recipes that run first."""
     from rlcli.inspect.before_start import component_faults
     from rlcli.recipe.warm_start import chain
 
@@ -155,7 +155,7 @@ def _describe_model(subject: _Subject, name: str, about: str) -> Finding:
 
 
 def _check_tokenizer(subject: _Subject, opened: OpenTokenizer) -> Iterator[Finding]:
-    """Whether the embedding has a row for each token, and what stands for what."""
+    """Whether the embedding has a row for each token, and how padding and stop tokens are set."""
     recipe, role = subject.recipe, prompt_role(subject.recipe)
     yield _fits(subject, role, "tokenizer", opened)
     others = {tokenizer_source(recipe, name): name for name, other in recipe.models.items() if other.has_weights}
@@ -191,7 +191,7 @@ def _fits(subject: _Subject, role: str, about: str, opened: OpenTokenizer) -> Fi
 
 
 def _unheard_stops(subject: _Subject, role: str, tokenizer: Any) -> list[int]:
-    """Ids at which the model's own generation settings stop and a run of this recipe goes on."""
+    """Ids at which the model's own generation settings stop, but a run of this recipe continues."""
     path = subject.recipe.models[role].path
     file = Path(path).expanduser() / "generation_config.json" if path is not None else None
     if file is None or not file.is_file() or not _generates(subject.recipe.graph):
@@ -251,7 +251,7 @@ def _check_held_out(resolved: Resolved, datasets: Mapping[str, OpenDataset], row
 
 
 def _check_rewards(resolved: Resolved, rows: Rows) -> Iterator[Finding]:
-    """Each reward that can be asked about texts, on the rows that will reach it."""
+    """Each reward that can score texts, on the rows that it will receive."""
     recipe = resolved.recipe
     graphs = [(recipe.train.dataset, recipe.graph)]
     if recipe.train.eval.dataset is not None:

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as the driver sees them. Nothing is imported to learn of them."""
+"""The GPUs of this machine, as the driver sees them, found without importing anything."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Gpu:
 
 
 def list_gpus(timeout_s: float = 10.0) -> list[Gpu]:
-    """The GPUs that nvidia-smi lists; none where it is missing, fails or takes too long."""
+    """The GPUs that nvidia-smi lists; none if it is missing, fails or takes too long."""
     command = ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
@@ -30,7 +30,7 @@ def list_gpus(timeout_s: float = 10.0) -> list[Gpu]:
 
 
 def read_gpus(listing: str) -> list[Gpu]:
-    """The GPUs of a listing with FIELDS in MiB; lines that are none are passed over."""
+    """The GPUs of a listing with FIELDS in MiB; other lines are skipped."""
     found = []
     for line in listing.splitlines():
         cells = [cell.strip() for cell in line.split(",")]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SLURM = ("sbatch", "srun", "squeue", "scancel", "sacct")
 VARIABLES = ("CUDA_", "HF_", "NCCL_", "OMP_", "PYTORCH_", "RLCLI_", "SLURM_JOB", "TORCH", "TRANSFORMERS_")
-"""Environment variables with these beginnings may explain a problem. Their names are told, never their values."""
+"""Prefixes of environment variables that may explain a problem. Their names are reported, never their values."""
 
 GIB = 1 << 30
 LITTLE_DISK = 10 * GIB
@@ -41,7 +41,7 @@ FEW_FILES = 1024
 
 
 def examine() -> Iterator[Finding]:
-    """Everything that can be told in a moment."""
+    """Everything that can be checked in a moment."""
     requirements = read_requirements()
     gpus = list_gpus()
     yield _check_python(requirements)
@@ -127,7 +127,7 @@ def _users_of_libraries() -> dict[Requirement, list[str]]:
 
 
 def _check_extras(requirements: Requirements, users: Mapping[Requirement, Sequence[str]]) -> Iterator[Finding]:
-    """The extras of rlcli, and what components of the project require besides."""
+    """The extras of rlcli, and the additional requirements of the project's components."""
     known = {one.name for needed in requirements.extras.values() for one in needed}
     others = {one.name: (one,) for one in users if one.name not in known}
     for extra, needed in (*requirements.extras.items(), *others.items()):
@@ -189,7 +189,7 @@ def _check_memory() -> Finding:
 
 
 def _first_numbers(file: Path) -> list[int]:
-    """The whole numbers in the first line of a file of the kernel; none if it says `max` or is not there."""
+    """The integers in the first line of a kernel file; empty if it says `max` or does not exist."""
     try:
         words = file.read_text(encoding="utf-8").split("\n", 1)[0].split()
     except OSError:
@@ -234,7 +234,7 @@ def _gib(size: int) -> str:
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / (1 << 20):.0f} MiB"
 
 
-# -- around it -------------------------------------------------------------------------------------------
+# -- surroundings ----------------------------------------------------------------------------------------
 
 
 def _check_project() -> Iterator[Finding]:
@@ -259,7 +259,7 @@ def _check_project() -> Iterator[Finding]:
 
 
 def _own_components(project: Path) -> tuple[int, list[str]]:
-    """(how many the project has, what is wrong with those that cannot be read)."""
+    """(number of the project's components, errors of those that cannot be read)."""
     own, broken = 0, []
     for kind in registry.KINDS:
         for name in registry.names(kind):

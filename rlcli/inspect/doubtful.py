@@ -1,4 +1,4 @@
-"""What a recipe may say and hardly anybody means: warnings, not errors."""
+"""Valid recipe settings that are hardly ever intended: warnings, not errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def recipe_warnings(resolved: Resolved) -> Iterator[str]:
-    """Each with its place. Nothing is loaded for them."""
+    """Warnings, each with its place. Nothing is loaded for them."""
     yield from slow_dtypes(resolved)
     yield from _samplers_left_behind(resolved)
 

@@ -1,4 +1,4 @@
-"""What a check found: lines of ok, warn, FAIL and skip, each with its cause and what to do about it."""
+"""Results of checks: lines of ok, warn, FAIL and skip, each with its cause and what to do about it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Finding:
 
     level: Level
     about: str
-    """What was looked at, in a word or two."""
+    """What was checked, in a word or two."""
     says: str
     """What was found."""
     details: Sequence[str] = ()
     """The cause, examples with their file and line."""
     fix: str | None = None
-    """What to do."""
+    """What to do about it."""
     code: str | None = None
     """The fault's stable id."""
     exit_code: int = 0
-    """Of a FAIL: what the command exits with."""
+    """For a FAIL: the command's exit code."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """Numbers behind what it says, for programs."""
+    """Numbers behind the text, for programs."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"details": list(self.details)}
@@ -45,7 +45,7 @@ def failure(about: str, error: RlcliError) -> Finding:
 
 
 def as_error(finding: Finding, way_out: str) -> RlcliError:
-    """A failure as an error, for a command that does not go on after it; `way_out`: how it would."""
+    """A failure as an error, for a command that then stops; `way_out`: how it could continue."""
     what = ": ".join(filter(None, [finding.about, finding.says, ", ".join(finding.details)]))
     error = RlcliError(what, hint="; ".join(filter(None, [finding.fix, way_out])), code=finding.code)
     error.exit_code = finding.exit_code
@@ -53,7 +53,7 @@ def as_error(finding: Finding, way_out: str) -> RlcliError:
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """That of the first failure, 0 if there is none."""
+    """The exit code of the first failure, 0 if there is none."""
     return next((finding.exit_code for finding in findings if finding.level == "FAIL"), 0)
 
 

@@ -1,4 +1,4 @@
-"""The files of a role's model: looked at before anything is loaded, by `rlcli train` and `rlcli check` alike."""
+"""Checks the files of a role's model before anything is loaded, for `rlcli train` and `rlcli check` alike."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rlcli.inspect.devices import list_gpus
 from rlcli.recipe.files import model_of_call
 
 if TYPE_CHECKING:
+    from rlcli.recipe.parsing.tree import Path as TreePath
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Recipe, Role
-    from rlcli.recipe.tree import Path as TreePath
 
 NOT_FOLDERS = ("builtin:", "recipe:")
 """Prefixes of sources that are neither a folder nor a model on the Hub."""
@@ -43,7 +43,7 @@ def model_faults(resolved: Resolved) -> Iterator[RlcliError]:
 
 
 def local_folder(source: str | None) -> Path | None:
-    """Where a model is on this machine: its folder, or what the Hub's cache holds of it; None if it is not here."""
+    """Where a model is on this machine: its folder, or its part in the Hub's cache; None if it is not here."""
     from rlcli.topology.configs import cached_folder
 
     if source is None or source.startswith(NOT_FOLDERS):
@@ -99,20 +99,20 @@ def _faults(resolved: Resolved, source: str, place: TreePath, *, weights: bool) 
         return
     is_partial = weights and not Path(source).expanduser().is_dir() and not any(folder.glob("*.safetensors*"))
     try:
-        check_folder(folder, weights=weights and not is_partial)  # of a cached model weights may be fetched later
+        check_folder(folder, weights=weights and not is_partial)  # weights of a cached model may be fetched later
     except ModelError as error:
         yield _at(resolved, place, error)
 
 
 def _at(resolved: Resolved, place: TreePath, error: ModelError) -> ModelError:
-    """The error with the place of the recipe that names the model; the file at fault is part of what is said."""
+    """The error with the place of the recipe that names the model; the message includes the file at fault."""
     what = f"{error.where}: {error.what}" if error.where else error.what
     return ModelError(what, where=str(resolved.origin(place)), hint=error.hint, code=error.code)
 
 
 def _too_large(resolved: Resolved) -> Iterator[ResourceError]:
-    """Models whose weights alone exceed this machine's memory, where that is the memory of its devices: as many shares
-    of them as it has ranks."""
+    """Models whose weights alone exceed this machine's memory, if its devices use that memory: a role's share counts
+    once per rank here."""
     from rlcli.topology.report import make_plan, parameters_of
 
     if not _is_on_cpu(resolved.recipe):
@@ -135,7 +135,7 @@ def _too_large(resolved: Resolved) -> Iterator[ResourceError]:
 
 
 def memory_of_this_machine() -> int:
-    """In bytes."""
+    """Memory of this machine, in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -144,7 +144,7 @@ def _is_on_cpu(recipe: Recipe) -> bool:
 
 
 def _undivided_heads(resolved: Resolved) -> Iterator[ModelError]:
-    """Tensor-parallel ranks keep whole attention heads, as many on each."""
+    """Tensor-parallel ranks hold whole attention heads, the same number on each."""
     from rlcli.api.architecture import Architecture
     from rlcli.topology.configs import architecture_of
 

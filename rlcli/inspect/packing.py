@@ -1,4 +1,4 @@
-"""How full the micro-batches of a recipe's training steps are, on the rows that it would take."""
+"""How full the micro-batches of a recipe's training steps are, with the rows that it would use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_STEPS = 20
 MOST_ROWS = 4000
-"""Rows that are packed at most, to answer soon."""
+"""Maximum rows that are packed, to answer soon."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Packing:
     """Training steps, packed as a run would pack them."""
 
     rows: Sequence[int]
-    """Tokens of each row: of all its sequences."""
+    """Tokens of each row, over all its sequences."""
     micro_batches: Sequence[int]
-    """Of each rank in each step."""
+    """Number of micro-batches of each rank in each step."""
     capacity: int
-    """Most tokens of a micro-batch."""
+    """Maximum tokens of a micro-batch."""
 
     @property
     def fill(self) -> float:
-        """The share of the micro-batches' room that is used."""
+        """The share of the micro-batches' capacity that is used."""
         return sum(self.rows) / (sum(self.micro_batches) * self.capacity)
 
     def figures(self) -> dict[str, float]:
@@ -57,7 +57,7 @@ class Packing:
 def pack_steps(
     steps: Sequence[Sequence[Sequence[int]]], capacity: int, ranks: int, minibatches: int, cut: bool
 ) -> Packing:
-    """`steps`: for each row of each step the tokens of its sequences. `cut`: sequences of a row may part."""
+    """`steps`: for each row of each step the tokens of its sequences. `cut`: sequences of a row may be separated."""
     counts = []
     for number, rows in enumerate(steps):
         for mine in shares(list(enumerate(rows)), [sum(row) for row in rows], ranks):
@@ -72,8 +72,8 @@ def _micro_batches(rows: Sequence[Sequence[int]], capacity: int, cut: bool) -> i
 
 
 def check_packing(recipe: Recipe, opened: OpenDataset, rows: Sequence[Preview], limits: Limits) -> Finding | None:
-    """The first steps of a run, packed, with responses of full length; None where nothing is trained on it, or where a
-    row does not fit at all, which is reported with the lengths."""
+    """The first steps of a run, packed, with responses of full length; None if nothing is trained on the dataset, or if
+    a row does not fit at all, which is reported with the lengths."""
     call = next((one for one in recipe.graph.values() if one.call == "train_step"), None)
     if call is None or opened.name != recipe.train.dataset:
         return None
@@ -123,7 +123,7 @@ def _steps(recipe: Recipe, opened: OpenDataset, looked_at: Sequence[Preview]) ->
 
 
 def _lengths(opened: OpenDataset, looked_at: Sequence[Preview]) -> Callable[[int], list[int]]:
-    """The tokens of a row's sequences: of rows that are costly to reach, those of one that was looked at."""
+    """The tokens of a row's sequences; for rows that are costly to reach, those of an inspected row."""
     if opened.survey is None:
         known = [[len(ids) for ids in row.sequences] for row in looked_at]
         return lambda row: known[row % len(known)]

@@ -1,4 +1,4 @@
-"""What this machine's processor can do, and which roles of a recipe ask more of it."""
+"""What this machine's processor supports, and which roles of a recipe require more."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NATIVE_BFLOAT16 = {"amx_bf16", "avx512_bf16", "bf16", "svebf16"}
 
 
 def cpu_flags() -> set[str]:
-    """What Linux says that the first core can do; nothing where it does not say."""
+    """Features that Linux reports for the first core; empty if it reports none."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -25,7 +25,7 @@ def cpu_flags() -> set[str]:
 
 
 def slow_dtypes(resolved: Resolved) -> Iterator[str]:
-    """A warning for each role that asks for bfloat16 of a processor that only emulates it."""
+    """A warning for each role that uses bfloat16 on a processor that only emulates it."""
     flags = cpu_flags()
     if not flags or flags & NATIVE_BFLOAT16 or not _runs_on_this_cpu(resolved.recipe):
         return

@@ -21,7 +21,7 @@ MOST = 64
 
 
 def scores_texts(call: Call) -> bool:
-    """Whether the interface of a call offers `score_texts`; told from its source."""
+    """Whether the interface of a call offers `score_texts`; determined from its source."""
     return "score_texts" in signature_of("interfaces", call.interface.type).methods
 
 
@@ -89,7 +89,7 @@ def _above(score: float | None, base: float | None) -> bool:
 
 
 def _another(golds: Sequence[str], number: int) -> str | None:
-    """The answer of the next row that has another one."""
+    """The answer of the next row whose answer differs."""
     own = golds[number]
     others = (golds[(number + step) % len(golds)] for step in range(1, len(golds)))
     return next((other for other in others if other.strip() != own.strip()), None)

@@ -1,4 +1,4 @@
-"""What can be wrong with the rows of a dataset, seen with the recipe's tokenizer and limits."""
+"""What can be wrong with the rows of a dataset, given the recipe's tokenizer and limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcli.inspect.rows import OpenDataset
 from rlcli.inspect.text import shortened
 
 EXAMPLES = 3
-"""Rows that a finding names."""
+"""Number of rows that a finding names."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class Limits:
     stop_ids: frozenset[int]
     """Tokens that end a response when they are sampled."""
     new_tokens: int
-    """Tokens that may follow a prompt; 0 where nothing is generated."""
+    """Tokens that may follow a prompt; 0 if nothing is generated."""
     responses: int
-    """Responses of a prompt that travel together."""
+    """Responses to a prompt that are kept together."""
     positions: int | None
     """Longest sequence of the model, if its config says."""
     microbatch: int
-    """Most tokens of a micro-batch."""
+    """Maximum tokens of a micro-batch."""
     cache: int | None = None
     """Tokens that the KV cache holds, if its backend sets a limit."""
 
@@ -151,7 +151,7 @@ def check_lengths(opened: OpenDataset, rows: Sequence[Preview], limits: Limits) 
 
 
 def _check_room(about: str, lengths: Sequence[int], limits: Limits) -> Iterable[Finding]:
-    """Whether the model's positions and a micro-batch hold the rows with their responses."""
+    """Whether the rows with their responses fit into the model's positions and a micro-batch."""
     follows = f" with {limits.new_tokens} new tokens" if limits.new_tokens else ""
     whole = [length + limits.new_tokens for length in lengths]
     if limits.positions is not None and whole[-1] > limits.positions:
@@ -214,14 +214,14 @@ def check_leak(train: OpenDataset, held_out: OpenDataset, rows: dict[str, Sequen
 
 
 def known_prompts(opened: OpenDataset, rows: Sequence[Preview]) -> list[tuple[str, str]]:
-    """(where it is, its words) of all rows that the dataset knows of, else of those looked at."""
+    """(where it is, its words) of all rows that the dataset knows of, or else of those inspected."""
     if opened.survey:
         return [(where, _plain(prompt)) for where, prompt in opened.survey.prompts]
     return [(place(row), _plain(row.prompt if row.prompt is not None else str(row.sequences))) for row in rows]
 
 
 def _plain(prompt: str) -> str:
-    """A prompt without what does not make it another one."""
+    """A prompt with its whitespace normalised."""
     return " ".join(prompt.split())
 
 

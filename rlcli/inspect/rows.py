@@ -1,4 +1,4 @@
-"""Datasets and tokenizers opened to be looked at: without torch and transformers, where they allow it."""
+"""Opens datasets and tokenizers for inspection: without torch and transformers, where they allow it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 FIRST = 256
-"""Rows of a stream that are looked at."""
+"""Rows of a stream that are inspected."""
 
 
 @dataclass(frozen=True)
 class OpenTokenizer:
-    """A tokenizer, and how it was come by."""
+    """A tokenizer, and how it was opened."""
 
     tokenizer: Any
     """A `LightTokenizer`, or one of transformers, which can do the same and more."""
@@ -48,13 +48,13 @@ class OpenDataset:
     dataset: Any
     tokenizer: OpenTokenizer
     survey: Survey | None
-    """What it knows of all its rows, if it says."""
+    """What it knows about all its rows, if it reports that."""
     is_stream: bool = False
     """Its rows here are the first of a stream."""
 
     @property
     def rows(self) -> int | None:
-        """How many it has; None of a stream."""
+        """How many it has; None for a stream."""
         return None if self.is_stream else len(self.dataset)
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class OpenDataset:
 
     @property
     def notes(self) -> Sequence[str]:
-        """What else it says of its rows, such as which were left out, or how much of what a mixture takes."""
+        """Other facts about its rows, such as which were left out, or how much a mixture takes of each dataset."""
         return tuple(getattr(self.dataset, "notes", ()))
 
     @property
@@ -84,13 +84,13 @@ class OpenDataset:
         return bool(getattr(self.dataset, "DRAWN", False))
 
     def sample(self, rows: int) -> list[Preview]:
-        """At most so many rows: the first of a dataset that draws them, else spread evenly over it."""
+        """At most `rows` rows: the first of a dataset that draws them, else spread evenly over it."""
         rows = min(rows, len(self))
         return [self.preview(number if self.is_drawn else number * len(self) // rows) for number in range(rows)]
 
 
 def is_light(recipe: Recipe, name: str) -> bool:
-    """Whether a dataset, with those that it is made of, can be looked at without torch and transformers."""
+    """Whether a dataset, with those that it is made of, can be inspected without torch and transformers."""
     parts = [registry.load("datasets", recipe.datasets[one].type) for one in with_sources(recipe.datasets, name)]
     return all(hasattr(part, "preview") for part in parts)
 
@@ -103,7 +103,7 @@ def open_dataset(
     tokenizer = (tokenizers or Tokenizers(resolved)).open(light=is_light(resolved.recipe, name))
     util = DatasetUtility(resolved.recipe.seed, 0, 1, tokenizer.tokenizer, resolved.recipe.described_datasets)
     try:
-        with quiet("rlcli.datasets"):  # the report has what it would warn of
+        with quiet("rlcli.datasets"):  # the report contains its warnings
             args = {**component.args, **(other or {})}
             dataset = registry.make_dataset(DatasetAbstraction(component.type, args), util)
     except RlcliError:
@@ -120,7 +120,7 @@ def open_dataset(
 
 
 class Tokenizers:
-    """The tokenizer that the datasets of a recipe are read with, opened once in each way that they need it."""
+    """The tokenizer that the datasets of a recipe are read with, opened once in each way that they need."""
 
     def __init__(self, resolved: Resolved, only_light: bool = False):
         """`only_light`: raise NotLight where transformers would have to read one."""
@@ -129,7 +129,7 @@ class Tokenizers:
         self._opened: dict[bool, OpenTokenizer] = {}
 
     def open(self, *, light: bool) -> OpenTokenizer:
-        """`light`: a light one will do. Raises ModelError."""
+        """`light`: a light tokenizer is enough. Raises ModelError."""
         if light not in self._opened:
             source = _tokenizer_source(self._resolved, prompt_role(self._resolved.recipe))
             self._opened[light] = open_tokenizer(source, light=light, only_light=self._only_light)
@@ -137,7 +137,7 @@ class Tokenizers:
 
 
 def _tokenizer_source(resolved: Resolved, role: str) -> str:
-    """Where it comes from, behind a warm start that has not run yet too."""
+    """Source of the tokenizer, traced through warm starts that have not run yet."""
     source = tokenizer_source(resolved.recipe, role)
     if not source.startswith("recipe:"):
         return source

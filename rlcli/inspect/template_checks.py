@@ -1,4 +1,4 @@
-"""Whether a chat template does what training and generation need of it."""
+"""Whether a chat template does what training and generation need."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_template(name: str, tokenizer: Any, rows: Sequence[Preview], limits: L
         return Finding(level="ok", about=about, says="the tokenizer's chat template is not used")
     try:
         rendered = [(row, *_both_ways(tokenizer, row)) for row in chats]
-    except Exception as error:  # what a template raises, and what it may make jinja2 raise
+    except Exception as error:  # whatever a template raises, or makes jinja2 raise
         return Finding(
             level="FAIL", about=about, says=f"the chat template cannot render an answer: {error}",
             fix="mend the chat template", code="F32", exit_code=5,
@@ -67,7 +67,7 @@ def _not_a_prefix(about: str, row: Preview, prompt: str, whole: str, broken: int
 def _check_end(
     about: str, tokenizer: Any, rendered: Sequence[tuple[Preview, str, str, str]], limits: Limits
 ) -> Finding:
-    """What the template writes behind an answer."""
+    """What the template writes after an answer."""
     row, prompt, whole, answer = rendered[0]
     says = "a prompt is a prefix of the prompt with its answer"
     rest = whole[len(prompt) :]

@@ -20,10 +20,10 @@ class Token:
 
     id: int
     text: str
-    """What it adds to the text; the last of several tokens that make one character together has that character."""
+    """What it adds to the text; if several tokens form one character, the last of them has that character."""
     trained: bool
     special: bool
-    """A token with a job, such as the end of sequence, rather than text."""
+    """A token with a special role, such as the end of sequence, rather than text."""
 
     @property
     def shown(self) -> str:
@@ -45,7 +45,7 @@ def tokens_of(preview: Preview, tokenizer: Any) -> list[list[Token]]:
 
 
 def _texts(ids: Sequence[int], tokenizer: Any) -> Iterator[str]:
-    """What each token adds. A token's text depends on those before it: on spaces, and on bytes of one character."""
+    """The text that each token adds. It depends on the preceding tokens: on spaces, and on bytes of one character."""
     start = shown = 0
     for place in range(len(ids)):
         before, after = tokenizer.decode(list(ids[start:shown])), tokenizer.decode(list(ids[start : place + 1]))

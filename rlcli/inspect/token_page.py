@@ -1,4 +1,4 @@
-"""A row as one HTML page that needs nothing else: what is trained on is green, ids appear under the pointer."""
+"""A row as one self-contained HTML page: what is trained on is green, ids appear on hover."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ dt { font-weight: 600; float: left; clear: left; width: 6rem; } dd { margin-left
 
 
 def token_page(title: str, facts: Sequence[tuple[str, str]], sequences: Sequence[Sequence[Token]], follows: str) -> str:
-    """The page. `facts` are (name, value) to list above; `follows` is said behind a prompt that awaits a response."""
+    """The page. `facts`: (name, value) pairs for the top; `follows`: shown after a prompt that awaits a response."""
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)
     parts = []
     for number, tokens in enumerate(sequences, start=1):

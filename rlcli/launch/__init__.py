@@ -1,1 +1,1 @@
-"""Starting a run: in this process, or as ranks under torchrun."""
+"""Starts runs: in this process, or as ranks under torchrun."""

@@ -1,4 +1,4 @@
-"""One model in this process that answers texts, with the engine that a run would give it."""
+"""One model in this process that answers texts, with the engine that a run would use."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Answer:
     text: str
     tokens: int
     finish: str
-    """stop: it ended by itself; length: it was cut off."""
+    """stop: it ended by itself; length: it was truncated."""
     logprob: float
     """Sum over its tokens, in nats."""
 
 
 def load_alone(source: str, device: str = "auto", seed: int = 1, dtype: str = "auto") -> Model:
-    """The model of a folder or Hub id with its engine, in this process; `dtype` is what it computes in. Raises
-    ModelError, ResourceError."""
+    """The model of a folder or Hub id with its engine, in this process; `dtype`: its compute dtype. Raises ModelError,
+    ResourceError."""
     import torch
 
     from rlcli.checkpoint.huggingface import load_tokenizer
@@ -47,7 +47,7 @@ def load_alone(source: str, device: str = "auto", seed: int = 1, dtype: str = "a
 
 
 class Answerer:
-    """A model that was loaded to answer."""
+    """A model loaded to answer prompts."""
 
     def __init__(self, source: str, device: str = "auto", seed: int = 1):
         """`source`: a folder or Hub id. Raises ModelError, ResourceError."""
@@ -64,7 +64,7 @@ class Answerer:
         return bool(self.tokenizer.chat_template)
 
     def tokens_of(self, messages: Sequence[Message]) -> list[int]:
-        """A conversation, up to where the assistant's next message begins. Raises ModelError."""
+        """Tokens of a conversation, up to where the assistant's next message begins. Raises ModelError."""
         from rlcli.api.chat_template import conversation_text
 
         if not self.chats:
@@ -74,12 +74,12 @@ class Answerer:
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def tokens_of_text(self, text: str) -> list[int]:
-        """A text to be continued, with what the tokenizer puts before one."""
+        """Tokens of a text to be continued, with those that the tokenizer prepends."""
         ids = list(self.tokenizer(text).input_ids)
         return ids[:-1] if ids[-1:] == [self.tokenizer.eos_token_id] else ids
 
     def answer(self, prompts: Sequence[Sequence[int]], settings: GenerationHyperparameters) -> list[list[Answer]]:
-        """For each prompt its responses."""
+        """The responses to each prompt."""
         group, settings = settings.responses_per_prompt, self._fitting(prompts, settings)
         made = self._engine.generate(_batch(prompts), self.tokenizer, settings, self._seeds(len(prompts), group))
         found = [
@@ -91,12 +91,12 @@ class Answerer:
     def stream(
         self, prompt: Sequence[int], settings: GenerationHyperparameters, turn: int = 0
     ) -> Generator[str, None, None]:
-        """One response in pieces of text, as they are sampled; `turn` makes it another one to the same prompt."""
+        """One response in pieces of text as they are sampled; another `turn` gives another response to a prompt."""
         settings = self._fitting([prompt], settings)
         shown, read, tokens = 0, 0, list[int]()
         for _, token in self._engine.stream(_batch([prompt]), self.tokenizer, settings, self._seeds(1, 1, turn)):
             tokens.append(token)
-            # A token may be part of a character, and what it looks like may depend on the one before it.
+            # A token may be part of a character, and its text may depend on the token before it.
             before, now = self._text(tokens[shown:read]), self._text(tokens[shown:])
             if len(now) > len(before) and not now.endswith("\ufffd"):
                 yield now[len(before) :]
@@ -108,7 +108,7 @@ class Answerer:
     def _fitting(
         self, prompts: Sequence[Sequence[int]], settings: GenerationHyperparameters
     ) -> GenerationHyperparameters:
-        """Responses end where the model's positions do. A prompt that leaves no room is refused by the engine."""
+        """Limit responses to the model's positions. The engine refuses a prompt that leaves no room."""
         positions = getattr(self._engine.lm.config, "max_position_embeddings", None)
         room = positions - max(map(len, prompts)) if positions else settings.max_new_tokens
         return replace(settings, max_new_tokens=max(1, min(room, settings.max_new_tokens)))

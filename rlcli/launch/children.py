@@ -1,4 +1,4 @@
-"""Processes that a launcher starts on this machine: each leads a session of its own and ends with us."""
+"""Processes that a launcher starts on this machine: each leads its own session and ends with this process."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from rlcli.server_slot import ServerSlot
 from rlcli.topology.groups import GIVEN_UP, LAST_EXIT, Group, process_folder
 
 LOOK_SECONDS = 0.5
-"""Between two looks at who is alive."""
+"""Seconds between two checks of which processes are alive."""
 REPLACEMENTS = 3
 GONE_WITHIN = 10.0
-"""Seconds that a killed process may take to be gone."""
+"""Seconds that a killed process may take to disappear."""
 
 Process = subprocess.Popen[bytes]
 
 
 def start_child(command: Sequence[str], log: Path, environment: Mapping[str, str], folder: Path | None) -> Process:
-    """Start a command that writes to a log of its own; `folder`: where it works, if not where we do."""
+    """Start a command that writes to its own log; `folder`: its working directory, if not ours."""
     with os.fdopen(private_file(log, os.O_APPEND), "wb") as file:
         return subprocess.Popen(
             command,
@@ -48,7 +48,7 @@ def start_child(command: Sequence[str], log: Path, environment: Mapping[str, str
 
 
 def run_environment(ranks: int) -> dict[str, str]:
-    """Cores are shared out between the ranks of this machine; components are found as they are found here."""
+    """Variables that divide the cores among this machine's ranks and let them find the same components."""
     environment = {"OMP_NUM_THREADS": str(max(1, available_cores() // ranks)), **os.environ, "PYTHONSAFEPATH": "1"}
     project = current_project()
     if project is not None:
@@ -59,7 +59,7 @@ def run_environment(ranks: int) -> dict[str, str]:
 
 
 def end_session(process: Process) -> None:
-    """End a child with all that it has started."""
+    """End a child and everything it has started."""
     _signal_session(process, signal.SIGKILL)
     _await(lambda: session_is_empty(process), GONE_WITHIN)
 
@@ -74,11 +74,11 @@ def session_is_empty(process: Process) -> bool:
 
 
 class Members:
-    """The processes of a node besides its ranks: the agents of its servers, and those of its pools. One that dies is
+    """The processes of a node other than its ranks: the agents of its servers, and those of its pools. One that dies is
     replaced, up to `REPLACEMENTS` times."""
 
     def __init__(self, run_dir: Path, environment: Mapping[str, str], folder: Path | None = None):
-        """`folder`: where they work, if not where we do."""
+        """`folder`: their working directory, if not ours."""
         self._run_dir, self._environment, self._folder = run_dir, environment, folder
         self._commands: dict[tuple[str, int], tuple[Group, list[str]]] = {}
         self._processes: dict[tuple[str, int], Process] = {}
@@ -88,7 +88,7 @@ class Members:
         self._thread = threading.Thread(target=self._watch, name="members", daemon=True)
 
     def start(self, groups: Sequence[Group], node: int) -> None:
-        """Those of a node. Called once."""
+        """Start the processes of a node. Called once."""
         for group in groups:
             for index in group.on_node(node) if group.kind != "ranks" else ():
                 self._commands[group.name, index] = group, self._command(group, index)
@@ -100,7 +100,7 @@ class Members:
 
     def _command(self, group: Group, index: int) -> list[str]:
         folder = process_folder(self._run_dir, group.kind, group.name, index)
-        shutil.rmtree(folder, ignore_errors=True)  # of an earlier start of this run
+        shutil.rmtree(folder, ignore_errors=True)  # from an earlier start of this run
         make_folder(folder)
         return agent_command(folder) if group.kind == "server" else [*group.command, str(self._run_dir), str(index)]
 
@@ -112,7 +112,7 @@ class Members:
         self._processes[who] = start_child(command, self.log(*who), environment, self._folder)
 
     def log(self, group: str, index: int) -> Path:
-        """What a process has written."""
+        """The log of a process."""
         return self._run_dir / "logs" / f"{group}{index}.log"
 
     def _watch(self) -> None:
@@ -140,11 +140,11 @@ class Members:
         return {who: process.pid for who, process in self._processes.items()}
 
     def deaths(self) -> list[Death]:
-        """Of those that are not replaced any more."""
+        """Deaths of processes that are no longer replaced."""
         return list(self._given_up.values())
 
     def stop(self) -> None:
-        """End them: they have nothing to finish."""
+        """End them at once: they have nothing to finish."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -167,12 +167,12 @@ def _await(condition: Callable[[], bool], seconds: float) -> None:
 
 
 def _become_child(parent: int) -> None:
-    """Runs in the child between fork and exec: SIGKILL for it when its parent is gone.
+    """Runs in the child between fork and exec: has it killed when its parent is gone.
 
-    Signals that ask for an orderly stop are the parent's affair, also where a scheduler sends them to every process.
+    Stop signals are handled by the parent, even if a scheduler sends them to every process.
     """
     die_with_parent()
-    if os.getppid() != parent:  # it was gone before we asked
+    if os.getppid() != parent:  # it had already exited
         os._exit(1)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The command for each node of a run, to be typed there: text without secrets."""
+"""The command to type on each node of a run: text without secrets."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ BY_HAND = "launch.by_hand=true"
 
 @dataclass(frozen=True)
 class NodeCommand:
-    """What starts one node."""
+    """The command that starts one node."""
 
     node: int
     ranks: tuple[int, ...]
     command: str
     about: str
-    """For whoever types it."""
+    """Explanation for whoever types it."""
 
 
 def node_commands(
     resolved: Resolved, topology: Topology, recipe: str, with_: Sequence[str] = (), run_dir: Path | None = None
 ) -> list[NodeCommand]:
-    """One for each node; the first one's starts the run. `recipe` and `with_` are as the user gave them; `run_dir`:
-    the folder that all nodes share, by default a new one."""
+    """One command for each node; the first node's starts the run. `recipe` and `with_` are as the user gave them;
+    `run_dir`: the folder that all nodes share, by default a new one."""
     folder = Path.cwd()
     run_dir = (run_dir or _new_folder(resolved)).absolute()
     has_nodes = topology.nodes > 1
@@ -56,7 +56,7 @@ def node_commands(
 
 
 def command_lines(commands: Sequence[NodeCommand], interface: str) -> list[str]:
-    """As they are printed: comments and commands, which a shell takes as they are."""
+    """The printed lines: comments and commands that can be pasted into a shell."""
     lines = []
     for one in commands:
         ranks = f"rank {one.ranks[0]}" if len(one.ranks) == 1 else f"ranks {one.ranks[0]}-{one.ranks[-1]}"
@@ -67,12 +67,12 @@ def command_lines(commands: Sequence[NodeCommand], interface: str) -> list[str]:
 
 
 def place_of(name: str, folder: Path) -> str:
-    """A file by its whole path, a name as it is."""
+    """The absolute path of a file; a name as it is."""
     return next((str((folder / file).resolve()) for file in (name, f"{name}.yaml") if (folder / file).is_file()), name)
 
 
 def _with_project(command: Sequence[str]) -> str:
-    """Components are found as they are found here."""
+    """Add the project to a command, so that it finds the same components."""
     project = current_project()
     return shlex.join(["env", f"{VARIABLE}={project}", *command] if project is not None else command)
 

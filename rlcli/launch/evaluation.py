@@ -1,4 +1,4 @@
-"""A model examined on held-out rows, outside of any run."""
+"""Evaluates a model on held-out rows, outside of any run."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 LAYER = "base/scored"
 HELD_OUT = "held_out"
 LOOKED_AT = 64
-"""Rows that are looked at before a model is loaded."""
+"""Rows that are checked before a model is loaded."""
 
 Component = dict[str, Any]
-"""`{type: …, args: …}`, as a recipe has it; where it has no type, that of the layer."""
+"""`{type: …, args: …}`, as in a recipe; without a type, that of the layer."""
 
 
 @dataclass(frozen=True)
 class Exam:
-    """What a model is examined on, and by whom."""
+    """The rows that a model is evaluated on, and the reward that judges it."""
 
     dataset: Component
     reward: Component | None = None
-    """None: that of the layer."""
+    """None: the reward of the layer."""
     generation: Mapping[str, Any] = field(default_factory=dict)
-    """How long responses may be and where they end, as the recipe of the dataset says."""
+    """Maximum length and stop tokens of responses, from the recipe of the dataset."""
 
 
 def find_exam(named: str | None, run: Path | None) -> Exam:
-    """What `--dataset` names: a file of rows, a dataset, `{type: …, args: …}`, or `RECIPE` with `#DATASET` if it is not
-    the one that it evaluates on. None: that of the run.
+    """What `--dataset` names: a file of rows, a dataset, `{type: …, args: …}`, or `RECIPE`, with `#DATASET` if it is
+    not the one that the recipe evaluates on. None: the exam of the run.
 
     Raises UsageError, RecipeError.
     """
@@ -56,7 +56,7 @@ def find_exam(named: str | None, run: Path | None) -> Exam:
 
 
 def exam_recipe(source: str, exam: Exam, overrides: Sequence[str]) -> Resolved:
-    """The recipe of an exam. Raises RecipeError with all that is wrong."""
+    """The recipe of an exam. Raises RecipeError with all problems."""
     from rlcli.recipe.resolve import load_recipe
 
     values = {"models.actor.path": source, **_keys(f"datasets.{HELD_OUT}", exam.dataset)}
@@ -68,8 +68,8 @@ def exam_recipe(source: str, exam: Exam, overrides: Sequence[str]) -> Resolved:
 
 
 def check_exam(resolved: Resolved) -> None:
-    """What can be told without loading the model: its files, the rows, and that these have what the reward needs.
-    Raises RlcliError."""
+    """Check what can be checked without loading the model: its files, the rows, and that these have what the reward
+    needs. Raises RlcliError."""
     from rlcli.inspect.before_start import check_before_start
     from rlcli.inspect.reward_checks import scores_texts
     from rlcli.inspect.rows import open_dataset
@@ -91,7 +91,7 @@ def check_exam(resolved: Resolved) -> None:
 
 
 def examine(resolved: Resolved, phase: Callable[[str], None], rows: int | None, shown: int) -> Evaluated:
-    """Have the workers of the recipe answer at most the first `rows`, and read the responses to the first `shown`."""
+    """Have the recipe's workers answer at most the first `rows` rows, and read the responses to the first `shown`."""
     from rlcli.launch.run import workers
     from rlcli.runtime.evaluation import evaluate_alone
     from rlcli.topology import plan_topology
@@ -105,14 +105,14 @@ def examine(resolved: Resolved, phase: Callable[[str], None], rows: int | None, 
 
 
 def _keys(place: str, component: Component) -> dict[str, Any]:
-    """One key for each argument, so that others can be set next to them."""
+    """One key for each argument, so that further ones can be set in addition."""
     arguments = component.get("args") or {}
     kind = {f"{place}.type": component["type"]} if "type" in component else {}
     return kind | {f"{place}.args.{key}": value for key, value in arguments.items()}
 
 
 def _exam_by_name(named: str) -> Exam:
-    from rlcli.recipe.layers import whole_recipe_names
+    from rlcli.recipe.parsing.layers import whole_recipe_names
     from rlcli.recipe.suggest import close_to
     from rlcli.registry import names
 
@@ -141,7 +141,7 @@ def _exam_of_recipe(named: str, dataset: str | None) -> Exam:
 
 
 def _reward_of(recipe: Recipe) -> Component | None:
-    """The reward that a recipe judges responses by, if it takes no model of its own."""
+    """The reward by which a recipe judges responses, if it needs no model of its own."""
     for call in (*recipe.train.eval.graph.values(), *recipe.graph.values()):
         if REWARDS in call.outputs and not recipe.models[call.model].has_weights:
             return call.interface.model_dump()

@@ -13,17 +13,17 @@ INSTALL = "pip install 'rlcli[lm-eval]'"
 
 
 def run_tasks(source: str, tasks: Sequence[str], limit: int | None) -> dict[str, Any]:
-    """What lm-eval reports of a model's folder or Hub id: `results` by task. `tasks` are its names, or YAML files of
-    one's own; `limit` examples of each at most.
+    """lm-eval's report for a model's folder or Hub id: `results` by task. `tasks` are its names, or your own YAML
+    files; at most `limit` examples of each.
 
-    Raises ResourceError where lm-eval is not installed, UsageError for a task that nobody knows.
+    Raises ResourceError if lm-eval is not installed, UsageError for an unknown task.
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise ResourceError("--tasks needs lm-eval, which is not installed", hint=INSTALL)
     wanted = [_task(name) for name in tasks]
     try:
         return _results(source, wanted, limit)
-    except ImportError as error:  # it imports what a task needs as it goes along
+    except ImportError as error:  # it imports what a task needs on demand
         raise ResourceError(f"lm-eval is not whole: {error}", hint=INSTALL) from error
 
 

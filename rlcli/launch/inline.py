@@ -1,4 +1,4 @@
-"""Everything in this process: the worker's answers are plain calls, so a debugger can follow them."""
+"""Everything in one process: requests to the worker are plain calls, so a debugger can follow them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class InlineLauncher:
-    """One rank, here."""
+    """Launches one rank, in this process."""
 
     def __init__(self, recipe: Recipe, topology: Topology):
         self._recipe, self._topology = recipe, topology
@@ -53,7 +53,7 @@ class InlineLauncher:
 
 
 def check_members(members: Members) -> None:
-    """Raises WorkerError once one of them is not replaced any more."""
+    """Raises WorkerError once one of them is no longer replaced."""
     for death in members.deaths():
         name = f"{death.group}{death.index}"
         what = f"{name} {death}, {REPLACEMENTS + 1} times"
@@ -61,7 +61,7 @@ def check_members(members: Members) -> None:
 
 
 class InlineRunning:
-    """A rank that lives and dies with this process, and the servers and pools of the run."""
+    """A rank inside this process, and the servers and pools of the run."""
 
     def __init__(self, transport: Transport, members: Members):
         self.transport, self._members = transport, members

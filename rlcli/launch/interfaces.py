@@ -16,7 +16,7 @@ LOOPBACK = "lo"
 
 
 def interface_of(recipe: Recipe) -> str:
-    """The network interface of this machine by which the nodes of a run reach each other."""
+    """The network interface of this machine through which the nodes of a run reach each other."""
     if recipe.launch.interface is not None:
         return recipe.launch.interface
     is_spread = recipe.launch.type == "slurm" and recipe.cluster.nodes > 1
@@ -24,7 +24,7 @@ def interface_of(recipe: Recipe) -> str:
 
 
 def _default_interface() -> str:
-    """That of the default route; without one, the first that has an address and is not the loopback."""
+    """The interface of the default route; without one, the first that has an address and is not the loopback."""
     import psutil
 
     try:

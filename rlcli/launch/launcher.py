@@ -1,4 +1,4 @@
-"""What every launcher does: start the groups of a run, and answer for their processes."""
+"""The protocol of launchers: start the groups of a run, and be responsible for their processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Death:
-    """A process that has ended without being asked to."""
+    """A process that ended without being asked to."""
 
     group: str
     index: int
@@ -31,21 +31,21 @@ class Death:
 
 
 class Running(Protocol):
-    """The processes of a run that were started."""
+    """The started processes of a run."""
 
     @property
     def transport(self) -> Transport:
         """The master's connection to the ranks."""
 
     def deaths(self) -> list[Death]:
-        """The processes that have ended and are not replaced, in the order in which that was noticed."""
+        """The processes that have ended and are not replaced, in the order in which this was noticed."""
 
     def stop_signal(self) -> int | None:
-        """One that asks for a stop and that a process on some node has received instead of us."""
+        """A stop signal that a process on some node has received instead of this one."""
 
     def stop(self, grace: float, show_stacks: bool = False) -> None:
-        """End all processes: those that do not end by themselves within `grace` seconds are killed. `show_stacks`: have
-        ranks write to their logs where they are first."""
+        """End all processes: those that do not exit by themselves within `grace` seconds are killed. `show_stacks`:
+        first have ranks write their stacks to their logs."""
 
 
 class Launcher(Protocol):

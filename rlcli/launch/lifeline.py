@@ -1,8 +1,8 @@
 """A supervised run's pipe to its supervisor: JSON lines about what it is doing, so that its end can be reported.
 
     {"run": "/…/runs/ppo_math/20260412-093011", "warm_start": false, "max_restarts": 0}
-                                                                        it works in this folder from now on
-    {"begun": true}                                                     everything that was asked for is written there
+                                                                        it works in this folder from here on
+    {"begun": true}                                                     everything requested has been written there
     {"waiting": "actor_train", "limit": 3600}                           a call began that may take this many seconds
     {"waiting": null}                                                   the call ended
     {"debugging": true}                                                 someone is at a breakpoint: deadlines are off
@@ -48,7 +48,7 @@ _process: int | None = None
 
 
 def attach() -> bool:
-    """Whether we are supervised; if so, tie this process to its supervisor's life, signals and questions."""
+    """Whether this process is supervised; if so, tie it to its supervisor's lifetime, signals and requests."""
     global _line, _process, supervisor
     value = os.environ.pop(VARIABLE, None)
     if value is None:
@@ -56,7 +56,7 @@ def attach() -> bool:
     line, stacks, parent = (int(number) for number in value.split(":"))
     die_with_parent()
     if os.getppid() != parent:
-        os._exit(1)  # it was gone before we asked
+        os._exit(1)  # it had already exited
     line, stacks = (moved_out_of_the_way(descriptor) for descriptor in (line, stacks))
     _line, _process = line, os.getpid()
     supervisor = ProcessRecord(socket.gethostname(), parent, start_time(parent) or 0.0)
@@ -77,7 +77,7 @@ def report(**facts: Any) -> None:
 
 @contextmanager
 def waiting(what: str, limit: float) -> Iterator[None]:
-    """A call that may take `limit` seconds; the supervisor ends us if it takes longer."""
+    """Context of a call that may take `limit` seconds; the supervisor ends this process if it takes longer."""
     report(waiting=what, limit=limit)
     try:
         yield
@@ -86,7 +86,7 @@ def waiting(what: str, limit: float) -> Iterator[None]:
 
 
 def moved_out_of_the_way(descriptor: int) -> int:
-    """The same file under a high number, which a child process does not inherit."""
+    """Duplicate a descriptor under a high number that child processes do not inherit."""
     try:
         moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)
     except OSError:  # the limit on open files is lower
@@ -97,7 +97,7 @@ def moved_out_of_the_way(descriptor: int) -> int:
 
 
 def _take_as_sent(number: int, frame: FrameType | None) -> None:
-    """Outside a run, a signal that the supervisor passed on has its usual effect."""
+    """Give a signal that the supervisor passed on outside a run its usual effect."""
     signal.raise_signal(number - signal.SIGRTMIN)
 
 

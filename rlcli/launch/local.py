@@ -1,7 +1,7 @@
-"""One process per device on this machine, as one node or as several; the master stays in the process that was called.
+"""One process per device on this machine, as one node or several; the master stays in the calling process.
 
-Each node has an agent, which is torchrun (see `node`). Several nodes of one machine share no more than several machines
-do: each has a temporary and a working folder of its own, all share the run's folder and reach each other by TCP.
+Each node has an agent, which is torchrun (see `node`). Several nodes on one machine share no more than several machines
+do: each has its own temporary and working folder; all share the run's folder and reach each other by TCP.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class LocalLauncher:
-    """Starts all processes of a run on this machine, but for nodes that are started by hand (`launch.by_hand`)."""
+    """Starts all processes of a run on this machine, except nodes that are started by hand (`launch.by_hand`)."""
 
     def __init__(self, recipe: Recipe):
         self._recipe = recipe
@@ -44,7 +44,7 @@ class LocalRunning:
         self._recipe, self._run_dir = recipe, run_dir
         self._agents: dict[int, Process] = {}
         self._started: dict[int, float] = {}
-        """Pid → start time, of what runs here."""
+        """Pid → start time of the processes on this machine."""
         ranks = next(group for group in groups if group.name == RANKS)
         with contextlib.ExitStack() as undo:
             self._own = MeetingFolder()
@@ -67,7 +67,7 @@ class LocalRunning:
 
     @property
     def _nodes(self) -> range:
-        """Those that are started here."""
+        """The nodes that are started here."""
         return range(1 if self._recipe.launch.by_hand else self._recipe.cluster.nodes)
 
     def _place(self, node: int) -> tuple[Mapping[str, str], Path | None]:
@@ -85,10 +85,10 @@ class LocalRunning:
         return self._world.deaths()
 
     def stop_signal(self) -> int | None:
-        return None  # agents here leave them to us
+        return None  # agents on this machine leave them to this process
 
     def stop(self, grace: float, show_stacks: bool = False) -> None:
-        """Nothing outlives the run: ranks die with their agents by their parent-death signal."""
+        """End everything: ranks die with their agents by their parent-death signal."""
         if show_stacks:
             self._world.ask_for_stacks(self._started)
         end = time.monotonic() + grace
@@ -108,13 +108,13 @@ class LocalRunning:
         return self._agents[node].poll() if node in self._agents else None
 
     def _note_processes(self) -> None:
-        """Write down who they are."""
+        """Record the processes."""
         records = self._world.records()
         self._started = {one.pid: one.started for one in records if one.node in self._nodes and one.started is not None}
         write_records(self._run_dir / PROCESSES, records)
 
     def _end_stragglers(self) -> None:
-        """This is for a process that somehow did not end with its parent."""
+        """End processes that somehow did not end with their parent."""
         import psutil
 
         for pid, started in self._started.items():
@@ -126,5 +126,5 @@ class LocalRunning:
 
 
 def start_agent(run_dir: Path, node: int, environment: Mapping[str, str], folder: Path | None) -> Process:
-    """It leads a session of its own, and ends with this process."""
+    """Start the agent of a node, which leads its own session and ends with this process."""
     return start_child(agent_command(run_dir, node), run_dir / "logs" / f"node{node}.log", environment, folder)

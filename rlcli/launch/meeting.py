@@ -1,7 +1,7 @@
 """The folder in which the processes of a run meet: it holds the control socket and a file through which ranks connect.
 
 The master removes it at the end. It holds a lock on a file in it, which the kernel releases however the master dies. By
-that lock, and never by the name alone, the next run recognises a folder that was left behind, and removes it.
+that lock, never by the name alone, the next run recognises an abandoned folder and removes it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from rlcli.runtime.control import SOCKET
 PREFIX = "rlcli-"
 LOCK = "owner.lock"
 LONGEST_ADDRESS = 107
-"""Bytes of the path of a Unix socket that Linux takes."""
+"""Maximum length of the path of a Unix socket on Linux, in bytes."""
 
 
 class MeetingFolder:
     """A fresh folder that only this user may enter, with a path short enough for a socket in it."""
 
     def __init__(self) -> None:
-        """Raises ResourceError F75 if none can be made."""
+        """Raises ResourceError F75 if none can be created."""
         self.path = _make_folder()
         self._lock = _hold(self.path)
 
@@ -39,7 +39,7 @@ class MeetingFolder:
 
 
 def remove_abandoned() -> None:
-    """Remove the folders of masters that are dead: ours, with a lock that nobody holds any more."""
+    """Remove the folders of dead masters: those of this user, with a lock that nobody holds any more."""
     for place in _places():
         for folder in place.glob(f"{PREFIX}*"):
             with contextlib.suppress(OSError), _lock_of_a_dead_master(folder):
@@ -47,7 +47,7 @@ def remove_abandoned() -> None:
 
 
 def _places() -> Iterator[Path]:
-    """Where such a folder may be: the user's TMPDIR, or what has a shorter path."""
+    """Places for such a folder: the user's TMPDIR, or a shorter path."""
     yield from dict.fromkeys(Path(place) for place in (tempfile.gettempdir(), "/tmp", "/dev/shm"))
 
 
@@ -66,7 +66,7 @@ def _make_folder() -> Path:
 
 
 def _hold(folder: Path) -> int:
-    """Take the lock before the file has its name, so that nobody finds it without its holder."""
+    """Take the lock before the file gets its name, so that nobody finds it unlocked."""
     unnamed = folder / f".{LOCK}"
     descriptor = open_private(unnamed, os.O_RDWR | os.O_EXCL)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,7 +76,7 @@ def _hold(folder: Path) -> int:
 
 @contextlib.contextmanager
 def _lock_of_a_dead_master(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder of ours. Raises OSError if it is not ours, has no lock, or somebody holds it."""
+    """Hold the lock of a folder. Raises OSError if it belongs to another user, has no lock, or the lock is held."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise PermissionError(folder)

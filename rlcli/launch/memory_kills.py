@@ -1,4 +1,4 @@
-"""Kills by the kernel because memory ran out: how they are recognised, and what the memory plan had expected."""
+"""Out-of-memory kills by the kernel: how they are detected, and what the memory plan had expected."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ESTIMATE = "memory.json"
-"""The highest point of a run's memory plan, in its folder."""
+"""File in a run's folder with the peak of its memory plan."""
 GIB = 2**30
 
 
 class MemoryKills:
-    """Whether the kernel killed a process of our control group since this was made."""
+    """Whether the kernel has killed a process of our control group since this object was created."""
 
     def __init__(self) -> None:
         self._before = count_memory_kills()
 
     def found(self) -> bool | None:
-        """None where the kernel does not count them."""
+        """None if the kernel does not count such kills."""
         after = count_memory_kills()
         return after > self._before if after is not None and self._before is not None else None
 
@@ -47,7 +47,7 @@ def count_memory_kills(membership: Path = Path("/proc/self/cgroup"), root: Path 
 
 
 def memory_in_use(pid: int) -> int:
-    """Bytes of memory that a process holds now; 0 if it is gone."""
+    """Bytes of memory that a process currently holds; 0 if it is gone."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
@@ -56,7 +56,7 @@ def memory_in_use(pid: int) -> int:
 
 
 def write_estimate(run: RunDirectory, resolved: Resolved) -> None:
-    """Write down the highest point of the memory plan. Models whose sizes are unknown have none."""
+    """Write the peak of the memory plan. Models of unknown size have none."""
     from rlcli.topology.report import make_plan
 
     try:
@@ -77,8 +77,8 @@ def write_estimate(run: RunDirectory, resolved: Resolved) -> None:
 
 
 def explain_kill(code: int, out_of_memory: bool | None, used: int, run_dir: Path | None) -> str:
-    """What to add about a process that ended with this exit code, if memory may be why: what it held, and what the plan
-    had expected. Empty otherwise."""
+    """Text to add about a process that ended with this exit code, if memory may be the reason: what it held, and what
+    the plan had expected. Empty otherwise."""
     if -code != signal.SIGKILL or out_of_memory is False:
         return ""
     facts = [f"it held {used / GIB:.2f} GiB when last seen"] if used else []

@@ -1,9 +1,9 @@
 """The agent of one node: `python -P -m rlcli.launch.node RUN_DIR NODE`. It is torchrun, with three differences.
 
-The agents of several nodes find each other through a file of the run's folder, which only its owner may enter, where
-torchrun would open a port that takes what anyone sends. What is left when a rank has died is ended by SIGKILL: ranks do
-not listen to SIGTERM (see `worker_main`), and torchrun would wait half a minute for them. And the agent is known to the
-master by its heartbeats, in which it says which ranks have ended, and how; it ends when it has lost the master.
+The agents of several nodes find each other through a file in the run's folder, which only its owner may enter, where
+torchrun would open a port that accepts anything. Once a rank has died, the others are ended by SIGKILL: ranks ignore
+SIGTERM (see `worker_main`), and torchrun would wait half a minute for them. Finally, the agent sends the master
+heartbeats that say which ranks have ended, and how; it exits when it has lost the master.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
 
 SHARED_MEETING = "meeting"
-"""Where the processes of several nodes meet, in the run's folder."""
+"""Folder in the run's folder where the processes of several nodes meet."""
 STORE = "agents"
 """File there through which the agents find each other."""
 BEGUN_WITHIN = 3600.0
-"""Seconds that an agent which was started by hand waits for the first node; the recipe may run others first."""
+"""Seconds that an agent started by hand waits for the first node; the recipe may run others first."""
 HEARD_WITHIN = 5.0
-"""Seconds for the master to hear the last that an agent has to say."""
+"""Seconds for the master to receive an agent's last report."""
 LOOK_SECONDS = 1.0
-"""Between two looks at which ranks are there."""
+"""Seconds between two checks of which ranks are alive."""
 FAILED, LOST = 7, 8
 """Exit codes: a process of the run has failed; the master is lost."""
 
 
 def main(run_dir: Path, node: int, *, reports_signals: bool = False) -> int:
-    """Run the ranks of a node. Returns the exit code. `reports_signals`: those that ask for a stop are reported to the
-    master, whose affair they are."""
+    """Run the ranks of a node. Returns the exit code. `reports_signals`: stop signals are reported to the master, which
+    handles them."""
     collect_rarely()
     meeting = Path(os.environ.setdefault(MEETING, str(run_dir / SHARED_MEETING)))
     try:
@@ -79,7 +79,7 @@ def main(run_dir: Path, node: int, *, reports_signals: bool = False) -> int:
 
 
 def agent_command(run_dir: Path, node: int) -> list[str]:
-    """What starts the agent of a node."""
+    """The command that starts the agent of a node."""
     return [sys.executable, "-P", "-m", "rlcli.launch.node", str(run_dir.absolute()), str(node)]
 
 
@@ -92,7 +92,7 @@ def torchrun_arguments(run_dir: Path, nodes: int, devices_per_node: int, node: i
 
 
 def _prepare_environment(recipe: Recipe) -> None:
-    """What ranks inherit. Cores are shared out, not fought for; what is set already stays."""
+    """Set the variables that ranks inherit. Cores are divided among them; variables already set are kept."""
     interface = interface_of(recipe)
     ours = {
         "OMP_NUM_THREADS": str(max(1, available_cores() // recipe.cluster.devices_per_node)),
@@ -105,8 +105,8 @@ def _prepare_environment(recipe: Recipe) -> None:
 
 
 def _run_ranks(recipe: Recipe, run_dir: Path, meeting: Path, node: int, used: Mapping[int, int]) -> dict[str, Any]:
-    """Until all ranks have ended. Returns nothing if they did so by themselves, else what the master must know; `used`:
-    pid → the most memory that it was seen with."""
+    """Run the ranks until all have ended. Returns an empty dict if they ended by themselves, else what the master must
+    know; `used`: pid → peak memory that was observed."""
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
@@ -129,7 +129,7 @@ def _run_ranks(recipe: Recipe, run_dir: Path, meeting: Path, node: int, used: Ma
 
 
 def _meet_in(file: Path, node: int, nodes: int) -> None:
-    """Have agents find each other in a file; each has the number that it was given."""
+    """Make agents find each other through a file; each has the number that it was given."""
     from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
     from torch.distributed.elastic.rendezvous import (
         RendezvousHandler,
@@ -158,7 +158,7 @@ def _meet_in(file: Path, node: int, nodes: int) -> None:
             return False
 
         def set_closed(self) -> None:
-            """Nobody joins later."""
+            """Do nothing: nobody joins later."""
 
         def num_nodes_waiting(self) -> int:
             return 0
@@ -174,8 +174,8 @@ def _meet_in(file: Path, node: int, nodes: int) -> None:
 
 
 def _watch(pulse: Pulse, members: Members, used: dict[int, int]) -> None:
-    """Tell of each rank that has ended, also with exit code 0, of which torchrun says nothing, and of the members. Note
-    how much memory each has `used`."""
+    """Report each rank that has ended, including with exit code 0, which torchrun does not report, and the members.
+    Record how much memory each has `used`."""
     import psutil
 
     seen, gone, known = set[int](), set[int](), _records(members)

@@ -1,4 +1,4 @@
-"""Processes that a run left behind when it died: the supervisor adopts and ends them."""
+"""Processes left behind by a run that died: the supervisor adopts and ends them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 PR_SET_CHILD_SUBREAPER = 36
 LEAVE_WITHIN = 2.0
-"""Seconds for processes that notice the end of the run themselves to clean up."""
+"""Seconds to clean up for processes that notice the end of the run themselves."""
 END_WITHIN = 10.0
 
 
 def adopt_orphans() -> list[psutil.Process]:
-    """From now on a process whose parent dies, anywhere below us, becomes our child. Returns the children that we have
-    already: those of the shell that became this process, as in `tensorboard & exec rlcli train`."""
+    """Make every descendant whose parent dies from now on our child. Returns the children that we already have: those
+    of the shell that became this process, as in `tensorboard & exec rlcli train`."""
     import ctypes
 
     import psutil
@@ -29,7 +29,7 @@ def adopt_orphans() -> list[psutil.Process]:
 
 
 def reap_orphans(child: int) -> None:
-    """Reap those that have ended, as init would; the child itself is left to whoever waits for it."""
+    """Reap orphans that have ended, as init would; the child itself is left to whoever waits for it."""
     while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
         if ended.si_pid == child:
             return
@@ -46,4 +46,4 @@ def end_orphans(others: Sequence[psutil.Process]) -> None:
         for one in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
-        patience = 0.1  # next come those whose parents were killed just now
+        patience = 0.1  # the next round gets those whose parents were just killed

@@ -1,4 +1,4 @@
-"""Going on with a run: from its last verified checkpoint, with its own recipe or what was changed in it."""
+"""Resumes a run from its last verified checkpoint, with its own recipe or a changed one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import shlex
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +17,6 @@ from rlcli.errors import ResourceError, RlcliError, UsageError, raise_all
 from rlcli.files import known_object
 from rlcli.launch import lifeline
 from rlcli.launch.run import (
-    RESUMES,
     STARTS,
     Finished,
     drive,
@@ -55,11 +53,11 @@ class Resumed:
     changes: list[Change]
     finished: Finished
     longer: str | None = None
-    """Of a run that was over: the command that trains longer."""
+    """For a run that was already complete: the command that trains longer."""
 
     @property
     def was_over(self) -> bool:
-        """Whether there was nothing left to do."""
+        """Whether the run was already complete."""
         return self.longer is not None
 
 
@@ -114,7 +112,7 @@ def resume_run(
 def resumed_recipe(
     run_dir: Path, overrides: Sequence[str], *, recipe_file: str | None = None, accept_changes: bool = False
 ) -> Recipe:
-    """What a run would continue with; nothing of it is touched. Raises RlcliError, as `resume_run` would."""
+    """The recipe a run would continue with; the run is not touched. Raises RlcliError, as `resume_run` would."""
     from rlcli.observe.run_directory import RunDirectory
 
     named = found_from_here(recipe_file)
@@ -128,14 +126,14 @@ def resumed_recipe(
 
 
 def found_from_here(recipe_file: str | None) -> str | None:
-    """A recipe's file as the user's folder sees it, which the run's may not be; a name stays a name."""
+    """Absolute path of a recipe file, resolved in the user's folder and not in the run's; a name stays a name."""
     candidates = [Path(recipe_file), Path(f"{recipe_file}.yaml")] if recipe_file else []
     return next((str(path.absolute()) for path in candidates if path.is_file()), recipe_file)
 
 
 def _check_place(run_dir: Path) -> None:
-    """The folder of a run decides which project's code is run. Raises ProjectError if another user may have made it, or
-    a file in it, and the user has not named a project."""
+    """Check the run's folder, which decides which project's code is executed. Raises ProjectError if another user may
+    have created it or a file in it, and the user has not named a project."""
     if VARIABLE in os.environ or not run_dir.is_dir():
         return
     for path in (run_dir, *run_dir.iterdir()):
@@ -144,8 +142,8 @@ def _check_place(run_dir: Path) -> None:
 
 @contextmanager
 def _in_its_folder(run: RunDirectory, say: Callable[[str], None]) -> Iterator[None]:
-    """A run works in the folder that it was started in: there its relative paths and its project are found. Then back
-    to where the user is. One that another user may have planted works where the user is, in the project that was named.
+    """Work in the folder that the run was started in, where its relative paths and its project are; then return. A run
+    that another user may have planted works in the user's current folder, in the project that was named.
     """
     environment = known_object(run.environment) if planted(run.environment) is None else {}
     folder, here = environment.get("working_directory"), Path.cwd()
@@ -169,7 +167,7 @@ def _in_its_folder(run: RunDirectory, say: Callable[[str], None]) -> Iterator[No
 
 
 def _resolved_recipe(run: RunDirectory) -> Resolved:
-    """What the run goes by. Raises ResourceError F72 if it was killed before it wrote that down, or has lost it."""
+    """The run's resolved recipe. Raises ResourceError F72 if the run was killed before it was written, or lost it."""
     if run.resolved_recipe.exists():
         return _load(str(run.resolved_recipe), ())
     if last_committed(run) is None and not run.metrics.exists():
@@ -187,7 +185,7 @@ def _load(recipe: str, overrides: Sequence[str]) -> Resolved:
 
 
 def _accepted_changes(before: Recipe, now: Recipe, accept: bool) -> list[Change]:
-    """What differs from the run's recipe. Raises UsageError F84 for what may not, or needs to be accepted."""
+    """Changes to the run's recipe. Raises UsageError F84 for those that are forbidden, or that need to be accepted."""
     from rlcli.recipe.changes import Kind, changes
 
     found = changes(before, now)
@@ -234,7 +232,7 @@ def _say(before: Recipe, now: Recipe, found: Sequence[Change], start: Start | No
 
 
 def _is_over(run: RunDirectory, found: Sequence[Change], step: int) -> bool:
-    """Whether the run has done all its steps, left its models behind, and is not to be any longer."""
+    """Whether the run has done all its steps and saved its models, and is not to be prolonged."""
     from rlcli.observe.run_record import read_status
 
     status = read_status(run.path) or {}
@@ -244,7 +242,7 @@ def _is_over(run: RunDirectory, found: Sequence[Change], step: int) -> bool:
 
 
 def _digest(run: RunDirectory, recipe: Resolved, found: Sequence[Change], step: int) -> str:
-    """Of the recipe that the run began with, and of what was changed in it since, and when."""
+    """Digest of the recipe that the run began with, and of each later change and its step."""
     file = run.path / DIGEST_FILE
     before = file.read_text().strip() if file.is_file() else digest(recipe)
     telling = [(change.key, change.now) for change in found if change.key.split(".")[0] not in WITHOUT_EFFECT]
@@ -253,21 +251,15 @@ def _digest(run: RunDirectory, recipe: Resolved, found: Sequence[Change], step: 
 
 
 def _write_down(run: RunDirectory, resolved: Resolved, found: Sequence[Change], step: int, recipe_digest: str) -> None:
-    """What the run goes on with, and since when."""
-    entry = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "step": step,
-        "changes": [{"key": c.key, "before": c.before, "now": c.now} for c in found],
-    }
-    earlier = (run.path / RESUMES).read_text() if (run.path / RESUMES).exists() else ""
-    run.write_text(RESUMES, earlier + json.dumps(entry) + "\n")
+    """Record what the run continues with, and from which step."""
+    run.note_resume(step, [{"key": c.key, "before": c.before, "now": c.now} for c in found])
     if found:
         run.write_text(DIGEST_FILE, recipe_digest + "\n")
         run.write_text(run.resolved_recipe.name, resolved.to_yaml())
 
 
 def _was_begun(run: RunDirectory) -> bool:
-    """Not if it was submitted, and its job begins now."""
+    """Whether the run had begun before: not if it was only submitted, and its job begins now."""
     from rlcli.observe.run_record import read_status
 
     status = read_status(run.path) or {}
@@ -277,8 +269,8 @@ def _was_begun(run: RunDirectory) -> bool:
 def _with_starts(
     run: RunDirectory, now: Resolved, display: Display, stop: StopSignals
 ) -> tuple[Recipe, Finished | None]:
-    """Roles that start from another recipe's result start from the folder that it was in. A run that was submitted
-    before there was one makes it first, and is over if that was stopped."""
+    """Point roles that start from another recipe's result to the folder it was in. A run that was submitted before that
+    result existed produces it first, and is over if that is stopped."""
     starts = known_object(run.path / STARTS)
     models = {
         name: role.model_copy(update={"path": starts[name]}) if role.warm_start and name in starts else role

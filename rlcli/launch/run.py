@@ -1,4 +1,4 @@
-"""One run from a resolved recipe: its warm starts first, then its workers, its master, and what it leaves behind."""
+"""Runs a resolved recipe: its warm starts first, then its workers and its master, then the results."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli import __version__
-from rlcli.errors import DataError, HangError, ModelError, RlcliError, WorkerError
+from rlcli.errors import DataError, HangError, ModelError, ResourceError, RlcliError, WorkerError
 from rlcli.failpoints import check_failpoints
 from rlcli.inspect.before_start import check_before_start
 from rlcli.launch import lifeline
@@ -22,7 +22,7 @@ from rlcli.launch.meeting import remove_abandoned
 from rlcli.launch.memory_kills import write_estimate
 from rlcli.launch.stacks import where_ranks_are
 from rlcli.launch.stopping import StopSignals
-from rlcli.observe.results import DIGEST_FILE, digest, find_result, runs_first
+from rlcli.observe.results import DIGEST_FILE, digest, find_interrupted, find_result, runs_first
 from rlcli.topology.groups import process_groups
 
 if TYPE_CHECKING:
@@ -41,16 +41,14 @@ log = logging.getLogger(__name__)
 
 STARTS = "starts.json"
 STEP = "step"
-"""What the display calls the steps of the run that was asked for; those of a warm start it calls by its name."""
+"""The display's word for the steps of the requested run; those of a warm start go by its name."""
 LEAVE_WITHIN = 60.0
-"""Seconds that processes which were let go may take to end."""
-RESUMES = "resumes.jsonl"
-"""One line for each time that the run was resumed."""
+"""Seconds that dismissed processes may take to exit."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What became of a run."""
+    """How a run ended."""
 
     outcome: Outcome
     exit_code: int
@@ -62,7 +60,7 @@ def run_recipe(
     resolved: Resolved, run_dir: Path | None, display: Display, command: Sequence[str] | None = None, *,
     check_rows: bool = False,
 ) -> Finished:  # fmt: skip
-    """Run a recipe, after the recipes that it starts from; `check_rows`: look at some rows of each first. Raises
+    """Run a recipe, after the recipes that it starts from; `check_rows`: check some rows of each first. Raises
     RlcliError."""
     log_dir = str(Path(resolved.recipe.log.dir).expanduser())
     check_before_start(resolved, run_dir, runs_first(resolved, log_dir), display.warning if check_rows else None)
@@ -74,7 +72,7 @@ def run_recipe(
 
 
 def prepare_run(resolved: Resolved, run_dir: Path) -> None:
-    """Make the folder of a run that a job is going to do. Results to start from that are not there yet are made there.
+    """Create the folder of a run that a job will execute. Missing results of warm starts are produced in the job.
     Raises RlcliError."""
     from rlcli.observe.run_directory import RunDirectory
 
@@ -85,7 +83,7 @@ def prepare_run(resolved: Resolved, run_dir: Path) -> None:
 
 
 def _with_results(resolved: Resolved, log_dir: str) -> Recipe:
-    """The recipe with `recipe:…` paths replaced by folders, where these are there."""
+    """The recipe with `recipe:…` paths replaced by folders, where these exist."""
     from rlcli.recipe.warm_start import warm_starts
 
     models = dict(resolved.recipe.models)
@@ -99,7 +97,6 @@ def with_warm_starts(
     resolved: Resolved, log_dir: str, display: Display, stop: StopSignals
 ) -> tuple[Recipe, Finished | None]:
     """The recipe with `recipe:…` paths replaced by folders; recipes whose results are missing are run first."""
-    from rlcli.recipe.layers import shown
     from rlcli.recipe.warm_start import warm_starts
 
     models = dict(resolved.recipe.models)
@@ -111,10 +108,7 @@ def with_warm_starts(
                 f"To use an existing model: models.{start.role}.path=FOLDER"
             )
             source, stopped = with_warm_starts(start.source, log_dir, display, stop)
-            command = ("rlcli", "train", shown(start.source.path))
-            finished = stopped or _run_one(
-                start.source, source, None, log_dir, display, stop, title=f"warm start {source.name}", command=command
-            )
+            finished = stopped or _run_first(start.source, source, log_dir, display, stop)
             if finished.exit_code:
                 return resolved.recipe, finished
             folder = finished.outcome.models[start.source_role]
@@ -122,6 +116,44 @@ def with_warm_starts(
             display.note(f"starting from {folder}")
         models[start.role] = models[start.role].model_copy(update={"path": str(folder)})
     return resolved.recipe.model_copy(update={"models": models}), None
+
+
+def _run_first(resolved: Resolved, recipe: Recipe, log_dir: str, display: Display, stop: StopSignals) -> Finished:
+    """Run a recipe whose result another one starts from, or continue a run of it that was interrupted."""
+    from rlcli.recipe.parsing.layers import shown
+
+    title, folder = f"warm start {recipe.name}", find_interrupted(resolved, log_dir)
+    interrupted = _reopened(folder, display) if folder is not None else None
+    if interrupted is None:
+        command = ("rlcli", "train", shown(resolved.path))
+        return _run_one(resolved, recipe, None, log_dir, display, stop, title=title, command=command)
+    run, start = interrupted
+    with run:
+        step = start.state.step
+        display.note(f"continuing {shown(run.path)}, which was interrupted, after step {step}")
+        return drive(
+            recipe, run, display, stop, recipe_digest=digest(resolved), start=start, title=title,
+            write_down=lambda: run.note_resume(step),
+        )  # fmt: skip
+
+
+def _reopened(folder: Path, display: Display) -> tuple[RunDirectory, Start] | None:
+    """An interrupted run and its last checkpoint; None if another process continues it, or no checkpoint is whole."""
+    from rlcli.observe.run_directory import RunDirectory
+
+    try:
+        run = RunDirectory.reopen(folder, lifeline.supervisor)
+    except ResourceError:
+        return None
+    try:
+        start = last_checkpoint(run, display)
+    except ModelError as error:
+        display.warning(f"{error}\nstarting over in a new folder")
+        start = None
+    if start is None:
+        run.close()
+        return None
+    return run, start
 
 
 def _run_one(
@@ -149,10 +181,10 @@ def drive(
 ) -> Finished:  # fmt: skip
     """Run to the end, from a checkpoint if there is a `start`; workers that die are replaced while restarts are left.
 
-    `write_down` is called once the workers are up and have taken in data and state. If anything fails before that, a
+    `write_down` is called once the workers are up and have loaded data and state. If anything fails before that, a
     run that is being resumed stays as it was, its status included, unless it is a job.
     """
-    from rlcli.checkpoint.disk import failures_told
+    from rlcli.checkpoint.disk import explain_disk_errors
     from rlcli.runtime.commits import RunIdentity
 
     identity = RunIdentity(run.run_id, recipe_digest, __version__)
@@ -164,14 +196,14 @@ def drive(
             say = display.warning if dropped.unreadable else display.note
             say(f"  {dropped}; the steps after {max(step, 0)} are repeated")
         if step >= 0:
-            with failures_told(run.path):
+            with explain_disk_errors(run.path):
                 run.record.update(step=step)
         if write_down is not None and not has_begun:
             write_down()
         has_begun = True
         lifeline.report(begun=True)
 
-    is_job = recipe.launch.type == "slurm"  # nobody watches its terminal
+    is_job = recipe.launch.type == "slurm"  # nobody is watching its terminal
     with _status_of_failures(run, lambda: has_begun or is_job):
         warm_start, restarts = title != STEP, recipe.launch.max_restarts
         lifeline.report(run=str(run.path), begun=has_begun, warm_start=warm_start, max_restarts=restarts)
@@ -191,8 +223,8 @@ def drive(
 def last_checkpoint(run: RunDirectory, display: Display) -> Start | None:
     """The newest checkpoint that is whole, and a warning for each newer one that is not; None if there is none yet.
 
-    Raises ModelError if there are some and none is whole, or F21 if one was committed and there is none now: what was
-    trained must not be discarded silently.
+    Raises ModelError if checkpoints exist but none is whole, or F21 if one was committed and there is none now:
+    training progress must not be discarded silently.
     """
     from rlcli.checkpoint.disk import check_writable
     from rlcli.checkpoint.verify import newest_verified
@@ -201,7 +233,7 @@ def last_checkpoint(run: RunDirectory, display: Display) -> Start | None:
     checkpoint: Checkpoint | None = None
     rejected: list[ModelError] = []
     if os.path.lexists(run.checkpoints):
-        check_writable(run.checkpoints)  # it may be a link to a disk that is not there, or cannot be written
+        check_writable(run.checkpoints)  # it may be a link to a disk that is missing or read-only
         checkpoint, rejected = newest_verified(run.checkpoints, run.run_id)
     for one in rejected:
         display.warning(f"[{one.code}] {one.where}: {one.what}")
@@ -227,25 +259,16 @@ def last_committed(run: RunDirectory) -> int | None:
     """The last step that was committed, wherever the checkpoints are now; None if there was none yet."""
     from rlcli.checkpoint.retention import latest_step
 
-    resumed = [step for entry in read_resumes(run) if isinstance(step := entry.get("step"), int) and step > 0]
+    resumed = [step for entry in run.read_resumes() if isinstance(step := entry.get("step"), int) and step > 0]
     known = [run.record.step, latest_step(run.checkpoints), *resumed]
     return max((step for step in known if step is not None), default=None)
-
-
-def read_resumes(run: RunDirectory) -> list[dict[str, Any]]:
-    """The entries written each time that the run was resumed, as far as they can be read."""
-    entries = []
-    for line in (run.path / RESUMES).read_bytes().splitlines() if (run.path / RESUMES).is_file() else ():
-        with suppress(ValueError):
-            entries.append(json.loads(line))
-    return [entry for entry in entries if isinstance(entry, dict)]
 
 
 def _attempt(
     recipe: Recipe, run: RunDirectory, display: Display, stop: StopSignals, identity: RunIdentity,
     start: Start | None, title: str, begin: Callable[[int], None],
 ) -> Finished:  # fmt: skip
-    """Start the workers of a run, and its master, and let them work to the end; `begin(step)` runs once they can."""
+    """Start a run's workers and master and let them run to the end; `begin(step)` is called once they are ready."""
     from rlcli.observe.plot import plot_curves
     from rlcli.runtime.master import MasterWorker
     from rlcli.runtime.outputs import open_outputs
@@ -270,8 +293,8 @@ def _attempt(
 
 
 def _write_down(run: RunDirectory, resolved: Resolved, recipe: Recipe, recipe_digest: str) -> None:
-    """The recipe as written and as it runs, and where each value came from. Once the last file is written, the run can
-    be resumed."""
+    """Write the recipe as given and as resolved, and the origin of each value. Once the last file is written, the run
+    can be resumed."""
     for layer in resolved.layers:
         run.write_text(Path("recipe") / layer.label, layer.text)
     if resolved.overrides:
@@ -284,14 +307,14 @@ def _write_down(run: RunDirectory, resolved: Resolved, recipe: Recipe, recipe_di
 
 
 def write_starts(run: RunDirectory, recipe: Recipe) -> None:
-    """What each role starts from."""
+    """Write what each role starts from."""
     starts = {name: role.path for name, role in recipe.models.items() if role.path}
     run.write_text(STARTS, json.dumps(starts, indent=2) + "\n")
 
 
 @contextmanager
 def _status_of_failures(run: RunDirectory, has_begun: Callable[[], bool]) -> Iterator[None]:
-    """status.json is the authority on how a run ended, also when it failed."""
+    """Write failures to status.json, which is the authority on how a run ended."""
     try:
         yield
     except BaseException as error:
@@ -306,7 +329,7 @@ def _status_of_failures(run: RunDirectory, has_begun: Callable[[], bool]) -> Ite
 
 @contextmanager
 def workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Running]:
-    """The workers of a recipe, in this process or in others, whose logs go to the folder."""
+    """Workers of a recipe, in this process or in others that log to the run's folder."""
     running = launcher_of(recipe, topology).start(process_groups(recipe, topology), run_dir)
     try:
         yield running
@@ -336,7 +359,7 @@ def launcher_of(recipe: Recipe, topology: Topology) -> Launcher:
 
 
 def outcome_of(recipe: Recipe, run: RunDirectory, seconds: float | None = None) -> Outcome:
-    """What a run that has ended leaves behind. Files that cannot be read are left out, with a warning: other code has
+    """The results of a run that has ended. Files that cannot be read are left out, with a warning: other code has
     written to them, and the models are not affected."""
     from rlcli.observe.metrics import read_metrics
     from rlcli.observe.report import Outcome

@@ -1,4 +1,4 @@
-"""How runs stand that are jobs: what their files say, joined with what the scheduler says."""
+"""The state of runs that are jobs: their files combined with the scheduler's information."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rlcli.observe.run_overview import DIED, UNDER_WAY, Overview, note_stop, rea
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN = 5.0
-"""Seconds between two questions to the scheduler about one run."""
+"""Seconds between two queries to the scheduler about one run."""
 STOP_SIGNAL = "USR1"
-"""Ends a run after its step, and reaches it through its job script."""
+"""Signal that ends a run after its step; it reaches the run through its job script."""
 ENDS_WITHIN = 90.0
 """Seconds for a cancelled job to be gone: Slurm's KillWait, and time to notice."""
 ALIVE_STATES = {"waiting": "waiting", "paused": "paused", "ending": "stopping"}
-"""A job's state, where it says more than the run's files."""
+"""A job's state → the run's, where the job says more than the run's files."""
 
 
 def with_jobs(runs: Sequence[Overview]) -> list[Overview]:
-    """The same runs, with what the scheduler says of their jobs. Where it does not answer: a warning, and the files."""
+    """The same runs, with the scheduler's view of their jobs. If it does not answer: a warning, and the files alone."""
     ids = {run.folder: job.job_id for run in runs if run.state != "done" and (job := Submission.read(run.folder))}
     try:
         jobs = look_up(ids.values()) if ids else {}
@@ -38,7 +38,7 @@ def with_jobs(runs: Sequence[Overview]) -> list[Overview]:
 
 
 class Look:
-    """How one run stands, for whoever asks often: the scheduler is asked now and then."""
+    """The state of one run for frequent polling: the scheduler is queried only now and then."""
 
     def __init__(self) -> None:
         self._job: Job | None = None
@@ -61,7 +61,7 @@ class Look:
 
 
 def _joined(run: Overview, job_id: str | None, job: Job | None, is_known: bool) -> Overview:
-    """A job that lives says whether the run waits; one that is over, why a run ended that could not say so itself.
+    """A live job says whether the run is waiting; a finished one, why a run ended that could not record it itself.
     `is_known`: the scheduler has answered; a job that it has forgotten is over."""
     if job is None:
         if job_id is None or not is_known or not run.is_under_way:
@@ -84,12 +84,12 @@ def _joined(run: Overview, job_id: str | None, job: Job | None, is_known: bool) 
 
 
 def stop_job(run: Overview, *, at_once: bool, seconds: float, wait: bool, say: Callable[[str], None]) -> bool:
-    """End a run's job: after the run's step, and if that takes longer than `seconds`, at once. A job that waits is
-    taken out of the queue. Returns whether the run was given its step. Raises SlurmError, ResourceError."""
+    """End a run's job: after the run's step or, if that takes longer than `seconds`, at once. A waiting job is removed
+    from the queue. Returns whether the run could finish its step. Raises SlurmError, ResourceError."""
     assert run.job is not None
     if run.state in ("waiting", "paused") or at_once:
         return not _cancel(run, wait)
-    # Otherwise the job would take the stop for a preemption, and go back into the queue.
+    # Otherwise the job would treat the stop as a preemption and requeue itself.
     ask_slurm(["scontrol", "update", f"JobId={run.job}", "Requeue=0"])
     if run.holder is not None:
         note_stop(run.folder, run.holder)

@@ -1,5 +1,5 @@
-"""The agent of one server: `python -P -m rlcli.launch.server FOLDER`. It runs what the client asks for in that folder
-(see `server_slot`), one server at a time, which ends with it however it ends."""
+"""The agent of one server: `python -P -m rlcli.launch.server FOLDER`. It runs what the client requests in that folder
+(see `server_slot`), one server at a time; the server ends with the agent, however the agent ends."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlcli.launch.server_process import ServerProcess
 from rlcli.server_slot import LOST, PORT, ServerSlot, Serves, Wanted
 
 LOOK_EVERY = 0.2
-"""Seconds between two looks at what is wanted, and at whether it runs."""
+"""Seconds between two checks of what is wanted and whether it is running."""
 
 
 def main(folder: Path) -> None:
-    """Until this process is ended."""
+    """Run until this process is ended."""
     agent = ServerAgent(ServerSlot(folder))
     while True:
         agent.look()
@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
 
 
 def agent_command(folder: Path) -> list[str]:
-    """What starts the agent of a server."""
+    """The command that starts the agent of a server."""
     return [sys.executable, "-P", "-m", "rlcli.launch.server", str(folder.absolute())]
 
 
@@ -36,11 +36,11 @@ class ServerAgent:
         self._server: ServerProcess | None = None
         self._serves = Serves(0, 0)
         earlier = slot.serves
-        if earlier is not None:  # of an agent before this one: its server has died with it
+        if earlier is not None:  # from a previous agent: its server has died with it
             self._say(Serves(earlier.life, earlier.port, LOST if earlier.exit is None else earlier.exit))
 
     def look(self) -> None:
-        """Do what is to be done now."""
+        """Start or stop the server as needed, and report how it ended."""
         wanted = self._slot.wanted
         if wanted.life > self._serves.life:
             self.stop()
@@ -68,7 +68,7 @@ class ServerAgent:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody has now. Somebody may take it before the server does, which then ends."""
+    """A port of this machine that is free now. If another process takes it before the server does, the server ends."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

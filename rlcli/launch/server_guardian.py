@@ -1,7 +1,7 @@
-"""Between a run and a server: a script, whose arguments are the server's command, and whose stdin a pipe from the run.
+"""Guardian between a run and a server: its arguments are the server's command, its stdin is a pipe from the run.
 
-It adopts whatever the server leaves behind. Once the server has ended, or the run has closed the pipe, however it did,
-it ends everything that is left, and exits as the server did. It imports nothing of rlcli: it is as small as can be.
+It adopts whatever the server leaves behind. Once the server has ended, or the run has closed the pipe for any reason,
+it ends everything that is left and exits as the server did. It imports nothing from rlcli, to stay small.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LOOK_EVERY = 0.1
-"""Seconds between two looks at the server."""
+"""Seconds between two checks of the server."""
 
 
 def main() -> int:
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def end_all() -> None:
-    """Kill the children until there are none: those of a process that dies become ours."""
+    """Kill the children until none are left: those of a process that dies become ours."""
     while left := children():
         for process in left:
             with contextlib.suppress(ProcessLookupError):
@@ -58,7 +58,7 @@ def children() -> list[int]:
 if __name__ == "__main__":
     code = main()
     if code < 0:
-        with contextlib.suppress(OSError):  # that of SIGKILL is never another one
+        with contextlib.suppress(OSError):  # SIGKILL's handler cannot be set
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)

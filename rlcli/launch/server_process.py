@@ -1,7 +1,7 @@
-"""A server that is a process of its own: started, watched, and ended with all that it has started.
+"""A server as a separate process: started, watched, and ended together with everything it has started.
 
-Libraries' servers start processes that outlive them, and a death signal reaches direct children only. So a guardian
-(`server_guardian.py`) is between us and the server.
+Libraries' servers start processes that outlive them, and a death signal reaches direct children only. So there is a
+guardian (`server_guardian.py`) between this process and the server.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from rlcli.files import open_private
 GUARDIAN = Path(__file__).with_name("server_guardian.py")
 OF_RANKS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME")
 OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "VIRTUAL_ENV")
-"""Variables that describe this process: its place in a world of ranks, and its Python."""
+"""Variables that describe this process: its place in the world of ranks, and its Python."""
 PREFIXES = ("LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_", "RLCLI_", "PYTEST_")
 END_WITHIN = 10.0
-"""Seconds for a guardian to end what it guards."""
+"""Seconds for a guardian to end its server."""
 
 
 class ServerProcess:
     """A command that runs until it is stopped, or ends by itself."""
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None):
-        """`environment`: variables that it has besides ours. Its output is appended to `log`. Raises OSError."""
+        """`environment`: variables in addition to ours. The command's output is appended to `log`. Raises OSError."""
         with os.fdopen(open_private(log, os.O_WRONLY | os.O_APPEND), "ab") as output:
             self._guardian = subprocess.Popen(
                 [sys.executable, "-I", str(GUARDIAN), *command],
@@ -37,7 +37,7 @@ class ServerProcess:
                 stdout=output,
                 stderr=output,
                 env=_inherited() | dict(environment or {}),
-                start_new_session=True,  # a signal that stops the run is not for it
+                start_new_session=True,  # signals that stop the run must not reach it
             )
 
     @property
@@ -46,7 +46,7 @@ class ServerProcess:
         return self._guardian.poll()
 
     def stop(self) -> None:
-        """End it at once, and all that it has started."""
+        """End it at once, with everything it has started."""
         assert self._guardian.stdin is not None
         self._guardian.stdin.close()
         try:

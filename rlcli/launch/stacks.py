@@ -1,4 +1,4 @@
-"""Where the ranks of a run that hangs are, by the stacks that they write to their logs."""
+"""Locates the ranks of a hanging run by the stacks that they write to their logs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rlcli.observe.run_logs import as_text
 from rlcli.observe.tail import last_lines
 
 STACK = re.compile(r'(?:Current thread|Thread) 0x[^\n]*\n((?:  File "[^\n]+\n)+)')
-"""Of a thread. The last one is that of the main thread, which is the oldest; the current one is any that took the
-signal."""
+"""Stack of a thread. The last one is the main thread's, which is the oldest; the current one is whichever thread
+handled the signal."""
 FRAME = re.compile(r'  File "(.+)", line (\d+) in (\S+)')
 COLLECTIVE = re.compile(r"/torch/distributed/|/torch/_dynamo/|/deepspeed/comm/")
 """Files in which a rank waits for others."""
 IDLE = re.compile(r"/rlcli/runtime/(transport|worker_main)\.py$")
 """Files in which a rank waits for the master."""
 INNERMOST = 8
-"""Frames that say what a rank is doing."""
+"""Number of innermost frames that show what a rank is doing."""
 LINES = 400
-"""Of the end of a log, in which its last stack is looked for."""
+"""Lines at the end of a log that are searched for its last stack."""
 WRITTEN_WITHIN = 5.0
 """Seconds within which a rank that is not frozen writes its stack."""
 AT_REST = 0.2
@@ -46,7 +46,7 @@ def _size(file: Path) -> int:
 
 
 def where_ranks_are(logs: Path, ranks: Sequence[int]) -> str:
-    """Which ranks others wait for, and where these are, to follow an error; empty if the stacks do not say."""
+    """Text after an error: which ranks the others wait for, and where those are; empty if the stacks do not show it."""
     waiting, elsewhere = [], []
     for rank in ranks:
         text = "\n".join(map(as_text, last_lines(logs / f"rank{rank}.log", LINES))) + "\n"

@@ -1,4 +1,4 @@
-"""Stopping a run from outside: first as Ctrl-C does, then as a second Ctrl-C does, at last by SIGKILL.
+"""Stops a run from outside: first like a Ctrl-C, then like a second Ctrl-C, finally by SIGKILL.
 
 Only processes that the run has recorded are signalled, each by number and start time, and only on their own machine.
 """
@@ -24,10 +24,10 @@ LOOK_SECONDS = 0.1
 APART = 0.5
 """Seconds between two signals of one kind, so that both arrive."""
 LEAVES_WITHIN = 5.0
-"""Seconds that a run gets to end at once before it is killed; those after that for its supervisor to clean up."""
+"""Seconds that a run gets to stop immediately before it is killed, and then its supervisor to clean up."""
 SHORTEST_GRACE = 60.0
 STEPS = 20
-"""The last steps, of which the longest tells how long a step may take."""
+"""Number of last steps, the longest of which shows how long a step may take."""
 
 
 def grace_of(records: Sequence[Mapping[str, Any]]) -> float:
@@ -38,8 +38,8 @@ def grace_of(records: Sequence[Mapping[str, Any]]) -> float:
 
 
 def stop_here(run: Overview, *, at_once: bool, seconds: float, wait: bool, say: Callable[[str], None]) -> bool:
-    """End a run of this machine: after its step, and if that takes longer than `seconds`, at once. Returns whether it
-    was given its step. Raises ResourceError."""
+    """End a run of this machine: after its step or, if that takes longer than `seconds`, at once. Returns whether it
+    could finish its step. Raises ResourceError."""
     holder = ask_to_stop(run)
     if at_once:
         time.sleep(APART)
@@ -56,9 +56,9 @@ def stop_here(run: Overview, *, at_once: bool, seconds: float, wait: bool, say: 
 
 
 def ask_to_stop(run: Overview) -> Holder:
-    """Ask a run to stop after its step. Asking again is no further signal. Returns whom to wait for.
+    """Ask a run to stop after its step. Asking again sends no further signal. Returns the process to wait for.
 
-    Raises ResourceError if it is another machine's or user's, or does not say which process it is.
+    Raises ResourceError if it belongs to another machine or user, or did not record its process.
     """
     holder = _reachable(run)
     if not is_asked_to_stop(run.folder, holder):
@@ -68,7 +68,7 @@ def ask_to_stop(run: Overview) -> Holder:
 
 
 def wait_for_end(run: Overview, holder: Holder, seconds: float) -> bool:
-    """Whether the run has ended within some seconds."""
+    """Whether the run ends within the given seconds."""
     end = time.monotonic() + seconds
     while holder.is_alive():
         if time.monotonic() >= end:
@@ -78,7 +78,7 @@ def wait_for_end(run: Overview, holder: Holder, seconds: float) -> bool:
 
 
 def end_now(run: Overview, holder: Holder, say: Callable[[str], None]) -> None:
-    """End a run whatever it is doing, with all its recorded processes of this machine. Raises ResourceError if even
+    """End a run whatever it is doing, with all its recorded processes on this machine. Raises ResourceError if even
     that fails."""
     if holder.is_alive():
         _signal_first(holder.processes, signal.SIGTERM)
@@ -95,7 +95,7 @@ def end_now(run: Overview, holder: Holder, say: Callable[[str], None]) -> None:
 
 
 def end_stragglers(folder: Path, say: Callable[[str], None]) -> None:
-    """Kill what the launcher has recorded and what is still there on this machine."""
+    """Kill the processes recorded by the launcher that are still alive on this machine."""
     for name, process in read_processes(folder):
         if process.is_here and _send(process, signal.SIGKILL):
             say(f"killed {name}, pid {process.pid}, which had not ended with the run")
@@ -117,7 +117,7 @@ def _reachable(run: Overview) -> Holder:
 
 
 def _signal_first(processes: Sequence[ProcessRecord], number: int) -> None:
-    """Send it to the first that is alive."""
+    """Send the signal to the first process that is alive."""
     for process in processes:
         if _send(process, number):
             return

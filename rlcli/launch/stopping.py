@@ -1,8 +1,8 @@
-"""Stop signals: the first one ends the run after the current step, a second one ends it now.
+"""Stop signals: the first one ends the run after the current step, a second one ends it immediately.
 
 A supervised run (see `supervisor`) may get a signal twice: from whoever sends it to every process of a job or a
-terminal, and from its supervisor, which cannot know whether the run got it too. The supervisor's has a number of its
-own, so that both can be counted; the larger count is right.
+terminal, and from its supervisor, which cannot know whether the run got it too. The supervisor uses a signal number of
+its own, so that both can be counted; the larger count is correct.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from rlcli.errors import Stopped
 from rlcli.processes import STOP_SIGNALS
 
 REPEATED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Of these a second one is not meant as one: the kernel, the shell and the terminal each send SIGHUP when a terminal
-closes, and schedulers warn more than once."""
+"""Signals for which a second one does not count: the kernel, the shell and the terminal each send SIGHUP when a
+terminal closes, and schedulers warn more than once."""
 
 
 def passed_on(number: int) -> int:
-    """The real-time signal by which a supervisor passes this one on."""
+    """The real-time signal with which a supervisor passes this one on."""
     return signal.SIGRTMIN + number
 
 
 def heeded() -> list[signal.Signals]:
-    """STOP_SIGNALS, without SIGHUP where it is ignored: under `nohup` a run outlives its terminal."""
+    """STOP_SIGNALS, without SIGHUP if it is ignored: under `nohup` a run outlives its terminal."""
     return [one for one in STOP_SIGNALS if one is not signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
 
 
 class StopSignals:
-    """Context in which each of STOP_SIGNALS asks for an orderly stop; `requested` is the first that came."""
+    """Context in which each of STOP_SIGNALS requests an orderly stop; `requested` is the first one received."""
 
     def __init__(self, say: Callable[[str], None]):
         self.requested: signal.Signals | None = None
@@ -81,7 +81,7 @@ class StopSignals:
 
     def _heed(self, number: int) -> None:
         if max(self._arrived[number], self._passed_on[number]) == self._heeded[number]:
-            return  # the same one, by the other route
+            return  # the same signal, by the other route
         self._heeded[number] += 1
         if self.requested is not None and number in REPEATED:
             return

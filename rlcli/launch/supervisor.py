@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import psutil
 
 TICK = 1.0
-"""Seconds between two looks at the clock."""
+"""Seconds between two checks of the clock."""
 PASS_ON_AFTER = 0.2
 """Seconds in which a signal that was sent to every process reaches the child by itself."""
 STACKS_WITHIN = 1.0
@@ -68,7 +68,7 @@ class Facts:
     verdict: int | None = None
 
     def take(self, line: bytes, now: float) -> None:
-        """Note what a line says. Anything but facts was written by other code that found the descriptor open."""
+        """Record the facts in a line. Anything else was written by other code that found the descriptor open."""
         try:
             report = json.loads(line)
         except (ValueError, RecursionError):
@@ -97,7 +97,7 @@ def supervise(resume: Callable[[str], Sequence[str]]) -> int:
     A run that dies or hangs is resumed up to `launch.max_restarts` times, by `rlcli <resume(folder)>`. A resumed run
     that dies before it has begun is restarted by the same command, because its folder does not hold all of it yet.
     Raises WorkerError if it ended without reporting how, HangError if one of its calls passed its deadline,
-    ResourceError if it could not write down that it is done.
+    ResourceError if it could not record that it is done.
     """
     others = adopt_orphans()
     command, restarts = sys.argv[1:], 0
@@ -135,10 +135,10 @@ class _Child:
         """Start `rlcli <command>` the way that this process was started."""
         self.facts = Facts()
         self.memory = 0
-        """The most that it was seen with, in bytes."""
+        """Peak memory that was observed, in bytes."""
         self.memory_kills = MemoryKills()
         self.signals: list[int] = []
-        """Those of STOP_SIGNALS that we received."""
+        """The STOP_SIGNALS that we received."""
         self._stacks = stacks
         self._to_pass_on: list[tuple[float, int]] = []
         self._heard = b""
@@ -151,10 +151,10 @@ class _Child:
         for descriptor in (self._line, self._woken, self._waker):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # so that it wakes us
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # so that it wakes us up
         for number in heeded():
             signal.signal(number, self._note_signal)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, heeded())  # those that a job has kept back until now
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, heeded())  # those that a job has blocked until now
         self.process = subprocess.Popen(
             own_command(command),
             env={**os.environ, VARIABLE: f"{line}:{stacks.fileno()}:{os.getpid()}"},
@@ -178,7 +178,7 @@ class _Child:
         return False
 
     def is_done(self) -> bool:
-        """Whether the requested run is done, by a status.json that this child wrote, or found so."""
+        """Whether the requested run is done, according to a status.json that this child wrote, or found complete."""
         status = self.status() if not self.facts.warm_start else {}
         return status.get("state") == "done" and (self.facts.over or status.get("pid") == self.process.pid)
 
@@ -200,12 +200,12 @@ class _Child:
             self.process.send_signal(passed_on(self._to_pass_on.pop(0)[1]))
 
     def _listen(self) -> None:
-        """Read its reports. Time in which we were paused ourselves does not count against it."""
+        """Read its reports. Time during which this process was suspended itself does not count against it."""
         now = time.monotonic()
         self.facts.since += self._pauses.since_last_look()
         for descriptor in list(self._listened_to):
             for some in _available(descriptor):
-                if not some:  # it has closed the line; we wait for its end
+                if not some:  # it has closed the pipe; wait for its end
                     self._listened_to.remove(descriptor)
                 elif descriptor == self._line:
                     self._heard += some
@@ -221,7 +221,7 @@ class _Child:
         self._kill()
 
     def _kill(self) -> None:
-        """End it. One that even SIGKILL does not end, because its disk does not answer, is left to the kernel."""
+        """Kill it. If even SIGKILL does not end it, because its disk does not answer, it is left to the kernel."""
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(GONE_WITHIN)
@@ -254,7 +254,7 @@ def _stop_signal(code: int, signals: list[int]) -> int | None:
 
 def _ended(child: _Child) -> RlcliError:
     """The error for a child that reported no exit code, or 0 although status.json does not say that the run is done."""
-    if child.facts.verdict == 0 and child.facts.waiting is None:  # during a call only a component can have said that
+    if child.facts.verdict == 0 and child.facts.waiting is None:  # during a call only a component can have said so
         what = "the run reports that it is done, but its status.json does not"
         again = f"make sure that the file can be written; {_hint(child)}"
         return ResourceError(what, where=child.facts.run, hint=again, code="F28")
@@ -278,8 +278,8 @@ def _late(child: _Child) -> RlcliError:
 
 
 def _where(child: _Child) -> str | None:
-    """Where the thread was that crashed or handled the request, else the main one, which comes last: the innermost line
-    in a component, if there is one."""
+    """Location of the thread that crashed or handled the request, else of the main one, which comes last: the innermost
+    line in a component, if there is one."""
     from rlcli.api.component import KINDS
     from rlcli.project import search_path
 

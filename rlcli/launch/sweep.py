@@ -1,4 +1,4 @@
-"""The runs of a sweep on this machine: one after the other, or as many at once as its devices allow."""
+"""Runs of a sweep on this machine: one after another, or as many at once as its devices allow."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ LOOK_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Sweep:
-    """What sweep.json says."""
+    """The content of sweep.json."""
 
     recipe: str
-    """As the user gave it, files by their whole path."""
+    """As the user gave it, files by their absolute path."""
     layers: tuple[str, ...]
     overrides: tuple[str, ...]
-    """What all runs have in common."""
+    """Overrides that all runs share."""
     runs: tuple[SweepRun, ...]
 
     def write(self, folder: Path) -> None:
@@ -51,7 +51,7 @@ class Sweep:
 
     @classmethod
     def read(cls, folder: Path) -> Sweep | None:
-        """Of the sweep in a folder; None if there is none that can be read."""
+        """Read the sweep of a folder; None if there is none that can be read."""
         told = known_object(folder / SWEEP_FILE)
         try:
             runs = tuple(SweepRun(str(one["name"]), _texts(one["settings"])) for one in told["runs"])
@@ -67,19 +67,19 @@ class Local:
     sweep: Sweep
     folder: Path
     slots: Sequence[Mapping[str, str]]
-    """For each run that may be under way: variables that give it its share of the machine."""
+    """For each run that may be running at once: variables that give it its share of the machine."""
     say: Callable[[str], None]
     goes_first: bool = False
-    """Whether the first run must be over before the others begin."""
+    """Whether the first run must finish before the others begin."""
     exit_codes: dict[str, int] = field(default_factory=dict)
-    """Run → how it ended."""
+    """Run → exit code."""
     _busy: dict[int, tuple[SweepRun, subprocess.Popen[bytes]]] = field(default_factory=dict)
-    """Slot → who is there."""
+    """Slot → the run in it."""
     _stopped_by: int | None = None
 
     def run(self, look: Callable[[str], None]) -> int:
-        """All runs that are not done yet; `look` is shown what is going on. Returns the exit code: 0 if all are done,
-        else that of the first which is not."""
+        """Run everything that is not done yet; `look` gets the current state. Returns the exit code: 0 if all are done,
+        else that of the first that is not."""
         waiting = [one for one in self.sweep.runs if not self._is_done(one)]
         with self._forwarded_signals():
             while (waiting and self._stopped_by is None) or self._busy:
@@ -94,7 +94,7 @@ class Local:
         return next((code for code in self.exit_codes.values() if code), 0)
 
     def overviews(self) -> list[tuple[SweepRun, Overview | None]]:
-        """How the runs stand."""
+        """The state of each run."""
         return [(one, read_overview(self.folder / one.name)) for one in self.sweep.runs]
 
     def _is_done(self, one: SweepRun) -> bool:
@@ -117,7 +117,7 @@ class Local:
         self._busy[slot] = one, process
 
     def _arguments(self, one: SweepRun) -> list[str]:
-        """Begin it, or continue what was begun."""
+        """The arguments that start the run, or resume it if it has begun."""
         folder = self.folder / one.name
         if (folder / RESOLVED_RECIPE).is_file():
             return ["resume", "--quiet", "--", str(folder)]
@@ -140,7 +140,7 @@ class Local:
         return f"{one.name}  {how}{where}"
 
     def _now(self) -> str:
-        """What is going on."""
+        """The current state, in words."""
         parts = []
         for one, _ in self._busy.values():
             overview = read_overview(self.folder / one.name)
@@ -150,7 +150,7 @@ class Local:
 
     @contextmanager
     def _forwarded_signals(self) -> Iterator[None]:
-        """Each signal that asks for a stop goes to the runs under way; no other one begins."""
+        """Forward each stop signal to the runs in progress, and start no others."""
 
         def forward(number: int, frame: object) -> None:
             if self._stopped_by is None:
@@ -168,7 +168,7 @@ class Local:
 
 
 def check_all(recipe: str, with_: Sequence[str], overrides: Sequence[str], runs: Sequence[SweepRun]) -> None:
-    """That each run's recipe is valid, before the first one starts. Raises RecipeError, of the first that is not."""
+    """Check that each run's recipe is valid before any run starts. Raises the RecipeError of the first that is not."""
     from rlcli.recipe.resolve import load_recipe
     from rlcli.recipe.warm_start import chain
 
@@ -177,7 +177,7 @@ def check_all(recipe: str, with_: Sequence[str], overrides: Sequence[str], runs:
 
 
 def open_sweep(folder: Path, sweep: Sweep) -> None:
-    """Make the folder of a sweep, or continue in one of the same runs. Raises ResourceError, UsageError."""
+    """Create the folder of a sweep, or reuse one with the same runs. Raises ResourceError, UsageError."""
     known = Sweep.read(folder)
     if known is not None and known != sweep:
         what = f"{folder} holds another sweep"
@@ -193,7 +193,7 @@ def open_sweep(folder: Path, sweep: Sweep) -> None:
 
 
 def slots(resolved: Resolved, at_once: int | None) -> list[dict[str, str]]:
-    """As many as runs may be under way: by the GPUs that each needs, else one. Raises UsageError for more."""
+    """One slot for each run that may run at once: by the GPUs that each needs, else one. Raises UsageError for more."""
     from rlcli.topology import plan_topology
 
     topology = plan_topology(resolved.recipe)
@@ -211,7 +211,7 @@ def slots(resolved: Resolved, at_once: int | None) -> list[dict[str, str]]:
 
 
 def first_goes_alone(resolved: Resolved, log_dir: str) -> bool:
-    """Whether a recipe that it starts from has to be run first: once, not by every run."""
+    """Whether a recipe that it starts from has to be run first: once, and not by every run."""
     return bool(runs_first(resolved, log_dir))
 
 
@@ -242,7 +242,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _end_with(parent: int) -> None:
-    """Runs in the child between fork and exec."""
+    """Die with the parent. Runs in the child between fork and exec."""
     die_with_parent()
     if os.getppid() != parent:
         os._exit(1)

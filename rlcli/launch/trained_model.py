@@ -1,4 +1,4 @@
-"""The model that a command is to use: of a folder, of the Hub, or of one of our runs."""
+"""The model that a command uses: from a folder, the Hub, or a run of rlcli."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class TrainedModel:
     source: str
     """Its folder or Hub id."""
     described: str
-    """For people: what they named, and the step if it is of a run."""
+    """For display: the name that was given, and the step if it is from a run."""
     run: Path | None = None
-    """The run that it was trained in, if that is what they named."""
+    """The run that it was trained in, if a run was named."""
 
 
 @contextmanager
 def trained_model(named: str, role: str | None = None, step: int | None = None) -> Iterator[TrainedModel]:
-    """The model of a folder, a Hub id, a checkpoint or a run: the newest of a run unless `step` says which, its actor
-    unless `role` does. Parts that several ranks have written are put together in a temporary folder.
+    """The model of a folder, a Hub id, a checkpoint or a run: a run's newest unless `step` is given, its actor unless
+    `role` is. Shards written by several ranks are combined in a temporary folder.
 
     Raises UsageError, ModelError.
     """

@@ -1,4 +1,4 @@
-"""The ranks of a run as the master sees them, whoever has started them: their connection, and which have died."""
+"""The ranks of a run as the master sees them, whoever started them: their connection, and which have died."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 REPORT_WITHIN = 5.0
 """Seconds within which an agent reports a rank that failed."""
 LEAVE_WITHIN = 3.0
-"""Seconds for agents of other launchers or machines to hear that the run is over."""
+"""Seconds for agents of other launchers or machines to learn that the run is over."""
 LAST_LINES = 12
 
 
 class Entry(NamedTuple):
-    """A process of a run: enough to find it, and no other, on its machine."""
+    """A process of a run: enough to identify it on its machine."""
 
     name: str
     node: int
@@ -50,7 +50,7 @@ class World:
         self, recipe: Recipe, ranks: Group, run_dir: Path, own: Path | None, agent_exit: Callable[[int], int | None]
     ):
         """Listen to them. `own`: a folder of this machine in which they meet if all are here; `agent_exit`: the exit
-        code of a node's agent, as far as its launcher knows it; it may raise what is wrong with the node."""
+        code of a node's agent, as far as its launcher knows it; it may raise an error about the node."""
         from rlcli.runtime.transport import ZmqMaster
 
         self._ranks, self._logs, self._agent_exit = ranks, run_dir / "logs", agent_exit
@@ -64,11 +64,11 @@ class World:
         self.transport = ZmqMaster(self.meeting, len(ranks.nodes), self._check_alive, host)
 
     def wait(self) -> None:
-        """Until all ranks are up. Raises HangError, WorkerError, and the error of a rank that cannot start."""
+        """Wait until all ranks are up. Raises HangError, WorkerError, and the error of a rank that cannot start."""
         try:
             self.transport.wait_for_workers(self._deadline)
         except HangError:
-            missing = sorted({*self._ranks.nodes} - {*self._told()})
+            missing = sorted({*self._ranks.nodes} - {*self._agent_facts()})
             if not missing:
                 raise
             what = f"node {missing[0]} has not come within {self._deadline:.0f} s (launch.startup_deadline)"
@@ -79,11 +79,11 @@ class World:
     # -- who is alive ----------------------------------------------------------------------------------------
 
     def deaths(self) -> list[Death]:
-        """The first rank that each agent reports, or all of an agent that died itself."""
+        """The first rank that each agent reports, or all ranks of an agent that died itself."""
         reported = [
-            Death(RANKS, told["rank"], node, told["exit"], told.get("out_of_memory"))
-            for node, told in self._told().items()
-            if "rank" in told
+            Death(RANKS, facts["rank"], node, facts["exit"], facts.get("out_of_memory"))
+            for node, facts in self._agent_facts().items()
+            if "rank" in facts
         ]
         with_agents = [
             Death(RANKS, rank, node, code)
@@ -94,15 +94,15 @@ class World:
         return reported or with_agents
 
     def records(self) -> list[Entry]:
-        """The processes that have said who they are."""
-        told, agents = self.transport.pulses.told, self._told()
+        """The processes that have identified themselves."""
+        facts, agents = self.transport.pulses.facts, self._agent_facts()
         hosts = {node: said.get("host") for node, said in agents.items()}
         nodes = [
             Entry(f"node{node}", node, hosts[node], said["pid"], said.get("started")) for node, said in agents.items()
         ]
         ranks = []
         for rank, pid in sorted(self.transport.pids.items()):
-            node, began = self._ranks.nodes[rank], told.get(("rank", rank), {}).get("started")
+            node, began = self._ranks.nodes[rank], facts.get(("rank", rank), {}).get("started")
             ranks.append(Entry(f"rank{rank}", node, hosts.get(node), pid, began))
         members = [
             Entry(name, node, hosts[node], *one)
@@ -112,35 +112,37 @@ class World:
         return [*nodes, *ranks, *members]
 
     def has_come(self, node: int) -> bool:
-        """Whether a node's agent was ever heard."""
+        """Whether a node's agent was ever heard from."""
         return ("node", node) in self.transport.pulses.heard
 
     def stop_signal(self) -> int | None:
-        """One that asks for a stop and that some agent has received, while all is well."""
-        if any(told.keys() & {"rank", "failure"} for told in self._told().values()):
+        """A stop signal that some agent has received, as long as no process has died."""
+        if any(facts.keys() & {"rank", "failure"} for facts in self._agent_facts().values()):
             return None
-        return next((told["asked_to_stop"] for told in self._told().values() if "asked_to_stop" in told), None)
+        return next(
+            (facts["asked_to_stop"] for facts in self._agent_facts().values() if "asked_to_stop" in facts), None
+        )
 
-    def _told(self) -> dict[int, dict[str, Any]]:
-        """Node → what its agent says."""
-        return {node: told for (kind, node), told in sorted(self.transport.pulses.told.items()) if kind == "node"}
+    def _agent_facts(self) -> dict[int, dict[str, Any]]:
+        """Node → what its agent reports."""
+        return {node: facts for (kind, node), facts in sorted(self.transport.pulses.facts.items()) if kind == "node"}
 
     def _has_finished(self, node: int) -> bool:
-        return self.transport.has_let_go or bool(self._told().get(node, {}).get("is_over"))
+        return self.transport.has_let_go or bool(self._agent_facts().get(node, {}).get("is_over"))
 
     def _check_alive(self, patience: float) -> None:
-        """Raises WorkerError once a rank or an agent has ended, or an agent on another node is silent for longer than
-        `patience` seconds."""
+        """Raises WorkerError once a rank or an agent has ended, or an agent on another node has been silent for longer
+        than `patience` seconds."""
         gone = self._first_that_left()
         if gone is not None:
             self._await_report()
-        for node, told in self._told().items():
-            if "rank" in told:
-                code, is_memory = told["exit"], told.get("out_of_memory")
-                more = explain_kill(code, is_memory, told.get("memory", 0), self._logs.parent)
-                raise self._rank_error(node, told["rank"], ended_how(code, is_memory) + more)
-            if "failure" in told:
-                raise self._node_error(node, told["failure"])
+        for node, facts in self._agent_facts().items():
+            if "rank" in facts:
+                code, is_memory = facts["exit"], facts.get("out_of_memory")
+                more = explain_kill(code, is_memory, facts.get("memory", 0), self._logs.parent)
+                raise self._rank_error(node, facts["rank"], ended_how(code, is_memory) + more)
+            if "failure" in facts:
+                raise self._node_error(node, facts["failure"])
         for node in sorted({*self._ranks.nodes}):
             code = self._agent_exit(node)
             if code is not None and not self._has_finished(node):
@@ -157,24 +159,23 @@ class World:
                 raise self._node_error(node, f"its agent has not been heard for {seconds:.0f} s")
 
     def _first_that_left(self) -> tuple[int, int] | None:
-        """(node, rank) of one that has ended without being asked to; torchrun does not report it if its exit code is
-        0."""
+        """(node, rank) of a rank that has exited without being asked to; torchrun does not report exit code 0."""
         if self.transport.has_let_go:
             return None
         ranks = {(self._ranks.nodes[rank], pid): rank for rank, pid in self.transport.pids.items()}
-        for node, told in self._told().items():
-            for pid in told.get("gone", ()):
+        for node, facts in self._agent_facts().items():
+            for pid in facts.get("gone", ()):
                 if (node, pid) in ranks:
                     return node, ranks[node, pid]
         return None
 
     def _await_report(self) -> None:
-        """If a rank failed, its agent notices, and reports how."""
+        """Wait for an agent to report a rank that failed."""
         end = time.monotonic() + REPORT_WITHIN
-        while time.monotonic() < end and not any("rank" in told for told in self._told().values()):
+        while time.monotonic() < end and not any("rank" in facts for facts in self._agent_facts().values()):
             time.sleep(0.05)
 
-    # -- what is said of it ----------------------------------------------------------------------------------
+    # -- reporting -------------------------------------------------------------------------------------------
 
     def _rank_error(self, node: int, rank: int, how: str) -> WorkerError:
         where = f"rank {rank} pid {self.transport.pids.get(rank, '?')}"
@@ -196,11 +197,11 @@ class World:
     # -- the end ---------------------------------------------------------------------------------------------
 
     def others(self, ours: Mapping[int, object]) -> set[int]:
-        """The nodes whose agents have not said that they are done, but for ours."""
-        return {node for node, told in self._told().items() if node not in ours and "is_over" not in told}
+        """The nodes whose agents have not reported that they are done, except ours."""
+        return {node for node, facts in self._agent_facts().items() if node not in ours and "is_over" not in facts}
 
     def dismiss(self, ours: Mapping[int, object]) -> None:
-        """Let agents know that the run has ended, and wait for those that we cannot end ourselves."""
+        """Tell the agents that the run has ended, and wait for those that we cannot end ourselves."""
         self.transport.pulses.is_over = True
         end = time.monotonic() + LEAVE_WITHIN
         while time.monotonic() < end and not self._are_dismissed(self.others(ours)):
@@ -210,7 +211,7 @@ class World:
         return {("node", node) for node in nodes} <= self.transport.pulses.dismissed
 
     def ask_for_stacks(self, here: Mapping[int, float]) -> None:
-        """The ranks among the processes of this machine (pid → start time) write to their logs where they are."""
+        """Have the ranks among this machine's processes (pid → start time) write their stacks to their logs."""
         asked = {rank: pid for rank, pid in self.transport.pids.items() if pid in here}
 
         def ask() -> None:
@@ -226,7 +227,7 @@ class World:
 
 
 def write_for_workers(recipe: Recipe, run_dir: Path) -> None:
-    """What agents and ranks go by, in whatever folder they work."""
+    """Write what agents and ranks read, in whatever folder they work."""
     from rlcli.recipe.files import for_any_folder
 
     (run_dir / "logs").mkdir(mode=0o700, exist_ok=True)
@@ -235,7 +236,7 @@ def write_for_workers(recipe: Recipe, run_dir: Path) -> None:
 
 
 def write_records(file: Path, records: list[Entry]) -> None:
-    """All processes of a run, to end them even if their launcher cannot."""
+    """Record all processes of a run, so that they can be ended even if their launcher cannot do it."""
     entries = [one._asdict() for one in records]
     with os.fdopen(private_file(file, os.O_TRUNC), "w") as opened:
         opened.write(json.dumps(entries, indent=2) + "\n")

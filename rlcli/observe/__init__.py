@@ -1,1 +1,1 @@
-"""What a run shows and leaves behind: folder, metrics, samples, display, learning curve and report."""
+"""The output of a run: folder, metrics, samples, display, learning curve and report."""

@@ -1,4 +1,4 @@
-"""Charts as one PNG: a panel for each metric, a line for each run or group of runs, its spread as a band."""
+"""Charts as one PNG: a panel for each metric, a line for each run or group of runs, spread shown as a band."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 COLOURS = ("#1f4e79", "#c8553d", "#3c7d4f", "#8a5aa8", "#b8860b", "#4a4a4a", "#d17aa0", "#2a9d9d")
 NOISY = 24
-"""Values from which on a line is drawn smoothed over a faint one."""
+"""Number of values from which a line is drawn smoothed, over a faint one."""
 LABEL_HEIGHT = 0.22
 """Inches."""
 MOST_LABELS = 12
-"""Lines above which the legend would hide them."""
+"""Number of lines above which the legend would hide them."""
 
 
 def draw_charts(charts: Sequence[Chart], title: str) -> bytes:
@@ -76,7 +76,7 @@ def _draw_line(axis: Axes, line: Line, colour: str) -> None:
 
 
 def _legend(figure, axes, colours: dict[str, str]) -> None:  # type: ignore[no-untyped-def]
-    """Below all panels. Labels come from files and are no mathematics."""
+    """Draw the legend below all panels. Labels come from files and are not parsed as mathematics."""
     from matplotlib.lines import Line2D
 
     shown = list(colours.items())[:MOST_LABELS]

@@ -1,4 +1,4 @@
-"""One metric of several runs, or of groups of runs, ready to be drawn: in a terminal or as a picture."""
+"""One metric of several runs or groups of runs, ready to be drawn in a terminal or as a picture."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A metric, and its lines."""
+    """A metric and its lines."""
 
     title: str
     lines: list[Line]
@@ -46,8 +46,8 @@ def chart(metric: str, runs: Mapping[str, Records]) -> Chart:
 
 
 def metric_key(metric: str, keys: Sequence[str]) -> str | None:
-    """The key that a metric means: one of the keys itself, a curve (`reward`, `kl`), or the end of a key (`grad_norm`),
-    the first one."""
+    """The key that a metric refers to: a whole key, a curve (`reward`, `kl`), or the first key with that ending
+    (`grad_norm`)."""
     if metric in keys:
         return metric
     if metric in NAMES and (found := find_key(keys, metric)) is not None:
@@ -56,7 +56,7 @@ def metric_key(metric: str, keys: Sequence[str]) -> str | None:
 
 
 def mean_of(label: str, lines: Sequence[Line]) -> Line:
-    """The mean of lines, at the steps that all of them have, and its spread."""
+    """The mean of lines at the steps that they all have, and its spread."""
     by_step = [dict(zip(line.steps, line.values, strict=True)) for line in lines]
     steps = sorted(set(by_step[0]).intersection(*by_step[1:]))
     columns = [[values[step] for values in by_step] for step in steps]

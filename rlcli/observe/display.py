@@ -1,4 +1,4 @@
-"""What a run says on stderr: a live picture on a terminal, plain lines everywhere else."""
+"""A run's output on stderr: a live display on a terminal, plain lines everywhere else."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from rlcli.observe.terminal import PatientStream, one_line, short_path
 
 
 class Display(Protocol):
-    """Told by the master what happens. Leaving it, by an error too, gives back a clean terminal."""
+    """Receives events from the master. Leaving its context, also by an error, restores the terminal."""
 
     def start(self, run_name: str, run_dir: os.PathLike[str] | str, steps: int, title: str = "step") -> None:
-        """A run of so many steps begins (0: unknown); a second call begins the next run of a chain.
+        """A run of `steps` steps begins (0: unknown); a second call begins the next run of a chain.
 
-        The title is put before the count of steps: "step" or "warm start sft_math".
+        The title precedes the step count: "step" or "warm start sft_math".
         """
 
     def take_up(self, progress: Progress) -> None:
-        """Continue with what is known of the run that has begun, in place of nothing."""
+        """Continue from the known progress of the run that has begun, instead of from nothing."""
 
     def phase(self, text: str) -> None:
-        """What is going on right now: "loading actor", "actor_gen"."""
+        """The current activity: "loading actor", "actor_gen"."""
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """A step is done; the record is that of metrics.jsonl."""
+        """A step is done; `record` is its line of metrics.jsonl."""
 
     def evaluation(self, step: int, record: Mapping[str, Any]) -> None:
-        """An evaluation after that step is done; names with or without `eval/`."""
+        """An evaluation after this step is done; names with or without `eval/`."""
 
     def note(self, text: str) -> None:
         """One line worth keeping."""
@@ -43,10 +43,10 @@ class Display(Protocol):
         """One line that somebody should act on."""
 
     def finish(self, summary: str | None = None) -> None:
-        """The run is over; the summary is the last thing said about it."""
+        """The run is over; the summary is its last line."""
 
     def stop(self) -> None:
-        """Give the terminal back. May be called at any time, and twice."""
+        """Restore the terminal. May be called at any time, and more than once."""
 
     def __enter__(self) -> Self: ...
 
@@ -67,21 +67,21 @@ def open_display(quiet: bool = False, stream: TextIO | None = None) -> Display:
 
 
 class PlainDisplay:
-    """One line per some steps, for logs and pipes: about twenty lines a run, more if steps are slow."""
+    """One line every few steps, for logs and pipes: about twenty lines per run, more if steps are slow."""
 
     LINES_PER_RUN = 20
     LONGEST_SILENCE = 30.0
-    """Seconds after which a step gets its line out of turn."""
+    """Seconds without output after which a step gets an extra line."""
     SHORTEST_GAP = 1.0
 
     def __init__(self, stream: TextIO, quiet: bool = False, clock: Callable[[], float] = time.monotonic):
-        """`quiet` leaves only warnings."""
+        """`quiet`: print warnings only."""
         self._stream = PatientStream(stream)
         self._quiet = quiet
         self._clock = clock
         self._progress: Progress | None = None
         self._printed = (-float("inf"), 0)
-        """When the last line of a step was printed, and for which step."""
+        """Time at which the last line of a step was printed, and its step."""
 
     def start(self, run_name: str, run_dir: os.PathLike[str] | str, steps: int, title: str = "step") -> None:
         self._progress = Progress(one_line(title), steps, self._clock)
@@ -95,7 +95,7 @@ class PlainDisplay:
             self.note(step_line(progress))
 
     def phase(self, text: str) -> None:
-        """Too fleeting for a log."""
+        """Do nothing: too short-lived for a log."""
 
     def step(self, record: Mapping[str, Any]) -> None:
         progress = self._need_progress()
@@ -161,6 +161,6 @@ def step_line(progress: Progress) -> str:
 
 
 def evaluation_line(step: int, results: Mapping[str, float]) -> str:
-    """`evaluation at step 100: accuracy 0.870  reward 0.870`, the telling ones first."""
+    """`evaluation at step 100: accuracy 0.870  reward 0.870`, the most important first."""
     names = sorted(results, key=lambda name: EVALUATED.index(name) if name in EVALUATED else len(EVALUATED))
     return f"evaluation at step {step}: " + "  ".join(f"{name} {short(results[name])}" for name in names)

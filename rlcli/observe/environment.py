@@ -1,4 +1,4 @@
-"""The facts one needs to repeat a run: versions, machine, commit. Nothing heavy is imported to learn them."""
+"""The facts needed to repeat a run: versions, machine, commit. Nothing heavy is imported to collect them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES", "RLCL
 
 
 def describe_environment() -> dict[str, Any]:
-    """Python, platform, versions, the few environment variables that matter, and the commits in play."""
+    """Python, platform, versions, the few environment variables that matter, and the commits of the code."""
     return {
         "python": platform.python_version(),
         "executable": sys.executable,
@@ -45,7 +45,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git says; None if there is no git, no repository, no permission, or no answer in time."""
+    """The output of git; None if there is no git, no repository, no permission, or no answer in time."""
     command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)

@@ -1,4 +1,4 @@
-"""Results of any number of runs: those that differ in their seed alone are a group, with a mean and a spread."""
+"""Results of any number of runs: those that differ only in their seed form a group, with a mean and a spread."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Result:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that differ in nothing but their seed."""
+    """Runs that differ only in their seed."""
 
     label: str
-    """What sets it apart from the other groups."""
+    """What distinguishes it from the other groups."""
     runs: tuple[Path, ...]
     records: tuple[list[dict[str, Any]], ...]
 
     def results(self) -> dict[str, Result]:
-        """By their names, the telling ones first: those of evaluations, then of training, then the pace."""
+        """Results by name, the most important first: evaluations, then training, then speed."""
         values: dict[str, list[float]] = {}
         for records in self.records:
             for row in before_and_after(records):
@@ -53,7 +53,7 @@ class RunGroup:
 
 
 def groups_of(runs: Sequence[Path]) -> list[RunGroup]:
-    """The groups among these runs, in their order. Raises ResourceError F72, DataError F31."""
+    """The groups among these runs, in the order of the runs. Raises ResourceError F72, DataError F31."""
     alike: dict[str, list[Path]] = {}
     for run in runs:
         alike.setdefault(_identity(run), []).append(run)
@@ -80,7 +80,7 @@ def _records(run: Path) -> list[dict[str, Any]]:
 
 
 def _identity(run: Path) -> str:
-    """The recipe as it ran, without what makes no difference to a group: rlcli writes it in one form only."""
+    """The recipe as it ran, without what may differ within a group; comparable, as rlcli writes only one form."""
     directory = RunDirectory.open(run)
     try:
         text = directory.resolved_recipe.read_text(encoding="utf-8", errors="replace")
@@ -104,7 +104,7 @@ def _sections(text: str) -> list[tuple[str, str]]:
 
 
 def _labels(runs: Sequence[Path]) -> list[str]:
-    """What was set for each of these runs and not for all of them; names where that does not tell them apart."""
+    """Labels: what was set for each run but not for all of them; names where that does not distinguish them."""
     settings = [_settings(run) for run in runs]
     common = set(settings[0]).intersection(*settings[1:]) if settings else set()
     labels = [" ".join(one for one in some if one not in common) for some in settings]
@@ -115,7 +115,7 @@ def _labels(runs: Sequence[Path]) -> list[str]:
 
 
 def _settings(run: Path) -> list[str]:
-    """Its overrides, without the seed; a name for its recipe comes first."""
+    """The overrides of a run, without the seed; a name for its recipe comes first."""
     try:
         lines = (run / "recipe" / "overrides.txt").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -136,7 +136,7 @@ def _head(run: Path) -> str:
 
 
 def as_document(group: RunGroup) -> dict[str, Any]:
-    """For `--json`."""
+    """The JSON document for `--json`."""
 
     def finite(value: float | None) -> float | None:
         return value if value is not None and math.isfinite(value) else None

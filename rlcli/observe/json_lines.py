@@ -1,4 +1,4 @@
-"""Append-only files of one JSON object per line: on file when `write` returns, read with `file:line`."""
+"""Append-only files of one JSON object per line: in the file when `write` returns; reading errors name `file:line`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rlcli.errors import DataError, ResourceError
 from rlcli.files import open_private, replace_file
 
 Warn = Callable[[str], None]
-"""Takes one sentence about something that went wrong while training goes on."""
+"""Takes one sentence about something that went wrong while training continues."""
 
 log = logging.getLogger(__name__)
 
 LARGEST_BACKLOG = 64 << 20
-"""Bytes of lines that may wait in memory."""
+"""Maximum size of the lines that wait in memory, in bytes."""
 BLOCK = 1 << 16
 
 
 def encode(value: Mapping[str, Any]) -> str:
-    """One line of strict JSON. What a terminal would act on becomes `\\uXXXX`, so that `cat` is safe."""
+    """One line of strict JSON. Characters that a terminal would act on become `\\uXXXX`, so that `cat` is safe."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
 
@@ -58,12 +58,12 @@ class JsonLines:
         self._warn = warn
         self._descriptor: int | None = None
         self._end = 0
-        """Bytes of the file that are whole lines."""
+        """Size of the file's whole lines, in bytes."""
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._is_failing = False
         self._is_doubtful = False
-        """A sync has failed: what the disk holds of the file is unknown."""
+        """A sync has failed: how much of the file is on disk is unknown."""
         self._catch_up()
 
     @property
@@ -85,13 +85,13 @@ class JsonLines:
             raise ResourceError(what, where=str(self.path), hint="make room, then rlcli resume", code="F28")
 
     def sync(self) -> None:
-        """Have every line on disk that was written. Raises OSError; a later call tries again."""
+        """Sync every written line to disk. Raises OSError; a later call tries again."""
         error = self._catch_up()
         if error is not None:
             raise error
         assert self._descriptor is not None
         try:
-            if self._is_doubtful:  # a file whose sync failed cannot be trusted again, so it is written anew
+            if self._is_doubtful:  # a file whose sync failed cannot be trusted any more, so it is rewritten
                 replace_file(self.path, self.path.read_bytes())
                 self._let_go()
                 self._open()
@@ -102,12 +102,12 @@ class JsonLines:
             raise
 
     def close(self) -> None:
-        """Write what waits, if that is possible now."""
+        """Write the waiting lines, if that is possible now."""
         self._catch_up()
         self._let_go()
 
     def _catch_up(self) -> OSError | None:
-        """Write the lines that wait; returns why some still do."""
+        """Write the waiting lines; returns the error if some are still waiting."""
         try:
             if self._descriptor is None:
                 self._open()
@@ -127,13 +127,13 @@ class JsonLines:
         return None
 
     def _open(self) -> None:
-        """Open the file behind its last whole line: a writer that was killed may have left half a line."""
+        """Open the file after its last whole line: a writer that was killed may have left half a line."""
         self._descriptor = open_private(self.path, os.O_RDWR | os.O_APPEND)
         self._end = _end_of_lines(self._descriptor)
         os.ftruncate(self._descriptor, self._end)
 
     def _append(self, line: bytes) -> None:
-        """One line, or nothing of it."""
+        """Append one line, completely or not at all."""
         assert self._descriptor is not None
         left = line
         try:
@@ -153,7 +153,7 @@ class JsonLines:
 
 
 def _end_of_lines(descriptor: int) -> int:
-    """How many bytes of a file are whole lines."""
+    """Size of a file's whole lines, in bytes."""
     end = os.fstat(descriptor).st_size
     while end:
         start = max(0, end - BLOCK)
@@ -166,14 +166,14 @@ def _end_of_lines(descriptor: int) -> int:
 
 @dataclass(frozen=True)
 class Dropped:
-    """Lines that were taken out of a file."""
+    """Lines that were removed from a file."""
 
     file: str
     steps: tuple[int, ...]
     """The steps of these lines, each once, in order."""
     lines: int
     unreadable: int = 0
-    """Of these lines, those whose step cannot be read."""
+    """Number of these lines whose step cannot be read."""
 
     def __str__(self) -> str:
         of = f" of step {self.steps[0]}" if len(self.steps) == 1 else ""
@@ -183,7 +183,7 @@ class Dropped:
 
 
 def keep_until(path: Path, step: int) -> Dropped | None:
-    """Drop the lines of steps after `step`, and a last line that was not finished; the others stay byte for byte.
+    """Drop the lines of steps after `step`, and an unfinished last line; the others are kept byte for byte.
 
     Returns what was dropped, if anything was.
     """
@@ -200,7 +200,7 @@ def keep_until(path: Path, step: int) -> Dropped | None:
 
 
 def _step_of(line: bytes) -> float:
-    """The step that a line speaks of; infinite if it cannot be read."""
+    """The step of a line; infinite if it cannot be read."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
@@ -208,7 +208,7 @@ def _step_of(line: bytes) -> float:
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file, in order; a last line that its writer did not finish is left out."""
+    """The objects of a file, in order; an unfinished last line is skipped."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():

@@ -1,4 +1,4 @@
-"""The live display: one picture of at most a dozen lines that is redrawn in place while the run goes on."""
+"""The live display: at most a dozen lines that are redrawn in place while the run continues."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rlcli.observe.terminal import one_line, short_path, speaks_unicode
 LABEL_WIDTH = 10
 VALUE_WIDTH = 9
 WIDEST = 100
-"""Columns of the picture on a terminal that has more."""
+"""Maximum width of the display, in columns."""
 
 
 class LiveDisplay:
-    """Implements `Display`. Rich's thread redraws the picture twice a second, also while a step runs."""
+    """Implements `Display`. Rich's thread redraws it twice a second, also during a step."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic):
         self._console = console
@@ -49,7 +49,7 @@ class LiveDisplay:
             get_renderable=self.picture,
             console=self._console,
             refresh_per_second=2,
-            redirect_stdout=sys.stdout.isatty(),  # results that go into a pipe stay there
+            redirect_stdout=sys.stdout.isatty(),  # results that go to a pipe must stay there
             redirect_stderr=True,
         )
         self._live.start()
@@ -99,7 +99,7 @@ class LiveDisplay:
         self.stop()
 
     def picture(self) -> Group:
-        """The whole display as it stands; no line is wider than the console."""
+        """The current display; no line is wider than the console."""
         with self._lock:
             progress = self._need_progress()
             width = min(self._console.width, WIDEST)
@@ -127,7 +127,7 @@ class LiveDisplay:
         return Text.assemble((head, "bold"), (full * filled, "green"), (rest * (room - filled), "dim"), tail)
 
     def _curve_lines(self, progress: Progress, width: int) -> list[Text]:
-        """Reward or loss, the leading result of the evaluations, KL and length: those that the run has."""
+        """Reward or loss, the main evaluation result, KL and length, as far as the run has them."""
         lines = [self._curve_line(name, values, "", width) for name, values in progress.telling_curves()]
         evaluated = next((name for name in EVALUATED if progress.evaluated(name)), None)
         if evaluated is not None:
@@ -148,7 +148,7 @@ class LiveDisplay:
         return line
 
     def _pace_lines(self, progress: Progress, width: int) -> list[Text]:
-        """Seconds per step, and below where they go: as many calls as fit on a line, the longest first."""
+        """Seconds per step, and below how they are spent: as many calls as fit on a line, the longest first."""
         pace, rate = progress.seconds_per_step, progress.tokens_per_second
         if pace is None:
             return []

@@ -1,4 +1,4 @@
-"""The numbers of a run: one JSON object per step in metrics.jsonl, and the same as TensorBoard scalars."""
+"""The metrics of a run: one JSON object per step in metrics.jsonl, and the same values as TensorBoard scalars."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlcli.observe.json_lines import JsonLines, Warn, is_nonfinite, plain_number
 log = logging.getLogger(__name__)
 
 NONFINITE = "nonfinite"
-"""JSON has no NaN: such a value is written as null, and this key says which it was: {"actor/loss": "nan"}."""
+"""JSON has no NaN: such a value is written as null, and this key holds the actual one: {"actor/loss": "nan"}."""
 
 
 class MetricsWriter:
@@ -22,7 +22,7 @@ class MetricsWriter:
     abandoned with a warning."""
 
     def __init__(self, path: Path, tensorboard: Path | None = None, warn: Warn = log.warning):
-        """`path` is the metrics.jsonl; `tensorboard` the folder of the event files, None for none."""
+        """`path`: the metrics.jsonl; `tensorboard`: the folder of the event files, None for none."""
         self.lines = JsonLines(path, warn)
         self._events = TensorBoardEvents(tensorboard, warn) if tensorboard is not None else None
 
@@ -50,8 +50,8 @@ class MetricsWriter:
 class TensorBoardEvents:
     """TensorBoard scalars through tensorboardX.
 
-    Its `SummaryWriter` hands events to a thread over a bounded queue and waits for ever once that thread
-    has died of a full disk, so events go to its file writer directly.
+    Its `SummaryWriter` passes events to a thread through a bounded queue and waits forever once that thread
+    has died from a full disk, so events go to its file writer directly.
     """
 
     def __init__(self, folder: Path, warn: Warn):
@@ -92,7 +92,7 @@ class TensorBoardEvents:
         self._writer = None
 
     def _give_up(self, error: Exception) -> None:
-        """Whatever breaks in somebody else's plotting library is worth a sentence, not a run."""
+        """Stop writing events: a failure in a third-party plotting library costs a warning, not the run."""
         writer, self._writer = self._writer, None
         with contextlib.suppress(Exception):
             writer.close()
@@ -100,12 +100,12 @@ class TensorBoardEvents:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl in order, with the non-finite values put back in their places."""
+    """The records of a metrics.jsonl in order, with the non-finite values restored."""
     return [with_nonfinite(record) for record in read_json_lines(path)]
 
 
 def with_nonfinite(record: dict[str, Any]) -> dict[str, Any]:
-    """A line's record with the non-finite values in their places."""
+    """A line's record with the non-finite values restored."""
     lost = record.pop(NONFINITE, None)
     for key, text in lost.items() if isinstance(lost, dict) else ():
         record[key] = float(text) if text in ("nan", "inf", "-inf") else None

@@ -21,22 +21,22 @@ log = logging.getLogger(__name__)
 DPI = 120
 WIDTH = 10.0
 ROW_HEIGHT = 3.3
-"""Inches; 2x2 panels make 1200 x 792 pixels."""
+"""Inches; 2x2 panels give 1200 x 792 pixels."""
 
 INK, FAINT, ACCENT = "#1f4e79", "#9dbad5", "#c8553d"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture of the figure: finite values over steps."""
+    """One panel of the figure: finite values over steps."""
 
     title: str
     steps: list[float]
     values: list[float]
     points: bool = False
-    """Few measured points (an evaluation), joined; else a noisy curve that is smoothed."""
+    """A few measured points (an evaluation), joined; otherwise a noisy curve that is smoothed."""
     fraction: bool = False
-    """The values are fractions of one."""
+    """The values are fractions between 0 and 1."""
     exact: bool = False
     """Set, not measured: nothing to smooth."""
 
@@ -55,7 +55,7 @@ def plot_curves(records: Sequence[Mapping[str, Any]], path: Path, title: str, wa
 
 
 def choose_panels(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """The four most telling series that the run has, of reinforcement learning if it has rewards."""
+    """The four most informative series of the run, those of reinforcement learning if it has rewards."""
     reward = Panel("Reward", *curve(records, "reward"))
     evaluations = [
         Panel("Accuracy on held-out problems", *series(records, "eval/accuracy"), points=True, fraction=True),
@@ -92,7 +92,7 @@ HEADINGS = {
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Centred moving mean over about a twelfth of the run; cut off at both ends."""
+    """Centred moving mean over about a twelfth of the run, with the window truncated at both ends."""
     reach = max(1, len(values) // 24)
     result = []
     for index in range(len(values)):
@@ -102,7 +102,7 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 
 def _draw(panels: Sequence[Panel], title: str) -> bytes:
-    """PNG bytes. A Figure of its own: pyplot would keep it and might look for a screen."""
+    """PNG bytes. Uses its own Figure: pyplot would keep it and might look for a screen."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine

@@ -1,4 +1,4 @@
-"""What a display knows about the run so far: the curves, the pace, the last evaluation."""
+"""A display's knowledge of the run so far: the curves, the speed, the last evaluation."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from rlcli.observe.series import NAMES, find_key, number
 
 WINDOW = 20
-"""Steps that the pace is averaged over."""
+"""Number of steps that the speed is averaged over."""
 
 OF_THE_WHOLE = ("time/step", "time/idle_share/")
-"""How the names of times begin that are no part of a step."""
+"""Prefixes of the names of times that are not part of a step."""
 
 EVALUATED = ("accuracy", "reward", "loss")
 """Evaluation results worth a line, best first."""
 
 
 class Progress:
-    """Fed by a display; `steps` of 0 means that nobody knows how many there will be."""
+    """Progress of a run, fed by a display; `steps` is 0 if their number is unknown."""
 
     def __init__(self, title: str, steps: int, clock: Callable[[], float] = time.monotonic):
         self.title = title
@@ -38,7 +38,7 @@ class Progress:
         self.last = {key: value for key in record if (value := number(record[key])) is not None}
         is_first = not self.done
         self.done = int(self.last.get("step", self.done + 1))
-        if is_first:  # of this process; a run that goes on does not begin at step 1
+        if is_first:  # of this process; a resumed run does not begin at step 1
             self._ticks[0] = (self._ticks[0][0], self.done - 1)
         self._ticks.append((self._clock(), self.done))
         for name, values in self.curves.items():
@@ -47,22 +47,22 @@ class Progress:
                 values.append(self.last[key])
 
     def evaluation(self, step: int, record: Mapping[str, Any]) -> dict[str, float]:
-        """Take the results of an evaluation and return them, their names without `eval/`."""
+        """Take the results of an evaluation and return them, with names without `eval/`."""
         numbers = {key: value for key in record if (value := number(record[key])) is not None}
         results = {key.removeprefix("eval/"): value for key, value in numbers.items()}
         results.pop("step", None)
         self.evaluations.append((step, results))
-        if step == 0:  # what came before the first step says nothing about the pace
+        if step == 0:  # the time before the first step says nothing about the speed
             self._ticks[0] = (self._clock(), 0)
         return results
 
     def evaluated(self, name: str) -> list[float]:
-        """The results of one name over all evaluations."""
+        """One result over all evaluations."""
         return [results[name] for _, results in self.evaluations if name in results]
 
     def telling_curves(self) -> list[tuple[str, list[float]]]:
-        """Name and values of what to show: reward, KL and length if there are rewards, else the fit; staleness where
-        samples are made ahead of training."""
+        """Names and values of the curves to show: reward, KL and length if there are rewards, else the loss; staleness
+        if samples are made ahead of training."""
         names = ("reward", "kl", "length") if self.curves["reward"] else ("loss", "accuracy", "kl", "length")
         names = (*names, "staleness")
         return [(name, self.curves[name]) for name in names if self.curves[name]]
@@ -79,7 +79,7 @@ class Progress:
 
     @property
     def eta(self) -> float | None:
-        """Seconds to go, counted down while a step runs."""
+        """Remaining seconds, counted down while a step runs."""
         pace = self.seconds_per_step
         if pace is None or not self.steps:
             return None

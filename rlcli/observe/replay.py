@@ -1,4 +1,4 @@
-"""A run that another process works on, as its files tell it: what was there before, and what comes."""
+"""Shows a run of another process from its files: its history, then its progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOK_SECONDS = 0.5
 
 
 class Clock:
-    """The time that a replay is at; once it has caught up, that of now."""
+    """The current time of a replay; once it has caught up, the real time."""
 
     def __init__(self) -> None:
         self.at: float | None = None
@@ -30,7 +30,7 @@ class Clock:
 
 
 def records_of(lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    """The records in lines of a metrics.jsonl, without those that cannot be read."""
+    """The records in lines of a metrics.jsonl, skipping those that cannot be read."""
     found = []
     for line in lines:
         try:
@@ -48,7 +48,7 @@ def evaluation_in(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def replay(records: Sequence[Mapping[str, Any]], steps: int, until: float) -> Progress:
-    """What a display would know after these records, of which the last was written at `until`."""
+    """The progress that a display would have after these records, the last of which was written at `until`."""
     clock = Clock()
     took = [sum(number(record.get(key)) or 0.0 for key in ("time/step", "time/eval")) for record in records]
     clock.at = until - sum(took)
@@ -63,7 +63,7 @@ def replay(records: Sequence[Mapping[str, Any]], steps: int, until: float) -> Pr
 def follow(
     folder: Path, display: Display, name: str, look: Callable[[Path], Overview | None] = read_overview
 ) -> Overview:
-    """Show a run until it is over, from its files alone; `look` says how it stands. Returns how it ended. Raises
+    """Show a run until it is over, from its files alone; `look` returns its state. Returns the final state. Raises
     ResourceError F72."""
     tail = Tail(folder / "metrics.jsonl")
     run = _known(look(folder), folder)
@@ -72,9 +72,9 @@ def follow(
     display.start(name, folder, progress.steps)
     display.take_up(progress)
     while True:
-        run = _known(look(folder), folder)  # before its metrics: a run that is over has written all of them
+        run = _known(look(folder), folder)  # read before its metrics: a run that is over has written all of them
         lines, is_new = tail.lines()
-        if is_new:  # it was resumed, and repeats steps
+        if is_new:  # it was resumed and repeats steps
             progress = replay(records_of(lines), run.steps or 0, run.updated or time.time())
             display.take_up(progress)
             lines = []
@@ -97,9 +97,9 @@ def _known(run: Overview | None, folder: Path) -> Overview:
 
 
 def feed(progress: Progress, record: Mapping[str, Any]) -> None:
-    """One more record."""
+    """Feed one more record."""
     step = int(number(record.get("step")) or 0)
     if results := evaluation_in(record):
         progress.evaluation(step, results)
-    if step:  # what is recorded of step 0 is an evaluation alone
+    if step:  # the record of step 0 is only an evaluation
         progress.step(record)

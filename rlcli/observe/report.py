@@ -1,4 +1,4 @@
-"""The last words of a run, on stdout: before and after, two answers side by side, what to type next."""
+"""The closing report of a run on stdout: before and after, two answers compared, the commands to type next."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlcli.observe.terminal import one_line, open_console, short_path, speaks_un
 
 WIDTH = 80
 NARROW = 60
-"""Columns below which the change from before to after is left for the reader to see."""
+"""Width in columns below which the change from before to after is not printed."""
 EDGE = 5
 """Steps at either end that a training curve is averaged over; a single step is too noisy to quote."""
 LONGEST_TEXT = 300
@@ -33,15 +33,15 @@ LABELS = {"reward": "reward in training", "kl": "KL from the reference", "length
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the report is about."""
+    """The content of the report."""
 
     recipe: str
     run_dir: Path
     records: Sequence[Mapping[str, Any]]
-    """Those of metrics.jsonl (see `read_metrics`)."""
+    """The records of metrics.jsonl (see `read_metrics`)."""
     seconds: float | None = None
     models: Mapping[str, Path] = field(default_factory=dict)
-    """Folder of the saved model by role."""
+    """Role → folder of its saved model."""
     samples: Sequence[tuple[SampleRecord, SampleRecord]] = ()
     """Answers to one prompt before and after training; the first two pairs are shown."""
     next_commands: Sequence[str] | None = None
@@ -50,7 +50,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; a run that measured something once has no before."""
+    """One line of the table; a value that was measured only once has no before."""
 
     label: str
     before: float | None
@@ -58,7 +58,7 @@ class Row:
 
 
 def before_and_after(records: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """First and last of each evaluation result, then the first and last EDGE steps of the training curves."""
+    """First and last value of each evaluation result, then the first and last EDGE steps of the training curves."""
     keys = list(dict.fromkeys(key for record in records for key in record))
     rows = []
     for key in sorted((key for key in keys if key.startswith("eval/")), key=_telling):
@@ -77,7 +77,7 @@ def before_and_after(records: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def print_report(outcome: Outcome, console: Console | None = None) -> None:
-    """Print the report, 80 columns wide; without colour or boxes where stdout is no terminal."""
+    """Print the report, 80 columns wide; without colour or boxes if stdout is not a terminal."""
     if console is None:
         console = open_console(sys.stdout, width=None if sys.stdout.isatty() else WIDTH)
     steps = max((int(record["step"]) for record in outcome.records if "step" in record), default=0)
@@ -99,7 +99,7 @@ def print_report(outcome: Outcome, console: Console | None = None) -> None:
 
 
 def usual_commands(outcome: Outcome) -> list[str]:
-    """Look at the samples, draw the curves, run the trained model without rlcli."""
+    """Commands to view the samples, draw the curves, and run the trained model without rlcli."""
     run = Path(short_path(outcome.run_dir))
     samples = outcome.run_dir / "samples.jsonl"
     has_samples = samples.is_file() and samples.stat().st_size > 0
@@ -137,7 +137,7 @@ def _signed(change: float) -> str:
 
 
 def _print_sample(console: Console, before: SampleRecord, after: SampleRecord) -> None:
-    """The prompt and both answers, control characters escaped, long ones cut in the middle."""
+    """Print the prompt and both answers, control characters escaped, long ones shortened in the middle."""
     answer = f"  (answer: {one_line(before.answer)})" if before.answer else ""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, style="dim")
@@ -157,5 +157,5 @@ def _cut(text: str) -> str:
 
 
 def _print_verbatim(console: Console, line: str) -> None:
-    """A line to copy: never wrapped by us."""
+    """Print a line to copy, which is never wrapped."""
     console.print(Text(escape_control(line)), soft_wrap=True)

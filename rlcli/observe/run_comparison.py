@@ -1,4 +1,4 @@
-"""What a run directory says about its run, laid beside another one: recipe, code, environment, results."""
+"""Compares two runs by their run directories: recipe, code, environment, results."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from rlcli.observe.report import before_and_after
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_record import read_status
 from rlcli.observe.series import series
-from rlcli.recipe.difference import Values, values_of
-from rlcli.recipe.interpolation import interpolate
-from rlcli.recipe.problems import Problems
-from rlcli.recipe.reader import parse
-from rlcli.recipe.tree import Mapping as Tree
-from rlcli.recipe.tree import plain
+from rlcli.recipe.introspection.difference import Values, values_of
+from rlcli.recipe.parsing.interpolation import interpolate
+from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.reader import parse
+from rlcli.recipe.parsing.tree import Mapping as Tree
+from rlcli.recipe.parsing.tree import plain
 
 CODE = ("git", "rlcli_git", "rlcli")
-"""Parts of environment.json that say which code ran; the rest is what it ran on."""
+"""Parts of environment.json that identify the code; the rest describes what it ran on."""
 IGNORED = ("command", "executable", "working_directory")
-"""Parts that differ from run to run and change nothing."""
+"""Parts that differ from run to run without any effect."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run as its directory tells it."""
+    """A run as its directory describes it."""
 
     path: Path
     name: str
-    """Of the recipe."""
+    """Name of the recipe."""
     values: Values
     environment: Mapping[str, Any]
-    """Flat: `packages.torch` → version."""
+    """Flattened: `packages.torch` → version."""
     results: Mapping[str, float | int | str]
     """State, steps, and the last value of each result."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One fact of two runs; None where a run has none."""
+    """One fact of two runs; None where a run lacks it."""
 
     name: str
     before: Any
@@ -51,7 +51,7 @@ class Pair:
 
 
 def read_run(path: Path) -> Recorded:
-    """A run, finished or not. Raises ResourceError F72 where the folder lacks its recipe."""
+    """Read a run, finished or not. Raises ResourceError F72 if its recipe is missing."""
     run = RunDirectory.open(path)
     recipe = _recipe(run.resolved_recipe)
     origins = known_object(run.origins)
@@ -65,18 +65,18 @@ def read_run(path: Path) -> Recorded:
 
 
 def code_differences(one: Recorded, other: Recorded) -> list[Pair]:
-    """Versions and commits of the code."""
+    """Differences in versions and commits of the code."""
     return [pair for pair in _pairs(one.environment, other.environment) if pair.name.split(".")[0] in CODE]
 
 
 def environment_differences(one: Recorded, other: Recorded) -> list[Pair]:
-    """Packages, Python, machine, variables."""
+    """Differences in packages, Python, machine and variables."""
     pairs = _pairs(one.environment, other.environment)
     return [pair for pair in pairs if pair.name.split(".")[0] not in (*CODE, *IGNORED)]
 
 
 def results(one: Recorded, other: Recorded) -> list[Pair]:
-    """Results of both, the same or not."""
+    """Results of both runs, equal or not."""
     names = dict.fromkeys([*one.results, *other.results])
     return [Pair(name, one.results.get(name), other.results.get(name)) for name in names]
 

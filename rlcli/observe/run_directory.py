@@ -1,4 +1,4 @@
-"""The folder of a run: where each file lies, who holds it, and how far the run is."""
+"""The folder of a run: the paths of its files, who holds its lock, and how far the run is."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import re
 import shlex
 import socket
 import sys
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rlcli.api.run_folder import CHECKPOINTS, LOCK, LOGS, RESOLVED_RECIPE, STATUS
 from rlcli.errors import ResourceError, UsageError
@@ -34,12 +35,14 @@ RunState = Literal["submitted", "starting", "running", "stopping", "done", "stop
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RESERVED = {"CON", "PRN", "AUX", "NUL", *(f"{port}{n}" for port in ("COM", "LPT") for n in range(1, 10))}
 
+RESUMES = "resumes.jsonl"
+"""File with one line for each time the run was resumed."""
 BEFORE_A_RUN = {LOCK, LOGS}
-"""What a folder may hold and still count as fresh: the lock, and the log files a launcher opens first."""
+"""Files that a fresh folder may contain: the lock, and the log files that a launcher opens first."""
 
 
 def check_name(name: str, what: str) -> str:
-    """A name that becomes part of a path: letters, digits, `. _ -`, at most 64, no way out of its folder."""
+    """Check a name that becomes part of a path: at most 64 letters, digits, `. _ -`, and no way out of its folder."""
     if not NAME.fullmatch(name) or name.endswith(".") or name.split(".")[0].upper() in RESERVED:
         hint = "use 1 to 64 of A-Z a-z 0-9 . _ - with a letter or digit first, no dot last"
         raise UsageError(f"{name[:80]!r} cannot be the name of a {what}", hint=hint, code="R68")
@@ -47,7 +50,7 @@ def check_name(name: str, what: str) -> str:
 
 
 class RunDirectory:
-    """One run's folder. `create` makes and locks it; `open` is for who reads or writes beside the owner."""
+    """One run's folder. `create` makes and locks it; `open` is for processes other than the owner."""
 
     def __init__(self, path: Path, run_id: str, lock: RunLock | None = None):
         self.path = path
@@ -69,7 +72,7 @@ class RunDirectory:
         self.environment = path / "environment.json"
         self.readme = path / "README.md"
         self.record = Record(path, run_id)
-        """What the run has safely on disk."""
+        """What is safely on disk."""
         self._started = _now()
         self._warned = False
 
@@ -82,11 +85,11 @@ class RunDirectory:
         command: Sequence[str] | None = None,
         supervisor: ProcessRecord | None = None,
     ) -> RunDirectory:
-        """Make the folder of a new run, hold its lock, and write README.md, environment.json and status.json.
+        """Create the folder of a new run, hold its lock, and write README.md, environment.json and status.json.
 
-        Without a `path` it is `<log_dir>/<recipe_name>/<YYYYmmdd-HHMMSS>`, made unique. `command` is what
-        repeats the run, default this process' own; `supervisor` watches this process. Raises ResourceError: F71 a live
-        run holds the folder, F72 the folder is in use, F75 it cannot be written; UsageError R68 for an illegal name.
+        Without a `path` it is `<log_dir>/<recipe_name>/<YYYYmmdd-HHMMSS>`, made unique. `command` repeats the run, by
+        default this process's own; `supervisor` watches this process. Raises ResourceError: F71 a live run holds the
+        folder, F72 the folder is in use, F75 it is not writable; UsageError R68 for an invalid name.
         """
         check_name(recipe_name, "recipe")
         try:
@@ -98,7 +101,7 @@ class RunDirectory:
         except OSError as error:
             raise _not_writable(path or Path(log_dir), error) from None
         try:
-            _refuse_used(folder)  # again: another run may have come and gone before the lock was ours
+            _refuse_used(folder)  # again: another run may have come and gone before we got the lock
             run = cls(folder, uuid.uuid4().hex, lock)
             run._write_first_files(recipe_name, sys.argv if command is None else command)
         except OSError as error:
@@ -111,7 +114,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path | str) -> RunDirectory:
-        """The folder of a run that exists, without its lock. ResourceError F72 if it is no such folder."""
+        """The folder of an existing run, without its lock. Raises ResourceError F72 if it is not a run's folder."""
         folder = Path(path).absolute()
         status = read_status(folder)
         if status is None:
@@ -123,8 +126,8 @@ class RunDirectory:
 
     @classmethod
     def reopen(cls, path: Path | str, supervisor: ProcessRecord | None = None) -> RunDirectory:
-        """The folder of a run that ended, with its lock, to continue it. Raises ResourceError: F71 it is still
-        running, F72 it is no such folder, F75 it cannot be written."""
+        """The folder of a run that has ended, with its lock, to continue it. Raises ResourceError: F71 it is still
+        running, F72 it is not a run's folder, F75 it is not writable."""
         run = cls.open(path)
         try:
             run._lock = RunLock.acquire(run.path / LOCK, supervisor)
@@ -135,9 +138,9 @@ class RunDirectory:
         return run
 
     def forget_after(self, step: int) -> list[Dropped]:
-        """Take what was recorded of later steps out of the metrics, the samples and the ledger: it is made again.
+        """Remove the records of later steps from the metrics, the samples and the ledger: they are produced again.
 
-        Returns what was taken out. Raises ResourceError F75.
+        Returns what was removed. Raises ResourceError F75.
         """
         try:
             dropped = [keep_until(file, step) for file in (self.metrics, self.samples, self.ledger)]
@@ -150,14 +153,14 @@ class RunDirectory:
         return self.inside(Path("models") / check_name(role, "model"))
 
     def inside(self, relative: Path | str) -> Path:
-        """A path in this folder; UsageError S7 if it would lie outside, links followed."""
+        """A path in this folder. Raises UsageError S7 if it would be outside, links followed."""
         root, target = self.path.resolve(), (self.path / relative).resolve()
         if target == root or root not in target.parents:
             raise UsageError(f"{str(relative)!r} does not lie inside {self.path}", code="S7")
         return target
 
     def write_text(self, relative: Path | str, text: str) -> Path:
-        """Write a file of the run, readable by its owner only, making the folders it lies in."""
+        """Write a file of the run, readable by its owner only, creating its parent folders."""
         target = self.inside(relative)
         try:
             make_folder(target.parent)
@@ -174,7 +177,7 @@ class RunDirectory:
         exit_code: int | None = None,
         message: str | None = None,
     ) -> None:
-        """Replace status.json, the authority on how the run stands. A full disk costs a warning, no run."""
+        """Replace status.json, the authority on the run's state. A full disk costs a warning, not the run."""
         status = {
             "run_id": self.run_id,
             "state": state,
@@ -197,9 +200,23 @@ class RunDirectory:
             self._warned = True
 
     def write_failure(self, exit_code: int, message: str) -> None:
-        """Record in status.json that the run failed, at the step that it had reached."""
+        """Record in status.json that the run failed, at the step it had reached."""
         status = read_status(self.path) or {}
         self.write_status("failed", status.get("step", 0), status.get("steps"), exit_code, message[:2000])
+
+    def note_resume(self, step: int, changes: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Record that the run is continued after a step, and with which changes of its recipe."""
+        entry = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step, "changes": [*changes]}
+        earlier = (self.path / RESUMES).read_text() if (self.path / RESUMES).exists() else ""
+        self.write_text(RESUMES, earlier + json.dumps(entry) + "\n")
+
+    def read_resumes(self) -> list[dict[str, Any]]:
+        """The entries written each time that the run was resumed, as far as they can be read."""
+        entries = []
+        for line in (self.path / RESUMES).read_bytes().splitlines() if (self.path / RESUMES).is_file() else ():
+            with suppress(ValueError):
+                entries.append(json.loads(line))
+        return [entry for entry in entries if isinstance(entry, dict)]
 
     def close(self) -> None:
         """Release the lock; the files stay."""
@@ -214,21 +231,21 @@ class RunDirectory:
         self.close()
 
     def _write_first_files(self, recipe_name: str, command: Sequence[str]) -> None:
-        replace_file(self.status, b"")  # tells a folder that cannot be written before anything is started
+        replace_file(self.status, b"")  # detects a folder that is not writable before anything is started
         self.write_status("starting", 0, None)
         replace_file(self.environment, _json({"command": list(command), **describe_environment()}))
         self.write_text("README.md", _readme(recipe_name, self.run_id, self._started, command))
 
 
 def _check_writable(folder: Path) -> None:
-    """Raises OSError if no file can be made there."""
+    """Raises OSError if no file can be created there."""
     probe = folder / f".writable-{uuid.uuid4().hex}"
     os.close(open_private(probe, os.O_WRONLY | os.O_EXCL))
     probe.unlink()
 
 
 def check_new_folder(folder: Path, *, is_run: bool) -> None:
-    """Whether a run can begin in a folder, or (not `is_run`) in a new folder within it; makes nothing. Raises
+    """Check that a run can begin in a folder or (not `is_run`) in a new folder within it; creates nothing. Raises
     ResourceError F71, F72 or F75."""
     try:
         if is_run and folder.is_dir():
@@ -245,17 +262,17 @@ def check_new_folder(folder: Path, *, is_run: bool) -> None:
 
 
 def fresh_folder(parent: Path) -> Path:
-    """A folder nobody has, named by the local time; two runs of one second get `-2`, `-3`, …"""
+    """Create a new folder named by the local time; further runs of the same second get `-2`, `-3`, …"""
     make_folder(parent.absolute())
     while True:
-        with suppress(FileExistsError):  # somebody has made it since
+        with suppress(FileExistsError):  # created by another process meanwhile
             folder = free_folder(parent)
             folder.mkdir(mode=FOLDER_MODE)
             return folder
 
 
 def free_folder(parent: Path) -> Path:
-    """Such a folder, not made yet."""
+    """The path of such a folder, which is not created yet."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     names = (stamp if number == 1 else f"{stamp}-{number}" for number in count(1))
     return next(folder for name in names if not os.path.lexists(folder := parent.absolute() / name))
@@ -292,7 +309,7 @@ def _readme(recipe_name: str, run_id: str, started: str, command: Sequence[str])
     program, *given = command
     words = iter(given)
     arguments = []
-    for word in words:  # the folder is taken now: a repetition gets one of its own
+    for word in words:  # the folder is taken now: a repetition needs its own
         if word == "--run-dir":
             next(words, None)
         elif not word.startswith("--run-dir="):

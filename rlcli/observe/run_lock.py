@@ -20,25 +20,25 @@ log = logging.getLogger(__name__)
 
 NO_LOCKS_HERE = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 LARGEST = 4096
-"""Bytes that the file may have."""
+"""Maximum size of the file, in bytes."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who has taken the lock of a run last. Whether it still does so, is for its processes to show."""
+    """The last process to take the lock of a run. Whether it still runs is determined from its processes."""
 
     owner: ProcessRecord
-    """The process in which the run's master works."""
+    """The process in which the run's master runs."""
     supervisor: ProcessRecord | None = None
-    """That which watches the owner, if it has one."""
+    """The process that watches the owner, if there is one."""
 
     @property
     def processes(self) -> tuple[ProcessRecord, ...]:
-        """Those to ask for a stop, the best one first."""
+        """The processes to ask for a stop, the preferred one first."""
         return (self.supervisor, self.owner) if self.supervisor is not None else (self.owner,)
 
     def is_alive(self) -> bool:
-        """Whether one of them lives; those of another machine do not, as far as is known here."""
+        """Whether one of them is alive; processes of another machine count as not alive."""
         return any(process.is_alive() for process in self.processes)
 
 
@@ -50,7 +50,7 @@ class RunLock:
 
     @classmethod
     def acquire(cls, path: Path, supervisor: ProcessRecord | None = None) -> RunLock:
-        """Take the lock at once and write who holds it; ResourceError F71 names a holder that lives."""
+        """Take the lock without waiting and record its holder. Raises ResourceError F71, which names a live holder."""
         descriptor = open_private(path, os.O_RDWR)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -78,14 +78,14 @@ class RunLock:
 
 
 def read_holder(path: Path) -> Holder | None:
-    """What the file of a lock says; None where it says nothing that can be read."""
+    """The holder recorded in a lock file; None if it cannot be read."""
     told = known_object(path, LARGEST)
     owner = process_record(told.get("owner"))
     return Holder(owner, process_record(told.get("supervisor"))) if owner is not None else None
 
 
 def process_record(told: Any) -> ProcessRecord | None:
-    """What a file says of a process; None if it is not a process that could be found again."""
+    """The process that a file describes; None if it could not be found again."""
     if not isinstance(told, dict):
         return None
     host, pid, started = told.get("host"), told.get("pid"), told.get("started")

@@ -1,4 +1,4 @@
-"""What the processes of a run have written: one file for each rank, node and server, in `logs/`."""
+"""Logs of a run's processes: one file for each rank, node and server, in `logs/`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlcli.api.run_folder import LOGS
 
 
 def run_logs(run: Path) -> dict[str, Path]:
-    """Name → file: `rank0`, `rank1`, …, `node0`, …, `stacks`; those of ranks first."""
+    """Name → file: `rank0`, `rank1`, …, `node0`, …, `stacks`; ranks come first."""
     try:
         names = [entry.name.removesuffix(".log") for entry in os.scandir(run / LOGS) if entry.name.endswith(".log")]
     except OSError:
@@ -19,7 +19,7 @@ def run_logs(run: Path) -> dict[str, Path]:
 
 
 def as_text(line: bytes) -> str:
-    """A line of a log."""
+    """A line of a log as text."""
     return line.decode(errors="replace").removesuffix("\r")
 
 

@@ -1,4 +1,4 @@
-"""How a run stands, from its files: state, step, last numbers, and on which machine it is."""
+"""The state of a run, from its files: state, step, last metrics, and its machine."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from rlcli.observe.tail import Tail
 from rlcli.processes import ProcessRecord
 
 UNDER_WAY = ("starting", "running", "stopping")
-"""States that a run leaves again, as it writes them."""
+"""Transient states, as the run writes them."""
 AHEAD = ("submitted", "waiting", "paused")
-"""States of a run whose job has not begun, or does not get any time."""
+"""States of a run whose job has not begun, or is paused."""
 STOP = "stop.json"
-"""Names the process that was asked to stop the run."""
+"""File that names the process that was asked to stop the run."""
 DIED = "died"
-"""The state of a run that says it is under way, while its processes are gone."""
+"""State of a run that claims to be in progress while its processes are gone."""
 TELLING = ("reward", "loss")
-"""The curves of which a list shows the last value: the first one that a run has."""
+"""Curves whose last value a list shows: the first one that a run has."""
 LARGEST_RECORDS = 1 << 22
-"""Bytes of procs.json."""
+"""Maximum size of procs.json, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -41,33 +41,33 @@ class Overview:
 
     folder: Path
     state: str
-    """That of status.json, or `died`."""
+    """The state in status.json, or `died`."""
     step: int
     steps: int | None
     last: Mapping[str, float]
-    """The numbers of the last step."""
+    """The metrics of the last step."""
     holder: Holder | None
     host: str | None
-    """Where its master works, or worked."""
+    """The machine on which its master runs, or ran."""
     started: str | None
     updated: float | None
     """When it last wrote its status, in seconds since the epoch."""
     exit_code: int | None
     message: str | None
-    """Of a run that failed, or why it waits."""
+    """Error of a failed run, or why a run is waiting."""
     job: str | None = None
-    """Its id at the scheduler, if it is a job that is not done."""
+    """The scheduler's job id, if it is a job that is not done."""
     nodes: str | None = None
-    """Those of its job, as the scheduler calls them."""
+    """The nodes of its job, as the scheduler names them."""
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it works, or is going to without anybody doing anything."""
+        """Whether it is running, or will run without any action."""
         return self.state in (*UNDER_WAY, *AHEAD)
 
     @property
     def telling(self) -> tuple[str, float] | None:
-        """The number that says most, with its name."""
+        """The most informative metric, with its name."""
         for name in TELLING:
             key = find_key(self.last, name)
             if key is not None:
@@ -76,7 +76,7 @@ class Overview:
 
     @property
     def is_here(self) -> bool:
-        """Whether that is this machine."""
+        """Whether the run is on this machine."""
         return self.host == socket.gethostname()
 
     @property
@@ -86,7 +86,7 @@ class Overview:
 
 
 def read_overview(folder: Path) -> Overview | None:
-    """How the run in a folder stands; None if there is none."""
+    """The state of the run in a folder; None if there is none."""
     status = read_status(folder)
     if status is None:
         return None
@@ -117,12 +117,12 @@ def is_asked_to_stop(folder: Path, holder: Holder) -> bool:
 
 
 def note_stop(folder: Path, holder: Holder) -> None:
-    """Write down that this start of the run was asked to stop: to ask it again would end it at once. Raises OSError."""
+    """Record that this start of the run was asked to stop: asking again would end it at once. Raises OSError."""
     replace_file(folder / STOP, (json.dumps(asdict(holder.owner)) + "\n").encode())
 
 
 def read_processes(folder: Path) -> list[tuple[str, ProcessRecord]]:
-    """Name and process of all that a launcher has started for the run last."""
+    """Names and processes that a launcher started for the run the last time."""
     try:
         told = json.loads(read_regular(folder / PROCESSES, LARGEST_RECORDS))
     except (OSError, ValueError, RecursionError):
@@ -133,7 +133,7 @@ def read_processes(folder: Path) -> list[tuple[str, ProcessRecord]]:
 
 
 def last_numbers(metrics: Path) -> dict[str, float]:
-    """The numbers of the last whole line of a metrics.jsonl; none if it cannot be read."""
+    """The metrics in the last whole line of a metrics.jsonl; empty if it cannot be read."""
     try:
         record = json.loads(line[0]) if (line := Tail(metrics).last(1)) else {}
     except (ValueError, RecursionError):

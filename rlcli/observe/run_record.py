@@ -1,6 +1,6 @@
-"""What a run has safely on disk: the last committed step, and whether its models are complete.
+"""The durable record of a run: the last committed step, and whether its models are complete.
 
-committed.json holds it, apart from status.json, which changes with every step and describes the current state.
+It is kept in committed.json, apart from status.json, which changes with every step and describes the current state.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from rlcli.files import known_object, replace_file, sync_folder
 log = logging.getLogger(__name__)
 
 RUN_ID = re.compile(r"\(run ([0-9a-f]{32})\)")
-"""How README.md names the run."""
+"""The run's id in README.md."""
 
 
 @dataclass(frozen=True)
 class Committed:
-    """What committed.json says."""
+    """The content of committed.json."""
 
     run_id: str
     step: int | None = None
-    """Of the last checkpoint that was committed; None: there was none yet."""
+    """Step of the last committed checkpoint; None: there was none yet."""
     is_done: bool = False
     """All steps are done, and the models in models/ are complete."""
 
 
 class Record:
-    """Keeps committed.json true. Checkpoints are committed in other threads than the master's."""
+    """Keeps committed.json up to date. Checkpoints are committed in threads other than the master's."""
 
     def __init__(self, folder: Path, run_id: str):
         self._file = folder / COMMITTED
         self._lock = threading.Lock()
         known = read_committed(folder)
         self.is_lost = known is None or known.run_id != run_id
-        """What was written down as the run began is missing, cannot be read or is another run's."""
+        """The record written at the start of the run is missing, unreadable or another run's."""
         self._known = Committed(run_id) if known is None or self.is_lost else known
 
     @property
@@ -62,7 +62,7 @@ class Record:
 
 
 def read_committed(folder: Path) -> Committed | None:
-    """What the file says; None if there is none that can be read."""
+    """The content of the file; None if it is missing or cannot be read."""
     fields = known_object(folder / COMMITTED)
     if fields.keys() != Committed.__dataclass_fields__.keys():
         return None
@@ -72,10 +72,10 @@ def read_committed(folder: Path) -> Committed | None:
 
 
 def read_status(folder: Path | str) -> dict[str, Any] | None:
-    """What status.json says; None if the folder is not that of a run.
+    """The content of status.json; None if the folder is not that of a run.
 
-    Where that file is missing, cannot be read or, as the others agree, is another run's: a warning, and what other
-    files say. Its `state` is then `done` or `unknown`.
+    If that file is missing, unreadable or, as the others agree, another run's: a warning, and what the other files
+    say. Its `state` is then `done` or `unknown`.
     """
     folder = Path(folder)
     status, known, named = known_object(folder / STATUS), read_committed(folder), _run_id_of_readme(folder)

@@ -1,4 +1,4 @@
-"""Which runs there are below a folder, and which one is meant by a name."""
+"""Finds the runs below a folder, and the one that a name refers to."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rlcli.api.run_folder import MARKS, STATUS, is_run
 from rlcli.errors import ResourceError
 
 RUNS = Path("runs")
-"""Where runs are, unless `log.dir` says otherwise."""
+"""Default folder of runs, unless `log.dir` says otherwise."""
 DEPTH = 3
-"""Folders between RUNS and what is in a run: its recipe, perhaps a sweep, the run."""
+"""Levels of folders below RUNS: the recipe, perhaps a sweep, the run."""
 LISTED = 8
-"""Runs that an error names."""
+"""Maximum number of runs that an error names."""
 
 
 class NoSuchRun(ResourceError):
@@ -22,15 +22,14 @@ class NoSuchRun(ResourceError):
 
 
 def find_runs(root: Path = RUNS) -> list[Path]:
-    """The folders of all runs, the one that was active last first."""
+    """The folders of all runs, the most recently active first."""
     found = [(_last_active(folder), folder) for folder in _walk(root, DEPTH)]
     return [folder for _, folder in sorted(found, key=lambda one: (-one[0], str(one[1])))]
 
 
 def find_run(name: str, root: Path = RUNS, is_meant: Callable[[Path], bool] | None = None) -> Path:
-    """The run that is meant: by its folder, by as much of the end of its path as is unique (`20261122-202811`), or by
-    its recipe, of which it is the newest, or the only one that `is_meant`. Raises ResourceError F72 if there is none,
-    or several."""
+    """The run that a name refers to: its folder, a unique end of its path (`20261122-202811`), or its recipe, which
+    means the newest run, or the only one that `is_meant`. Raises ResourceError F72 if there is none, or several."""
     folder = Path(name.replace("\0", "")).expanduser()
     if folder.is_dir() and is_run(folder):
         return folder
@@ -43,14 +42,14 @@ def find_run(name: str, root: Path = RUNS, is_meant: Callable[[Path], bool] | No
     meant = [run for run in found if is_meant(run)] if is_meant is not None else []
     if len(meant) > 1:
         raise _ambiguous(f"{len(meant)} runs of {name} come into question", meant)
-    found = meant or found or [folder] * folder.is_dir()  # whatever that is; whoever opens it says so
+    found = meant or found or [folder] * folder.is_dir()  # whatever it is; opening it reports the problem
     if not found:
         raise NoSuchRun(f"there is no run {name!r}", hint=_hint(name, runs, root), code="F72")
     return found[0]
 
 
 def folder_of_runs(name: str, root: Path = RUNS) -> Path | None:
-    """The folder that a name means and that holds runs, such as a sweep, if there is one."""
+    """The folder of several runs that a name refers to, such as a sweep, if there is one."""
     for folder in (Path(name.replace("\0", "")).expanduser(), root / name.replace("\0", "")):
         if folder.is_dir() and not is_run(folder) and next(_walk(folder, DEPTH), None) is not None:
             return folder
@@ -58,7 +57,7 @@ def folder_of_runs(name: str, root: Path = RUNS) -> Path | None:
 
 
 def short_name(run: Path, root: Path = RUNS) -> str:
-    """By which `find_run` finds it from here."""
+    """The short name by which `find_run` finds a run from here."""
     return str(run.relative_to(root)) if run.is_relative_to(root) else str(run)
 
 

@@ -1,4 +1,4 @@
-"""What the model was asked and said, and what it got for it: samples.jsonl."""
+"""Prompts, responses and their rewards: samples.jsonl."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRecord:
-    """One prompt with one response. The texts are data of the model: print them through `escape_control`."""
+    """One prompt with one response. The texts come from the model: print them through `escape_control`."""
 
     step: int
     id: str | int
-    """Of the dataset row."""
+    """Id of the dataset row."""
     prompt: str
     response: str
     reward: float | None = None
@@ -30,9 +30,9 @@ class SampleRecord:
     phase: str = "train"
     """train or eval."""
     number: int = 0
-    """Which of the responses to this prompt, from 0."""
+    """Index of the response among those to this prompt, from 0."""
     finish: str | None = None
-    """stop: the response ended by itself; length: it was cut off. None where nobody knows."""
+    """stop: the response ended by itself; length: it was truncated. None if unknown."""
     logprob: float | None = None
     """Sum of the log-probs with which its tokens were sampled, in nats."""
 
@@ -64,7 +64,7 @@ NUMBERS = ("reward", "logprob")
 
 
 def iterate_samples(path: Path) -> Iterator[SampleRecord]:
-    """The samples of a file, in order. Raises DataError for a line that is none."""
+    """The samples of a file, in order. Raises DataError for a line that is not a sample."""
     for fields in read_json_lines(path):
         try:
             record = SampleRecord(**fields)
@@ -78,7 +78,7 @@ def iterate_samples(path: Path) -> Iterator[SampleRecord]:
 
 
 def read_samples(path: Path) -> list[SampleRecord]:
-    """All of them. Raises DataError."""
+    """All samples of a file. Raises DataError."""
     return list(iterate_samples(path))
 
 
@@ -88,24 +88,24 @@ def _not_a_sample(path: Path, why: str) -> DataError:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which samples of a file to look at."""
+    """A selection of a file's samples."""
 
     steps: Sequence[int] = ()
-    """Of one of these steps; none: the last step, or any if there is something to look for."""
+    """Only samples of these steps; empty: the last step, or any step if there is something to search for."""
     phase: str | None = None
     id: str | None = None
     pattern: re.Pattern[str] | None = None
-    """What the prompt or the response contains."""
+    """Pattern that the prompt or the response contains."""
 
     def matches(self, sample: SampleRecord) -> bool:
-        """All but the step."""
+        """Whether a sample matches in everything but the step."""
         is_theirs = self.id in (None, str(sample.id)) and self.phase in (None, sample.phase)
         found = self.pattern is None or self.pattern.search(sample.response) or self.pattern.search(sample.prompt)
         return is_theirs and bool(found)
 
 
 def select_samples(samples: Iterable[SampleRecord], wanted: Wanted) -> list[SampleRecord]:
-    """Those that are wanted, in order."""
+    """The selected samples, in order."""
     looks_for = wanted.id is not None or wanted.pattern is not None
     found: list[SampleRecord] = []
     for sample in samples:
@@ -118,14 +118,14 @@ def select_samples(samples: Iterable[SampleRecord], wanted: Wanted) -> list[Samp
 
 
 def by_reward(samples: Iterable[SampleRecord], count: int, *, best: bool) -> list[SampleRecord]:
-    """The best or the worst of those that have a reward; equal ones in their order."""
+    """The best or the worst samples that have a reward; equal ones in their original order."""
     rewarded = [(sample.reward, sample) for sample in samples if sample.reward is not None]
     rewarded.sort(key=lambda one: -one[0] if best else one[0])
     return [sample for _, sample in rewarded[:count]]
 
 
 def changed_between(samples: Iterable[SampleRecord], wanted: Wanted) -> list[tuple[SampleRecord, SampleRecord]]:
-    """Responses to one prompt that differ between two steps: the first and the last, or those that are wanted."""
+    """Responses to one prompt that differ between two steps: the first and the last, or the selected ones."""
     seen: dict[tuple[str, str, int], list[SampleRecord]] = {}
     for sample in samples:
         if wanted.matches(sample) and (not wanted.steps or sample.step in wanted.steps):

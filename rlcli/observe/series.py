@@ -1,4 +1,4 @@
-"""Which numbers of a run tell its story, what they are called in the records, and how to write them short."""
+"""The most important metrics of a run, their names in the records, and how to format them briefly."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ NAMES: dict[str, tuple[str, ...]] = {
     "grad norm": ("grad_norm",),
     "learning rate": ("lr", "learning_rate"),
 }
-"""What a curve is called in the records: `<role>/<name>` for one of these names, the first one found."""
+"""Names of a curve in the records: `<role>/<name>` for one of these names, the first one found."""
 
 SIDE_KEYS = ("time/", "eval/")
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-=+*#@"
 HUGE = 1e200
-"""Drawn instead of anything larger, so that sums and differences of a diverged curve stay finite."""
+"""Drawn instead of any larger value, so that sums and differences of a diverged curve stay finite."""
 
 
 def number(value: Any) -> float | None:
-    """The value as a float, None for what is no number (booleans count as none)."""
+    """The value as a float, None if it is not a number (booleans are not)."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -60,7 +60,7 @@ def curve(records: Sequence[Mapping[str, Any]], name: str) -> tuple[list[float],
 
 
 def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> str:
-    """A curve as one line of text, at most `width` wide; a character is the mean of its stretch."""
+    """A curve as one line of text, at most `width` wide; each character is the mean of its interval."""
     blocks = ASCII_BLOCKS if ascii_only else BLOCKS
     finite = [max(-HUGE, min(HUGE, value)) for value in values if math.isfinite(value)]
     if not finite or width < 1:

@@ -1,4 +1,4 @@
-"""What goes on, on one line that is gone once it is over: on a terminal, elsewhere nothing."""
+"""A transient status line on a terminal; nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcli.observe.terminal import one_line, open_console
 
 @contextmanager
 def status_line() -> Iterator[Callable[[str], None]]:
-    """Yields `say(text)`."""
+    """Yield `say(text)`, which sets the line."""
     if not sys.stderr.isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown"):
         yield lambda text: None
         return

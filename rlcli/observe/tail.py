@@ -9,22 +9,22 @@ from typing import BinaryIO
 from rlcli.files import open_regular
 
 LARGEST_LINE = 1 << 24
-"""Bytes of a line that is waited for; a longer one is given up."""
+"""Maximum size of an unfinished line that is waited for, in bytes; a longer one is skipped."""
 FIRST_LOOK, LARGEST_END = 1 << 16, 1 << 22
-"""Bytes at the end of a file in which its last lines are looked for, first and at most."""
+"""Bytes at the end of a file that are searched for its last lines, at first and at most."""
 
 
 class Tail:
-    """The whole lines of a file that grows, each once. A file that was cut off or replaced is read anew."""
+    """The whole lines of a growing file, each once. A file that was truncated or replaced is read from the start."""
 
     def __init__(self, path: Path):
         self.path = path
         self._read = 0
         self._file: tuple[int, int] | None = None
-        """Device and number of the file that was read so far."""
+        """Device and inode of the file that has been read so far."""
 
     def last(self, count: int) -> list[bytes]:
-        """The last whole lines that there are; `lines` continues behind them."""
+        """The last whole lines; `lines` continues after them."""
         for end in (FIRST_LOOK, LARGEST_END):
             try:
                 with open(open_regular(self.path), "rb") as file:
@@ -37,7 +37,7 @@ class Tail:
         return (lines[1:] if start else lines)[-count:] if count else []
 
     def lines(self) -> tuple[list[bytes], bool]:
-        """Those that were added since the last call; whether the file began anew, so that earlier ones are void."""
+        """Lines added since the last call, and whether the file was restarted, so that earlier ones are void."""
         before = self._file
         try:
             with open(open_regular(self.path), "rb") as file:
@@ -47,7 +47,7 @@ class Tail:
             return [], False
 
     def _look(self, file: BinaryIO) -> int:
-        """Note which file it is. Returns its size."""
+        """Remember which file it is. Returns its size."""
         stat = os.fstat(file.fileno())
         self._file = (stat.st_dev, stat.st_ino)
         return stat.st_size
@@ -61,7 +61,7 @@ class Tail:
 
 
 def last_lines(path: Path, count: int) -> list[bytes]:
-    """The last lines of a file, also one that was not finished; none if it cannot be read."""
+    """The last lines of a file, including an unfinished one; empty if it cannot be read."""
     try:
         with open(open_regular(path), "rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - LARGEST_END)

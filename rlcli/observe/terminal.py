@@ -1,4 +1,4 @@
-"""Printing that cannot hurt a run: a closed pipe or a full disk behind stderr silences it, nothing more."""
+"""Output that cannot break a run: a closed pipe or a full disk behind stderr only silences it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlcli.errors import escape_control, in_signs_of
 
 
 class PatientStream:
-    """A text stream that goes quiet once its reader is gone, and that has a way to print every character."""
+    """A text stream that goes quiet once its reader is gone, and that can print every character."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -24,7 +24,7 @@ class PatientStream:
         if self._open:
             try:
                 self._stream.write(in_signs_of(self.encoding, text))
-            except RuntimeError:  # a signal's handler speaks in the middle of another line
+            except RuntimeError:  # a signal handler prints in the middle of another line
                 with contextlib.suppress(OSError, ValueError):
                     os.write(self.fileno(), text.encode(self.encoding, "backslashreplace"))
             except (OSError, ValueError) as error:
@@ -35,7 +35,7 @@ class PatientStream:
         if self._open:
             try:
                 self._stream.flush()
-            except RuntimeError:  # being flushed already, below the handler of a signal
+            except RuntimeError:  # already being flushed when a signal handler interrupted it
                 pass
             except (OSError, ValueError) as error:
                 self._go_quiet(error)
@@ -50,7 +50,7 @@ class PatientStream:
         return self._stream.fileno()
 
     def _go_quiet(self, error: Exception) -> None:
-        """Stay silent, and point a broken pipe at nothing for what others still print to it."""
+        """Go silent, and redirect a broken pipe to nowhere for others that still print to it."""
         self._open = False
         if isinstance(error, BrokenPipeError):
             with contextlib.suppress(OSError, ValueError):
@@ -60,7 +60,7 @@ class PatientStream:
 
 
 def open_console(stream: TextIO, **options: Any) -> Console:
-    """A Rich console that prints text as it is: no markup, no emoji codes, no colouring by guess."""
+    """A Rich console that prints text as it is: no markup, no emoji codes, no guessed highlighting."""
     options = {"markup": False, "highlight": False, "emoji": False, **options}
     return Console(file=cast(TextIO, PatientStream(stream)), **options)
 
@@ -70,7 +70,7 @@ def speaks_unicode(console: Console) -> bool:
 
 
 def short_path(path: os.PathLike[str] | str) -> str:
-    """Relative to where the user is, if it lies below."""
+    """The path relative to the working directory, if it is below it."""
     absolute = Path(os.path.abspath(path))
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)
 

@@ -1,4 +1,4 @@
-"""A chart as lines of text: one colour per line of it, or one letter where there are no colours."""
+"""A chart as lines of text: each curve has one colour, or one letter where there are no colours."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ STYLES = ("cyan", "magenta", "yellow", "green", "red", "blue")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 HEIGHT = 10
 AXIS_WIDTH = 10
-"""Columns for the numbers at the left."""
+"""Columns for the numbers on the left."""
 LEAST_WIDTH = 20
 BRAILLE = 0x2800
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""The bit of each dot of a Braille sign, by row and column."""
+"""The bit of each dot of a Braille character, by row and column."""
 
 
 @dataclass
 class Cell:
-    """One sign of the canvas."""
+    """One character of the canvas."""
 
     dots: int = 0
     owner: int = 0
-    """Which line was drawn there last."""
+    """Index of the line that was drawn there last."""
 
 
 def chart_lines(chart: Chart, width: int, *, colours: bool, unicode: bool) -> Iterator[Styled]:
-    """Title, canvas with its axes, and what each line is with its last value."""
+    """Title, canvas with axes, and a legend with the last value of each line."""
     room = max(LEAST_WIDTH, width - AXIS_WIDTH - 2)
     low, high = _bounds(chart.lines)
     first, last = min(line.steps[0] for line in chart.lines), max(line.steps[-1] for line in chart.lines)
@@ -66,7 +66,7 @@ def _sign(cell: Cell, fine: bool) -> str:
 
 
 def _bounds(lines: Sequence[Line]) -> tuple[float, float]:
-    """The least and the largest value, spread included."""
+    """The smallest and the largest value, spread included."""
     ends = []
     for line in lines:
         for index, value in enumerate(line.values):
@@ -79,7 +79,7 @@ def _bounds(lines: Sequence[Line]) -> tuple[float, float]:
 def _points(
     line: Line, steps: tuple[float, float], bounds: tuple[float, float], width: int, height: int
 ) -> Iterator[tuple[int, int]]:
-    """The dots of a line: joined, a column the mean of its steps; above and below it, dotted, its spread."""
+    """The dots of a line: joined, each column the mean of its steps; its spread is dotted above and below."""
     middle = _columns(line.steps, line.values, steps, width)
     yield from _joined(middle, bounds, height)
     for sign in (-1, 1) if line.spread else ():
@@ -98,7 +98,7 @@ def _columns(at: Sequence[float], values: Sequence[float], steps: tuple[float, f
 
 
 def _joined(columns: dict[int, float], bounds: tuple[float, float], height: int) -> Iterator[tuple[int, int]]:
-    """The dots between each column with a value and the next, without gaps where it is steep."""
+    """The dots between each column with a value and the next, without gaps at steep places."""
     low, high = bounds
     at, y = min(columns), 0
     for number, x in enumerate(sorted(columns)):

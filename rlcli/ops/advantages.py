@@ -1,7 +1,7 @@
-"""Advantage estimators: from finished responses to how much better each action was than expected.
+"""Advantage estimators: how much better each action of a finished response was than expected.
 
-`generalized` needs a critic, `relative` compares responses with each other. The latter is put together from a baseline,
-a scale and a credit, each by name: a new baseline is a function here, and its name in `BASELINES` and `BaselineName`.
+`generalized` needs a critic, `relative` compares responses with each other. The latter combines a baseline, a scale and
+a credit, each chosen by name: a new baseline is a function here, and its name in `BASELINES` and `BaselineName`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Trajectories:
     """Finished responses: T tokens of N packed sequences, with A = T - N actions (action t chose token t + 1)."""
 
     rewards: torch.Tensor
-    """[A] reward of each action, with a KL penalty that is part of it; 0 outside of responses."""
+    """[A] reward of each action, including a KL penalty if it is part of the reward; 0 outside of responses."""
     values: torch.Tensor
-    """[T] value of the state after each token; zeros where there is no critic."""
+    """[T] value of the state after each token; zeros if there is no critic."""
     mask: torch.Tensor
     """[A] bool: the actions that chose a token of a response."""
     seqlens: Sequence[int]
@@ -45,7 +45,7 @@ class Trajectories:
     group: torch.Tensor
     """[N] int64, from 0: the prompt that each sequence answers. Groups never span ranks."""
     bootstrap: torch.Tensor
-    """[N] bool: the value of the last state stands for what would have followed."""
+    """[N] bool: whether the value of the last state stands for what would have followed."""
 
 
 def generalized(trajectories: Trajectories, *, discount: float, gae_lambda: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,7 +63,7 @@ def relative(
     scale: ScaleName = "group",
     credit: CreditName = "response",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each response earned against what others did: (advantages, credits), both [A] float32; no critic.
+    """What each response earned compared with the others: (advantages, credits), both [A] float32; no critic.
 
         outcome_i    = sum of the rewards of response i
         credit_{i,t} = outcome_i ("response"), or the sum of its rewards from action t on ("to_go")
@@ -72,8 +72,8 @@ def relative(
     GRPO (arXiv:2402.03300, section 4.1.2) is group over group, Dr.GRPO (arXiv:2503.20783, eq. 3) group over none, RLOO
     (arXiv:2402.14740, eq. 8) leave_one_out over none. REINFORCE++ (arXiv:2501.03262) credits "to_go" without a
     baseline, and normalises the advantages of all tokens afterwards. Standard deviations are unbiased; a group of one
-    response says nothing, and has advantage 0 where groups are compared. A sequence without an action counts for
-    nothing.
+    response carries no information, and gets advantage 0 if groups are compared. A sequence without an action is
+    ignored.
     """
     t = trajectories
     owner, n_seqs = action_owner(t.seqlens, t.mask.device), len(t.seqlens)
@@ -88,21 +88,21 @@ def relative(
 
 
 def _to_go(t: Trajectories, earned: torch.Tensor) -> torch.Tensor:
-    """[A] float64: what was earned from each action on. A value of 0 everywhere leaves that of the GAE."""
+    """[A] float64: the rewards from each action on, which are what GAE returns if all values are 0."""
     nothing = torch.zeros(sum(t.seqlens), dtype=torch.float64, device=earned.device)
     return gae(earned, nothing, t.seqlens, torch.zeros_like(t.bootstrap))[0].to(torch.float64)
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What N responses earned in all."""
+    """The total rewards of N responses."""
 
     total: torch.Tensor
     """[N] float64"""
     group: torch.Tensor
-    """[N] int64: the prompt of each."""
+    """[N] int64: the prompt of each response."""
     acted: torch.Tensor
-    """[N] bool: those that count."""
+    """[N] bool: whether each response counts."""
     all_reduce: AllReduce
     """The sum over the ranks that share the batch."""
 
@@ -114,7 +114,7 @@ def group_mean(outcomes: Outcomes) -> torch.Tensor:
 
 
 def leave_one_out_mean(outcomes: Outcomes) -> torch.Tensor:
-    """[N] the mean of the *other* responses to the same prompt; of a single response its own outcome."""
+    """[N] the mean of the *other* responses to the same prompt; for a single response, its own outcome."""
     count, mean, _ = group_moments(outcomes.total, outcomes.group, outcomes.acted)
     n, mean = count[outcomes.group], mean[outcomes.group]
     others = (n * mean - outcomes.total) / (n - 1).clamp(min=1)

@@ -18,17 +18,17 @@ from rlcli.ops.packing import cumulative, rectangles
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a layer scores the tokens before each token, and which of them it looks at."""
+    """How a layer scores the tokens before each token, and which of them it attends to."""
 
     scale: float | None = None
     """Factor of the products of queries and keys; None for 1 / √D."""
     window: int | None = None
-    """The latest tokens that each token attends to, itself included; None for all."""
+    """Number of latest tokens that each token attends to, including itself; None for all."""
     softcap: float | None = None
     """Scores s become softcap · tanh(s / softcap): Gemma 2, https://arxiv.org/abs/2408.00118, section 2."""
 
     def window_within(self, length: int) -> int | None:
-        """The window, where it is shorter than a sequence of `length` tokens: else it hides nothing."""
+        """The window if it is shorter than a sequence of `length` tokens, else None: it would hide nothing."""
         return self.window if self.window is not None and self.window < length else None
 
 
@@ -44,9 +44,9 @@ class PackedAttention:
         return max(self.lengths, default=0)
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring) -> torch.Tensor:
-        """B is 1: the sequences lie end to end along T."""
+        """B is 1: the sequences are concatenated along T."""
         narrow = _narrow_dtype(query)
-        if query.is_cuda and narrow is not None and scoring.softcap is None:  # torch's kernel caps no scores
+        if query.is_cuda and narrow is not None and scoring.softcap is None:  # torch's kernel does not cap scores
             return self._varlen(query.to(narrow), key.to(narrow), value.to(narrow), scoring)
         return self._rectangles(query, key, value, scoring)
 
@@ -72,7 +72,7 @@ class PackedAttention:
     ) -> torch.Tensor:
         """Sequences of similar length are padded on the right to a rectangle.
 
-        Padding needs no mask: causality keeps real queries from what is behind them.
+        Padding needs no mask: causality keeps real queries from seeing what follows them.
         """
         layout = self._layout
         q, k, v = (_Rows.apply(x[0].transpose(0, 1), layout.cells, layout.places, None) for x in (query, key, value))
@@ -107,7 +107,7 @@ class PackedAttention:
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scoring: Scoring
 ) -> torch.Tensor:
-    """[B, H, T, D]. `mask` says by True which keys a query sees; None for itself and those before it."""
+    """[B, H, T, D]. `mask` is True for the keys that a query sees; None: itself and those before it."""
     if scoring.softcap is not None:
         return _attend_capped(query, key, value, mask, scoring.softcap, scoring.scale)
     grouped = query.shape[1] != key.shape[1]
@@ -120,7 +120,7 @@ def _attend_capped(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, softcap: float,
     scale: float | None,
 ) -> torch.Tensor:  # fmt: skip
-    """As above, with all scores in memory at once: torch has no kernel that caps them."""
+    """The same with all scores in memory at once: torch has no kernel that caps them."""
     group = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -132,7 +132,7 @@ def _attend_capped(
 
 
 def _band(length: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """[length, length] bool: the key is one of the `window` tokens that end with the query."""
+    """[length, length] bool: whether the key is one of the `window` tokens that end with the query."""
     causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     return causal if window is None else causal.triu(1 - window)
 
@@ -140,8 +140,8 @@ def _band(length: int, window: int | None, device: torch.device) -> torch.Tensor
 def _narrow_dtype(query: torch.Tensor) -> torch.dtype | None:
     """The 16-bit dtype that attention computes in, if it does.
 
-    Under autocast torch's own attention casts its inputs, which rotary embeddings have made float32 again; kernels that
-    autocast does not know must be given them cast.
+    Under autocast, torch's own attention casts its inputs, which rotary embeddings have made float32 again; for kernels
+    unknown to autocast, they must be cast beforehand.
     """
     device = query.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
@@ -157,15 +157,15 @@ class _Layout:
     cells: torch.Tensor
     """[M]: the token in each cell; token 0 in cells of padding."""
     filled: torch.Tensor
-    """[M] bool: the cell is no padding."""
+    """[M] bool: whether the cell is not padding."""
     places: torch.Tensor
     """[T]: the cell of each token."""
 
 
 class _Rows(torch.autograd.Function):
-    """Rows of x [n, H, D] by index. Every row that counts is taken once, so the gradient is a gather as well.
+    """Rows of x [n, H, D] by index. Every row that matters is taken once, so the gradient is also a gather.
 
-    (The gradient of `index_select` itself adds rows up one by one, which takes several times as long on a CPU.)
+    (The gradient of `index_select` itself adds up rows one by one, which takes several times as long on a CPU.)
     """
 
     @staticmethod
@@ -188,7 +188,7 @@ class CachedAttention:
     """One new token per row attends to that row's filled slots of a KV cache."""
 
     filled: torch.Tensor
-    """[B] int64: tokens in each row, the new one included."""
+    """[B] int64: tokens in each row, including the new one."""
     longest: int
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring) -> torch.Tensor:
@@ -202,7 +202,7 @@ class CachedAttention:
         return (self._columns < self.filled[:, None])[:, None, None]
 
     def _recent(self, window: int) -> torch.Tensor:
-        """[B, 1, 1, longest] bool: one of the last `window` tokens of the row, or a slot behind them."""
+        """[B, 1, 1, longest] bool: one of the last `window` tokens of the row, or a slot after them."""
         return (self._columns >= self.filled[:, None] - window)[:, None, None]
 
     @cached_property

@@ -1,8 +1,8 @@
-"""How far a student is from its teacher on what the student wrote: the reverse KL, KL(student || teacher), by token.
+"""Distance of a student from its teacher on the student's own text: the reverse KL, KL(student || teacher), per token.
 
-Of both estimates the gradient of a token's KL reaches its own logits alone, and not the tokens that were sampled
+In both estimates, the gradient of a token's KL reaches only its own logits, and not the tokens that were sampled
 before it, as in GKD (Agarwal et al. 2023, arXiv:2306.13649) on the student's own samples. In expectation over the
-vocabulary their gradients are the same.
+vocabulary, their gradients are the same.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ def sampled_reverse_kl(
 ) -> torch.Tensor:
     """[A] a term for each sampled token whose gradient is an unbiased estimate of that of the reverse KL.
 
-    `logprobs` are the student's now, `teacher` the teacher's, `sampled` those that the tokens were sampled with, all
-    [A]. The term is w / 2 * (log p - log q)^2 with the gradient w * (log p - log q) * d log p, where w = p / p_sampled,
-    at most `ratio_cap` and without a gradient, corrects for updates since the tokens were sampled.
+    `logprobs` are the student's current ones, `teacher` the teacher's, `sampled` those at sampling time, all [A]. The
+    term is w / 2 * (log p - log q)^2 with the gradient w * (log p - log q) * d log p, where w = p / p_sampled, at most
+    `ratio_cap` and without a gradient, corrects for updates since the tokens were sampled.
     """
     weight = (logprobs.detach() - sampled).exp().clamp(max=ratio_cap)
     return 0.5 * weight * (logprobs - teacher).square()

@@ -19,7 +19,7 @@ def gae(
     discount: float = 1.0,
     gae_lambda: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns of every action, each float32 [T - N]; the inputs are left as they are.
+    """Advantages and returns of every action, each float32 [T - N]; the inputs are not modified.
 
     A sequence of L tokens has L - 1 actions: action t is the choice of token t + 1.
 
@@ -32,7 +32,7 @@ def gae(
         values: [T], the value of the state after each token.
         seqlens: N lengths L (in tokens) that add up to T.
         bootstrap: [N] bool. True: the sequence was cut off, and the value of its last state stands for what
-            would have followed. False: it ended by itself, so its last state is worth 0 whatever the critic
+            would have followed. False: it ended by itself, so its last state has value 0, whatever the critic
             says.
         discount: the discount factor per token.
         gae_lambda: 1 gives Monte Carlo returns, 0 one-step temporal differences.
@@ -61,8 +61,8 @@ def gae(
 def _discounted_suffix_sums(x: torch.Tensor, owner: torch.Tensor, decay: float) -> torch.Tensor:
     """y_t = x_t + decay * y_{t+1} within runs of equal `owner`, in log2(longest run) vectorised passes.
 
-    After the pass with a given `reach`, y_t covers the 2 * reach entries from t on; so the work is the same
-    for one long sequence as for many short ones, and nothing is padded.
+    After the pass with a given `reach`, y_t covers the 2 * reach entries from t on; so one long sequence takes
+    as much work as many short ones, and nothing is padded.
     """
     longest = int(torch.bincount(owner).max()) if owner.numel() else 0
     sums, reach = x, 1

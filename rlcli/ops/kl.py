@@ -1,4 +1,4 @@
-"""How far one policy is from another, and how hard to pull it back.
+"""KL divergence between policies: its estimators, the penalty, and the penalty's coefficient.
 
 Estimators of KL(p || q) from samples of p: J. Schulman, "Approximating KL Divergence" (2020).
 Adaptive coefficient: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2.
@@ -15,7 +15,7 @@ KLEstimator = Literal["k1", "k2", "k3"]
 KLGradient = Literal["reverse", "naive"]
 
 MAX_EXPONENT = 20.0
-"""k3 takes the exponent of a difference of log-probs up to this, so that one freak token cannot make it infinite."""
+"""k3 exponentiates differences of log-probs up to this, so that a single outlier token cannot make it infinite."""
 
 
 def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: KLEstimator = "k1") -> torch.Tensor:
@@ -42,14 +42,14 @@ def kl_loss(
     estimator: KLEstimator,
     gradient: KLGradient = "reverse",
 ) -> torch.Tensor:
-    """A KL penalty to be minimised, for each token that the old policy sampled; same shape as the inputs. It has a
-    gradient to `logprobs`.
+    """A KL penalty to be minimised, for each token that the old policy sampled; same shape as the inputs. Gradients
+    flow to `logprobs`.
 
     reverse: ratio * estimate, with the gradient ratio * (logprobs - ref_logprobs) ∇ logprobs, where ratio =
     exp(logprobs - old_logprobs). Its expectation over the samples is the gradient of KL(policy || reference), whichever
-    estimator gives the value (DeepSeek-V3.2, arXiv:2512.02556, multiplies k3 by the ratio, which comes to the same).
-    naive: the estimate, with its own gradient. At the old policy the expectation of that is 0 for k1, and for k3 it is
-    the gradient of the *forward* KL(reference || policy): estimators are unbiased in value alone (arXiv:2506.09477).
+    estimator gives the value (DeepSeek-V3.2, arXiv:2512.02556, multiplies k3 by the ratio, which is equivalent).
+    naive: the estimate, with its own gradient. At the old policy, its expectation is 0 for k1, and for k3 the gradient
+    of the *forward* KL(reference || policy): estimators are only unbiased in value (arXiv:2506.09477).
     """
     value = kl_estimate(logprobs, ref_logprobs, estimator)
     if gradient == "naive":
@@ -72,16 +72,16 @@ class KLController(Protocol):
 
 
 class FixedKLController:
-    """The same coefficient for ever."""
+    """A coefficient that never changes."""
 
     def __init__(self, coef: float):
         self.coef = coef
 
     def update(self, kl: float, n_steps: int) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: a coefficient that the recipe changes takes effect when a run is resumed."""
+        """Empty, so that a coefficient changed in the recipe takes effect on resume."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -89,7 +89,7 @@ class FixedKLController:
 
 
 class AdaptiveKLController:
-    """Raises the coefficient while the KL is above `target`, lowers it while below.
+    """Raises the coefficient while the KL is above `target`, and lowers it while below.
 
     error = clip(kl / target - 1, -0.2, 0.2);  coef *= 1 + error * n_steps / horizon
     """
@@ -104,7 +104,7 @@ class AdaptiveKLController:
     def update(self, kl: float, n_steps: int) -> None:
         """`kl`: the true KL of this batch, summed over a response and averaged over responses, in nats (never
         multiplied by the coefficient); `n_steps`: the responses in the batch, over all ranks. Call once per
-        step. One that is not finite says nothing, and changes nothing.
+        step. A `kl` that is not finite changes nothing.
         """
         if not math.isfinite(kl):
             return
@@ -115,5 +115,5 @@ class AdaptiveKLController:
         return {"coef": self.coef}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a coefficient; the state of a fixed controller says nothing, so the recipe's stays."""
+        """Restore the coefficient; the state of a fixed controller has none, so the recipe's is kept."""
         self.coef = state.get("coef", self.coef)

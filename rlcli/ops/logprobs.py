@@ -1,8 +1,8 @@
 """Log-probs and entropies of tokens without ever holding [tokens, vocab].
 
 The head's matrix product, softmax and gather run over chunks of tokens; the backward pass recomputes each
-chunk. Memory is [chunk, vocab] instead of [tokens, vocab]. The head may be spread over ranks by rows of the vocabulary:
-then a chunk costs two all-reduces of vectors, and the backward pass one of the hidden states' gradient.
+chunk. Memory is [chunk, vocab] instead of [tokens, vocab]. The head may be sharded over ranks by vocabulary rows: a
+chunk then costs two all-reduces of vectors, and the backward pass one of the hidden states' gradient.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Head:
     scale: float = 1.0
     temperature: float = 1.0
     shard: VocabularyShard | None = None
-    """Where `weight` and `bias` belong, if this rank holds a part of the vocabulary."""
+    """The rows that `weight` and `bias` are, if this rank holds a part of the vocabulary."""
 
     def logits(self, hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """[n, V] float32, of a shard its own columns; the matrix product runs in `dtype`."""
+        """[n, V] float32, only its own columns for a shard; the matrix product runs in `dtype`."""
         raw = hidden.to(dtype) @ self.weight.to(dtype).t()
         logits = raw.float()
         if self.bias is not None:
@@ -44,7 +44,7 @@ class Head:
         return logits / self.temperature if self.temperature != 1.0 else logits
 
     def whole_logits(self, hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """[n, V] float32, of a shard too: gathered, so for few rows only."""
+        """[n, V] float32, also for a shard: the logits are gathered, so for few rows only."""
         logits = self.logits(hidden, dtype)
         return logits if self.shard is None else self.shard.gathered(logits)
 
@@ -63,9 +63,9 @@ def token_scores(
     Both are [n] float32 and differentiable in the hidden states and in the head's weight and bias. The product runs
     in `dtype`, softmax in float32. `chunk` is the number of tokens whose logits are held at once.
 
-    With a sharded head every rank of its group calls this with the same hidden states and tokens, and gets the same
-    scores, the whole gradient of the hidden states, and the gradient of its own rows. Every rank's loss must be the
-    same function of the scores.
+    With a sharded head, every rank of its group calls this with the same hidden states and tokens, and gets the same
+    scores, the whole gradient of the hidden states, and the gradient of its own rows. The loss must be the same
+    function of the scores on every rank.
     """
     width = head.weight.shape[0] if head.shard is None else head.shard.typical_rows
     rows = chunk or max(1, CHUNK_ELEMENTS // width)
@@ -134,7 +134,7 @@ class _TokenScores(torch.autograd.Function):
 def _statistics(
     head: Head, logits: torch.Tensor, tokens: torch.Tensor, entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log Σ exp, the logit of each token and, if asked for, Σ p · logit: [n] each, over the whole vocabulary."""
+    """Log Σ exp, the logit of each token and, if requested, Σ p · logit: [n] each, over the whole vocabulary."""
     normalizers = logits.logsumexp(-1)
     expected = (logits.softmax(-1) * logits).sum(-1) if entropy else torch.zeros_like(normalizers)
     if head.shard is None:
@@ -156,7 +156,7 @@ def _cast(head: Head, weight: torch.Tensor, bias: torch.Tensor | None, dtype: to
 
 
 def _through_head(grad: torch.Tensor, logits: torch.Tensor, head: Head) -> torch.Tensor:
-    """The gradient with respect to h Wᵀ + b, from that with respect to the final logits."""
+    """The gradient with respect to h Wᵀ + b, from the gradient with respect to the final logits."""
     grad = grad / head.temperature
     if head.softcap is not None:
         tanh = logits * head.temperature / head.softcap

@@ -1,4 +1,4 @@
-"""Losses as sums over tokens. Whoever calls them divides by the number of tokens, over all ranks.
+"""Losses as sums over tokens. The caller divides them by the number of tokens over all ranks.
 
 Tokens outside `mask` are never read: their entries may be NaN or Inf, and they receive no gradient.
 """
@@ -36,7 +36,7 @@ def ppo_critic_loss(
     """
     values, old_values, returns = values[mask], old_values[mask], returns[mask]
     change = values - old_values
-    near = change.abs() <= value_eps_clip  # there `old_values + change` would differ from `values` by rounding alone
+    near = change.abs() <= value_eps_clip  # here `old_values + change` would differ from `values` only by rounding
     clipped_values = torch.where(near, values, old_values + change.clamp(-value_eps_clip, value_eps_clip))
     unclipped = _value_error(values, returns, loss)
     clipped = _value_error(clipped_values, returns, loss)

@@ -47,7 +47,7 @@ def group_normalize(
 ) -> torch.Tensor:
     """`masked_normalize` within each group of entries; x, group (int64, from 0) and mask are all [n].
 
-    A group with a single entry becomes 0: it says nothing about better or worse.
+    A group with a single entry becomes 0: it has nothing to be compared with.
     """
     keep = torch.ones_like(group, dtype=torch.bool) if mask is None else mask
     _, mean, variance = group_moments(x, group, keep)
@@ -61,13 +61,13 @@ class RunningMeanStd:
     """Mean and standard deviation of everything seen so far, for value normalisation.
 
     "exp": exponential moving average with factor `beta` per update, corrected for its start at zero.
-    "ma": plain average over all entries. Before the first update both normalise by nothing at all.
+    "ma": plain average over all entries. Before the first update, neither normalises anything.
     """
 
     VARIANCE_FLOOR = 1e-2
-    """A variance below this would magnify noise: the standard deviation is never taken below 0.1."""
+    """A smaller variance would amplify noise: the standard deviation is never taken to be below 0.1."""
     CLIP = 5.0
-    """Normalised targets lie in ± this."""
+    """Normalised targets are clipped to ± this."""
 
     def __init__(self, kind: Literal["exp", "ma"] = "exp", beta: float = 0.99995, eps: float = 1e-5):
         if kind not in ("exp", "ma"):
@@ -91,9 +91,9 @@ class RunningMeanStd:
         return (max(variance, self.VARIANCE_FLOOR) + self.eps) ** 0.5
 
     def update(self, x: torch.Tensor, mask: torch.Tensor | None = None, all_reduce: AllReduce = identity) -> None:
-        """Take in the entries that `mask` keeps, on all ranks together.
+        """Include the entries that `mask` keeps, on all ranks together.
 
-        Nothing kept changes nothing, and so does a NaN or infinity among them: it would stay for ever.
+        If none is kept, or one is NaN or infinite, nothing changes: such a value would stay in the statistics forever.
         """
         count, mean, variance = masked_moments(x, mask, all_reduce)
         if count == 0 or not (math.isfinite(mean) and math.isfinite(variance)):
@@ -104,8 +104,8 @@ class RunningMeanStd:
         self._weight = old * self._weight + new
 
     def normalize(self, x: torch.Tensor, clip: bool = True) -> torch.Tensor:
-        """(x - mean) / std as float32, in ± CLIP unless `clip` is off (then `denormalize` undoes it
-        exactly)."""
+        """(x - mean) / std as float32, clipped to ± CLIP unless `clip` is off (then `denormalize` is its exact
+        inverse)."""
         normalized = (x.to(torch.float64) - self.mean) / self.std
         return (normalized.clamp(-self.CLIP, self.CLIP) if clip else normalized).to(torch.float32)
 

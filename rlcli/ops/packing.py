@@ -1,4 +1,4 @@
-"""Index arithmetic of packed sequences. [T] tokens of N sequences lie end to end; `lengths` has N entries."""
+"""Index arithmetic of packed sequences: [T] tokens of N sequences, concatenated; `lengths` has N entries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def cumulative(lengths: Sequence[int], device: torch.device | None = None) -> to
 
 
 def positions(lengths: Sequence[int], device: torch.device | None = None) -> torch.Tensor:
-    """[T] int64: the place of each token within its own sequence, counted from 0."""
+    """[T] int64: the position of each token within its own sequence, counted from 0."""
     if not lengths:
         return torch.zeros(0, dtype=torch.int64, device=device)
     return torch.cat([torch.arange(length) for length in lengths]).to(device)

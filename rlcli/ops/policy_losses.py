@@ -1,8 +1,8 @@
 """Policy losses by name, and the weight that each action has in their sum.
 
 A new loss is a function here, and its name in `POLICY_LOSSES` and `PolicyLossName`; its keyword-only parameters are its
-settings. What is the same for all of them comes around it: `behaviour_weights`, the entropy bonus, and the
-`LOSS_AGGREGATIONS`, which say whether each token or each response counts alike.
+settings. What all losses share is outside of it: `behaviour_weights`, the entropy bonus, and the `LOSS_AGGREGATIONS`,
+which determine whether each token or each response counts equally.
 
 Actions outside `mask` are never read: their entries may be NaN or Inf, and they receive no gradient.
 """
@@ -23,7 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to ± this before `exp`, so that one freak token cannot make the loss infinite."""
+"""Log-ratios are clamped to ± this before `exp`, so that a single outlier token cannot make the loss infinite."""
 
 PolicyLossName = Literal["ppo", "gspo", "cispo", "sequence"]
 LossAggregationName = Literal["token", "sequence", "constant"]
@@ -32,12 +32,12 @@ BehaviourWeightMode = Literal["mask", "truncate"]
 
 @dataclass(frozen=True)
 class Actions:
-    """What a policy loss is taken over: A = T - N actions of N whole sequences, packed; M of them are trained on."""
+    """The input of a policy loss: A = T - N actions of N whole sequences, packed; M of them are trained on."""
 
     logprobs: torch.Tensor
-    """[A] of the policy that is trained, with its gradient."""
+    """[A] log-probs of the policy that is trained, with their gradient."""
     old_logprobs: torch.Tensor
-    """[A] of the policy that ratios are taken to."""
+    """[A] log-probs of the policy that ratios are relative to."""
     advantages: torch.Tensor
     """[A]"""
     mask: torch.Tensor
@@ -47,7 +47,7 @@ class Actions:
 
     @property
     def log_ratio(self) -> torch.Tensor:
-        """[M] log-probs less the old ones."""
+        """[M] log-probs minus the old ones."""
         return self.logprobs[self.mask] - self.old_logprobs[self.mask]
 
 
@@ -82,13 +82,13 @@ def clipped(
 def mean_clipped(
     actions: Actions, *, eps_clip: float, eps_clip_high: float | None = None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """GSPO (arXiv:2507.18071 eq. 5 to 7): one ratio for all trained actions of a sequence, and clipped as one.
+    """GSPO (arXiv:2507.18071 eq. 5 to 7): one ratio for all trained actions of a sequence, which are clipped as one.
 
         ratio = exp(mean over the sequence of (logprobs - old_logprobs))
         loss  = max(-A * ratio, -A * clip(ratio, 1 - eps_clip, 1 + eps_clip_high))
 
-    With equal advantages in a sequence and the aggregation "sequence" this is the objective of the paper, whose clips
-    are 3e-4 and 4e-4.
+    With equal advantages in a sequence and the aggregation "sequence", this is the paper's objective, whose clips are
+    3e-4 and 4e-4.
     """
     total, owner, counts = _by_sequence(actions)
     return _clipped_as_one(actions, (total / counts.clamp(min=1))[owner], eps_clip, eps_clip_high)
@@ -97,7 +97,7 @@ def mean_clipped(
 def product_clipped(
     actions: Actions, *, eps_clip: float, eps_clip_high: float | None = None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """A whole sequence as one action, whose ratio is the product of those of its tokens: RLOO as a bandit
+    """A whole sequence as one action, whose ratio is the product of its tokens' ratios: RLOO as a bandit
     (arXiv:2402.14740, section 3), with PPO's clip.
 
         ratio = exp(sum over the sequence of (logprobs - old_logprobs))
@@ -114,7 +114,7 @@ def product_clipped(
 def clipped_weights(
     actions: Actions, *, eps_clip: float, eps_clip_high: float | None = None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """CISPO (arXiv:2506.13585 eq. 4 and 5): the clipped ratio only weighs a token, which always keeps its gradient.
+    """CISPO (arXiv:2506.13585 eq. 4 and 5): the clipped ratio only weights a token, which always keeps its gradient.
 
         weight = clip(ratio, 1 - eps_clip, 1 + eps_clip_high), without a gradient
         loss   = -weight * A * logprobs
@@ -130,7 +130,7 @@ def clipped_weights(
 
 
 def _by_sequence(actions: Actions) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(sum of the log-ratios of each sequence [N], sequence of each trained action [M], their numbers [N])."""
+    """(sum of the log-ratios of each sequence [N], sequence of each trained action [M], their counts [N])."""
     owner, counts = _trained(actions.mask, actions.seqlens)
     log_ratio = actions.log_ratio
     zeros = torch.zeros(len(counts), dtype=log_ratio.dtype, device=log_ratio.device)
@@ -180,16 +180,16 @@ POLICY_LOSSES: Mapping[PolicyLossName, PolicyLoss] = {
 
 LossAggregation = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 """(mask [A], N lengths in tokens, settings by keyword) → the weight of each trained action in the loss, [M], and the
-weight of the whole, by which the sum over all micro-batches and ranks is divided."""
+total weight, by which the sum over all micro-batches and ranks is divided."""
 
 
 def token_mean(mask: torch.Tensor, seqlens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every token counts alike: long responses count for more."""
+    """Every token counts equally: long responses count for more."""
     return mask[mask].to(torch.float32), mask.count_nonzero()
 
 
 def sequence_mean(mask: torch.Tensor, seqlens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every response counts alike, as the mean of its tokens (GRPO as published). One without tokens to train on does
+    """Every response counts equally, as the mean of its tokens (GRPO as published). One without tokens to train on does
     not count."""
     owner, counts = _trained(mask, seqlens)
     return counts.clamp(min=1).to(torch.float32).reciprocal()[owner], counts.count_nonzero()
@@ -198,8 +198,8 @@ def sequence_mean(mask: torch.Tensor, seqlens: Sequence[int]) -> tuple[torch.Ten
 def constant_mean(
     mask: torch.Tensor, seqlens: Sequence[int], *, loss_constant: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every token counts alike, and every response for `loss_constant` tokens (Dr.GRPO, arXiv:2503.20783): neither
-    their lengths nor how many are masked change the weight of a token."""
+    """Every token counts equally, and every response as `loss_constant` tokens (Dr.GRPO, arXiv:2503.20783): neither
+    their lengths nor how many of them are masked affects the weight of a token."""
     shares = torch.full_like(mask[mask], 1 / loss_constant, dtype=torch.float32)
     return shares, torch.tensor(len(seqlens), device=mask.device)
 
@@ -226,10 +226,10 @@ def behaviour_weights(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights of the decoupled PPO loss (arXiv:2110.00641): exp(proximal - behaviour); all tensors [n].
 
-    Returns (weights, kept mask). What a `cap` does to weights above it: with the mode "mask" their tokens leave the
-    mask, hence both the sum and the count that it is divided by, so that dropping them does not shrink the update of
-    the others. With "truncate" they are the cap itself, which is truncated importance sampling. Weights off the mask
-    are 0.
+    Returns (weights, kept mask). A `cap` applies to weights above it: with the mode "mask", their tokens leave the
+    mask, and so both the sum and the count that it is divided by, so that dropping them does not shrink the update of
+    the others. With "truncate", they become the cap itself, which is truncated importance sampling. Weights outside the
+    mask are 0.
     """
     log_weights = torch.where(mask, proximal_logprobs - behaviour_logprobs, 0.0)
     weights = _bounded(log_weights).exp().detach()

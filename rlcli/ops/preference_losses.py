@@ -1,7 +1,7 @@
-"""Losses that compare two sequences, by name, and how much each pair counts.
+"""Losses that compare two sequences, by name, and the weight of each pair.
 
 A new loss is a function here, and its name in `PREFERENCE_LOSSES` and `PreferenceLossName`; its keyword-only parameters
-are its settings. Sequences come as chosen 0, rejected 0, chosen 1, rejected 1, …: 2 P of them make P pairs.
+are its settings. Sequences are ordered as chosen 0, rejected 0, chosen 1, rejected 1, …: 2 P of them make P pairs.
 
 Tokens outside a mask are never read: their entries may be NaN or Inf, and they receive no gradient.
 """
@@ -26,14 +26,14 @@ PairAggregationName = Literal["pair", "prompt"]
 
 PreferenceLoss = Callable[..., torch.Tensor]
 """(lead [P], settings by keyword) → the loss of each pair, [P]. The lead is that of the chosen sequence over the
-rejected one: the difference of their log-probs, each less that of the reference if there is one."""
+rejected one: the difference of their log-probs, each minus the reference's if there is one."""
 
 
 def sigmoid(lead: torch.Tensor, *, beta: float, label_smoothing: float = 0.0, gamma: float = 0.0) -> torch.Tensor:
     """DPO (arXiv:2305.18290 eq. 7): -log σ(z), z = beta * lead - gamma.
 
-    `gamma` is the margin that SimPO aims at (arXiv:2405.14734 eq. 6). With `label_smoothing` ε, the share of pairs that
-    are labelled the wrong way round, it is cDPO: -(1 - ε) log σ(z) - ε log σ(-z).
+    `gamma` is SimPO's target margin (arXiv:2405.14734 eq. 6). With `label_smoothing` ε, the share of pairs that are
+    labelled the wrong way round, it is cDPO: -(1 - ε) log σ(z) - ε log σ(-z).
     """
     z = beta * lead - gamma
     loss = -F.logsigmoid(z)
@@ -43,7 +43,7 @@ def sigmoid(lead: torch.Tensor, *, beta: float, label_smoothing: float = 0.0, ga
 
 
 def robust(lead: torch.Tensor, *, beta: float, label_smoothing: float = 0.0) -> torch.Tensor:
-    """Robust DPO (arXiv:2403.00409 eq. 12): DPO's loss without the bias of a share ε of labels the wrong way round.
+    """Robust DPO (arXiv:2403.00409 eq. 12): DPO's loss without the bias from a share ε of flipped labels.
 
     (-(1 - ε) log σ(z) + ε log σ(-z)) / (1 - 2 ε), z = beta * lead
     """
@@ -74,8 +74,8 @@ def bradley_terry(
 
         -log σ(chosen - rejected - margin) + centering * (chosen + rejected)²
 
-    The first term is the likelihood of Bradley and Terry's model, with a margin as in arXiv:2307.09288 eq. 2. It does
-    not say where scores are: the second pulls their mean to 0 (arXiv:2312.09244, section 2).
+    The first term is the likelihood of the Bradley-Terry model, with a margin as in arXiv:2307.09288 eq. 2. It does not
+    determine the scores' offset: the second pulls their mean to 0 (arXiv:2312.09244, section 2).
     """
     lead = chosen - rejected
     loss = -F.logsigmoid(lead if margins is None else lead - margins)
@@ -83,12 +83,12 @@ def bradley_terry(
 
 
 def chosen_and_rejected(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[2 P, …] → those of the chosen sequences, [P, …], and those of the rejected ones."""
+    """[2 P, …] → the rows of the chosen sequences, [P, …], and those of the rejected ones."""
     return rows[0::2], rows[1::2]
 
 
 def sequence_sums(actions: torch.Tensor, mask: torch.Tensor, seqlens: Sequence[int]) -> torch.Tensor:
-    """[T - N] numbers of actions → [N]: over each of N sequences the sum of those that `mask` keeps."""
+    """[T - N] numbers of actions → [N]: for each of N sequences, the sum of those that `mask` keeps."""
     kept = actions[mask]
     owner = action_owner(seqlens, mask.device)[mask]
     return torch.zeros(len(seqlens), dtype=kept.dtype, device=kept.device).index_add(0, owner, kept)
@@ -96,16 +96,16 @@ def sequence_sums(actions: torch.Tensor, mask: torch.Tensor, seqlens: Sequence[i
 
 PairAggregation = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
 """(pairs of each prompt, which of the P pairs count, [P] bool) → the weight of each pair in the loss, [P]. Their sum is
-the weight of the whole, by which the sum over all micro-batches and ranks is divided."""
+the total weight, by which the sum over all micro-batches and ranks is divided."""
 
 
 def every_pair(pairs: Sequence[int], counted: torch.Tensor) -> torch.Tensor:
-    """Every pair counts alike: prompts with many pairs count for more."""
+    """Every pair counts equally: prompts with many pairs count for more."""
     return counted.to(torch.float32)
 
 
 def every_prompt(pairs: Sequence[int], counted: torch.Tensor) -> torch.Tensor:
-    """Every prompt counts alike, as the mean of its pairs (arXiv:2203.02155 eq. 1)."""
+    """Every prompt counts equally, as the mean of its pairs (arXiv:2203.02155 eq. 1)."""
     prompt = torch.repeat_interleave(torch.arange(len(pairs)), torch.tensor(list(pairs), dtype=torch.int64))
     owner = prompt.to(counted.device)
     own = torch.zeros(len(pairs), device=counted.device).index_add(0, owner, counted.to(torch.float32))

@@ -23,8 +23,8 @@ def masked_moments(
 ) -> tuple[float, float, float]:
     """(count, mean, biased variance) of the entries of `x` that `mask` keeps, over all ranks, in float64.
 
-    The variance is a mean of squared deviations (two passes), so it does not cancel for a large mean. Entries
-    that the mask leaves out are never read: they may be NaN or Inf. With nothing kept the result is (0, 0,
+    The variance is a mean of squared deviations (two passes), so a large mean causes no cancellation. Entries
+    that the mask leaves out are never read: they may be NaN or Inf. If nothing is kept, the result is (0, 0,
     0).
     """
     kept = (x if mask is None else x[mask]).detach().to(torch.float64)

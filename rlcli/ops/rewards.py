@@ -36,8 +36,8 @@ def shape_scores(
     clip: float = 20.0,
     mask_no_eos_with_zero: bool = False,
 ) -> torch.Tensor:
-    """Task scores [N] as the algorithm uses them: (score - bias) * scaling, then clipped to ± clip, then,
-    with `mask_no_eos_with_zero`, 0 for the responses that were cut off (`no_eos`, [N] bool).
+    """Task scores [N] as used by the algorithm: (score - bias) * scaling, then clipped to ± clip, then, with
+    `mask_no_eos_with_zero`, 0 for responses that were cut off (`no_eos`, [N] bool).
     """
     shaped = ((scores.to(torch.float32) - bias) * scaling).clamp(-clip, clip)
     return torch.where(no_eos, 0.0, shaped) if mask_no_eos_with_zero else shaped
@@ -46,7 +46,7 @@ def shape_scores(
 def overlong_penalties(lengths: torch.Tensor, limit: int, buffer: int) -> torch.Tensor:
     """[N] from 0 to -1, float32: DAPO's soft punishment (arXiv:2503.14476, eq. 13) of responses of `lengths` tokens.
 
-    0 up to limit - buffer tokens; from there it falls by 1 / buffer per token, down to -1 from the limit on.
+    0 up to limit - buffer tokens; then it falls by 1 / buffer per token, down to -1 at and beyond the limit.
     """
     beyond = (lengths.to(torch.float32) - (limit - buffer)) / buffer
     return -beyond.clamp(0, 1)
@@ -86,8 +86,8 @@ def dense_rewards(
 ) -> torch.Tensor:
     """Rewards per action, [T - N], from a score after each token, [T].
 
-    With `delta` an action earns what it changed, (score after it - score before it) * scaling, so that the
-    rewards of a response add up to its final score less that of the prompt; without, the score after it.
+    With `delta`, an action earns the change that it made, (score after it - score before it) * scaling, so that
+    the rewards of a response add up to its final score minus the prompt's; without it, the score after it.
     Clipped to ± clip.
     """
     after = drop_first(state_scores, seqlens).to(torch.float32)

@@ -17,14 +17,14 @@ def learning_rate(
     schedule: ScheduleName = "constant",
     floor: float = 0.0,
 ) -> float:
-    """The rate of training step `step` (from 0); above 0 at every step of a run whose `peak` is.
+    """The learning rate of training step `step` (from 0); above 0 at every step if `peak` is.
 
     It rises linearly over `warmup_steps`, reaching `peak` at step `warmup_steps`, then follows `schedule` (constant,
     linear or cosine) down towards `floor · peak`. Both ends are one step outside the run: the rate would be 0 one step
-    before the first, and `floor · peak` at step `total_steps`, one after the last. So no step is spent on a rate of 0,
+    before the first, and `floor · peak` at step `total_steps`, one after the last. So no step is wasted at a rate of 0,
     and a run of n steps learns n times.
 
-    The decay is that of torch's LinearLR and CosineAnnealingLR over `total_steps` and of transformers' linear and
+    The decay is that of torch's LinearLR and CosineAnnealingLR over `total_steps`, and of transformers' linear and
     cosine schedules. The warm-up differs from transformers and Megatron, whose first step has rate 0.
     """
     if step < warmup_steps:

@@ -1,6 +1,6 @@
-"""A head whose matrix is spread over ranks by rows of the vocabulary: softmax over parts that stay where they are.
+"""A head whose matrix is sharded over ranks by rows of the vocabulary: softmax without gathering the logits.
 
-Per token, ranks exchange scalars: the largest normalizer, then its sum with the logit of the token and the expected
+Ranks only exchange scalars per token: the largest normalizer, then its sum with the logit of the token and the expected
 logit. The scheme is that of Megatron-LM, https://arxiv.org/abs/1909.08053, section 3.
 """
 
@@ -24,18 +24,18 @@ class VocabularyShard:
 
     @property
     def typical_rows(self) -> int:
-        """Rows of a rank, the same number on all ranks however unevenly the vocabulary is divided."""
+        """A typical rank's number of rows, the same on all ranks however unevenly the vocabulary is divided."""
         return -(-self.size // self.group.size())
 
     def select(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """[n]: the logits of `tokens` among own `logits` [n, rows]; 0 where another rank holds the token."""
+        """[n]: the logits of `tokens` from this rank's `logits` [n, rows]; 0 if another rank holds the token."""
         if not logits.shape[1]:
             return logits.new_zeros(len(logits))
         rows, own = self._rows(tokens, logits.shape[1])
         return logits.gather(1, rows[:, None])[:, 0] * own
 
     def add_at(self, grad: torch.Tensor, tokens: torch.Tensor, values: torch.Tensor) -> None:
-        """Add `values` [n] to own `grad` [n, rows] at `tokens`, where they are held here."""
+        """Add `values` [n] to this rank's `grad` [n, rows] at those `tokens` that it holds."""
         if grad.shape[1]:
             rows, own = self._rows(tokens, grad.shape[1])
             grad.scatter_add_(1, rows[:, None], (values * own)[:, None].to(grad.dtype))
@@ -52,13 +52,13 @@ class VocabularyShard:
         return largest + sums[0].log(), sums[1], sums[2] / sums[0]
 
     def summed(self, partial: torch.Tensor) -> torch.Tensor:
-        """The sum of what each rank has, added up in float32."""
+        """The sum over ranks, computed in float32."""
         total = partial.float()
         dist.all_reduce(total, group=self.group)
         return total.to(partial.dtype)
 
     def gathered(self, logits: torch.Tensor) -> torch.Tensor:
-        """[n, size], bit for bit the same on all ranks, from each rank's part. For few rows: a token to be drawn."""
+        """[n, size], bit for bit the same on all ranks, from each rank's part. For few rows, as when drawing tokens."""
         counts = torch.zeros(self.group.size(), dtype=torch.int64, device=logits.device)
         counts[self.group.rank()] = logits.shape[1]
         dist.all_reduce(counts, group=self.group)
@@ -69,6 +69,6 @@ class VocabularyShard:
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
     def _rows(self, tokens: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The row of each token, 0 for those of other ranks; and which are held here."""
+        """The row of each token, 0 for those of other ranks; and which ones this rank holds."""
         own = (tokens >= self.first) & (tokens < self.first + count)
         return torch.where(own, tokens - self.first, 0), own

@@ -1,4 +1,4 @@
-"""The types of the schema's fields, followed from section to section."""
+"""Navigates the types of the schema's fields, from section to section."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 
 def options(annotation: Any) -> Iterator[Any]:
-    """The members of a union; a type that is none by itself."""
+    """The members of a union; any other type is its own only member."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from options(get_args(annotation)[0])
@@ -28,18 +28,23 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def fields_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The keys that a section takes; a field may go by an alias."""
+    """The keys of a section. A component's argument is stored under another name, with its own as the alias."""
     return {field.alias or name: field for name, field in section.model_fields.items()}
 
 
+def named_section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section that each entry is, of a type such as `dict[str, Role]`."""
+    return section_of(inside(annotation, "*")) if section_of(annotation) is None else None
+
+
 def field_at(annotation: Any, part: str | int) -> FieldInfo | None:
-    """The field of a section."""
+    """The field of a section at a key."""
     section = section_of(annotation)
     return fields_of(section).get(str(part)) if section is not None else None
 
 
 def inside(annotation: Any, part: str | int) -> Any:
-    """The type of a section's field, a dict's value or a list's item; None if there is no such thing."""
+    """The type of a section's field, a dict's value or a list's item; None if there is none."""
     if (field := field_at(annotation, part)) is not None:
         return field.annotation
     for option in options(annotation):
@@ -52,14 +57,14 @@ def inside(annotation: Any, part: str | int) -> Any:
 
 
 def annotation_at(annotation: Any, path: tuple[str | int, ...]) -> Any:
-    """The type at the end of a path; None if it leads nowhere."""
+    """The type at the end of a path; None if the path does not exist."""
     for part in path:
         annotation = inside(annotation, part)
     return annotation
 
 
 def stand_in(annotation: Any) -> Any:
-    """A plain value that a required field takes, where the one that was written cannot be used."""
+    """A plain value for a required field whose written value cannot be used."""
     for option in options(annotation):
         origin = get_origin(option)
         if origin is Literal:

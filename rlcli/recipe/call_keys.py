@@ -1,7 +1,7 @@
-"""The keys of calls that do not list theirs: what their interfaces declare, with the arguments and renames of the call.
+"""Keys of calls that do not list any: those their interfaces declare, given the call's arguments and renames.
 
-`outputs` are the keys of WRITES that the arguments call for. `inputs` are those of READS, and of its `KEY if given`
-those that are there: the dataset brings them, or a call makes them that does not wait for this one.
+`outputs` are the keys of WRITES that apply with these arguments. `inputs` are those of READS, and of its `KEY if given`
+those available: from the dataset, or from a call that does not wait for this one.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Any, Literal, cast
 from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import RETURN_NUMBERS
 from rlcli.recipe.components import dataset_keys, declared, declared_of_call
-from rlcli.recipe.doubts import Doubts
 from rlcli.recipe.graph import producers, waits_for
+from rlcli.recipe.parsing.tree import Entry, Listing, Node, Path, Scalar, at, default_mark, plain, with_value
+from rlcli.recipe.parsing.tree import Mapping as Tree
 from rlcli.recipe.schema import Call, Recipe
-from rlcli.recipe.tree import Entry, Listing, Node, Path, Scalar, at, default_mark, plain, with_value
-from rlcli.recipe.tree import Mapping as Tree
+from rlcli.recipe.validation.unresolved import Unresolved
 
 Field = Literal["inputs", "outputs"]
 DECLARED_IN: Mapping[Field, Literal["READS", "WRITES"]] = {"inputs": "READS", "outputs": "WRITES"}
 
 
 def keys_of(field: Field, call: Call) -> DeclaredKeys | None:
-    """What the class of a call's interface declares, under the arguments of the call; None if it does not say."""
+    """The keys a call's interface declares, given the call's arguments; None if it declares none."""
     if field == "outputs" and call.call in RETURN_NUMBERS:
         return DeclaredKeys((), ())
     return declared_of_call(DECLARED_IN[field], call)
 
 
 def made_by(call: Node | None) -> list[str]:
-    """The keys of the batch that a call makes, or may make, as a layer writes it: references are not followed."""
+    """The batch keys that a call makes, or may make, as written in a layer: references are not followed."""
     written: Any = plain(call) if isinstance(call, Tree) else {}
     kind = written["interface"].get("type") if isinstance(written.get("interface"), dict) else None
     keys, renamed = written.get("outputs"), written.get("output_key_remap")
@@ -44,8 +44,8 @@ def made_by(call: Node | None) -> list[str]:
 
 
 def with_declared_keys(calls: Mapping[str, Call], brought: Collection[str]) -> dict[str, Call]:
-    """The calls, each with the keys that it lists or, where it lists none, with those of its interface. `brought`: the
-    keys of the dataset's rows."""
+    """The calls, each with the keys that it lists or, if it lists none, those of its interface. `brought`: keys of the
+    dataset's rows."""
     calls = {name: _listing(call, outputs=_needed("outputs", call)) for name, call in calls.items()}
     silent = [name for name, call in calls.items() if "inputs" not in call.model_fields_set]
     calls |= {name: _listing(calls[name], inputs=_needed("inputs", calls[name])) for name in silent}
@@ -71,13 +71,13 @@ def _needed(field: Field, call: Call) -> list[str]:
 
 
 def _names_of(key: str, call: Call) -> list[str]:
-    """What the batch calls a key that the interface reads; nothing where a rename takes it away from it."""
+    """Batch names of a key that the interface reads; none if a rename takes it away."""
     renamed = [name for name, meant in call.input_key_remap.items() if meant == key]
     return renamed or ([key] if key not in call.input_key_remap else [])
 
 
 def _given(name: str, calls: Mapping[str, Call], brought: Collection[str]) -> list[str]:
-    """The keys that a call reads where they are given, and that are."""
+    """The available keys among those that a call reads if given."""
     call = calls[name]
     keys = keys_of("inputs", call)
     makers, waits = producers(calls), waits_for(calls)
@@ -91,7 +91,7 @@ def _given(name: str, calls: Mapping[str, Call], brought: Collection[str]) -> li
 
 
 def _waits(call: str, other: str, waits: Mapping[str, Collection[str]]) -> bool:
-    """Whether a call is another one, or waits for it, directly or through others."""
+    """Whether a call is the other one, or waits for it, directly or indirectly."""
     seen, following = set[str](), [call]
     while following:
         one = following.pop()
@@ -105,14 +105,14 @@ def _waits(call: str, other: str, waits: Mapping[str, Collection[str]]) -> bool:
 
 
 def graphs_of(recipe: Recipe) -> Iterator[tuple[Path, Mapping[str, Call], str | None]]:
-    """The recipe's graphs: their place, their calls, the dataset that they are run on."""
+    """The recipe's graphs: path, calls, and the dataset they run on."""
     train = recipe.train
     yield ("graph",), recipe.graph, train.dataset
     yield ("train", "eval", "graph"), train.eval.graph, train.eval.dataset
 
 
-def with_keys_of_calls(recipe: Recipe, tree: Tree, doubts: Doubts) -> tuple[Recipe, Tree]:
-    """The recipe, and its tree, in which every call has its keys. What follows from something doubtful is doubtful."""
+def with_keys_of_calls(recipe: Recipe, tree: Tree, unresolved: Unresolved) -> tuple[Recipe, Tree]:
+    """The recipe and its tree, with every call's keys filled in. Keys derived from doubtful values are doubtful."""
     graphs: list[dict[str, Call]] = []
     for path, calls, dataset in graphs_of(recipe):
         brought = dataset_keys(recipe.datasets, dataset)
@@ -121,17 +121,17 @@ def with_keys_of_calls(recipe: Recipe, tree: Tree, doubts: Doubts) -> tuple[Reci
         for name, call in completed.items():
             for field in DECLARED_IN:
                 if field not in calls[name].model_fields_set:
-                    _judge((*path, name), field, tree, doubts)
+                    _judge((*path, name), field, tree, unresolved)
                     tree = _with_list(tree, (*path, name), field, call)
     evaluation = recipe.train.eval.model_copy(update={"graph": graphs[1]})
     train = recipe.train.model_copy(update={"eval": evaluation})
     return recipe.model_copy(update={"graph": graphs[0], "train": train}), tree
 
 
-def _judge(path: Path, field: Field, tree: Tree, doubts: Doubts) -> None:
+def _judge(path: Path, field: Field, tree: Tree, unresolved: Unresolved) -> None:
     basis = ["call", "interface", "input_key_remap" if field == "inputs" else "output_key_remap"]
-    if doubts.about_absence(tree, (*path, field)) or any(doubts.about_part((*path, key)) for key in basis):
-        doubts.values.add((*path, field))
+    if unresolved.about_absence(tree, (*path, field)) or any(unresolved.about_part((*path, key)) for key in basis):
+        unresolved.values.add((*path, field))
 
 
 def _with_list(tree: Tree, path: Path, field: Field, call: Call) -> Tree:

@@ -1,11 +1,11 @@
-"""What a recipe may change when a run is resumed: every key is safe, or alters the experiment, or makes it another.
+"""Recipe changes allowed on resume: each key is safe, alters the experiment, or makes it a different one.
 
-Of a backend's arguments it says so itself, in literals of its class:
+A backend classifies its own arguments, in literals of its class:
 
     ON_RESUME: ClassVar[dict[str, str]] = {"gradient_checkpointing": "safe"}
     FOLLOWS_LENGTH: ClassVar[dict[str, str]] = {"schedule": "constant"}
 
-The second names arguments which let the steps depend on how long the run is, unless they have the value given.
+The second names arguments that make the steps depend on the length of the run, unless they have the given value.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from enum import Enum
 from typing import Any
 
 from rlcli.recipe.components import argument_of, declared
+from rlcli.recipe.parsing.places import covers
+from rlcli.recipe.parsing.tree import dotted
 from rlcli.recipe.schema import Component, Recipe
-from rlcli.recipe.tree import dotted
 
 
 class Kind(Enum):
-    """What a change means for a run that is half done."""
+    """Effect of a change on a half-finished run."""
 
     SAFE = "safe"
-    """How, where and how long: the steps that are left compute what they would have computed."""
+    """How, where and how long to train: the remaining steps compute what they would have computed."""
     ALTERS = "alters"
-    """The steps that are left learn in another way. Wanted at times, so it must be said."""
+    """The remaining steps learn differently. Sometimes intended, so it must be requested explicitly."""
     FORBIDDEN = "forbidden"
-    """What was saved does not belong to such a run."""
+    """The saved state does not belong to such a run."""
 
 
 RULES: dict[str, Kind] = {
@@ -62,16 +63,16 @@ RULES: dict[str, Kind] = {
     "train.dataset": Kind.FORBIDDEN,
     "train.shuffle": Kind.FORBIDDEN,
 }
-"""Key → what changing it means; `*` is any name, and the longest rule that fits decides."""
+"""Key → effect of changing it; `*` is any name, and the longest matching rule decides."""
 
 
 LENGTH = ("train.steps", "train.epochs")
-"""Another length is safe unless a backend follows it, such as by a learning rate that decays over it and then jumps."""
+"""Safe to change unless a backend depends on the length, such as by a learning rate decaying over it, which jumps."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One key with another value than the run began with; None: it was not there, or is not any more."""
+    """A key whose value differs from that at the start of the run; None: absent before, or absent now."""
 
     key: str
     before: Any
@@ -80,7 +81,7 @@ class Change:
 
 
 def changes(before: Recipe, now: Recipe) -> list[Change]:
-    """What differs between two recipes, in the order of their keys."""
+    """The differences between two recipes, in the order of their keys."""
     old, new = (dict(_leaves((), recipe.model_dump(mode="json"))) for recipe in (before, now))
     follows = follows_length(before)
     return [
@@ -91,12 +92,12 @@ def changes(before: Recipe, now: Recipe) -> list[Change]:
 
 
 def follows_length(recipe: Recipe) -> bool:
-    """Whether a run of another length would have learned in another way from the start."""
+    """Whether a run of a different length would have learned differently from the start."""
     return any(_follows_length(model.backend) for model in recipe.models.values() if model.backend is not None)
 
 
 def longer(run: str, recipe: Recipe) -> str:
-    """The command that continues a run which is over."""
+    """The command that continues a finished run."""
     key = "train.steps" if recipe.train.steps is not None else "train.epochs"
     return f"rlcli resume {run} {key}=N{' --accept-changes' if follows_length(recipe) else ''}"
 
@@ -111,23 +112,19 @@ def _follows_length(backend: Component) -> bool:
 
 
 def kind_of_change(path: tuple[str, ...], recipe: Recipe) -> Kind:
-    """As the backend says whose argument it is, or by the longest rule that is a beginning of the path."""
+    """Decided by the backend for its own arguments, otherwise by the longest rule that is a prefix of the path."""
     match path:
         case ("models", role, "backend", "args", argument, *_) if role in recipe.models:
             backend = recipe.models[role].backend
             said = declared("backends", backend.type, "ON_RESUME") if backend is not None else None
             if said and argument in said:
                 return Kind(said[argument])
-    fitting = [rule for rule in RULES if _fits(tuple(rule.split(".")), path)]
+    fitting = [rule for rule in RULES if covers(tuple(rule.split(".")), path)]
     return RULES[max(fitting, key=lambda rule: rule.count("."))]
 
 
-def _fits(rule: tuple[str, ...], path: tuple[str, ...]) -> bool:
-    return len(rule) <= len(path) and all(a in ("*", b) for a, b in zip(rule, path, strict=False))
-
-
 def _leaves(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if isinstance(value, dict):  # an empty one says nothing: what it lacks is listed where the other recipe has it
+    if isinstance(value, dict):  # an empty dict says nothing: missing keys are listed by the other recipe
         for key, inner in value.items():
             yield from _leaves((*path, str(key)), inner)
     else:

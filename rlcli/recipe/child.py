@@ -1,4 +1,4 @@
-"""A thin child of a recipe: `extends:` and only what is to differ."""
+"""A minimal child of a recipe: `extends:` and only the values that differ."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import ResourceError, UsageError
-from rlcli.recipe.layers import Layer, find_profile, recipe_names, recipe_roots, shown
-from rlcli.recipe.problems import Problems
+from rlcli.recipe.parsing.layers import Layer, find_profile, recipe_names, recipe_roots, shown
+from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.tree import Entry, Listing, Mapping, Node, Scalar
+from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.resolve import Resolved
 from rlcli.recipe.schema import NAME_PATTERN
-from rlcli.recipe.tree import Entry, Listing, Mapping, Node, Scalar
-from rlcli.recipe.write import to_yaml
 
 
 def child_of(parent: Resolved, path: Path, profiles: Sequence[str] = ()) -> str:
-    """The text of a child that is to lie at `path` and resolves to what `parent` is with its overrides and profiles.
+    """The text of a child at `path` that resolves to the same as `parent` with its overrides and profiles.
 
-    Raises UsageError R68 for a name that no recipe may have, R55 where the parent cannot be named from there.
+    Raises UsageError R68 for an invalid recipe name, R55 if the parent cannot be named from there.
     """
     check_name(path)
     names = [name_from(path, parent.path)]
@@ -34,13 +34,13 @@ def child_of(parent: Resolved, path: Path, profiles: Sequence[str] = ()) -> str:
     lines = [*_description(parent), to_yaml(document).rstrip("\n")]
     assert isinstance(given, Mapping)
     if given.entries:
-        # References are to stay references: what `to_yaml` escapes is put back.
+        # References must stay references: undo the escaping of `to_yaml`.
         lines += ["", to_yaml(_as_written(given)).replace("$${", "${").rstrip("\n")]
     return "\n".join(lines) + "\n"
 
 
 def write_child(path: Path, text: str) -> None:
-    """Make the file. Raises UsageError if there is one already, ResourceError F75 if it cannot be written."""
+    """Create the file. Raises UsageError if it exists already, ResourceError F75 if it cannot be written."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -66,7 +66,7 @@ def check_name(path: Path) -> None:
 
 
 def name_from(child: Path, parent: Path) -> str:
-    """How `extends:` in the child names the parent: by its name, or by a path beside the child."""
+    """The parent's name for the child's `extends:`: its recipe name, or a path relative to the child."""
     real, folder = parent.resolve(), child.absolute().parent
     known = [name for name, path in recipe_names().items() if path.resolve() == real]
     beside = [real.relative_to(folder.resolve()).as_posix()] if real.is_relative_to(folder.resolve()) else []
@@ -80,14 +80,14 @@ def name_from(child: Path, parent: Path) -> str:
 
 
 def _first_of(name: str, child: Path) -> Path:
-    """The file that `extends: name` means in the child, which counts as there already."""
+    """The file that `extends: name` resolves to in the child, as if the child existed already."""
     folder = child.absolute().parent
     candidates = [place / text for place in (folder, *recipe_roots()) for text in (name, f"{name}.yaml")]
     return next((path for path in candidates if path.is_file() or path == child.absolute()), child)
 
 
 def _description(parent: Resolved) -> list[str]:
-    """The comment lines that the parent opens with: what it does, and what it needs, unless that may have changed."""
+    """The comment lines at the top of the parent: what it does, and what it needs, unless that may have changed."""
     own: Layer = next(layer for layer in parent.layers if layer.path == parent.path)
     has_changed = parent.overrides or parent.profiles
     lines = []
@@ -99,7 +99,7 @@ def _description(parent: Resolved) -> list[str]:
 
 
 def _joined(lower: Node, upper: Node) -> Node:
-    """Both trees in one, markers kept; no two overrides set one key."""
+    """Both trees combined, markers kept; no two overrides set the same key."""
     if not isinstance(lower, Mapping) or not isinstance(upper, Mapping):
         return upper
     entries = dict(lower.entries)
@@ -110,7 +110,7 @@ def _joined(lower: Node, upper: Node) -> Node:
 
 
 class _Number(float):
-    """A number that is written as its user wrote it: `1e-4`, not 0.0001."""
+    """A number written as the user wrote it: `1e-4`, not 0.0001."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""The components that a recipe names, and their arguments, against the signatures in their source."""
+"""Checks the components that a recipe names, and their arguments, against the signatures in their source."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from rlcli import registry
 from rlcli.api import default_backends
 from rlcli.api.declared_keys import DeclaredKeys, declared_keys
 from rlcli.errors import ProjectError, UnknownComponent, UsageError
-from rlcli.recipe.doubts import Doubts
-from rlcli.recipe.problems import Problems
-from rlcli.recipe.removal import place_of, removed_calls, without_removed
-from rlcli.recipe.schema import Call, Component, Role
-from rlcli.recipe.tree import (
+from rlcli.recipe.parsing.places import component_paths
+from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.removal import place_of, removed_calls, without_removed
+from rlcli.recipe.parsing.tree import (
     Entry,
     Mapping,
     Mark,
@@ -28,24 +27,18 @@ from rlcli.recipe.tree import (
     Scalar,
     at,
     default_mark,
+    keys_at,
     kind_of,
     plain,
     with_value,
 )
-from rlcli.recipe.validate import check_against
-
-KINDS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("datasets", "*"), "datasets"),
-    (("models", "*", "backend"), "backends"),
-    (("models", "*", "rollout", "backend"), "backends"),
-    (("graph", "*", "interface"), "interfaces"),
-    (("train", "eval", "graph", "*", "interface"), "interfaces"),
-)
-"""Where a recipe names components, and of which kind."""
+from rlcli.recipe.schema import Call, Component, Role
+from rlcli.recipe.validation.unresolved import Unresolved
+from rlcli.recipe.validation.validate import check_against
 
 
-def with_backends(tree: Mapping, doubts: Doubts | None = None) -> Mapping:
-    """Every role with the backend that it has by default, where no layer names one; a doubtful guess is noted."""
+def with_backends(tree: Mapping, unresolved: Unresolved | None = None) -> Mapping:
+    """Give every role without a backend in any layer its default one; a doubtful guess is recorded."""
     models = tree.get("models")
     for name in models.entries if isinstance(models, Mapping) else ():
         role = at(tree, ("models", name))
@@ -53,8 +46,8 @@ def with_backends(tree: Mapping, doubts: Doubts | None = None) -> Mapping:
             continue
         if _names_no_backend(role):
             kind = _default_backend(tree, name, role)
-            if doubts is not None and not _is_sure(tree, name, role, kind, doubts):
-                doubts.values.add(("models", name, "backend", "type"))
+            if unresolved is not None and not _is_sure(tree, name, role, kind, unresolved):
+                unresolved.values.add(("models", name, "backend", "type"))
             role = _with_backend(role, kind)
         rollout = role.get("rollout")
         if isinstance(rollout, Mapping) and _names_no_backend(rollout):
@@ -92,11 +85,13 @@ def _default_backend(tree: Mapping, name: str, role: Mapping) -> str:
     return default_backends.TRAINED if name in trains else default_backends.UNTRAINED
 
 
-def _is_sure(tree: Mapping, name: str, role: Mapping, guess: str, doubts: Doubts) -> bool:
-    """Whether all that the guess of a role's backend rests on could be understood."""
+def _is_sure(tree: Mapping, name: str, role: Mapping, guess: str, unresolved: Unresolved) -> bool:
+    """Whether everything that the guess of a role's backend depends on was understood."""
     if guess == default_backends.WEIGHTLESS:
         misspelt = any(key not in Role.model_fields for key in role.entries)
-        return not misspelt and not any(doubts.about_part(("models", name, key)) for key in ("path", "init", "scratch"))
+        return not misspelt and not any(
+            unresolved.about_part(("models", name, key)) for key in ("path", "init", "scratch")
+        )
     if guess == default_backends.TRAINED:
         return True
     graph, models = tree.get("graph"), tree.get("models")
@@ -104,33 +99,33 @@ def _is_sure(tree: Mapping, name: str, role: Mapping, guess: str, doubts: Doubts
         return False
     calls = [call for call in plain(graph).values() if isinstance(call, dict)]
     legal = get_args(Call.model_fields["call"].annotation)
-    knows = all(str(call.get("model")) in models.entries for call in calls)  # a misspelt one may be meant for any
+    knows = all(str(call.get("model")) in models.entries for call in calls)  # a misspelt role may stand for any
     return knows and all(call.get("call") in legal for call in calls if call.get("model") == name)
 
 
-def check_components(tree: Mapping, problems: Problems, doubts: Doubts) -> Mapping:
-    """Check every named component. Returns the tree, with arguments as their types want them."""
+def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) -> Mapping:
+    """Check every named component. Returns the tree, with arguments converted to their types."""
     result: Node = tree
     takers = _takers(tree)
     for path, kind in _places(tree):
         node = at(result, path)
         if not isinstance(node, Mapping) or not isinstance(name := node.get("type"), Scalar):
-            continue  # the schema says what is wrong
+            continue  # the schema reports what is wrong
         if name.value is None and kind != "backends":
             continue
         if not isinstance(name.value, str) and name.text:  # `type: null` names the backend of that name
             name = Scalar(name.text, name.mark, name.text, plain=False)
             result = with_value(result, (*path, "type"), name)
-        if doubts.about((*path, "type")):
+        if unresolved.about((*path, "type")):
             continue
         signature = _known_signature(kind, name, problems)
         args = node.get("args") or Mapping({}, name.mark)
         if signature is None:
-            doubts.values.add((*path, "type"))
+            unresolved.values.add((*path, "type"))
             continue
         if not isinstance(args, Mapping):
             problems.add("R37", f"args must be a mapping, found {kind_of(args)}", args.mark)
-            result = doubts.drop_from(cast(Mapping, result), (*path, "args"))
+            result = unresolved.drop_from(cast(Mapping, result), (*path, "args"))
             continue
         if not args.entries and not any(argument.required for argument in signature.arguments):
             continue
@@ -143,7 +138,7 @@ def check_components(tree: Mapping, problems: Problems, doubts: Doubts) -> Mappi
         args = _without_training(args, legal, path, name, problems)
         unknown = [entry.key for key, entry in args.entries.items() if key not in legal]
         legal = tuple(dict.fromkeys([*legal, *(one for mark in unknown for one in takers[mark].legal)]))
-        checked = check_against(model, args, problems, doubts, prefix=(*path, "args"), legal=legal)
+        checked = check_against(model, args, problems, unresolved, prefix=(*path, "args"), legal=legal)
         if node.get("args") is not None:
             result = with_value(result, (*path, "args"), checked.tree)
     return cast(Mapping, result)
@@ -152,8 +147,8 @@ def check_components(tree: Mapping, problems: Problems, doubts: Doubts) -> Mappi
 def _without_training(
     args: Mapping, legal: ReadCollection[str], path: Path, backend: Scalar, problems: Problems
 ) -> Mapping:
-    """The settings of a role, without those that only make sense as long as a call trains it, if null took that away;
-    they are one problem."""
+    """Drop the settings of a role that only make sense while a call trains it, if null removed that call; they are
+    reported as one problem."""
     unknown = [entry for key, entry in args.entries.items() if key not in legal]
     if path[0] != "models" or not backend.mark.is_default or not unknown:
         return args
@@ -170,15 +165,15 @@ def _without_training(
 
 @dataclass
 class _Takers:
-    """The components that are given what is written at one place: several, where `${…}` brings it to them."""
+    """The components that receive the arguments written at one place: several, if `${…}` passes them on."""
 
     number: int = 0
     legal: dict[str, None] = field(default_factory=dict)
-    """The arguments of any of them."""
+    """The union of their arguments."""
 
 
 def _takers(tree: Mapping) -> dict[Mark, _Takers]:
-    """For the place where an argument is written."""
+    """By the place where an argument is written."""
     found: dict[Mark, _Takers] = {}
     unknown: set[str] = set()
     for path, kind in _places(tree):
@@ -196,30 +191,22 @@ def _takers(tree: Mapping) -> dict[Mark, _Takers]:
 
 
 def _legal(kind: str, name: str) -> tuple[str, ...] | None:
-    """The arguments of a component; None if it is not known, and may have been meant to be any of its kind."""
+    """The arguments of a component; None if it is unknown, and may stand for any of its kind."""
     try:
         return tuple(argument.name for argument in signature_of(kind, name).arguments)
-    except UsageError:  # reported where it is checked
+    except UsageError:  # reported where the component is checked
         return None
 
 
 def _own(args: Mapping, legal: ReadCollection[str], takers: ReadMapping[Mark, _Takers]) -> Mapping:
-    """Of arguments that several components are given, those that this one takes. One that none of them takes stays, to
+    """Of arguments passed to several components, those that this one accepts. One that no component accepts stays, to
     be refused."""
     others = {key for key, entry in args.entries.items() if key not in legal and key in takers[entry.key].legal}
     return replace(args, entries={key: entry for key, entry in args.entries.items() if key not in others})
 
 
 def _places(tree: Mapping) -> Iterator[tuple[Path, str]]:
-    for pattern, kind in KINDS:
-        paths: list[Path] = [()]
-        for part in pattern:
-            nodes = [(path, at(tree, path)) for path in paths]
-            if part == "*":
-                paths = [(*path, key) for path, node in nodes if isinstance(node, Mapping) for key in node.entries]
-            else:
-                paths = [(*path, part) for path, node in nodes if isinstance(node, Mapping) and part in node.entries]
-        yield from ((path, kind) for path in paths)
+    return component_paths(lambda path: keys_at(tree, path))
 
 
 def _known_signature(kind: str, name: Scalar, problems: Problems) -> registry.Signature | None:
@@ -243,13 +230,13 @@ def _checked_model(
 
 
 def _note_broken(error: ProjectError, name: Scalar, problems: Problems) -> None:
-    """A component's file is at fault: the place in the recipe names it, the text the place in the file."""
+    """Report a fault in a component's file: at the recipe's mention of it; the text names the place in the file."""
     problems.add(error.code, f"{error.where}: {error.what}" if error.where else error.what, name.mark, error.hint)
 
 
 @cache
 def signature_of(kind: str, name: str) -> registry.Signature:
-    """A component's signature, read once; `forget` drops what was read."""
+    """A component's signature, read once; `forget` clears the cache."""
     return registry.signature(kind, name)
 
 
@@ -259,7 +246,7 @@ def _arguments_of(kind: str, name: str, given: frozenset[str]) -> type[BaseModel
 
 
 def forget() -> None:
-    """Read the components' files again from here on."""
+    """Clear the cache, so that the components' files are read again."""
     signature_of.cache_clear()
     _arguments_of.cache_clear()
 
@@ -274,7 +261,7 @@ def lacks_method(interface: str, method: str) -> bool:
 
 
 def has_method(interface: str, method: str) -> bool:
-    """Whether an interface is known to have a method that it need not have."""
+    """Whether an interface is known to have an optional method."""
     try:
         return method in signature_of("interfaces", interface).methods
     except (UnknownComponent, ProjectError):
@@ -282,7 +269,7 @@ def has_method(interface: str, method: str) -> bool:
 
 
 def declared(kind: str, component: str, constant: str) -> Any:
-    """What a component says of itself in a literal of its class, such as a dataset's KEYS; None if it does not."""
+    """A literal declared in a component's class, such as a dataset's KEYS; None if there is none."""
     try:
         return signature_of(kind, component).constants.get(constant)
     except UsageError:
@@ -290,7 +277,7 @@ def declared(kind: str, component: str, constant: str) -> Any:
 
 
 def declared_of_call(constant: str, call: Call) -> DeclaredKeys | None:
-    """What READS, WRITES or DROPS of a call's interface says of its method, under its arguments; None: nothing."""
+    """What the call's interface declares in READS, WRITES or DROPS for its method and arguments; None: nothing."""
     declaration = declared("interfaces", call.interface.type, constant)
     entries = declaration.get(call.call) if isinstance(declaration, dict) else None
     if not isinstance(entries, tuple | list) or not all(isinstance(entry, str) for entry in entries):
@@ -305,17 +292,17 @@ def declared_of_call(constant: str, call: Call) -> DeclaredKeys | None:
     try:
         return declared_keys(entries, argument)
     except ValueError:
-        return None  # `rlcli test interface` says so
+        return None  # `rlcli test interface` reports it
 
 
 def dataset_keys(datasets: ReadMapping[str, Component], name: str | None) -> tuple[str, ...] | None:
-    """The keys that the rows of one of a recipe's datasets bring with its arguments: the tuple `KEYS` in its class, or
-    those of what its argument `KEYS_OF` names; None if it does not say."""
+    """The keys in the rows of one of a recipe's datasets, given its arguments: the tuple `KEYS` in its class, or the
+    keys of the datasets named by its argument `KEYS_OF`; None if not declared."""
     return _keys(datasets, name, ()) if name is not None else None
 
 
 def with_sources(datasets: ReadMapping[str, Component], name: str) -> tuple[str, ...]:
-    """One of a recipe's datasets, and those that it is made of."""
+    """A dataset of the recipe, and those it is made of."""
     found: dict[str, None] = {}
     waiting = [name]
     while waiting:
@@ -327,7 +314,7 @@ def with_sources(datasets: ReadMapping[str, Component], name: str) -> tuple[str,
 
 
 def sources_of(dataset: Component) -> tuple[str, ...]:
-    """The datasets of the recipe that one is made of: the keys of the mapping that is its argument `KEYS_OF`."""
+    """The datasets of the recipe that this one is made of: the keys of its mapping argument named by `KEYS_OF`."""
     argument = declared("datasets", dataset.type, "KEYS_OF")
     named = dataset.args.get(argument) if argument else None
     return tuple(map(str, named)) if isinstance(named, dict) else ()
@@ -340,7 +327,7 @@ def _keys(datasets: ReadMapping[str, Component], name: str, asking: tuple[str, .
         try:
             return declared_keys(entries, lambda key: argument_of("datasets", dataset.type, dataset.args, key)).needed
         except (ValueError, TypeError):
-            return None  # `rlcli test dataset` says so
+            return None  # `rlcli test dataset` reports it
     argument = declared("datasets", dataset.type, "KEYS_OF")
     others = argument_of("datasets", dataset.type, dataset.args, argument) if argument else None
     if not others or name in asking:
@@ -351,7 +338,7 @@ def _keys(datasets: ReadMapping[str, Component], name: str, asking: tuple[str, .
 
 
 def argument_of(kind: str, component: str, args: ReadMapping[str, Any], name: str) -> Any:
-    """What a component is told by an argument: given, or its default; None if it knows no such argument."""
+    """The value of a component's argument: given, or its default; None if there is no such argument."""
     if name in args:
         return args[name]
     argument = argument_named(kind, component, name)

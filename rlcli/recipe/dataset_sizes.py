@@ -1,4 +1,4 @@
-"""Whether datasets have the rows that a recipe takes from them."""
+"""Checks that datasets have the rows that a recipe takes from them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rlcli.recipe.schema import Recipe
 
 
 def check_dataset_sizes(recipe: Recipe, rows_of: Mapping[str, int | None]) -> None:
-    """`rows_of`: dataset → its rows, None of a stream, which does not know. Raises DataError for one without rows, or
-    with too few for a step, UsageError R49 for a stream where the number of rows must be known."""
+    """`rows_of`: dataset → its number of rows, None for a stream, where it is unknown. Raises DataError for a dataset
+    without rows, or with too few for a step, UsageError R49 for a stream where the number must be known."""
     batch, train, held_out = recipe.train.prompts_per_step, recipe.train.dataset, recipe.train.eval.dataset
     for name in (train, held_out):
         if name is not None and rows_of.get(name) == 0:

@@ -1,4 +1,4 @@
-"""The files that a recipe names: looked for before any worker starts."""
+"""Locates the files that a recipe names, before any worker starts."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 from rlcli import registry
 from rlcli.errors import DataError, ModelError, ResourceError, RlcliError, UsageError, raise_all
 from rlcli.recipe.components import declared, signature_of
-from rlcli.recipe.layers import Layer
+from rlcli.recipe.parsing.layers import Layer
+from rlcli.recipe.parsing.tree import Mapping, Mark, dotted, nearest
+from rlcli.recipe.parsing.tree import Path as TreePath
 from rlcli.recipe.schema import Call, Recipe
-from rlcli.recipe.tree import Mapping, Mark, dotted, nearest
-from rlcli.recipe.tree import Path as TreePath
 
 BUILTIN = "builtin:"
 HUB = "hf:"
-"""How the path of a dataset of the Hub begins; models of the Hub are written as owner/name alone."""
+"""Prefix of the path of a Hub dataset; Hub models are written as owner/name only."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def with_found_files(recipe: Recipe, tree: Mapping, path: Path, layers: Sequence[Layer]) -> Recipe:
-    """The recipe with its paths as the working directory sees them: looked up there, else beside the layer
-    that names them. Raises DataError, ModelError or ResourceError with all that are missing."""
+    """The recipe with its paths resolved for the working directory: looked up there, otherwise next to the layer
+    that names them. Raises DataError, ModelError or ResourceError that lists all missing files."""
     finder = _Finder(tree, path, layers)
     data = recipe.model_dump()
     missing: list[RlcliError] = []
@@ -41,7 +41,7 @@ def with_found_files(recipe: Recipe, tree: Mapping, path: Path, layers: Sequence
 
 
 def for_any_folder(recipe: Recipe) -> Recipe:
-    """The same, for processes that may work in another folder: files that were found have absolute paths."""
+    """The same, for processes that may run in another folder: paths of found files are absolute."""
     data = recipe.model_dump()
     named = (*_dataset_files(recipe), *_interface_files(recipe), *_model_folders(recipe), *_backend_files(recipe))
     for place in named:
@@ -79,7 +79,7 @@ def _interface_files(recipe: Recipe) -> Iterator[TreePath]:
 
 
 def _backend_files(recipe: Recipe) -> Iterator[TreePath]:
-    """A name without a folder is not looked for here: it is a command, which PATH leads to."""
+    """Names without a folder are not looked up: they are commands, found through PATH."""
     for role, described in recipe.models.items():
         if (backend := described.backend) is not None:
             named = {name: backend.args.get(name) for name in declared("backends", backend.type, "FILES") or ()}
@@ -150,8 +150,8 @@ class _Finder:
         return found
 
     def look(self, place: TreePath, text: str) -> str | None:
-        """The path as the working directory sees it, or None. Links stay as they are: the Python of a virtual
-        environment is one, and without it another Python."""
+        """The path relative to the working directory, or None. Links are not resolved: the Python of a virtual
+        environment is one, and resolved it would be a different Python."""
         try:
             if Path(text).expanduser().exists():
                 return str(Path(text).expanduser())
@@ -164,7 +164,7 @@ class _Finder:
         return f"looked in the working directory and in {self.folder(place)}"
 
     def folder(self, place: TreePath) -> Path:
-        """Of the layer that names the file."""
+        """The folder of the layer that names the file."""
         file = self.mark(place).file
         return next((layer.path.parent for layer in self.layers if layer.file == file), self.path.parent)
 

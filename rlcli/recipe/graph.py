@@ -1,4 +1,4 @@
-"""The calls of a recipe as `MFCDef`s, and what is wrong with how they link up."""
+"""The calls of a recipe as `MFCDef`s, and problems in how they are connected."""
 
 from __future__ import annotations
 
@@ -50,28 +50,28 @@ def _hooks(hooks: Hooks) -> tuple[Hook, ...]:
 
 @dataclass(frozen=True)
 class GraphProblem:
-    """`call` is where to point; `key` the key of the batch in question, None for a cycle."""
+    """`call`: where to point; `key`: the batch key in question, None for a cycle."""
 
     what: str
     call: str
     key: str | None = None
     is_unmade: bool = False
-    """The call reads the key, and nobody makes it."""
+    """The call reads the key, but nothing makes it."""
 
 
 def made_keys(call: Call) -> list[str]:
-    """What the batch calls the outputs of a call."""
+    """Batch names of a call's outputs."""
     return [call.output_key_remap.get(key, key) for key in call.outputs]
 
 
 def reasons_to_drop(call: Call) -> tuple[str, ...]:
-    """For which it may drop samples, as its interface declares."""
+    """Reasons for which it may drop samples, as its interface declares."""
     declared = declared_of_call("DROPS", call)
     return declared.needed + declared.if_given if declared is not None else ()
 
 
 def producers(calls: Mapping[str, Call]) -> dict[str, list[str]]:
-    """Key of the batch → the calls that produce it."""
+    """Batch key → the calls that produce it."""
     made: dict[str, list[str]] = {}
     for name, call in calls.items():
         for key in made_keys(call):
@@ -86,8 +86,8 @@ def waits_for(calls: Mapping[str, Call]) -> dict[str, set[str]]:
 
 
 def runs_after(calls: Mapping[str, Call]) -> dict[str, set[str]]:
-    """Call → the calls that run before it: those whose outputs it reads, and, where calls drop samples, before training
-    all that choose its batch."""
+    """Call → the calls that run before it: those whose outputs it reads and, where calls drop samples, before training
+    all that select its batch."""
     after = waits_for(calls)
     if not any(reasons_to_drop(call) for call in calls.values()):
         return after
@@ -110,7 +110,7 @@ def stages(calls: Mapping[str, Call]) -> list[list[str]]:
 
 
 def graph_problems(calls: Mapping[str, Call], dataset_keys: Collection[str] | None) -> list[GraphProblem]:
-    """Why the calls cannot run, in one go. `dataset_keys`: None if anything may come."""
+    """Every reason why the calls cannot run. `dataset_keys`: None if any key may be provided."""
     found: list[GraphProblem] = []
     made = producers(calls)
     for key, makers in made.items():

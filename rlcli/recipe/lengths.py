@@ -1,4 +1,4 @@
-"""How long sequences may get and how many belong together, by the recipe and the model's config.json alone."""
+"""Sequence lengths and group sizes, derived only from the recipe and the model's config.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_CONFIG_BYTES = 1 << 20
 
 
 def generation_of(recipe: Recipe, call: Call) -> Mapping[str, Any]:
-    """How a call samples: the arguments of its interface, over its defaults."""
+    """How a call samples: its interface's arguments, merged over the defaults."""
     told = call.interface.args.get("generation")
     if told is None:
         return recipe.generation.model_dump()
@@ -27,8 +27,8 @@ def generation_of(recipe: Recipe, call: Call) -> Mapping[str, Any]:
 
 
 def written_beyond(call: Call) -> tuple[int, int] | None:
-    """(tokens around a sequence in what a model reads, tokens that it then writes) of a call whose engine generates
-    although it is no `generate` (GENERATES); None of any other."""
+    """(prompt overhead in tokens, tokens generated after it) for a call whose engine generates although the call is not
+    `generate` (GENERATES); None for any other."""
     declaration = declared("interfaces", call.interface.type, "GENERATES")
     parts = declaration.get(call.call) if isinstance(declaration, dict) else None
     if not isinstance(parts, dict):
@@ -45,7 +45,7 @@ def written_beyond(call: Call) -> tuple[int, int] | None:
 
 
 def responses_of(recipe: Recipe, call: Call) -> tuple[int, tuple[str, ...]]:
-    """How many responses to one prompt a call makes, and the argument of its interface that says so."""
+    """The number of responses per prompt that a call makes, and the interface argument that sets it."""
     best_of = call.interface.args.get("generation_size")
     if isinstance(best_of, int):
         return max(1, best_of), ("generation_size",)
@@ -55,7 +55,7 @@ def responses_of(recipe: Recipe, call: Call) -> tuple[int, tuple[str, ...]]:
 
 def kept_together(recipe: Recipe, responses: int) -> int:
     """How many of a prompt's responses must fit into one micro-batch: all of them, unless every interface that runs a
-    model on them lets groups be cut (`CUT`)."""
+    model on them allows groups to be cut (`CUT`)."""
     calls = [call for call in recipe.graph.values() if call.call != "generate" and runs_a_model(recipe, call)]
     return max((responses if keeps_groups(call) else 1 for call in calls), default=1)
 
@@ -71,8 +71,8 @@ def runs_a_model(recipe: Recipe, call: Call) -> bool:
 
 
 def limit_of_rows(dataset: Component) -> int | None:
-    """Tokens of its longest row, where the recipe (`max_length`) or the dataset's class (LONGEST) says so; a default
-    that nobody chose is no statement about the rows."""
+    """Tokens of the longest row, if set in the recipe (`max_length`) or declared by the dataset's class (LONGEST); a
+    default that was not chosen says nothing about the rows."""
     limit = dataset.args.get("max_length")
     if limit is None:
         limit = declared("datasets", dataset.type, "LONGEST")
@@ -80,8 +80,8 @@ def limit_of_rows(dataset: Component) -> int | None:
 
 
 def sequences_of_row(datasets: Mapping[str, Component], name: str) -> int:
-    """How many sequences a row of one of a recipe's datasets holds at most: two for each of its pairs, whose number is
-    the argument that the dataset's class names (PAIRS); else one."""
+    """Maximum number of sequences in a row of one of a recipe's datasets: two per pair, where the dataset's class names
+    the argument with the number of pairs (PAIRS); otherwise one."""
     most = 1
     for dataset in (datasets[source] for source in with_sources(datasets, name)):
         argument = declared("datasets", dataset.type, "PAIRS")
@@ -91,7 +91,7 @@ def sequences_of_row(datasets: Mapping[str, Component], name: str) -> int:
 
 
 def cache_of(recipe: Recipe, role: str) -> int | None:
-    """Tokens that the KV cache of a role has room for; None if its backend sets no limit, or has no such argument."""
+    """Capacity of a role's KV cache in tokens; None if its backend sets no limit, or has no such argument."""
     section = recipe.models.get(role)
     if section is None or section.backend is None:
         return None
@@ -100,8 +100,8 @@ def cache_of(recipe: Recipe, role: str) -> int | None:
 
 
 def positions_of(recipe: Recipe, role: str, known: Mapping[str, int] | None = None) -> tuple[int, str] | None:
-    """How many positions a role's model has, and the role whose weights say so; None if that is not written here: the
-    model lies on the Hub, or is the result of another recipe and not among `known`."""
+    """The number of positions of a role's model, and the role whose weights determine it; None if unknown here: the
+    model is on the Hub, or is the result of another recipe and not among `known`."""
     if role not in recipe.models or not recipe.models[role].has_weights:
         return None
     seen: list[str] = []

@@ -1,4 +1,4 @@
-"""The optional libraries that a recipe's components require and that are not installed here. Imports none of them."""
+"""Optional libraries that a recipe's components require but that are not installed. Imports none of them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rlcli.recipe.components import signature_of
 from rlcli.registry.requirements import missing_libraries
 
 if TYPE_CHECKING:
+    from rlcli.recipe.parsing.tree import Path
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Component, Recipe
-    from rlcli.recipe.tree import Path
 
 
 def libraries_to_install(resolved: Resolved) -> Iterator[ResourceError]:
-    """An error for each, at the first place of the recipe that names a component which requires it."""
+    """An error for each, at the first place in the recipe that names a component requiring it."""
     known: set[str] = set()
     for path, kind, component in components_of(resolved.recipe):
         for error in missing_libraries(signature_of(kind, component.type)):
@@ -28,7 +28,7 @@ def libraries_to_install(resolved: Resolved) -> Iterator[ResourceError]:
 
 
 def components_of(recipe: Recipe) -> Iterator[tuple[Path, str, Component]]:
-    """(place, kind, what is written there) of every component that is named."""
+    """(path, kind, section) of every named component."""
     for name, dataset in recipe.datasets.items():
         yield ("datasets", name), "datasets", dataset
     for name, role in recipe.models.items():

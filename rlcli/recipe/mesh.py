@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 MAX_NODES, MAX_DEVICES_PER_NODE = 4096, 1024
 MAX_WORLD = 65_536
-"""Devices of a cluster. Plans list every rank, so this bounds their time and memory."""
+"""Maximum devices of a cluster. Plans list every rank, so this bounds their time and memory."""
 
 DIMENSIONS = ("dp", "tp", "pp", "cp", "ep")
 
 
 class DevicesError(ValueError):
-    """Devices or a mesh that cannot be; `key` of the role says which, `missing` that devices do not exist."""
+    """Impossible devices or mesh; `key`: which key of the role is at fault, `missing`: devices that do not exist."""
 
     def __init__(self, what: str, key: str, missing: bool = False, hint: str | None = None):
         super().__init__(what)
@@ -39,7 +39,7 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """Devices that it takes; expert-parallel groups lie inside the data-parallel ones."""
+        """Number of devices; expert-parallel groups are part of the data-parallel ones."""
         return self.dp * self.tp * self.pp * self.cp
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class Mesh:
 
 
 def world_of(cluster: Cluster) -> int:
-    """Devices of the whole cluster. Raises DevicesError if there are more than MAX_WORLD."""
+    """Number of devices in the whole cluster. Raises DevicesError if there are more than MAX_WORLD."""
     world = cluster.nodes * cluster.devices_per_node
     if world > MAX_WORLD:
         what = f"the cluster has {cluster.nodes} x {cluster.devices_per_node} = {world} devices; at most {MAX_WORLD}"
@@ -57,7 +57,7 @@ def world_of(cluster: Cluster) -> int:
 
 
 def devices_of(role: str, devices: str | None, world: int) -> tuple[int, ...]:
-    """The ranks that `0-3,5` names, sorted; None names all of them."""
+    """The ranks named by `0-3,5`, sorted; None names all of them."""
     if devices is None:
         return tuple(range(world))
     ranks: set[int] = set()
@@ -74,7 +74,7 @@ def devices_of(role: str, devices: str | None, world: int) -> tuple[int, ...]:
 
 
 def mesh_of(role: str, mesh: MeshSection, devices: int) -> Mesh:
-    """The mesh on so many devices, the data-parallel size filled in."""
+    """The mesh on this many devices, with the data-parallel size filled in."""
     inner = mesh.tp * mesh.pp * mesh.cp
     dp = mesh.dp if mesh.dp is not None else devices // inner
     result = Mesh(dp, mesh.tp, mesh.pp, mesh.cp, mesh.ep)
@@ -91,7 +91,7 @@ def mesh_of(role: str, mesh: MeshSection, devices: int) -> Mesh:
 
 
 def _fitting(mesh: MeshSection, devices: int) -> str:
-    """The nearest mesh that fits: another data-parallel size, else another size of what does not divide."""
+    """The nearest mesh that fits: another data-parallel size, or another size of the dimension that does not divide."""
     inner = mesh.tp * mesh.pp * mesh.cp
     if devices % inner == 0:
         return f"use dp {devices // inner}, or leave dp out"

@@ -14,19 +14,14 @@ from rlcli.errors import RlcliError, raise_all
 from rlcli.project import search_paths_kept
 from rlcli.recipe.call_keys import with_keys_of_calls
 from rlcli.recipe.components import check_components, forget, with_backends
-from rlcli.recipe.doubts import Doubts
 from rlcli.recipe.files import with_found_files
-from rlcli.recipe.interpolation import interpolate, referenced_blocks
-from rlcli.recipe.layers import Layer, collect, find_recipe
-from rlcli.recipe.meaning import check_meaning
-from rlcli.recipe.merge import merge, spell_out_types, whole_reference
-from rlcli.recipe.overrides import parse_overrides
-from rlcli.recipe.problems import Problems
-from rlcli.recipe.removal import is_entry, removed_at, without_removed
-from rlcli.recipe.rollouts import as_rollout, with_rollouts
-from rlcli.recipe.schema import SECTIONS, Recipe
-from rlcli.recipe.scratch import check_scratch
-from rlcli.recipe.tree import (
+from rlcli.recipe.parsing.interpolation import interpolate, referenced_blocks
+from rlcli.recipe.parsing.layers import Layer, collect, find_recipe
+from rlcli.recipe.parsing.merge import merge, spell_out_types, whole_reference
+from rlcli.recipe.parsing.overrides import parse_overrides
+from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.removal import is_entry, removed_at, without_removed
+from rlcli.recipe.parsing.tree import (
     Entry,
     Mapping,
     Mark,
@@ -40,49 +35,54 @@ from rlcli.recipe.tree import (
     nodes,
     plain,
 )
-from rlcli.recipe.validate import check_against
-from rlcli.recipe.write import to_yaml
+from rlcli.recipe.parsing.write import to_yaml
+from rlcli.recipe.rollouts import as_rollout, with_rollouts
+from rlcli.recipe.schema import SECTIONS, Recipe
+from rlcli.recipe.validation.scratch import check_scratch
+from rlcli.recipe.validation.semantics import check_semantics
+from rlcli.recipe.validation.unresolved import Unresolved
+from rlcli.recipe.validation.validate import check_against
 
 MAX_NAMES = 256
-"""Roles, datasets or calls of a recipe."""
+"""Most roles, datasets or calls of a recipe."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One place that gives a value to a key."""
+    """One place that sets a key."""
 
     mark: Mark
     value: Any
     """As written: references are not resolved."""
     via: str | None = None
-    """The key that a reference led through, such as `ppo.kl_ctl`."""
+    """The key that a reference passed through, such as `ppo.kl_ctl`."""
     through: Mark | None = None
     """Where that reference is written."""
     removes: str | None = None
-    """The section around the key that a null takes away, such as `graph.critic_inf`."""
+    """The section around the key that a null removes, such as `graph.critic_inf`."""
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A recipe, ready to run."""
+    """A resolved recipe, ready to run."""
 
     recipe: Recipe
     path: Path
-    """The file."""
+    """The recipe's file."""
     layers: tuple[Layer, ...]
-    """The files that it is made of, lowest first, each with its text as written."""
+    """The files that make up the recipe, lowest first, each with its text as written."""
     overrides: tuple[str, ...]
     """`key.path=value` from the command line, as given."""
     tree: Mapping
-    """What the layers say, merged and with references resolved; without defaults."""
+    """The layers merged, with references resolved; without defaults."""
     override_trees: tuple[Mapping, ...] = ()
     profiles: tuple[str, ...] = ()
-    """Layers that the command line adds, as given; their files are the last of `layers`."""
+    """Layers added on the command line, as given; their files are the last of `layers`."""
     problems: Problems = field(default_factory=Problems, compare=False, repr=False)
-    """Knows the sources, so that later checks can quote them."""
+    """Holds the sources, so that later checks can quote them."""
 
     def origin(self, key: str | tuple[str | int, ...]) -> Mark:
-        """Where the value that holds was written; `default` if no layer sets it."""
+        """Where the effective value was written; `default` if no layer sets it."""
         node = at(self.tree, _path(key))
         return node.mark if node is not None else default_mark()
 
@@ -117,28 +117,28 @@ class Resolved:
 
     @cached_property
     def written(self) -> Mapping:
-        """What the layers say, merged, with references as written; the recipe's own blocks included."""
+        """The layers merged, with references as written, including the recipe's own blocks."""
         return _laid_over(self.path, self.layers, self.override_trees, Problems())
 
     @cached_property
     def origins(self) -> dict[str, str]:
-        """Key → `file:line:col` or `command line`, for every value that a layer sets; `default` and what chose it, for
-        those that follow from others."""
+        """Key → `file:line:col` or `command line`, for every value set by a layer; `default` and what chose it, for
+        derived values."""
         return {dotted(path): str(node.mark) for path, node in leaves(self.tree) if path}
 
     @property
     def values_set(self) -> int:
-        """How many values some layer sets."""
+        """Number of values that some layer sets."""
         return sum(not node.mark.is_default for path, node in leaves(self.tree) if path)
 
     @cached_property
     def removed(self) -> dict[str, Mark]:
-        """Key → where a null takes it away, for entries under a name of the recipe's own and for blocks."""
+        """Key → where a null removes it, for entries under user-defined names and for blocks."""
         taken = {path: node.mark for path, node in nodes(self.written) if removed_at(self.written, path)}
         return {dotted(path): mark for path, mark in taken.items() if is_entry(path)}
 
     def to_json(self) -> dict[str, Any]:
-        """The whole recipe with all defaults; `Recipe.model_validate` takes it back."""
+        """The whole recipe with all defaults; `Recipe.model_validate` reads it back."""
         return self.recipe.model_dump(mode="json")
 
     def to_yaml(self) -> str:
@@ -151,7 +151,7 @@ def _path(key: str | tuple[str | int, ...]) -> tuple[str | int, ...]:
 
 
 def _holder_on_the_way(tree: Node, path: tuple[str | int, ...]) -> tuple[Node, tuple[str | int, ...]]:
-    """The nearest node above a path, which may be a reference or null, and what is left of the path below it."""
+    """The nearest node above a path, which may be a reference or null, and the rest of the path below it."""
     for depth in range(len(path) - 1, 0, -1):
         node = at(tree, path[:depth])
         if node is not None:
@@ -163,19 +163,19 @@ def _holder_on_the_way(tree: Node, path: tuple[str | int, ...]) -> tuple[Node, t
 def load_recipe(
     recipe: str | Path, overrides: Sequence[str] = (), profiles: Sequence[str] = (), fresh: bool = True
 ) -> Resolved:
-    """Read, merge, resolve and check a recipe, by path or by name. Raises RecipeError with all problems: where one of
+    """Read, merge, resolve and check a recipe, by path or by name. Raises RecipeError with all problems: if one of
     them leaves something open, the rest is checked around it.
 
-    `profiles` are layers laid over the recipe's own (`--with`), each a file or a name in `recipes/profiles`; overrides
-    lie on top of them. Neither applies to a recipe that this one starts from (`path: recipe:sft_math#actor`): that is
-    an experiment of its own, so that its result can be used again. `fresh`: look at the components' files again.
+    `profiles` are layers applied on top of the recipe's own (`--with`), each a file or a name in `recipes/profiles`;
+    overrides come on top of them. Neither applies to a recipe that this one starts from (`path:
+    recipe:sft_math#actor`): that is a separate experiment, whose result can be reused. `fresh`: reread components.
     """
     if fresh:
         forget()
     problems = Problems()
     path = find_recipe(recipe, problems)
     if path is None:
-        parse_overrides(overrides, problems)  # their mistakes are told along
+        parse_overrides(overrides, problems)  # report their mistakes as well
         problems.raise_if_any()
     assert path is not None
     return resolve_layers(path, collect(path, problems, profiles), overrides, profiles, problems)
@@ -184,24 +184,24 @@ def load_recipe(
 def resolve_layers(
     path: Path, layers: Sequence[Layer], overrides: Sequence[str], profiles: Sequence[str], problems: Problems
 ) -> Resolved:
-    """The recipe that layers come to once they are read. Raises RecipeError with all problems, known ones included."""
+    """Resolve layers that have been read. Raises RecipeError with all problems, including known ones."""
     override_trees = parse_overrides(overrides, problems)
     if problems.is_cut_off:
         problems.raise_if_any()
     tree, blocks = _merged(path, layers, override_trees, problems)
-    _refuse_crowds(tree, problems)
+    _refuse_absurd_counts(tree, problems)
     if problems.is_cut_off:
         problems.raise_if_any()
-    doubts = Doubts()
-    tree = without_removed(Recipe, doubts.without_unsound(tree), problems)
-    tree = check_components(with_backends(tree, doubts), problems, doubts)
-    tree = check_scratch(tree, problems, doubts)
-    checked = check_against(Recipe, tree, problems, doubts, blocks=blocks)
+    unresolved = Unresolved()
+    tree = without_removed(Recipe, unresolved.without_invalid(tree), problems)
+    tree = check_components(with_backends(tree, unresolved), problems, unresolved)
+    tree = check_scratch(tree, problems, unresolved)
+    checked = check_against(Recipe, tree, problems, unresolved, blocks=blocks)
     recipe, tree = checked.value, checked.tree
     if recipe is not None and not problems.is_cut_off:
-        recipe, tree = with_rollouts(recipe, tree, problems, doubts)
-        recipe, tree = with_keys_of_calls(recipe, tree, doubts)
-        check_meaning(recipe, tree, problems, doubts)
+        recipe, tree = with_rollouts(recipe, tree, problems, unresolved)
+        recipe, tree = with_keys_of_calls(recipe, tree, unresolved)
+        check_semantics(recipe, tree, problems, unresolved)
     problems.raise_if_any()
     resolved = Resolved(
         recipe=recipe,
@@ -221,7 +221,7 @@ def resolve_layers(
 
 
 def _missing_of_sources(resolved: Resolved) -> list[RlcliError]:
-    """What the recipes lack that this one starts from: with its own missing files it is one report."""
+    """What the recipes that this one starts from lack: reported together with its own missing files."""
     from rlcli.recipe.warm_start import warm_starts
 
     try:
@@ -231,8 +231,8 @@ def _missing_of_sources(resolved: Resolved) -> list[RlcliError]:
     return []
 
 
-def _refuse_crowds(tree: Mapping, problems: Problems) -> None:
-    """More roles, datasets or calls than any recipe has would only take time to check."""
+def _refuse_absurd_counts(tree: Mapping, problems: Problems) -> None:
+    """More roles, datasets or calls than any real recipe has would only cost time to check."""
     for path in (("models",), ("datasets",), ("graph",), ("train", "eval", "graph")):
         section = at(tree, path)
         if isinstance(section, Mapping) and len(section.entries) > MAX_NAMES:
@@ -244,8 +244,8 @@ def _refuse_crowds(tree: Mapping, problems: Problems) -> None:
 def _merged(
     path: Path, layers: Sequence[Layer], override_trees: Sequence[Mapping], problems: Problems
 ) -> tuple[Mapping, set[str]]:
-    """All layers laid over each other, references resolved, shorthands spelt out; and the names of the
-    blocks, the mappings of the recipe's own that references lead to."""
+    """All layers merged, references resolved, shorthands spelt out; and the names of the
+    blocks, the recipe's own mappings that references lead to."""
     tree = problems.written = _laid_over(path, layers, override_trees, problems)
     spelt = spell_out_types(interpolate(tree, problems, os.environ))
     assert isinstance(spelt, Mapping)
@@ -256,8 +256,8 @@ def _merged(
 
 
 def _orphaned_blocks(layers: Sequence[Mapping]) -> set[str]:
-    """Blocks that each layer which has them also refers to: if nothing refers to one in the end, a later layer replaced
-    what did, and has nothing to say about the block."""
+    """Blocks that every layer defining them also refers to: if nothing refers to one in the end, a later layer replaced
+    the reference, and the block no longer matters."""
     referred = [referenced_blocks(layer) for layer in layers]
     return {
         block
@@ -267,7 +267,7 @@ def _orphaned_blocks(layers: Sequence[Mapping]) -> set[str]:
 
 
 def _laid_over(path: Path, layers: Sequence[Layer], override_trees: Sequence[Mapping], problems: Problems) -> Mapping:
-    """All layers laid over each other, references as written."""
+    """All layers merged, references as written."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem).lstrip("._-")[:64] or "recipe"
     name = Scalar(stem, default_mark(), stem, plain=False)
     own = next((layer for layer in layers if layer.path == path), layers[-1])

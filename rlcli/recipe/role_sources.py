@@ -1,4 +1,4 @@
-"""Where a role's weights and tokenizer come from, by the recipe alone."""
+"""Sources of a role's weights and tokenizer, derived from the recipe alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def weights_origin(recipe: Recipe, role: str) -> str:
 
 
 def tokenizer_role(recipe: Recipe, role: str) -> str:
-    """The role that brings a role's tokenizer: itself, the origin of its weights, or, where neither has one, the first
+    """The role that provides a role's tokenizer: itself, the origin of its weights or, if neither has one, the first
     role that does. Raises ModelError if none has."""
     for name in (role, weights_origin(recipe, role)):
         if recipe.models[name].tokenizer or recipe.models[name].path:
@@ -34,6 +34,6 @@ def tokenizer_source(recipe: Recipe, role: str) -> str:
 
 
 def prompt_role(recipe: Recipe) -> str:
-    """The role whose tokenizer the datasets are read with: that of the graph's first call with weights."""
+    """The role whose tokenizer reads the datasets: that of the graph's first call with weights."""
     with_weights = [call.model for call in recipe.graph.values() if recipe.models[call.model].has_weights]
     return with_weights[0] if with_weights else next(iter(recipe.models))

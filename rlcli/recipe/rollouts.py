@@ -1,4 +1,4 @@
-"""`models.<role>.rollout`, spelt out: the role `<role>_rollout`, which follows the role and generates in its place."""
+"""Expands `models.<role>.rollout` into the role `<role>_rollout`, which follows the role and generates in its place."""
 
 from __future__ import annotations
 
@@ -6,19 +6,31 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rlcli.recipe.call_keys import graphs_of
-from rlcli.recipe.doubts import Doubts
 from rlcli.recipe.mesh import DevicesError, devices_of, world_of
-from rlcli.recipe.problems import Problems
+from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.tree import (
+    Entry,
+    Mapping,
+    Mark,
+    Node,
+    Path,
+    Scalar,
+    at,
+    default_mark,
+    key_mark,
+    nearest,
+    plain,
+)
 from rlcli.recipe.schema import Recipe
-from rlcli.recipe.tree import Entry, Mapping, Mark, Node, Path, Scalar, at, default_mark, key_mark, nearest, plain
+from rlcli.recipe.validation.unresolved import Unresolved
 
 _SUFFIX = "_rollout"
 
 
-def with_rollouts(recipe: Recipe, tree: Mapping, problems: Problems, doubts: Doubts) -> tuple[Recipe, Mapping]:
-    """The recipe, and its tree, in which a rollout is a role, calls that are moved to it and a copy of weights.
+def with_rollouts(recipe: Recipe, tree: Mapping, problems: Problems, unresolved: Unresolved) -> tuple[Recipe, Mapping]:
+    """The recipe and its tree, with each rollout expanded to a role, calls moved to it and a weight copy.
 
-    A rollout that cannot be is noted and left out; what follows from something doubtful is doubtful.
+    An impossible rollout is reported and left out; what follows from something doubtful is doubtful.
     """
     spelt_out: Node = tree
     for name, role in recipe.models.items():
@@ -27,10 +39,10 @@ def with_rollouts(recipe: Recipe, tree: Mapping, problems: Problems, doubts: Dou
             continue
         if problem := _refusal(recipe, name):
             problems.add("R71", *problem[:1], key_mark(tree, place) or nearest(tree, place).mark, problem[1])
-            doubts.values |= {("models",), ("graph",), ("train", "eval", "graph")}
+            unresolved.values |= {("models",), ("graph",), ("train", "eval", "graph")}
             continue
         spelt_out = _spelt_out(recipe, spelt_out, name)
-        for known in (doubts.values, doubts.lacking):
+        for known in (unresolved.values, unresolved.lacking):
             known |= {("models", _follower(name), *one[3:]) for one in known if one[:3] == place}
     if spelt_out is tree:
         return recipe, tree
@@ -40,7 +52,7 @@ def with_rollouts(recipe: Recipe, tree: Mapping, problems: Problems, doubts: Dou
 
 
 def as_role(recipe: Recipe, path: Path) -> Path:
-    """Where a recipe has what is written at a path: that of a rollout is in its role."""
+    """Path in the expanded recipe of a written one: that of a rollout is in its role."""
     match path:
         case ("models", str(role), "rollout", *rest) if _follower(role) in recipe.models:
             return ("models", _follower(role), *rest)
@@ -48,7 +60,7 @@ def as_role(recipe: Recipe, path: Path) -> Path:
 
 
 def as_rollout(path: Path) -> Path:
-    """Where the keys of a rollout's role are written."""
+    """Path where the keys of a rollout's role are written."""
     match path:
         case ("models", str(role), *rest) if role.endswith(_SUFFIX):
             return ("models", role.removesuffix(_SUFFIX), "rollout", *rest)
@@ -65,7 +77,7 @@ def _calls(recipe: Recipe, role: str, kind: str) -> Iterator[Path]:
 
 
 def _refusal(recipe: Recipe, role: str) -> tuple[str, str] | None:
-    """What is wrong with the rollout of a role, and what helps."""
+    """What is wrong with a role's rollout, and a hint."""
     removal = f"models.{role}.rollout=null removes it"
     if _follower(role) in recipe.models:
         return f"the rollout of {role} is the role {_follower(role)}, which models has already", "rename that role"
@@ -99,12 +111,12 @@ def _spelt_out(recipe: Recipe, tree: Node, role: str) -> Node:
 
 
 def _others_elsewhere(recipe: Recipe, tree: Node) -> Node:
-    """Roles without devices of their own have those that rollouts leave."""
+    """Give roles without their own devices those not used by rollouts."""
     named = {name: role.rollout.devices for name, role in recipe.models.items() if role.rollout is not None}
     try:
         world = world_of(recipe.cluster)
         taken = {rank for name, devices in named.items() if devices for rank in devices_of(name, devices, world)}
-    except DevicesError:  # reported by the checks of devices
+    except DevicesError:  # reported by the device checks
         return tree
     left = ",".join(str(rank) for rank in range(world) if rank not in taken)
     chosen_by = next((name for name, devices in named.items() if devices), "")
@@ -120,7 +132,7 @@ def _text(value: str, mark: Mark) -> Entry:
 
 
 def _put(node: Node | None, path: Path, entry: Entry) -> Node:
-    """A copy of the tree with an entry at a path; sections on the way are made where there are none."""
+    """A copy of the tree with an entry at a path; missing sections on the way are created."""
     section = node if isinstance(node, Mapping) else Mapping({}, entry.key)
     key, rest = str(path[0]), path[1:]
     if rest:

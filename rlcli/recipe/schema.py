@@ -1,4 +1,4 @@
-"""The sections of a recipe, with the meaning of every key. Unknown keys are refused, types are strict."""
+"""The sections of a recipe, with documentation for every key. Unknown keys are refused, types are strict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlcli.recipe.section import NotNegative, Positive, Seconds, Section
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 LABEL_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
-"""Without dots, which separate the keys of `models.actor.path`."""
+"""No dots, because they separate the keys of `models.actor.path`."""
 KEY_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
@@ -24,19 +24,19 @@ Keys = Annotated[list[Key], Field(max_length=256)]
 
 
 class Component(Section):
-    """A component by name, with its arguments; text alone names the type."""
+    """A component by name, with its arguments; a plain string names the type."""
 
     type: str
-    """Name of the component: `rlcli ls` lists them."""
+    """Name of the component; `rlcli ls` lists them."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Fields of the component's class: `rlcli show <name>` lists them."""
+    """Fields of the component's class; `rlcli show <name>` lists them."""
 
 
 class Mesh(Section):
-    """How the devices of a role share the work, in this order."""
+    """How a role's devices share the work, in this order."""
 
     dp: Positive | None = None
-    """Data-parallel size; null: all devices of the role that the other dimensions leave."""
+    """Data-parallel size; null: all devices of the role left over by the other dimensions."""
     tp: Positive = 1
     """Tensor-parallel size."""
     pp: Positive = 1
@@ -48,24 +48,24 @@ class Mesh(Section):
 
 
 class Rollout(Section):
-    """The copy of a role that generates in its place, and takes over its weights after each of its training steps."""
+    """A copy of a role that generates in its place, and receives its weights after each of its training steps."""
 
     backend: Component | None = None
-    """What runs it; null: inference."""
+    """Backend that runs it; null: inference."""
     mesh: Mesh = Mesh()
     """How its devices share the work."""
     devices: str | None = None
-    """Ranks that hold it, such as `4-7`; null: those of the role. Roles without devices of their own get the others."""
+    """Ranks that hold it, such as `4-7`; null: those of the role. Roles without devices of their own get the rest."""
 
 
 class Role(Section):
-    """A model: what runs it, and its weights from exactly one of path, init and scratch (or none at all)."""
+    """A model: its backend, and its weights from exactly one of path, init and scratch (or none at all)."""
 
     path: str | None = None
     """A folder, the id of a model on the Hub (`owner/name`), or `recipe:<name or path>#<role>`: the result of
-    another recipe, which is run first if its result is not there."""
+    another recipe, which is run first if it has no result yet."""
     init: str | None = None
-    """Name of another role: start from the weights that it starts from."""
+    """Name of another role whose initial weights this one shares."""
     scratch: dict[str, Any] | None = None
     """A transformers config with its `model_type`: random initial weights. Needs a tokenizer."""
     tokenizer: str | None = None
@@ -73,13 +73,13 @@ class Role(Section):
     head: Literal["lm", "value"] = "lm"
     """What the model predicts: the next token, or one value per token (a critic)."""
     backend: Component | None = None
-    """What runs the model; null: fsdp if a call trains it, inference if not, `null` without weights."""
+    """Backend that runs the model; null: fsdp if a call trains it, inference if not, `null` without weights."""
     mesh: Mesh = Mesh()
     """How its devices share the work."""
     devices: str | None = None
-    """Ranks that hold the role, such as `0-3,5`; null: all of the cluster that no rollout has for itself."""
+    """Ranks that hold the role, such as `0-3,5`; null: all in the cluster that are not reserved for a rollout."""
     rollout: Rollout | None = None
-    """Have a copy of the role generate, on devices and with a backend of its own; it is the role `<role>_rollout`."""
+    """Generate with a copy of the role, on its own devices and backend; the copy is the role `<role>_rollout`."""
 
     @property
     def has_weights(self) -> bool:
@@ -96,30 +96,30 @@ class Role(Section):
 
 
 class Hooks(Section):
-    """What happens to weights once a call is done."""
+    """What happens to weights after a call."""
 
     copy_to: str | None = None
-    """Role that takes over the weights of the call's role, such as a reference that follows the actor."""
+    """Role that receives the weights of the call's role, such as a reference that follows the actor."""
     eta: Annotated[float, Field(gt=0, le=1)] = 1.0
     """With `copy_to`: target = eta * source + (1 - eta) * target; below 1 an exponential moving average."""
     offload: bool = False
     """Keep the weights of the call's role in host memory until its next call, and its optimizer's state until its next
-    training step: roles can take turns on a device."""
+    training step, so that roles can take turns on a device."""
 
 
 class Call(Section):
     """One call of the graph: `model.call(inputs) -> outputs`."""
 
     model: str
-    """The role that runs it."""
+    """The role that runs the call."""
     call: Literal["generate", "inference", "train_step", "evaluate"]
-    """The method of the interface."""
+    """The interface method to call."""
     interface: Component
-    """What the role does."""
+    """What the role does in this call."""
     inputs: Keys = Field(default_factory=list)
-    """Keys of the batch that it reads; default: those that its interface declares (READS) and that there are."""
+    """Batch keys that it reads; default: those its interface declares (READS) that are available."""
     outputs: Keys = Field(default_factory=list)
-    """Keys that it adds to the batch, as the interface calls them; default: those that it declares (WRITES)."""
+    """Keys that it adds to the batch, under the interface's names; default: those it declares (WRITES)."""
     input_key_remap: dict[str, str] = Field(default_factory=dict)
     """Name in the batch → name that the interface reads."""
     output_key_remap: dict[str, str] = Field(default_factory=dict)
@@ -127,119 +127,119 @@ class Call(Section):
     microbatches: Positive | None = None
     """Minimum number of micro-batches; null: `train.microbatches`."""
     max_tokens_per_microbatch: Positive | None = None
-    """Most tokens of a micro-batch; null: `train.max_tokens_per_microbatch`."""
+    """Maximum tokens per micro-batch; null: `train.max_tokens_per_microbatch`."""
     hooks: Hooks = Hooks()
-    """What happens to weights once the call is done."""
+    """What happens to weights after the call."""
 
 
 class Eval(Section):
     """Evaluation on held-out data."""
 
     dataset: str | None = None
-    """Which of `datasets`; null: no evaluation."""
+    """Which of `datasets` to use; null: no evaluation."""
     every_steps: Positive | None = None
-    """Evaluate every this many steps; null: not during the run."""
+    """Evaluate after every this many steps; null: not during the run."""
     at_start: bool = True
     """Evaluate before the first step."""
     at_end: bool = True
     """Evaluate after the last step."""
     graph: dict[Label, Call] = Field(default_factory=dict)
-    """Calls, written as in the graph: `rewards` become eval/reward, `solved` eval/accuracy, and the stats of
-    a call to evaluate eval/<stat>."""
+    """Calls, written as in the graph: `rewards` are reported as eval/reward, `solved` as eval/accuracy, and the stats
+    of an `evaluate` call as eval/<stat>."""
 
 
 class Train(Section):
-    """How long to train, and how a batch is made. Exactly one of steps and epochs."""
+    """How long to train, and how batches are formed. Exactly one of steps and epochs."""
 
     steps: Positive | None = None
-    """Training steps of the run."""
+    """Number of training steps."""
     epochs: Positive | None = None
-    """Passes over the training dataset."""
+    """Number of passes over the training dataset."""
     prompts_per_step: Positive
     """Rows of the training dataset per step."""
     dataset: str = "train"
     """Which of `datasets` to train on."""
     shuffle: bool = True
-    """Draw the rows in another order each epoch, fixed by the seed."""
+    """Shuffle the rows anew in each epoch, determined by the seed."""
     prompts_per_draw: Positive | None = None
-    """Where calls drop prompts: how many are drawn at a time until the step has its prompts; those beyond them are the
-    first of the next step. null: as many as the step lacks. With max_staleness: how many are sampled at a time; null:
-    as many as a step takes."""
+    """Where calls drop prompts: the number drawn at a time until the step has its prompts; any surplus starts the next
+    step. null: as many as the step lacks. With max_staleness: the number sampled at a time; null: as many as a step
+    takes."""
     max_redraws: NotNegative = 10
-    """Where calls drop prompts: how often a step draws again to replace them; beyond that the run ends."""
+    """Where calls drop prompts: how often a step may draw replacements; beyond that the run ends."""
     max_staleness: NotNegative = 0
-    """Training steps that generation may lag behind; 0 is synchronous."""
+    """Number of training steps that generation may lag behind; 0 is synchronous."""
     microbatches: Positive = 1
     """Minimum number of micro-batches per optimizer step and rank."""
     max_tokens_per_microbatch: Positive = 16384
-    """Most tokens of a micro-batch."""
+    """Maximum tokens per micro-batch."""
     max_nonfinite_streak: Positive = 3
-    """Stop after this many skipped non-finite updates in a row."""
+    """Stop after this many consecutive skipped non-finite updates."""
     eval: Eval = Eval()
     """Evaluation on held-out data."""
 
 
 class Cluster(Section):
-    """The machines."""
+    """The machines and their devices."""
 
     nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] = 1
     """Number of machines."""
     devices_per_node: Annotated[int, Field(ge=1, le=MAX_DEVICES_PER_NODE)] = 1
     """Devices (and worker processes) per machine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What the workers compute on; auto: cuda where there is one."""
+    """Device type of the workers; auto: cuda if available."""
 
 
 class Checkpoint(Section):
-    """What is kept of the run."""
+    """What to save from the run, and when."""
 
     save: bool = True
-    """Write the trained models at the end, as folders that transformers reads."""
+    """Write the trained models at the end, as folders that transformers can load."""
     save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of the numbers in those folders; auto: that of the weights which a role began with. Checkpoints are exact
-    whatever this says."""
+    """Data type in those folders; auto: that of the weights the role started with. Checkpoints are always exact,
+    whatever this is set to."""
     roles: list[str] | None = None
-    """Roles to save; null: every trained one."""
+    """Roles to save; null: all trained ones."""
     every_steps: Positive | None = None
     """Take a checkpoint every this many steps."""
     every_epochs: Positive | None = None
-    """Take one every this many passes over the training dataset."""
+    """Take a checkpoint every this many passes over the training dataset."""
     every_seconds: Seconds | None = 1800.0
-    """Take one at the end of a step once this many seconds have passed since the last."""
+    """Take a checkpoint at the end of a step if this many seconds have passed since the last."""
     at_end: bool = True
-    """Take one after the last step, so that the run can be prolonged."""
+    """Take a checkpoint after the last step, so that training can be extended."""
     on_stop: bool = True
-    """Take one when the run is asked to stop."""
+    """Take a checkpoint when the run is asked to stop."""
     keep_last: Positive = 2
-    """Checkpoints that stay: the newest ones."""
+    """Number of newest checkpoints to keep."""
     keep_best: NotNegative = 0
-    """Checkpoints that stay in addition: those with the best `best_metric`."""
+    """Number of additional checkpoints to keep: those with the best `best_metric`."""
     best_metric: str = "eval/accuracy"
-    """Which number of the metrics says how good a checkpoint is."""
+    """Metric that ranks checkpoints."""
     best_is: Literal["highest", "lowest"] = "highest"
-    """Which value of it is the best."""
+    """Whether the highest or the lowest value of it is the best."""
     asynchronous: bool = True
-    """Continue training while the files are written; only the copy to host memory is waited for."""
+    """Continue training while files are written, waiting only for the copy to host memory."""
     max_failed_saves: NotNegative = 2
-    """Checkpoints in a row that may fail to be written; one more ends the run."""
+    """Consecutive checkpoints that may fail to be written; one more ends the run."""
 
     @property
     def is_written(self) -> bool:
-        """Whether a run writes any checkpoint."""
+        """Whether the run writes any checkpoints."""
         return bool(self.every_steps or self.every_epochs or self.every_seconds or self.at_end or self.on_stop)
 
 
 class Log(Section):
-    """What is written while running."""
+    """What is written during a run."""
 
     dir: str = "runs"
     """Folder of the run directories."""
     tensorboard: bool = True
     """Write TensorBoard events."""
     samples_per_step: NotNegative = 4
-    """Prompts whose responses go to samples.jsonl, per step."""
+    """Prompts per step whose responses are written to samples.jsonl."""
     plot: bool = True
-    """Draw the learning curve at the end (curve.png)."""
+    """Plot the learning curve at the end (curve.png)."""
 
 
 class _Generation(Section):
@@ -256,12 +256,12 @@ class _Generation(Section):
         return self
 
     def build(self) -> GenerationHyperparameters:
-        """The settings as interfaces and engines take them."""
+        """The settings in the form that interfaces and engines take."""
         return GenerationHyperparameters(**self.model_dump())
 
 
 def _generation_model() -> type[_Generation]:
-    """The fields of GenerationHyperparameters as a section, so that they are written down once."""
+    """The fields of GenerationHyperparameters as a section, so that they are defined only once."""
     lists = {"stop_token_ids": (Annotated[tuple[int, ...], Field(strict=False)])}
     types = {"int": int, "float": float, "bool": bool}
     fields: dict[str, Any] = {
@@ -281,17 +281,17 @@ class Recipe(Section):
     """An experiment: models, datasets, the graph of calls, and how to run them."""
 
     name: Name
-    """Name of the run; default: that of the file."""
+    """Name of the run; default: the file's name."""
     seed: NotNegative = 1
-    """Root of every random draw."""
+    """Root seed of all random draws."""
     datasets: dict[Label, Component]
-    """Where rows come from."""
+    """Sources of rows."""
     models: dict[Label, Role]
     """The roles."""
     graph: dict[Label, Call]
     """The calls of one training step, linked by the keys they read and write."""
     train: Train
-    """How long, and with which batches."""
+    """How long to train, and with which batches."""
     generation: Generation = Generation()
     """How responses are sampled."""
     cluster: Cluster = Cluster()
@@ -299,35 +299,35 @@ class Recipe(Section):
     launch: Launch = Launch()
     """How workers are started."""
     checkpoint: Checkpoint = Checkpoint()
-    """What is kept."""
+    """What to save from the run."""
     log: Log = Log()
-    """What is written while running."""
+    """What is written during the run."""
 
     @property
     def used_datasets(self) -> tuple[str, ...]:
-        """Those that a run takes rows from by itself; the others are what these are made of, or are not used."""
+        """Datasets that a run takes rows from directly; the others are parts of these, or unused."""
         used = (self.train.dataset, self.train.eval.dataset)
         return tuple(dict.fromkeys(name for name in used if name is not None))
 
     @property
     def described_datasets(self) -> dict[str, DatasetAbstraction]:
-        """All of them, as the registry makes them."""
+        """All datasets, in the registry's form."""
         return {name: DatasetAbstraction(one.type, one.args) for name, one in self.datasets.items()}
 
     @property
     def trained_roles(self) -> tuple[str, ...]:
-        """Roles that some call trains, in the graph's order."""
+        """Roles trained by some call, in graph order."""
         return tuple(dict.fromkeys(call.model for call in self.graph.values() if call.call == "train_step"))
 
     @property
     def takes_each_row_once(self) -> bool:
-        """Whether the last step of an epoch takes the rows that are left, as nothing is trained on them. A run that
-        trains fills it with rows of the next epoch, so that all its steps weigh the same."""
+        """Whether the last step of an epoch uses only the rows that are left, because nothing is trained. A training
+        run fills it with rows of the next epoch, so that all its steps weigh the same."""
         return self.train.epochs is not None and not self.trained_roles
 
     @property
     def changing_roles(self) -> tuple[str, ...]:
-        """Roles whose weights change during a run: those that are trained, and those that follow one."""
+        """Roles whose weights change during a run: trained roles, and those that follow one."""
         followers = [call.hooks.copy_to for call in self.graph.values() if call.hooks.copy_to is not None]
         return tuple(dict.fromkeys([*self.trained_roles, *followers]))
 

@@ -1,4 +1,4 @@
-"""What all sections of a recipe have in common."""
+"""Base class of all sections of a recipe."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     documented_in: ClassVar[type | None] = None
-    """The class that has the text under each field, if another one; `rlcli.recipe.docs` reads them."""
+    """The class with the fields' docstrings, if it is another one; `rlcli.recipe.introspection.docs` reads them."""

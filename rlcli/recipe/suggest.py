@@ -1,4 +1,4 @@
-"""What a wrong name probably meant: the nearest one, the same one elsewhere, another framework's word."""
+"""Suggestions for a wrong name: the nearest one, the same one elsewhere, or another framework's word."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import difflib
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from rlcli.recipe.annotations import named_section_of, section_of
 from rlcli.recipe.synonyms import called_here, translated
 
 LOOKALIKES = dict(zip("аеорсухіјѕԁӏһԛԝьΑΒΕΖΗΙΚΜΝΟΡΤΥΧοαι", "aeopcyxijsdlhqwbABEZHIKMNOPTYXoai", strict=True))
 """Cyrillic and Greek letters that look like Latin ones."""
 
 A_SLIP = 0.85
-"""Words that agree so far are one word with a slip of the finger, whatever else it may mean elsewhere."""
+"""Words at least this similar count as a typo of each other, even if the word has a meaning elsewhere."""
 
 
 def close_to(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The nearest name, or None if nothing is near. `cutoff`: how much of both must agree, from 0 to 1."""
+    """The nearest name, or None if none is near. `cutoff`: required similarity, from 0 to 1."""
     candidates = list(names)
     folded = {name.lower().replace("-", "_"): name for name in candidates}
     same = folded.get(word.lower().replace("-", "_"))
@@ -31,7 +31,7 @@ def close_to(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None
 
 
 def lookalike(word: str) -> tuple[str, str] | None:
-    """(the word in Latin letters, the foreign characters as U+XXXX), or None if all letters are plain."""
+    """(the word in Latin letters, the foreign characters as U+XXXX), or None if all letters are Latin."""
     if word.isascii():
         return None
     latin = "".join(LOOKALIKES.get(c, c) for c in unicodedata.normalize("NFKC", word))
@@ -47,8 +47,8 @@ def suggest_key(
     roles: Iterable[str] = (),
     written: Sequence[str] = (),
 ) -> tuple[str, str | None]:
-    """(message id, hint) for an unknown key below the keys `above`: R43 if it is at home elsewhere, else R42.
-    `words`: other frameworks' for arguments of interfaces; `written`: where else a key of that name stands."""
+    """(message id, hint) for an unknown key below the keys `above`: R43 if it belongs elsewhere, else R42.
+    `words`: other frameworks' names for interface arguments; `written`: where else a key of that name is written."""
     names, foreign = list(legal), [*map(str, above), key]
     if (latin := lookalike(key)) is not None:
         target = close_to(latin[0], names) or latin[0]
@@ -73,7 +73,7 @@ def suggest_key(
 
 @cache
 def _homes() -> dict[str, list[str]]:
-    """Key → the places in the schema where it is legal."""
+    """Key → the places in the schema where it is valid."""
     from rlcli.recipe.schema import Recipe
 
     homes: dict[str, list[str]] = {}
@@ -87,13 +87,7 @@ PLACEHOLDERS = {"models": "<role>", "datasets": "<name>", "graph": "<call>"}
 def _walk(model: type[BaseModel], path: tuple[str, ...], homes: dict[str, list[str]]) -> None:
     for name, field in model.model_fields.items():
         homes.setdefault(name, []).append(".".join((*path, name)))
-        for inner in sections_in(field.annotation):
+        inner = section_of(field.annotation) or named_section_of(field.annotation)
+        if inner is not None:
             many = (PLACEHOLDERS[name],) if name in PLACEHOLDERS else ()
             _walk(inner, (*path, name, *many), homes)
-
-
-def sections_in(annotation: Any) -> list[type[BaseModel]]:
-    """The pydantic models inside a type, such as Role in `dict[str, Role]`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in sections_in(part)]

@@ -1,4 +1,4 @@
-"""A sweep: the runs of one recipe that differ in a few values and in their seeds. Data, for whatever starts them."""
+"""A sweep: runs of one recipe that differ in a few values and in their seeds. Plain data, for whatever starts them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlcli.errors import UsageError
 
 MOST_RUNS = 1000
 LONGEST_NAME = 60
-"""Characters of a run's name; the number before it keeps the names apart."""
+"""Characters of a run's name; its leading number keeps names distinct."""
 CLOSES = {"[": "]", "{": "}", '"': '"', "'": "'"}
 
 
@@ -20,19 +20,19 @@ class SweepRun:
     """One run of a sweep."""
 
     name: str
-    """That of its folder within the sweep's: `03-kl_ctl-0.1-seed-2`."""
+    """Name of its folder within the sweep's: `03-kl_ctl-0.1-seed-2`."""
     settings: tuple[str, ...]
-    """What sets it apart, as overrides: `ppo.kl_ctl=0.1`, `seed=2`."""
+    """The overrides specific to it: `ppo.kl_ctl=0.1`, `seed=2`."""
 
     @property
     def without_seed(self) -> tuple[str, ...]:
-        """What it has in common with the runs of other seeds."""
+        """The settings it shares with the runs of other seeds."""
         return tuple(one for one in self.settings if not one.startswith("seed="))
 
 
 def sweep_runs(swept: Sequence[str], seeds: int | None, first_seed: int) -> list[SweepRun]:
-    """The runs for every combination of the values (`KEY=VALUE,VALUE…`, one for each key), each with `seeds` seeds from
-    `first_seed` on. The last key varies first. Raises UsageError."""
+    """The runs for every combination of the values (`KEY=VALUE,VALUE…`, one per key), each with `seeds` seeds starting
+    at `first_seed`. The last key varies first. Raises UsageError."""
     axes = [_axis(one) for one in swept]
     if seeds is not None:
         axes.append(("seed", [str(first_seed + number) for number in range(seeds)]))
@@ -55,7 +55,7 @@ def sweep_runs(swept: Sequence[str], seeds: int | None, first_seed: int) -> list
 
 
 def _axis(text: str) -> tuple[str, list[str]]:
-    """`ppo.kl_ctl=0.01,0.1` as the key and its values."""
+    """Split `ppo.kl_ctl=0.01,0.1` into the key and its values."""
     key, equals, given = text.partition("=")
     values = [value.strip() for value in _split(given)]
     if not equals or not key.strip() or "" in values:
@@ -68,7 +68,7 @@ def _axis(text: str) -> tuple[str, list[str]]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """At commas that no bracket or quote encloses: a value may be a list or a mapping."""
+    """Split at commas outside brackets and quotes: a value may be a list or a mapping."""
     awaited: list[str] = []
     start = 0
     for place, sign in enumerate(text):

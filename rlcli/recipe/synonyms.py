@@ -1,7 +1,7 @@
-"""Other frameworks' words for the keys of every recipe: ReaLHF, AReaL, verl, TRL, OpenRLHF, NeMo-RL, torchtune,
-axolotl, LLaMA-Factory, unsloth. Those for arguments of interfaces are declared there.
+"""Other frameworks' names for the keys of every recipe: ReaLHF, AReaL, verl, TRL, OpenRLHF, NeMo-RL, torchtune,
+axolotl, LLaMA-Factory, unsloth. Names for interface arguments are declared by the interfaces.
 
-A word is the last part of a key over there, or its last parts where one would not do: `rollout.n`.
+A word is the last part of the other framework's key, or its last parts where one is ambiguous: `rollout.n`.
 """
 
 from __future__ import annotations
@@ -151,31 +151,31 @@ _WORDS: Mapping[str, str] = {
     ),
     "graph.<call>.interface.args.path": "reward_model reward_model_path reward_pretrain reward_model_name_or_path",
 }
-"""The key here → the words elsewhere. `<role>`, `<name>` and `<call>` stand for names of the recipe's own."""
+"""rlcli key → foreign words. `<role>`, `<name>` and `<call>` stand for user-defined names."""
 
 SYNONYMS: Mapping[str, str] = {word: target for target, words in _WORDS.items() for word in words.split()}
-"""Word elsewhere → the key here."""
+"""Foreign word → rlcli key."""
 
 
 _VALUES = {"gpu": "cuda", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 
 def word_here(word: str, legal: Collection[str]) -> str | None:
-    """Another word for one of the legal values."""
+    """The valid value that a foreign word stands for."""
     meant = _VALUES.get(word.lower())
     return meant if meant in legal else None
 
 
 def called_here(word: str, key: str) -> str:
-    """The hint for another framework's word, which may count in another unit."""
+    """The hint for another framework's word, which may use another unit."""
     is_size, is_count = "batch_size" in word or word == "mbs", key.endswith("batches")
     unit = ", a count: into how many parts a batch is cut" if is_size and is_count else ""
     return f'"{word}" is called {key} in rlcli{unit}'
 
 
 def translated(path: Iterable[str], words: Mapping[str, str] | None = None, roles: Collection[str] = ()) -> str | None:
-    """The key that another framework's key means here; None if it is unknown. `words`: those for arguments of the
-    recipe's interfaces. A role that the foreign key names, as `actor_rollout_ref.ref.…` does, is filled in."""
+    """The rlcli key for another framework's key; None if unknown. `words`: names for arguments of the recipe's
+    interfaces. A role in the foreign key, as in `actor_rollout_ref.ref.…`, is filled in."""
     parts = [part.lower().lstrip("+~") for part in path]
     known = {**SYNONYMS, **(words or {})}
     for size in range(min(len(parts), max(word.count(".") for word in known) + 1), 0, -1):

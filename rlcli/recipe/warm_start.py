@@ -1,4 +1,4 @@
-"""`path: recipe:sft_math#actor`: recipes whose results a recipe starts from, and in which order they run."""
+"""`path: recipe:sft_math#actor`: recipes whose results a recipe starts from, and the order in which they run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlcli.errors import RecipeError
-from rlcli.recipe.doubts import Doubts
-from rlcli.recipe.layers import find_recipe
 from rlcli.recipe.lengths import positions_of
-from rlcli.recipe.meaning import lengths
-from rlcli.recipe.meaning.notes import Notes
-from rlcli.recipe.problems import Problems
+from rlcli.recipe.parsing.layers import find_recipe
+from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.resolve import Resolved, load_recipe
+from rlcli.recipe.validation.semantics import lengths
+from rlcli.recipe.validation.semantics.notes import Notes
+from rlcli.recipe.validation.unresolved import Unresolved
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class WarmStart:
     source: Resolved
     """The other recipe."""
     source_role: str
-    """The role of it whose saved model is taken."""
+    """The role in it whose saved model is used."""
 
 
 def warm_starts(resolved: Resolved) -> list[WarmStart]:
-    """What the recipe itself starts from. Raises RecipeError where it names a recipe or role in vain.
+    """The warm starts of the recipe itself. Raises RecipeError if it names a recipe or role that does not exist.
 
     The other recipe is loaded as it is: neither profiles nor overrides of this one apply to it.
     """
@@ -46,19 +46,19 @@ def warm_starts(resolved: Resolved) -> list[WarmStart]:
 
 
 def _check_lengths(resolved: Resolved, starts: list[WarmStart]) -> None:
-    """Sequences must fit into the models that other recipes make, whose sizes are known only now."""
+    """Sequences must fit into the models produced by other recipes, whose sizes are known only now."""
     positions: dict[str, int] = {}
     for start in starts:
         if (known := positions_of(start.source.recipe, start.source_role)) is not None:
             positions[start.role] = known[0]
     if positions:
         problems = _problems_of(resolved)
-        lengths.check(Notes(resolved.recipe, resolved.tree, problems, Doubts(), positions))
+        lengths.check(Notes(resolved.recipe, resolved.tree, problems, Unresolved(), positions))
         problems.raise_if_any()
 
 
 def chain(resolved: Resolved) -> list[Resolved]:
-    """Every recipe that must have run before this one, in the order to run them; without this one itself."""
+    """Every recipe that must run before this one, in order; without this one itself."""
     order: list[Resolved] = []
     _visit(resolved, [], order)
     return order[:-1]
@@ -98,7 +98,7 @@ def _error(resolved: Resolved, role: str, what: str, hint: str | None, code: str
 
 
 def _problems_of(resolved: Resolved) -> Problems:
-    """None yet, but able to quote the recipe."""
+    """An empty collection, able to quote the recipe."""
     problems = Problems()
     problems.sources = resolved.problems.sources
     problems.pulled_in_by = resolved.problems.pulled_in_by

@@ -1,4 +1,4 @@
-"""Checking a recipe's `args:` against a component's signature, and building what they describe."""
+"""Checks a recipe's `args:` against a component's signature, and builds the objects they describe."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _WRAPPERS = ("typing.Annotated", "typing.Final", "dataclasses.InitVar", "typing.
 
 
 class Arguments(BaseModel):
-    """Base of the models made from signatures; knows which dataclass one stands for."""
+    """Base of the models made from signatures; knows which dataclass each one represents."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -68,7 +68,7 @@ class Arguments(BaseModel):
 
     @model_validator(mode="after")
     def check_by_the_dataclass(self) -> Self:
-        """Settings that need no torch run their own checks already in `rlcli validate`."""
+        """Settings that do not need torch run their own checks already in `rlcli validate`."""
         if self.home is not None and self.home[0] == "rlcli.api.config":
             try:
                 construct(self)
@@ -78,12 +78,12 @@ class Arguments(BaseModel):
 
 
 def arguments_model(name: str, arguments: Sequence[Argument], limits: Limits | None = None) -> type[BaseModel]:
-    """The pydantic model of a component's arguments, their numbers within `limits` (`rlcli.api.limits`)."""
+    """The pydantic model of a component's arguments, with numbers bounded by `limits` (`rlcli.api.limits`)."""
     return _model(name, arguments, Arguments, limits)
 
 
 def validated(kind: str, name: str, args: Mapping[str, Any]) -> BaseModel:
-    """The arguments of a component, checked and coerced; every mistake in them is told at once."""
+    """The arguments of a component, checked and coerced; all mistakes are reported at once."""
     try:
         return signature(kind, name).model(only=args).model_validate(dict(args))
     except ValidationError as error:
@@ -96,7 +96,7 @@ def validated(kind: str, name: str, args: Mapping[str, Any]) -> BaseModel:
 def construct(value: Any, what: str = "args") -> Any:
     """Replace each nested model by its real dataclass; the outermost becomes a dict of keyword arguments.
 
-    Only what the recipe gave is passed on, so defaults stay those of the classes.
+    Only values given in the recipe are passed on, so that defaults remain those of the classes.
     """
     if isinstance(value, Arguments):
         given = {
@@ -131,13 +131,13 @@ def _model(
         info = Field(
             default, alias=argument.name, description=argument.doc or None, json_schema_extra=computed, **bounds
         )
-        # An alias, because a field may be called like a method of pydantic's (copy, json, schema).
+        # An alias, because a field may have the name of a pydantic method (copy, json, schema).
         fields[f"arg_{argument.name}"] = (type_of_argument(argument), info)
     return create_model(name, __base__=base, **fields)
 
 
 def type_of_argument(argument: Argument) -> Any:
-    """The type that its values are checked by. Raises ProjectError for an annotation that cannot be read."""
+    """The type used to check its values. Raises ProjectError for an unreadable annotation."""
     assert argument.type_node is not None
     assert argument.module is not None
     try:
@@ -152,8 +152,8 @@ def type_of_argument(argument: Argument) -> Any:
 
 
 def _type(module: Module, node: ast.expr, fields: Sequence[Argument] = ()) -> Any:
-    """The type that an annotation stands for, as pydantic is to check it. `fields`: those of the dataclass that it is,
-    with the defaults that they have here."""
+    """The type that pydantic checks an annotation with. `fields`: those of the dataclass it names, with the defaults
+    they have here."""
     match node:
         case ast.Constant(value=None):
             return None
@@ -214,7 +214,7 @@ def _local_alias(module: Module, node: ast.expr) -> Definition | None:
 
 
 def _unwritable(annotation: str) -> Any:
-    """A type that YAML has no words for: the field keeps its default, a recipe that sets it is told so."""
+    """A type that YAML cannot express: the field keeps its default, and a recipe that sets it gets an error."""
 
     def refuse(value: Any) -> Any:
         raise PydanticCustomError(

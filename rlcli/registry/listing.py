@@ -1,4 +1,4 @@
-"""Which components there are, told from the names of files."""
+"""Lists the available components by the names of files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlcli.errors import ProjectError, UnknownComponent
 from rlcli.project import module_place, search_path
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
-"""What a component may be called; so a name is never a path or a Python expression."""
+"""Pattern of valid component names; a name is therefore never a path or a Python expression."""
 
 
 def names(kind: str) -> dict[str, Path]:
@@ -34,7 +34,7 @@ def names(kind: str) -> dict[str, Path]:
 
 
 def path_of(kind: str, name: str) -> Path:
-    """The file that holds a component; a name with dots is that of an installed module."""
+    """The file that contains a component; a dotted name is that of an installed module."""
     if "." in name and all(map(str.isidentifier, name.split("."))):
         return _installed(kind, name)
     known = names(kind)
@@ -45,7 +45,7 @@ def path_of(kind: str, name: str) -> Path:
 
 
 def module_of(kind: str, name: str) -> str:
-    """The module that a component is in every process: `rlcli.interfaces.grpo`, or what its name says."""
+    """The name of a component's module in every process: `rlcli.interfaces.grpo`, or the component's dotted name."""
     return name if "." in name else f"rlcli.{kind}.{module_name(name)}"
 
 

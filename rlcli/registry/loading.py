@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 def load(kind: str, name: str) -> type:
-    """The class of a component. Imports its file and no other. Raises ResourceError if a library that it requires is
-    not installed."""
+    """The class of a component. Imports only its file. Raises ResourceError if a library that it requires is not
+    installed."""
     path = path_of(kind, name)
     try:
         for error in missing_libraries(signature(kind, name)):
             raise error
     except ProjectError:
-        if "." in name:  # a module that is no component is not imported
+        if "." in name:  # a module that is not a component is not imported
             raise
-        # importing the file says better what is wrong with it
+        # importing the file gives a better error
     _import_file(kind, path, module_of(kind, name))
     found = {key: cls for key, cls in registered(kind).items() if module_name(key) == module_name(name)}
     classes = list(dict.fromkeys(found.values()))
@@ -50,9 +50,9 @@ def load(kind: str, name: str) -> type:
 
 
 def load_declared(kind: str, name: str, constant: str) -> Any:
-    """What a component's class names in a literal, `_file.attribute` of a file next to it; None if it names nothing.
+    """The object a component's class names in a literal, `_file.attribute` of a sibling file; None if it names none.
 
-    Imports that file, and not the component's. Raises ProjectError where there is no such file or attribute.
+    Imports that file, not the component's. Raises ProjectError if there is no such file or attribute.
     """
     described = signature(kind, name)
     target = described.constants.get(constant)
@@ -73,17 +73,17 @@ def load_declared(kind: str, name: str, constant: str) -> Any:
 
 
 def make_interface(cfg: ModelInterfaceAbstraction) -> ModelInterface:
-    """The interface that `interface: {type: …, args: {…}}` describes."""
+    """Build the interface described by `interface: {type: …, args: {…}}`."""
     return _make("interfaces", cfg.type_, cfg.args)
 
 
 def make_backend(cfg: ModelBackendAbstraction) -> ModelBackend:
-    """The backend that `backend: {type: …, args: {…}}` describes."""
+    """Build the backend described by `backend: {type: …, args: {…}}`."""
     return _make("backends", cfg.type_, cfg.args)
 
 
 def make_dataset(cfg: DatasetAbstraction, util: Any) -> Any:
-    """The dataset that `{type: …, args: {…}}` describes; `util` is its `DatasetUtility`."""
+    """Build the dataset described by `{type: …, args: {…}}`; `util` is its `DatasetUtility`."""
     return with_rows(_make("datasets", cfg.type_, cfg.args, util=util))
 
 
@@ -100,10 +100,10 @@ def _make(kind: str, name: str, args: Mapping[str, Any], **given: Any) -> Any:
 
 
 def _import_file(kind: str, path: Path, name: str) -> None:
-    """Import a component's file as the module `name`: through the door of its kind, or as what is installed."""
+    """Import a component's file as the module `name`: through its kind's package, or as an installed module."""
     door = importlib.import_module(f"rlcli.{kind}")
     folders = search_path(kind)
-    if list(door.__path__) != folders:  # the project became known after the door was opened
+    if list(door.__path__) != folders:  # the project became known after the package was imported
         door.__path__ = folders
         importlib.invalidate_caches()
     loaded = sys.modules.get(name)
@@ -111,18 +111,29 @@ def _import_file(kind: str, path: Path, name: str) -> None:
         raise ProjectError(f"this process already uses {loaded.__file__}", where=str(path), hint="start a new process")
     try:
         importlib.import_module(name)
-    except RlcliError:
+    except RlcliError as error:
+        error.where = error.where or _place(path, _frames_from(path, error), error)
         raise
     except Exception as error:
         raise _broken(path, error) from error
 
 
 def _broken(path: Path, error: Exception) -> ProjectError:
-    """What went wrong inside a component's file, whole, from that file on."""
+    """The full error inside a component's file, from that file on."""
     report = traceback.TracebackException.from_exception(error)
-    frames = list(report.stack)
-    first = next((i for i, frame in enumerate(frames) if Path(frame.filename) == path), len(frames))
-    report.stack = traceback.StackSummary.from_list(frames[first:])
-    line = frames[first].lineno if first < len(frames) else getattr(error, "lineno", None)
+    report.stack = traceback.StackSummary.from_list(_frames_from(path, error))
     text = "".join(report.format()).rstrip()
-    return ProjectError(f"the file cannot be imported\n{text}", where=f"{path}:{line}" if line else str(path))
+    return ProjectError(f"the file cannot be imported\n{text}", where=_place(path, report.stack, error))
+
+
+def _frames_from(path: Path, error: Exception) -> list[traceback.FrameSummary]:
+    """The frames of an error from the first one in that file on; none if it has no such frame."""
+    frames = traceback.extract_tb(error.__traceback__)
+    first = next((i for i, frame in enumerate(frames) if Path(frame.filename) == path), len(frames))
+    return frames[first:]
+
+
+def _place(path: Path, frames: list[traceback.FrameSummary], error: Exception) -> str:
+    """The line of the first frame, or the one that a syntax error names."""
+    line = frames[0].lineno if frames else getattr(error, "lineno", None)
+    return f"{path}:{line}" if line else str(path)

@@ -1,10 +1,10 @@
-"""What rlcli and its components need, as their declarations say it, and what of it is installed. Imports none of it.
+"""Requirements of rlcli and its components, as declared, and which of them are installed. Imports none of them.
 
-A component names the distributions that it needs beyond those of rlcli, as pip knows them:
+A component names the distributions that it needs in addition to rlcli's, by their pip names:
 
     REQUIRES: ClassVar[tuple[str, ...]] = ("deepspeed",)
 
-A requirement may have a version, such as `vllm>=0.11`.
+A requirement may include a version, such as `vllm>=0.11`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rlcli.registry.signature import Signature
 
 FOR_DEVELOPERS = ("test",)
-"""Extras that nobody needs to train."""
+"""Extras not needed for training."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Requirements:
     """The dependencies of rlcli and of each of its extras."""
 
     python: str
-    """The versions of Python, such as `>=3.11`."""
+    """Supported Python versions, such as `>=3.11`."""
     needed: tuple[Requirement, ...]
     extras: dict[str, tuple[Requirement, ...]]
 
 
 def read_requirements() -> Requirements:
-    """From the checkout's pyproject.toml, or else from the metadata of the installed package."""
+    """Read the checkout's pyproject.toml, or else the metadata of the installed package."""
     from packaging.requirements import Requirement
 
     if is_project(PACKAGE.parent):
@@ -65,7 +65,7 @@ def _useful(extras: dict[str, tuple[Requirement, ...]]) -> dict[str, tuple[Requi
 
 
 def fits(requirement: Requirement, version: str) -> bool:
-    """Whether a version is among those that are asked for; a local part such as `+cpu` does not matter."""
+    """Whether a version satisfies a requirement; a local part such as `+cpu` does not matter."""
     return requirement.specifier.contains(version, prereleases=True)
 
 
@@ -78,7 +78,7 @@ def installed_version(package: str) -> str | None:
 
 
 def required(component: Signature) -> tuple[Requirement, ...]:
-    """What a component declares in REQUIRES. Raises ProjectError if these are not requirements."""
+    """The requirements a component declares in REQUIRES. Raises ProjectError if they are invalid."""
     declared = component.constants.get("REQUIRES", ())
     if not declared:
         return ()
@@ -97,8 +97,8 @@ def required(component: Signature) -> tuple[Requirement, ...]:
 
 
 def missing_libraries(component: Signature) -> Iterator[ResourceError]:
-    """An error for each distribution that a component requires and that is not installed here, or is in a version that
-    it does not allow; its hint is the command which installs it."""
+    """An error for each required distribution that is not installed, or whose version is not allowed; its hint is the
+    command that installs it."""
     for requirement in required(component):
         version = installed_version(requirement.name)
         if version is not None and fits(requirement, version):
@@ -109,14 +109,14 @@ def missing_libraries(component: Signature) -> Iterator[ResourceError]:
 
 
 def pip_command(requirement: Requirement) -> str:
-    """What installs a requirement: the extra of rlcli that has it, in versions known to work, or else itself."""
+    """The command that installs a requirement: rlcli's extra with it, in known-good versions, or else itself."""
     extras = read_requirements().extras
     extra = next((name for name, of in extras.items() if requirement.name in {one.name for one in of}), None)
     return f"pip install 'rlcli[{extra}]'" if extra else f"pip install '{requirement}'"
 
 
 def torch_build() -> str | None:
-    """`cpu`, `cuda 13.0`, `rocm 6.4`, by torch's own version file; None if it cannot be told."""
+    """`cpu`, `cuda 13.0`, `rocm 6.4`, from torch's own version file; None if unknown."""
     found = util.find_spec("torch")
     if found is None or found.origin is None:
         return None

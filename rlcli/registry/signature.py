@@ -1,6 +1,6 @@
-"""What a component takes and does, read from its source without importing it.
+"""A component's arguments and methods, read from its source without importing it.
 
-So `rlcli validate`, `show` and `ls` check and explain the arguments of a component that needs torch, a GPU or
+This lets `rlcli validate`, `show` and `ls` check and explain the arguments of a component that needs torch, a GPU or
 a library that is not installed.
 """
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 CALLS = ("train_step", "inference", "generate")
-"""Methods of an interface that are called with a batch."""
+"""Interface methods that are called with a batch."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """A component, as its source describes it."""
+    """A component as described by its source."""
 
     kind: str
     name: str
@@ -40,20 +40,20 @@ class Signature:
     doc: str
     """First paragraph of the class's docstring, on one line."""
     arguments: tuple[Argument, ...]
-    """What a recipe may write under `args:`; a dataset's `util` is not among them."""
+    """Keys that a recipe may set under `args:`; a dataset's `util` is not among them."""
     methods: frozenset[str]
-    """Methods defined by the class and its bases, those of the contract in `rlcli.api` left out."""
+    """Methods defined by the class and its bases, except those of the contract in `rlcli.api`."""
     has_unread_bases: bool
-    """Whether a base class lies outside rlcli, so that there may be more methods."""
+    """Whether a base class is outside rlcli, so that there may be more methods."""
     constants: Mapping[str, Any] = field(default_factory=dict)
-    """What the class says of itself in literals that are no arguments: `KEYS: ClassVar[tuple[str, ...]] = (...)`."""
+    """Class literals that are not arguments: `KEYS: ClassVar[tuple[str, ...]] = (...)`."""
 
     _models: dict[tuple[str, ...], type[BaseModel]] = field(default_factory=dict, repr=False, compare=False)
-    """Those that `model` has made: each takes milliseconds, and contracts make a component thousands of times."""
+    """Cache of `model`: each takes milliseconds, and contracts build a component thousands of times."""
 
     def model(self, only: Collection[str] | None = None) -> type[BaseModel]:
-        """A pydantic model of the arguments: unknown keys refused, no value converted to another type. `only`: of these
-        and of the required ones, which is all that it takes to check them."""
+        """A pydantic model of the arguments: unknown keys are refused, no value is converted to another type. `only`:
+        limit it to these and the required ones, which is all that is needed to check them."""
         from rlcli.registry.arguments import arguments_model
 
         wanted = [a for a in self.arguments if only is None or a.required or a.name in only]
@@ -64,7 +64,7 @@ class Signature:
 
     @property
     def limits(self) -> Limits:
-        """The bounds of its numbers, as its `LIMITS` declare them. Raises ProjectError for what is none."""
+        """The bounds of its numbers, declared in `LIMITS`. Raises ProjectError for invalid ones."""
         limits = self.constants.get("LIMITS", {})
         for name, bounds in limits.items() if isinstance(limits, dict) else ():
             if not isinstance(bounds, dict) or not set(bounds) <= set(BOUNDS):
@@ -110,7 +110,7 @@ def signature(kind: str, name: str) -> Signature:
 
 
 def _registered_class(kind: str, module: Module) -> Definition:
-    """The class that the file registers under its own name, as a decorator or by a call."""
+    """The class that the file registers under its own name, by a decorator or a call."""
     registrar = f"register_{kind.removesuffix('s')}"
     found: list[Definition] = []
     misnamed: list[str] = []
@@ -139,7 +139,7 @@ def _registered_class(kind: str, module: Module) -> Definition:
 
 
 def _registrations(module: Module, registrar: str) -> Iterator[tuple[str, ast.expr]]:
-    """What runs when the file is imported: decorators of classes, and calls outside of them and of functions."""
+    """Code that runs on import: decorators of classes, and calls outside classes and functions."""
     for statement in top_level(module.tree.body):
         if isinstance(statement, ast.ClassDef):
             for decorator in statement.decorator_list:
@@ -167,7 +167,7 @@ def _registered_name(module: Module, node: ast.expr, registrar: str) -> str | No
 
 
 def _check_parameters(parts: Iterable[Definition]) -> None:
-    """Each call of an interface takes `(model, data, mb_spec)`, whatever it names them; the last may be left out.
+    """Each method of an interface takes `(model, data, mb_spec)`, under any names; the last may be omitted.
     Raises ProjectError."""
     seen: set[str] = set()
     for part in parts:
@@ -220,7 +220,7 @@ def _constants(definition: Definition) -> Iterator[tuple[str, Any]]:
 
 
 def _merged(constants: Iterable[Iterable[tuple[str, Any]]]) -> dict[str, Any]:
-    """Those of a class and its bases, the most distant first; a mapping adds to the one that it inherits."""
+    """Merge those of a class and its bases, the most distant first; a mapping adds to the inherited one."""
     merged: dict[str, Any] = {}
     for name, value in itertools.chain.from_iterable(constants):
         inherited = merged.get(name)

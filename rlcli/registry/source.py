@@ -1,4 +1,4 @@
-"""Reading Python source without running it: what a module binds, and where a name really comes from."""
+"""Reads Python source without running it: what a module binds, and where a name is really defined."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _MAX_HOPS = 32
-"""Re-exports and aliases followed before a name counts as unknown; more is a circle."""
+"""Re-exports and aliases followed before a name counts as unknown; more is a cycle."""
 
 
 State = tuple[int, int] | None
-"""What changes with a file, or with the files of a folder: its time and its size; None: there is none."""
+"""Fingerprint of a file, or of the files in a folder: time and size; None if it does not exist."""
 
 _READ: ContextVar[dict[Path, State]] = ContextVar("_READ")
-"""The files that a function which is kept has read so far, as they were then."""
+"""The files read so far by a cached function, with their state at that time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """One source file: its classes, its aliases (`Names = list[str]`) and what its imports stand for."""
+    """One source file: its classes, its aliases (`Names = list[str]`) and the origins of its imports."""
 
     name: str
     path: Path
@@ -50,7 +50,7 @@ class Definition:
 
 
 def read_module(name: str, path: Path) -> Module:
-    """Parse a source file; a syntax error in it is the user's."""
+    """Parse a source file; a syntax error in it is reported as the user's."""
     status = path.stat()
     time, size = status.st_mtime_ns, status.st_size
     if (read := _READ.get(None)) is not None:
@@ -72,8 +72,8 @@ def _read_module(name: str, path: Path, mtime: int, size: int) -> Module:
 
 
 def kept_while_unchanged(function: Callable[P, T]) -> Callable[P, T]:
-    """A function of names, which reads source: what it returned is kept as long as neither a file that it read nor a
-    folder of components has changed. Contracts make the same component hundreds of times."""
+    """Cache a function of names that reads source: a result is kept as long as neither a file that was read nor a
+    folder of components has changed. Contracts build the same component hundreds of times."""
     known: dict[object, tuple[dict[Path, State], T]] = {}
 
     @functools.wraps(function)
@@ -122,7 +122,7 @@ def dotted(module: Module, node: ast.expr) -> str | None:
 
 
 def find(full_name: str) -> Definition | None:
-    """The definition behind a full name, through re-exports; None if it lies outside rlcli."""
+    """The definition behind a full name, through re-exports; None if it is outside rlcli."""
     for _ in range(_MAX_HOPS):
         module_name, _, name = full_name.rpartition(".")
         path = _file_of(module_name)
@@ -152,7 +152,7 @@ def _file_of(module: str) -> Path | None:
         for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
             if path.is_file():
                 return path
-    if folders != [PACKAGE] and len(parts) > 1:  # of a component that is named by its module
+    if folders != [PACKAGE] and len(parts) > 1:  # of a component named by its module
         place_there = module_place(".".join(parts))
         if place_there is not None:
             return place_there / "__init__.py" if place_there.is_dir() else place_there
@@ -160,7 +160,7 @@ def _file_of(module: str) -> Path | None:
 
 
 def top_level(body: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements of a module, those inside `if TYPE_CHECKING:` and `try:` included."""
+    """The statements of a module, including those inside `if TYPE_CHECKING:` and `try:`."""
     found: list[ast.stmt] = []
     for statement in body:
         if isinstance(statement, ast.If):
@@ -193,7 +193,7 @@ def _bind(module: Module, statement: ast.stmt) -> None:
 
 
 def _package(module: Module, level: int) -> str:
-    """The package that `from .` (level 1) or `from ..` (level 2) means in a module."""
+    """The package that `from .` (level 1) or `from ..` (level 2) refers to in a module."""
     parts = module.name.split(".")
     if module.path.name == "__init__.py":
         parts.append("")

@@ -1,7 +1,7 @@
-"""Samples that are made ahead of training: which are admitted, which are ready, and which have become too stale. Pure.
+"""Samples generated ahead of training: which are admitted, which are ready, and which have become too stale. Pure.
 
-They are drawn in chunks. Each goes through the calls that need no batch, one call after the other; of several chunks
-that wait for a call the oldest goes first. Training takes samples in the order of the weights that made them.
+They are drawn in chunks. Each goes through the calls that need no batch, one call after the other; if several chunks
+wait for a call, the oldest goes first. Training takes samples in the order of the weights that generated them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Ready:
 
     draw: Draw
     versions: Mapping[str, int]
-    """Call that generates → the training steps behind the weights that it sampled with. Only of weights that change."""
+    """Generating call → training steps behind the weights that it sampled with. Only for weights that change."""
     chunk: int = -1
-    """Which it was drawn with; -1 if that was before the run was resumed."""
+    """The chunk it was drawn with; -1 if it was drawn before the run was resumed."""
 
     @property
     def oldest(self) -> int:
@@ -33,7 +33,7 @@ class Ready:
         return min(self.versions.values(), default=0)
 
     def as_json(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """The sample's entry in a checkpoint."""
         return {"draw": [self.draw.epoch, self.draw.row, self.draw.attempt], "versions": dict(self.versions)}
 
     @staticmethod
@@ -41,25 +41,25 @@ class Ready:
         return Ready(Draw(*fields["draw"]), fields["versions"])
 
     def staleness(self, step: int) -> int:
-        """Training steps between the weights that made it and those that step number `step` (from 0) trains."""
+        """Training steps between the weights that generated it and those that step number `step` (from 0) trains."""
         return step - self.oldest if self.versions else 0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How far samples are made ahead."""
+    """How far ahead samples are generated."""
 
     max_staleness: int
     batch: int
     """Samples of a training step."""
     chunk: int
-    """Samples that are drawn at a time."""
+    """Samples drawn at a time."""
     max_redraws: int
-    """Batches that may be dropped until a step has its samples."""
+    """How many batches of samples may be dropped before a step has its samples."""
 
 
 class Admission:
-    """Every sample that was drawn and not trained on: it runs, is ready, or was dropped; or it waits in the queue."""
+    """Every sample that was drawn and not trained on: in progress, ready, dropped, or waiting in the queue."""
 
     def __init__(self, queue: SampleQueue, calls: Sequence[MFCDef], limits: Limits, accepted: int = 0,
                  ready: Iterable[Ready] = ()):  # fmt: skip
@@ -75,33 +75,33 @@ class Admission:
         self._versions: dict[int, dict[str, int]] = {}
         self._ready = list(ready)
         self._taken: dict[str, Ready] = {}
-        """Those that the open steps train on."""
+        """Samples of the open steps."""
         self._past = accepted
         self._drops: dict[str, Drop] = {}
-        """Of samples since the last step ended."""
+        """Samples dropped since the last step ended."""
         self._dropped_in_a_row: Counter[Drop] = Counter()
         self.expired = 0
         """Samples that were given back as too stale."""
 
     @property
     def running(self) -> int:
-        """Samples that are being made."""
+        """Samples in progress."""
         return self._flow.under_way
 
     @property
     def ready(self) -> tuple[Ready, ...]:
-        """Samples that are made, and that no step has taken."""
+        """Finished samples that no step has taken."""
         return tuple(self._ready)
 
     @property
     def accepted(self) -> int:
-        """Samples that were trained on, will be, or may come to be: those that were neither dropped nor given back."""
+        """Samples that were trained on or still may be: those neither dropped nor given back."""
         return self._past + len(self._ready) + self.running
 
-    # -- making ----------------------------------------------------------------------------------------------
+    # -- generating ------------------------------------------------------------------------------------------
 
     def admit(self, limit: int) -> tuple[int, list[Draw]] | None:
-        """Draw the next chunk: (its number, its samples). None where more than `limit` samples would be accepted.
+        """Draw the next chunk: (its number, its samples). None if more than `limit` samples would be accepted.
 
         A chunk that is not full is drawn only if training waits for it."""
         size = min(self.limits.chunk, limit - self.accepted)
@@ -114,7 +114,7 @@ class Admission:
         return number, self._flow.open(number, size)
 
     def redraw(self, chunk: int, missing: Sequence[str], rows: int) -> list[Draw]:
-        """A stream of so many rows ended before some of a chunk; returns those that take their places."""
+        """Replace rows of a chunk that lie beyond the end of a stream of `rows` rows; returns the replacements."""
         self._queue.pass_ended(rows)
         return self._flow.redraw(chunk, missing, self._queue.instead_of)
 
@@ -123,7 +123,7 @@ class Admission:
         self._loaded.add(chunk)
 
     def startable(self) -> list[Task]:
-        """Calls that may work on a chunk (the task's step) now, at most one for each."""
+        """Calls that may start on a chunk (the task's step) now, at most one chunk per call."""
         first: dict[str, Task] = {}
         for task in self._scheduler.ready():
             if task.step in self._loaded and task.call not in self._busy:
@@ -131,7 +131,7 @@ class Admission:
         return list(first.values())
 
     def start(self, task: Task) -> list[str]:
-        """Begin with a call; returns the samples that it works on, perhaps none."""
+        """Start a call; returns the samples that it works on, possibly none."""
         self._scheduler.start(task)
         self._busy.add(task.call)
         return self._flow.samples(task.step, task.call)
@@ -139,9 +139,9 @@ class Admission:
     def finish(self, task: Task, dropped: Mapping[str, str], version: int | None = None) -> list[str]:
         """A call is done with a chunk. `dropped`: sample → why; `version`: of the weights that it generated with.
 
-        Returns the samples that are not needed any more.
+        Returns the samples that are no longer needed.
 
-        Raises DataError F80 where more samples were dropped than training can wait for.
+        Raises DataError F80 if more samples were dropped than training can wait for.
         """
         chunk = task.step
         self._busy.discard(task.call)
@@ -175,13 +175,13 @@ class Admission:
         )
 
     def has(self, count: int) -> bool:
-        """Whether so many samples are ready."""
+        """Whether at least `count` samples are ready."""
         return len(self._ready) >= count
 
     # -- training --------------------------------------------------------------------------------------------
 
     def expire(self, step: int) -> list[str]:
-        """Give back what is too stale for step number `step`; returns these samples."""
+        """Give back samples that are too stale for step number `step`; returns them."""
         limit = self.limits.max_staleness
         stale = [one.draw for one in self._ready if one.staleness(step) > limit]
         self._ready = [one for one in self._ready if one.staleness(step) <= limit]
@@ -190,7 +190,7 @@ class Admission:
         return [draw.id for draw in stale]
 
     def take(self, count: int) -> list[Draw]:
-        """The samples of the next step: `count` of those that are ready, of which there must be as many."""
+        """The samples of the next step: `count` of those that are ready; at least that many must be."""
         in_order = sorted(self._ready, key=lambda one: (one.oldest, one.chunk))
         batch, self._ready = in_order[:count], in_order[count:]
         assert len(batch) == count, f"{count} samples were wanted, {len(batch)} are ready"
@@ -200,7 +200,7 @@ class Admission:
         return [one.draw for one in batch]
 
     def give_back(self, draws: Sequence[Draw]) -> None:
-        """A step does not need these samples: they are ready for the next."""
+        """A step does not need these samples: they are ready for the next one."""
         self._ready += [self._taken.pop(draw.id) for draw in draws]
         self._past -= len(draws)
 
@@ -208,19 +208,19 @@ class Admission:
         """A step is done with its samples; returns what is known of them."""
         return [self._taken.pop(id_) for id_ in ids]
 
-    # -- saying ----------------------------------------------------------------------------------------------
+    # -- reporting -------------------------------------------------------------------------------------------
 
     def drain_drops(self) -> list[dict[str, Any]]:
-        """Entries of the ledger: the samples that were dropped since the last call of this."""
+        """Ledger entries: the samples dropped since the last call of this."""
         drops, self._drops = self._drops, {}
         return [{"sample": id_, "state": "dropped", **asdict(drop)} for id_, drop in drops.items()]
 
     def waiting(self) -> tuple[Draw, ...]:
-        """What is drawn first by whoever continues from here: the samples that are being made, then the queue's."""
+        """What a run that resumes from here draws first: the samples in progress, then the queue's."""
         return (*(draw.again for draw in self._flow.unfinished), *self._queue.returned)
 
     def depths(self) -> dict[str, int]:
-        """Call → the samples that wait for it."""
+        """Call → number of samples waiting for it."""
         waiting = Counter(
             task.call for task in self._scheduler.ready() for _ in self._flow.samples(task.step, task.call)
         )

@@ -1,4 +1,4 @@
-"""Who holds what: for every sample the lengths of its sequences, its metadata and the ranks that hold each key.
+"""Tracks who holds what: for every sample its sequence lengths, its metadata and the ranks that hold each key.
 
 Metadata only; tensors stay with the workers.
 """
@@ -23,18 +23,18 @@ Traits = tuple["torch.dtype | None", tuple[int, ...] | None]
 
 
 MOST_SHARED = 2**16
-"""Values that the buffer knows again; of more, which many ranks make in a long run, it begins anew."""
+"""Values cached for sharing; the cache is cleared when more accumulate, as with many ranks in a long run."""
 
 
 @dataclass(slots=True)
 class Held:
-    """One key of one sample. There may be a million of these: what several have in common is there once."""
+    """One key of one sample. There may be a million of these, so equal values are stored once and shared."""
 
     lengths: array[int]
-    """Of its sequences."""
+    """Lengths of its sequences."""
     traits: Traits
     ranks: frozenset[int]
-    """Those that hold it."""
+    """Ranks that hold it."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Transfer:
     key: str
     ids: tuple[str, ...]
     description: SequenceSample
-    """Of these samples, this key only: what the receiver needs to make room. With the samples' metadata, if it has
-    none of theirs yet."""
+    """Describes these samples and this key only: what the receiver needs to allocate memory. Includes the samples'
+    metadata if it has none of it yet."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -62,27 +62,27 @@ class Transfer:
 
 
 class Buffer:
-    """The samples that are in use."""
+    """The samples in use."""
 
     def __init__(self) -> None:
         self._held: dict[str, dict[str, Held]] = {}
         self._metadata: dict[str, dict[str, Any]] = {}
         self._shared: dict[Hashable, Any] = {}
         self._sent: Counter[int] = Counter()
-        """Rank → the tokens that it was to send so far."""
+        """Rank → tokens it was assigned to send so far."""
 
     def __len__(self) -> int:
         return len(self._held)
 
     def expect(self, ids: Sequence[str]) -> None:
-        """Make room for samples. Raises ValueError for one that is in use."""
+        """Make room for samples. Raises ValueError for one that is already in use."""
         twice = [id_ for id_ in ids if id_ in self._held]
         if twice or len(set(ids)) != len(ids):
             raise ValueError(f"samples that are already in use: {twice[:5]}")
         self._held |= {id_: {} for id_ in ids}
 
     def add(self, rank: int, batch: SequenceSample) -> None:
-        """`rank` now holds all keys of `batch`, which is a description."""
+        """Record that `rank` now holds all keys of `batch`, which is a description."""
         alone = self._once(frozenset({rank}))
         traits = {key: self._once((batch.dtypes[key], batch.trailing_shapes[key])) for key in batch.keys}
         for place, id_ in enumerate(map(str, batch.ids)):
@@ -97,7 +97,7 @@ class Buffer:
                     known[key] = Held(next(same, lengths), traits[key], alone)
 
     def forget(self, ids: Sequence[str]) -> dict[int, list[str]]:
-        """Let go of samples; returns rank → those of them that it holds something of."""
+        """Release samples; returns rank → those of them that it holds something of."""
         held: dict[int, list[str]] = {}
         for id_ in ids:
             for rank in sorted(frozenset[int]().union(*(one.ranks for one in self._held.pop(id_).values()))):
@@ -111,7 +111,7 @@ class Buffer:
         return set.intersection(*(set(held[key].ranks) if key in held else set() for key in keys))
 
     def kept_by(self, ids: Sequence[str]) -> dict[int, dict[str, list[str]]]:
-        """Rank → sample → keys: each key of these samples once, by a rank that holds it."""
+        """Rank → sample → keys: each key of these samples once, assigned to a rank that holds it."""
         found: dict[int, dict[str, list[str]]] = {}
         for id_ in ids:
             for key, held in self._held[id_].items():
@@ -120,15 +120,15 @@ class Buffer:
         return found
 
     def sequence_lengths(self, ids: Sequence[str], key: str) -> list[int]:
-        """Lengths of all sequences of a key; empty if the key is not there."""
+        """Lengths of all sequences of a key; empty if the key does not exist."""
         return [n for i in ids if key in self._held[i] for n in self._held[i][key].lengths]
 
     def load(self, id_: str, key: str) -> int:
-        """The tokens of a key of a sample; 1 while nobody has made it."""
+        """Tokens of a key of a sample; 1 while it has not been produced."""
         return sum(self.sequence_lengths([id_], key)) or 1
 
     def description(self, ids: Sequence[str], keys: Sequence[str]) -> SequenceSample:
-        """These keys of these samples, at least one, without metadata. Raises ValueError where dtypes or shapes differ
+        """These keys of these samples, at least one, without metadata. Raises ValueError if dtypes or shapes differ
         between the samples."""
         held = {key: [self._held[id_][key] for id_ in ids] for key in keys}
         traits = {key: {one.traits for one in of_key} for key, of_key in held.items()}
@@ -143,7 +143,7 @@ class Buffer:
         )
 
     def metadata(self, ids: Sequence[str], name: str) -> list[Any]:
-        """Of those of these samples that have it."""
+        """Values of a metadata field, from those of these samples that have it."""
         return [self._metadata[id_][name] for id_ in ids if name in self._metadata.get(id_, ())]
 
     def metadata_names(self, ids: Sequence[str]) -> list[str]:
@@ -152,10 +152,10 @@ class Buffer:
         return sorted(set.intersection(*names)) if names else []
 
     def transfers(self, shares: dict[int, list[str]], keys: Sequence[str]) -> list[Transfer]:
-        """What must move so that every rank holds `keys` of its share; nothing where it already does.
+        """The transfers after which every rank holds `keys` of its share; none where it already does.
 
-        The order is the same for everybody, and each rank works through it in that order, so no two can wait for
-        each other. Of several holders the one sends that has sent least.
+        The order is the same for all ranks, and each rank works through it in that order, so no two can wait for each
+        other. Among several holders, the one that has sent least sends.
         """
         plan: list[Transfer] = []
         for target, ids in sorted(shares.items()):
@@ -177,7 +177,7 @@ class Buffer:
         return plan
 
     def count_transfers(self, plan: Sequence[Transfer]) -> None:
-        """The plan was carried out: the targets hold copies now."""
+        """Record that the plan was executed: the targets hold copies now."""
         for transfer in plan:
             for id_ in transfer.ids:
                 held = self._held[id_][transfer.key]
@@ -187,7 +187,7 @@ class Buffer:
         return {name: [self._metadata[id_][name] for id_ in ids] for name in self.metadata_names(ids)}
 
     def _once(self, value: T) -> T:
-        """The first value that was equal to it, as far as that is known."""
+        """The first value equal to this one, as far as cached."""
         if len(self._shared) >= MOST_SHARED:
             self._shared.clear()
         found: T = self._shared.setdefault(value, value)

@@ -1,4 +1,4 @@
-"""Calls of the graph, sent to the workers of their roles: who computes which samples, and what moves before."""
+"""Sends calls of the graph to the workers of their roles: who computes which samples, and what is transferred first."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ DESCRIBED: Mapping[str, tuple[str, ...]] = {
     "finishes": (NOT_ENDED,),
     "likelihoods": (SAMPLED_LOGPROBS, PROMPT_MASK, SEQUENCES),
 }
-"""What people want to read of responses, and the keys that it takes."""
+"""What is shown of responses, and the keys that each part requires."""
 PART = "reward/"
-"""How the names of parts of a reward begin, which are reported even if they are 0."""
+"""Name prefix of the parts of a reward, which are reported even if they are 0."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Running:
     placement: RolePlacement
     answers: Mapping[int, Mapping[str, Any]]
     copy_seconds: float | None = None
-    """That its weights took to other ranks."""
+    """Seconds to copy its weights to other ranks."""
     updates: int = 0
-    """Of its role's weights in a training step; 0 if they never change."""
+    """Updates of its role's weights per training step; 0 if they never change."""
 
     def and_then(self, later: Running) -> Running:
-        """The same call on other samples of the step, added up."""
+        """Merge with the same call on other samples of the step."""
         answers = {rank: _added(answer, later.answers[rank]) for rank, answer in self.answers.items()}
         return replace(later, answers=answers)
 
@@ -59,11 +59,11 @@ class Running:
         return {id_: why for rank in owners(self.placement) for id_, why in self.answers[rank]["dropped"].items()}
 
     def stats(self) -> dict[str, float]:
-        """What the interface reports; it has reduced that over the ranks itself."""
+        """Statistics reported by the interface, which has already reduced them over the ranks."""
         return dict(self.answers[self.placement.ranks[0]]["stats"])
 
     def averages(self) -> dict[str, Moments]:
-        """Scores of all that the ranks made, and what they counted of errors and the like, if there were any."""
+        """Scores over all ranks' outputs, and counts of errors and the like if there were any."""
         counts, scores = (self._sum_over_ranks(what) for what in ("counts", "scores"))
         return {name: one for name, one in counts.items() if one.total or name.startswith(PART)} | scores
 
@@ -75,22 +75,22 @@ class Running:
         return {name: moments for name, moments in totals.items() if moments.count}
 
     def reports(self) -> dict[str, float]:
-        """All that is to be recorded of the call."""
+        """Everything to record about the call."""
         return {name: moments.mean for name, moments in self.averages().items()} | self.stats()
 
     @property
     def version(self) -> int:
-        """Of the role's weights as the call began: the training steps behind them."""
+        """Version of the role's weights when the call began: the number of training steps behind them."""
         return int(self.answers[self.placement.ranks[0]]["version"]) // max(self.updates, 1)
 
     def times(self) -> dict[str, float]:
-        """Seconds of the slowest rank, by name; of the copy of its weights too."""
+        """Seconds of the slowest rank, by name; also of copying its weights."""
         times = {self.mfc.name: max(self.answers[rank]["seconds"] for rank in self.placement.ranks)}
         return times if self.copy_seconds is None else times | {f"{self.mfc.name}.copy_to": self.copy_seconds}
 
 
 def _added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """What a rank answers of two draws of a step."""
+    """A rank's answers for two draws of a step, merged."""
     sums: dict[str, dict[str, Moments]] = {}
     for what in ("counts", "scores"):
         sums[what] = {name: Moments(*moments) for name, moments in one[what].items()}
@@ -102,7 +102,7 @@ def _added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class Held:
-    """A call that has not started yet: it waits for its inputs, or for calls of its ranks that came before it."""
+    """A call that has not started yet: it waits for its inputs, or for earlier calls of its ranks."""
 
     role: str
     ranks: tuple[int, ...]
@@ -111,8 +111,8 @@ class Held:
 
 
 def updates_per_step(graph: Sequence[MFCDef]) -> dict[str, int]:
-    """Role whose weights change → by how much its version grows in a training step: that of a role that follows another
-    grows as the other's does."""
+    """Role whose weights change → by how much its version grows in a training step. A role that follows another grows
+    with it."""
     found = Counter(mfc.model_name for mfc in graph if mfc.is_train)
     for mfc in graph:
         for hook in mfc.post_hooks:
@@ -124,8 +124,8 @@ def updates_per_step(graph: Sequence[MFCDef]) -> dict[str, int]:
 def named_reports(
     calls: Sequence[Running], reports: Callable[[Running], Mapping[str, T]], section: Callable[[MFCDef], str]
 ) -> dict[str, T]:
-    """What calls report, as `<section>/<name>`, or, where several calls of a section report the same, as
-    `<call>/<name>`: `math_inf/reward`."""
+    """Reports of calls as `<section>/<name>`, or as `<call>/<name>` where several calls of a section report the same
+    name: `math_inf/reward`."""
     found = [(one.mfc, name, value) for one in calls for name, value in reports(one).items()]
     uses = Counter((section(mfc), name) for mfc, name, _ in found)
 
@@ -137,7 +137,7 @@ def named_reports(
 
 
 class Calls:
-    """Sends out loading, calling and clearing. Nothing here waits: answers arrive in `Requests.wait`."""
+    """Sends out loading, calling and clearing requests. Nothing here waits: answers arrive in `Requests.wait`."""
 
     def __init__(self, recipe: Recipe, topology: Topology, requests: Requests, phase: Callable[[str], None]):
         self.buffer = Buffer()
@@ -152,9 +152,9 @@ class Calls:
         self._pooled = pooled_roles(recipe)
         self._held: list[Held] = []
         self._working: Counter[int] = Counter()
-        """Rank → the calls that it was sent and has not answered."""
+        """Rank → the number of calls sent to it and not yet answered."""
         self._names: dict[str, str] = {}
-        """Sample → what its dataset calls it."""
+        """Sample → its dataset's name for it."""
 
     def load(
         self,
@@ -164,10 +164,10 @@ class Calls:
         then: Callable[[], None],
         ended: Callable[[int, list[str]], None] | None = None,
     ) -> None:
-        """Have the workers of the graph's first call take the rows that they will work on: (id, row, attempt).
+        """Have the workers of the graph's first call load the rows that they will work on: (id, row, attempt).
 
-        A stream is read by the first of them alone. `ended` is called instead of `then` where it ended before some of
-        the rows, with its number of rows and with their samples, of which nothing is kept.
+        A stream is read only by the first of them. `ended` is called instead of `then` if it ended before some of the
+        rows, with its number of rows and the ids of the missing samples, of which nothing is kept.
         """
         placement = self._topology.placement(graph[0].model_name)
         self.buffer.expect([id_ for id_, _, _ in rows])
@@ -191,8 +191,8 @@ class Calls:
         self._requests.post("load_rows", {r: {"dataset": dataset, "rows": s} for r, s in shares.items()}, loaded)
 
     def restore(self, graph: Sequence[MFCDef], folder: str, names: Mapping[str, str]) -> None:
-        """Have the workers of the graph's first call take finished samples from a checkpoint, and wait for them.
-        `names`: sample → what its dataset calls it."""
+        """Have the workers of the graph's first call load finished samples from a checkpoint, and wait for them.
+        `names`: sample → its dataset's name for it."""
         placement, ids = self._topology.placement(graph[0].model_name), list(names)
         self.buffer.expect(ids)
         shares = {rank: share for rank, share in share_by_rank(ids, [1] * len(ids), placement).items() if share}
@@ -202,13 +202,13 @@ class Calls:
         self._names |= names
 
     def names(self, ids: Sequence[str]) -> dict[str, str]:
-        """Sample → what its dataset calls it."""
+        """Sample → its dataset's name for it."""
         return {id_: self._names[id_] for id_ in ids}
 
     def dispatch(self, task: Task, ids: Sequence[str], then: Callable[[Running], None]) -> None:
-        """Send a call on some samples, at least one, to the workers of its role, and what they lack to them and to
-        those who have it. The samples of a training step are a batch, in its order. The call of a pool keeps none of
-        its ranks from computing others."""
+        """Send a call on some samples, at least one, to the workers of its role, and have inputs that they lack
+        transferred to them. The samples of a training step are a batch, in its order. A call that runs in a pool leaves
+        its ranks free for other calls."""
         mfc = self._mfcs[task.call]
         placement = self._topology.placement(mfc.model_name)
         lane = pool_name(mfc.model_name) if mfc.model_name in self._pooled else COMPUTE
@@ -249,7 +249,7 @@ class Calls:
 
         self._start_in_order(Held(mfc.model_name, busy, run), plan)
         hook, copy = remote_copy(mfc, self._topology), Held(mfc.model_name, placement.ranks)
-        if hook is not None:  # its ranks copy the weights before they do what they are given later
+        if hook is not None:  # its ranks copy the weights before they start later work
             self._held.append(copy)
 
     def _copy_to_others(
@@ -262,7 +262,7 @@ class Calls:
         ranks = tuple(sorted({*running.placement.ranks, *followers}))
 
         def copied(answers: Answers) -> None:
-            # The last rank to come has waited for no other: what it took is the transfer itself.
+            # The last rank to arrive did not wait for any other: its time is that of the transfer itself.
             then(replace(running, copy_seconds=min(answer["seconds"] for answer in answers.values())))
 
         copy.ranks = ranks
@@ -272,14 +272,14 @@ class Calls:
         self._inputs_are_there(copy)
 
     def _give_way(self, copy: Held) -> None:
-        """Its ranks would wait for those that follow: what they were given of other roles since goes first."""
+        """Let later calls of other roles go first: the copy's ranks would only wait for the followers."""
         place = self._held.index(copy)
         own = [call for call in self._held[place:] if call.role == copy.role]
         self._held[place:] = [*(call for call in self._held[place:] if call not in own), *own]
 
     def _start_in_order(self, call: Held, plan: Sequence[Transfer]) -> None:
-        """Start a call once its inputs have moved, and after calls of the same ranks that came before it: their order
-        decides which weights they see, and which collectives meet."""
+        """Start a call once its inputs have moved, and after earlier calls of the same ranks: their order decides which
+        weights they see and which collectives match up."""
         self._held.append(call)
         if not plan:
             self._inputs_are_there(call)
@@ -307,7 +307,7 @@ class Calls:
                 busy.update(held.ranks)
 
     def describe(self, ids: Sequence[str], then: Callable[[list[dict[str, Any]]], object]) -> None:
-        """`then(lines)`: for every response to these prompts the fields of a `SampleRecord` but step and phase."""
+        """`then(lines)`: the fields of a `SampleRecord`, except step and phase, for every response to these prompts."""
         args: dict[int, dict[str, list[str]]] = {}
         for what, keys in DESCRIBED.items():
             for id_ in ids:
@@ -330,7 +330,7 @@ class Calls:
             then([])
 
     def forget(self, ids: Sequence[str]) -> None:
-        """Let go of samples, here and on the workers."""
+        """Release samples, here and on the workers."""
         for id_ in ids:
             self._names.pop(id_, None)
         held = self.buffer.forget(ids)
@@ -344,7 +344,7 @@ class Calls:
         return like.as_json()
 
     def _evaluation_batches(self, mfc: MFCDef, shares: Mapping[int, list[str]]) -> dict[int, list[list[int]]]:
-        """Rank → its batches under the token cap; as many on every rank, for all take part in each."""
+        """Rank → its batches under the token cap; the same number on every rank, because all take part in each."""
         parts = {
             rank: self.buffer.description(ids, mfc.input_keys).split_to_micro_batches(mfc.mb_spec)[1] if ids else []
             for rank, ids in shares.items()
@@ -354,7 +354,7 @@ class Calls:
 
 
 def _lines(name: str, known: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One entry for each sequence of a sample; what is not known of each sequence is left out."""
+    """One entry per sequence of a sample; values that are not known for every sequence are left out."""
     text = known["texts"]
     count = len(text["responses"])
     rewards, finishes, logprobs = (

@@ -1,4 +1,4 @@
-"""The master's side of checkpoints: when one is due, how it is committed, what a run goes on from."""
+"""The master's side of checkpoints: when one is due, how it is committed, what a run resumes from."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class RunState:
     """What the master must remember between two steps. Everything else follows from the recipe and the step."""
 
     step: int
-    """Steps that are done."""
+    """Completed steps."""
     samples: int
-    """That they have trained on."""
+    """Samples that these steps trained on."""
     drawn: int
-    """Rows of the training dataset that were drawn, dropped ones included: the place in its order."""
+    """Rows of the training dataset that were drawn, including dropped ones: the position in its order."""
     datasets: Mapping[str, str]
     """Digest of each dataset."""
     versions: Mapping[str, Any] = field(default_factory=dict)
@@ -53,27 +53,26 @@ class RunState:
     interfaces: Mapping[str, Any] = field(default_factory=dict)
     """Call → the state of its interface."""
     nonfinite: list[tuple[int, list[str]]] = field(default_factory=list)
-    """Steps in a row whose update was skipped, and their samples."""
+    """Consecutive steps whose update was skipped, and their samples."""
     used: Mapping[str, int] = field(default_factory=dict)
-    """Dataset that the training dataset is made of → samples of it that were trained on."""
+    """Dataset that the training dataset is made of → number of its samples that were trained on."""
     returned: list[tuple[int, int, int]] = field(default_factory=list)
-    """(epoch, row, attempt) of the samples that were drawn and given back, or were in the making: they are the next
-    ones."""
+    """(epoch, row, attempt) of the samples that were given back or were in progress: they are drawn next."""
     tokens: int = 0
-    """Of the samples that the steps have trained on."""
+    """Tokens of the samples trained on."""
     pass_rows: int | None = None
-    """Rows of a pass over the training dataset; None while a stream has not come to its end."""
+    """Rows of a pass over the training dataset; None for a stream whose end has not been reached."""
     ready: list[dict[str, Any]] = field(default_factory=list)
-    """Samples that were made ahead of training, and their names. Their tensors are in the ranks' files."""
+    """Samples generated ahead of training, and their names. Their tensors are in the ranks' files."""
     format: int = FORMAT
 
     @classmethod
     def read(cls, folder: Path) -> RunState:
-        """Of a verified checkpoint. Raises ModelError F85 if a newer rlcli wrote it."""
+        """Read the state of a verified checkpoint. Raises ModelError F85 if a newer rlcli wrote it."""
         fields = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        if fields.get("format") == 1:  # of a run that could drop no samples
+        if fields.get("format") == 1:  # from a run that could not drop samples
             fields |= {"format": 2, "drawn": fields["samples"]}
-        if fields.get("format") == 2:  # of a run that made no samples ahead
+        if fields.get("format") == 2:  # from a run that did not generate ahead
             fields |= {"format": FORMAT}
         if fields.get("format") != FORMAT:
             raise ModelError(
@@ -86,13 +85,13 @@ class RunState:
 
 @dataclass(frozen=True)
 class Start:
-    """The checkpoint that a run goes on from."""
+    """The checkpoint that a run resumes from."""
 
     folder: Path
     state: RunState
 
     def check_datasets(self, digests: Mapping[str, str], recipe: Recipe) -> None:
-        """The training data must be what they were. Raises DataError F65."""
+        """Check that the training data have not changed. Raises DataError F65."""
         name = recipe.train.dataset
         before, now = self.state.datasets.get(name), digests.get(name)
         if before is not None and before != now:
@@ -103,7 +102,7 @@ class Start:
             )
 
     def check_end(self, steps: int, recipe: Recipe) -> None:
-        """Steps that are done cannot be taken back. Raises UsageError F84."""
+        """Check that the run does not end before the steps already done. Raises UsageError F84."""
         if steps >= self.state.step:
             return
         done, epochs = self.state.step, recipe.train.epochs
@@ -118,7 +117,7 @@ class Start:
 
 
 class Schedule:
-    """When a checkpoint is due; nothing of it is restored, so the recipe of the day decides."""
+    """When a checkpoint is due; none of this is restored, so the current recipe decides."""
 
     def __init__(self, settings: Checkpoint, sizes: StepSizes):
         self._settings = settings
@@ -126,12 +125,12 @@ class Schedule:
         self._last = time.monotonic()
 
     def is_due(self, step: int) -> bool:
-        """After `step` steps."""
+        """Whether one is due after `step` steps."""
         every = self._settings.every_steps
         return bool(every and step % every == 0) or self._ends_epochs(step) or self._time_is_up()
 
     def next_after(self, step: int) -> int | None:
-        """The first step beyond `step` at whose end one is surely due: no later step may begin before."""
+        """The first step beyond `step` at whose end a checkpoint is sure to be due: no later step may begin before."""
         every, sizes = self._settings.every_steps, self._sizes
         planned = [] if every is None else [step - step % every + every]
         if self._settings.every_epochs is not None and sizes.rows is not None:
@@ -141,7 +140,7 @@ class Schedule:
         return min(planned, default=None)
 
     def note(self) -> None:
-        """One has just been taken."""
+        """Note that one has just been taken."""
         self._last = time.monotonic()
 
     def _ends_epochs(self, step: int) -> bool:
@@ -156,7 +155,7 @@ class Schedule:
 
 
 class Checkpoints:
-    """Has the workers write checkpoints, sees to it that they are committed, and says what became of them."""
+    """Has the workers write checkpoints, makes sure that they are committed, and reports the outcome."""
 
     def __init__(self, run: RunDirectory, identity: RunIdentity, recipe: Recipe, topology: Topology, requests: Requests,
                  display: Display):  # fmt: skip
@@ -171,12 +170,12 @@ class Checkpoints:
         )
         self._failed = 0
         self._size = 0
-        """Of a checkpoint, in bytes."""
+        """Bytes of a checkpoint."""
         requests.listen(WRITTEN, self._take_in)
 
     @property
     def committed(self) -> int | None:
-        """The last step that is safe."""
+        """The last committed step."""
         return self._commits.committed
 
     def starts_from(self, step: int) -> None:
@@ -184,8 +183,8 @@ class Checkpoints:
         self._commits.committed = step
 
     def check_room(self, size: int) -> None:
-        """Before the run: as many checkpoints of so many bytes as may come to lie there at once, beside those that do
-        already, must fit on the disk. Raises ResourceError F28."""
+        """Check before the run that the disk has room for all checkpoints of `size` bytes that it may have to hold at
+        once, in addition to the existing ones. Raises ResourceError F28."""
         settings, self._size = self._recipe.checkpoint, size
         if settings.at_end or settings.on_stop or settings.every_steps or settings.every_epochs:
             kept = settings.keep_last + settings.keep_best
@@ -202,8 +201,8 @@ class Checkpoints:
     ) -> None:
         """Begin the checkpoint of a step. Without `checkpoint.asynchronous` it is committed when this returns.
 
-        `samples`: rank → what it writes of samples that are ready, as sample → keys. `sync` has the lines of the steps
-        up to this one on disk, or raises ResourceError: a run that resumes here keeps them.
+        `samples`: rank → the part of the finished samples that it writes, as sample → keys. `sync` flushes the lines of
+        the steps up to this one to disk, or raises ResourceError: a run that resumes here keeps them.
         """
         self.settle(wait=True)
         self._display.phase("copying a checkpoint")
@@ -230,8 +229,8 @@ class Checkpoints:
             self.settle(wait=True)
 
     def settle(self, wait: bool = False) -> None:
-        """Say what became of checkpoints; `wait` until none is being written. Raises what went wrong in their threads,
-        and ResourceError once too many could not be written."""
+        """Report what became of checkpoints; `wait` until none is being written. Raises errors from their threads, and
+        ResourceError once too many could not be written."""
         while wait and self._commits.writing is not None:
             self._requests.wait(report=f"the files of the checkpoint of step {self._commits.writing}")
         for outcome in self._commits.outcomes():
@@ -245,8 +244,8 @@ class Checkpoints:
                 self._display.warning(warning)
 
     def settle_at_error(self, patience: float) -> None:
-        """Before an error ends the run: commit the checkpoint whose files are safe, or will be within `patience`
-        seconds. Raises nothing: the error is what the run ends with."""
+        """Before an error ends the run: commit the checkpoint whose files are complete, or will be within `patience`
+        seconds. Raises nothing: the run ends with the original error."""
         self._requests.cancel()
         if self._commits.waits_for_ranks:
             self._display.phase("finishing a checkpoint")
@@ -256,7 +255,7 @@ class Checkpoints:
                 self._requests.wait(max(0.0, end - time.monotonic()), "the files of a checkpoint")
             except (WorkerError, HangError):
                 break
-            except RlcliError:  # of another rank that met the same error
+            except RlcliError:  # from another rank that hit the same error
                 continue
         lost = self._commits.give_up()
         for outcome in self._commits.outcomes():
@@ -268,7 +267,7 @@ class Checkpoints:
             self._display.note(f"the last checkpoint is that of step {self.committed}")
 
     def _take_in(self, report: Report) -> None:
-        """A rank's files are safe, or cannot be written."""
+        """A rank's files are complete, or could not be written."""
         failure: RlcliError | None = None
         if report.failure is not None:
             failure = report.failure.as_error()
@@ -295,7 +294,7 @@ class Checkpoints:
 
 
 def _interfaces(answers: Answers) -> dict[str, Any]:
-    """Call → state, of the lowest rank that runs it: the state is the same on all of them."""
+    """Call → state, from the lowest rank that runs it: the state is the same on all of them."""
     states: dict[str, Any] = {}
     for rank in sorted(answers):
         for call, state in answers[rank]["interfaces"].items():

@@ -14,21 +14,21 @@ from rlcli.errors import ResourceError
 from rlcli.recipe.schema import Checkpoint
 
 WRITTEN = "checkpoint_written"
-"""Name of the report that a rank's files of a checkpoint are safe, or cannot be."""
+"""Name of the report that a rank's files of a checkpoint are on disk, or could not be written."""
 MASTER = -1
 """The part of a checkpoint that the master writes; each rank writes the part with its number."""
 LONGEST_COMMIT = 60.0
-"""Seconds that a commit under way is waited for when the run ends."""
+"""Seconds to wait for a commit in progress when the run ends."""
 
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What a manifest says about the run that a checkpoint belongs to."""
+    """What a manifest records about the run that a checkpoint belongs to."""
 
     run_id: str
     recipe_digest: str
     version: str
-    """Of rlcli."""
+    """Version of rlcli."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class _Begun:
     folder: Path
     metrics: dict[str, float]
     missing: set[int]
-    """Parts that are not yet safe."""
+    """Parts that are not on disk yet."""
     files: list[FileDigest] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)
 
 
 class Commits:
-    """Takes in the parts of one checkpoint after the other; the thread that brings the last part commits it.
+    """Collects the parts of one checkpoint after the other; the thread that adds the last part commits it.
 
     Training continues meanwhile, so nothing is raised or printed here: `outcomes` are for the master's own thread.
     """
@@ -63,9 +63,9 @@ class Commits:
     def __init__(
         self, folder: Path, identity: RunIdentity, settings: Checkpoint, world_size: int, note: Callable[[int], None]
     ):
-        """`note` writes down outside of the folder that a step is committed; it may raise OSError."""
+        """`note` records outside the folder that a step is committed; it may raise OSError."""
         self.committed: int | None = None
-        """The last step that is safe."""
+        """The last committed step."""
         self._folder = folder
         self._identity = identity
         self._settings = settings
@@ -84,17 +84,17 @@ class Commits:
 
     @property
     def waits_for_ranks(self) -> bool:
-        """Whether nothing but the files of ranks keeps a checkpoint from being committed."""
+        """Whether a checkpoint waits only for the files of ranks before it can be committed."""
         begun = self._begun
         return begun is not None and MASTER not in begun.missing
 
     def begin(self, step: int, folder: Path, metrics: dict[str, float]) -> None:
-        """From now on parts of this checkpoint are taken in. There must be no other one under way."""
+        """Start accepting parts of this checkpoint. No other may be in progress."""
         with self._changed:
             self._begun = _Begun(step, folder, metrics, {MASTER, *range(self._world_size)})
 
     def add(self, step: int, part: int, files: Sequence[FileDigest] = (), failure: Exception | None = None) -> None:
-        """A part of the checkpoint of a step is safe, or has failed; after the last one the checkpoint is committed.
+        """A part of the checkpoint of a step is on disk, or has failed; after the last one the checkpoint is committed.
 
         Parts of a checkpoint that was given up are ignored.
         """
@@ -117,14 +117,14 @@ class Commits:
                 self._changed.notify_all()
 
     def outcomes(self) -> list[Outcome]:
-        """What has become of checkpoints since the last call, in order."""
+        """What became of checkpoints since the last call, in order."""
         with self._changed:
             outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
     def give_up(self) -> int | None:
-        """Commit nothing more: what is still being written stays behind in its temporary folder; returns its step.
-        A commit that another thread has begun is waited for."""
+        """Commit nothing more and leave unfinished files in their temporary folder; returns their step. Waits for a
+        commit that another thread has begun."""
         with self._changed:
             self._changed.wait_for(lambda: self._begun is None or bool(self._begun.missing), LONGEST_COMMIT)
             given_up, self._begun = self._begun, None
@@ -133,7 +133,7 @@ class Commits:
     def _end(self, begun: _Begun) -> Outcome:
         if begun.failures:
             abandon(begun.folder)
-            # one that ends the run counts more than a disk that failed once
+            # an error that ends the run takes precedence over a disk that failed once
             return Outcome(begun.step, min(begun.failures, key=lambda error: isinstance(error, ResourceError)))
         try:
             committed = self._commit(begun)
@@ -164,7 +164,7 @@ class Commits:
         return []
 
     def _prune(self, committed: Path) -> list[str]:
-        """Clear older checkpoints away; returns what is to be said about it."""
+        """Delete older checkpoints; returns warnings."""
         settings = self._settings
         best = Best(settings.best_metric, settings.best_is, settings.keep_best) if settings.keep_best else None
         try:
@@ -180,7 +180,7 @@ class Commits:
         return []
 
     def _mention_strangers(self) -> list[str]:
-        """Once each."""
+        """Mention each only once."""
         try:
             found = [path for path in strangers(self._folder, self._identity.run_id) if path not in self._mentioned]
         except ResourceError:

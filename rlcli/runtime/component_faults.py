@@ -1,4 +1,4 @@
-"""Whose mistake an exception is: one raised in a user's component is reported with its place."""
+"""Decides whose fault an exception is: one raised in a user's component is reported with its place."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from rlcli.registry import KINDS
 
 
 @contextmanager
-def component_faults_told() -> Iterator[None]:
-    """An exception that went through a component which is not built in, as ProjectError with the innermost line there;
-    what else goes wrong, as it is. SystemExit and its like are exceptions here: no component may end a run. Nor may a
-    copy of this process that a component forked continue the run next to it: the copy ends here.
-    """
+def attribute_user_errors() -> Iterator[None]:
+    """Convert an exception that passed through a user's component into ProjectError with the innermost line there;
+    leave others unchanged. SystemExit and the like count as exceptions: no component may end a run. If a component
+    forked this process, the copy is ended here, so that it does not continue the run as well."""
     process = os.getpid()
     try:
         yield
+    except ProjectError as error:
+        if error.where is None and (place := _place_in_a_component(error)) is not None:
+            error.where = f"{place[1]}:{place[2]}"
+        raise
     except RlcliError:
         raise
     except SystemExit as error:
@@ -37,12 +40,12 @@ def component_faults_told() -> Iterator[None]:
 
 
 def _is_ctrl_c(error: BaseException) -> bool:
-    """A run has handlers of its own for SIGINT; where it has none, KeyboardInterrupt is the user's."""
+    """A run has its own handlers for SIGINT; where it has none, KeyboardInterrupt is the user's."""
     return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def fault(error: BaseException) -> RlcliError:
-    """The error to report for an exception: the component's with its innermost line there; else that of the run."""
+    """The error to report for an exception: the component's, with its innermost line there, or else that of the run."""
     place = _place_in_a_component(error)
     what = f"{type(error).__name__}: {_words(error)}".rstrip(": ")
     if place is None:
@@ -63,7 +66,7 @@ def _words(error: BaseException) -> str:
 
 
 def _place_in_a_component(error: BaseException) -> tuple[str, Path, int] | None:
-    """Kind, file and line of the innermost frame in a component of the user's."""
+    """Kind, file and line of the innermost frame in a user's component."""
     folders = {Path(folder): kind for kind in KINDS for folder in search_path(kind) if not is_built_in(Path(folder))}
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):

@@ -1,10 +1,10 @@
-"""The connections between the master and the processes of a run: who may speak, and where.
+"""Connections between the master and the processes of a run: who may connect, and where.
 
 There are two sockets, one for requests and replies, one for heartbeats (see `pulse`). On one node they are Unix sockets
-in a folder that only its owner may enter; between nodes TCP on one interface. Either way a peer must know the master's
-CURVE key, made for this run, to be understood at all, and prove that it has the run's client key before the master
-keeps more than one frame of it. Addresses, keys and token reach the processes in a file for their owner alone, never by
-a command line or the environment.
+in a folder that only its owner may enter; between nodes they use TCP on one interface. Either way a peer must know the
+master's CURVE key, generated for this run, to be understood at all, and must prove that it has the run's client key
+before the master keeps more than one frame of it. Addresses, keys and token reach the processes in a file that only
+their owner can read, never through a command line or the environment.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ from rlcli.runtime.messages import LARGEST, ProtocolError
 
 CONTROL_FILE = "control.json"
 SOCKET = "control"
-"""Name of the Unix socket for requests; `launch.meeting` keeps its path within what a socket's address can hold."""
+"""Name of the Unix socket for requests; `launch.meeting` keeps its path within the length limit of socket addresses."""
 PULSES = "pulses"
-"""Name of the other one."""
+"""Name of the Unix socket for heartbeats."""
 
 FRAME = 1 << 18
-"""Bytes of a frame. A message takes as many as it needs; of a peer that has not proved that it has the key, no more
-than one is held in memory."""
+"""Bytes of a frame. A message takes as many frames as it needs; of a peer that has not proved that it has the key, no
+more than one is held in memory."""
 ENCRYPTION = 1 << 10
 """Bytes that encryption may add to a frame."""
 HANDSHAKE_WITHIN = 10_000
-"""Milliseconds after which a connection is closed whose peer has not proved anything."""
+"""Milliseconds after which a connection whose peer has not proved anything is closed."""
 ZAP = "inproc://zeromq.zap.01"
 """Where libzmq asks whether a client's key is one of ours."""
 
 
 @dataclass(frozen=True)
 class Control:
-    """What a process of a run must know to speak with the master."""
+    """What a process of a run must know to connect to the master."""
 
     requests: str
     """Address of the socket for requests and replies."""
     pulses: str
-    """Address of the one for heartbeats."""
+    """Address of the socket for heartbeats."""
     key: str
-    """The master's public CURVE key, which serves as a secret too: it is given to the run's processes only."""
+    """The master's public CURVE key, which is kept secret too: only the run's processes get it."""
     client: str
-    """Their public key, the same for all."""
+    """Public key of the clients, the same for all."""
     secret: str
-    """Their secret key."""
+    """Secret key of the clients."""
     token: bytes
-    """In every message."""
+    """Token included in every message."""
 
     @property
     def is_remote(self) -> bool:
-        """Whether there are processes on other nodes, whose life the master's end does not end by itself."""
+        """Whether there are processes on other nodes, which do not automatically end with the master."""
         return self.requests.startswith("tcp://")
 
     @classmethod
@@ -68,7 +68,7 @@ class Control:
 
     @classmethod
     def wait_for(cls, folder: Path, deadline: float) -> Control:
-        """That of a master which may not have started yet. Raises HangError after `deadline` seconds."""
+        """The control data of a master that may not have started yet. Raises HangError after `deadline` seconds."""
         end = time.monotonic() + deadline
         while not (folder / CONTROL_FILE).is_file():
             if time.monotonic() > end:
@@ -78,7 +78,7 @@ class Control:
         return cls.read(folder)
 
     def write(self, folder: Path) -> None:
-        """In one piece, so that nobody reads half of it."""
+        """Write the file atomically, so that nobody reads half of it."""
         replace_file(folder / CONTROL_FILE, json.dumps(asdict(self) | {"token": self.token.hex()}).encode())
 
     def connect(self, context: Any, address: str) -> Any:
@@ -99,7 +99,7 @@ class Listening:
     requests: Any
     pulses: Any
     doorkeeper: Any
-    """On which libzmq asks about clients; `Control` says who is one of ours."""
+    """Socket on which libzmq asks about clients; `Control` says which are ours."""
     control: Control
 
     def close(self) -> None:
@@ -108,10 +108,9 @@ class Listening:
 
 
 def listen(context: Any, folder: Path, host: str | None) -> Listening:
-    """The master's sockets: in the folder, or on the host's address. What a process must know is written into the
-    folder.
+    """Open the master's sockets: in the folder, or on the host's address. The folder gets what a process must know.
 
-    Raises ResourceError if the ZeroMQ here was built without CURVE, or the address cannot be listened on.
+    Raises ResourceError if this ZeroMQ was built without CURVE or the address cannot be listened on.
     """
     zmq = zeromq()
 
@@ -120,7 +119,7 @@ def listen(context: Any, folder: Path, host: str | None) -> Listening:
     public, secret = zmq.curve_keypair()
     doorkeeper = context.socket(zmq.REP)
     doorkeeper.setsockopt(zmq.LINGER, 0)
-    doorkeeper.bind(ZAP)  # before there is a door
+    doorkeeper.bind(ZAP)  # before any socket accepts connections
     sockets, addresses = [doorkeeper], []
     try:
         for name in (SOCKET, PULSES):
@@ -144,7 +143,7 @@ def listen(context: Any, folder: Path, host: str | None) -> Listening:
 
 
 def answer_doorkeeper(listening: Listening) -> None:
-    """Let a client in, or not: by its key (ZeroMQ's protocol for this is RFC 27, ZAP)."""
+    """Accept or reject a client by its key (ZeroMQ's protocol for this is RFC 27, ZAP)."""
     zmq = zeromq()
 
     version, sequence, _, _, _, mechanism, *credentials = listening.doorkeeper.recv_multipart()
@@ -178,7 +177,7 @@ def _new_socket(context: Any, kind: int) -> Any:
 
 
 def zeromq() -> Any:
-    """The module, untyped: its constants are made at run time."""
+    """The module, untyped: its constants are created at run time."""
     import zmq
     import zmq.utils.z85
 

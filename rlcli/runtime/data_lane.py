@@ -1,6 +1,6 @@
-"""Tensors between workers: point to point, as raw bytes, so every dtype arrives as it left.
+"""Tensors between workers: point to point, as raw bytes, so every dtype arrives unchanged.
 
-They move in a thread of their own and over a process group of their own, so that a rank sends while it computes.
+They move in a thread and over a process group of their own, so that a rank can send while it computes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlcli.runtime.sample_store import SampleStore
 
 
 class DataLane:
-    """A rank's end of all moves. Every rank makes one, at the same time."""
+    """A rank's end of all transfers. Every rank makes one, at the same time."""
 
     def __init__(self, rank: int, store: SampleStore, device: torch.device, timeout: timedelta):
         self._rank = rank
@@ -29,7 +29,7 @@ class DataLane:
         self._group = dist.new_group(backend="gloo", timeout=timeout)
 
     def handle(self, request: Request) -> dict[str, Any]:
-        """This rank's part of a plan, in the order that is the same for all ranks: none waits for another in a ring."""
+        """This rank's part of a plan, whose order is the same for all ranks: no cycle of waiting ranks can form."""
         began = time.perf_counter()
         for fields in request.args.get("transfers", ()):
             transfer = Transfer.from_json(fields)

@@ -1,4 +1,4 @@
-"""In which order rows are drawn, and how many a step takes: pure functions of seed, epoch and the number of rows."""
+"""The order in which rows are drawn, and how many a step takes: pure functions of seed, epoch and number of rows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def training_id(epoch: int, row: int) -> str:
-    """What a run calls a sample that it trains on."""
+    """The run's id of a training sample."""
     return f"e{epoch}r{row}"
 
 
 def epoch_of(id_: str) -> int:
-    """The epoch of a sample that is trained on; 0 of one of the evaluation."""
+    """The epoch of a training sample; 0 for an evaluation sample."""
     return 0 if id_.startswith("eval-") else int(id_[1 : id_.index("r")])
 
 
@@ -34,12 +34,12 @@ def evaluation_id(row: int) -> str:
 
 
 def row_of(id_: str) -> tuple[bool, int]:
-    """Whether a sample is of the evaluation, and its row."""
+    """Whether a sample belongs to the evaluation, and its row."""
     return id_.startswith("eval-"), int(id_.rpartition("r")[2])
 
 
 def dataset_of(recipe: Recipe, id_: str) -> str:
-    """The dataset that a sample is a row of."""
+    """The dataset that contains the sample's row."""
     found = recipe.train.eval.dataset if row_of(id_)[0] else recipe.train.dataset
     assert found is not None
     return found
@@ -59,38 +59,38 @@ class DataOrder:
     shuffle: bool = True
 
     def at(self, place: int) -> tuple[int, int]:
-        """(epoch, row) of a place, counted from the beginning of the first epoch."""
+        """(epoch, row) of a position, counted from the beginning of the first epoch."""
         epoch, within = divmod(place, self.rows)
         seed = stable_seed(self.seed, "order", epoch) if self.shuffle else None
         return epoch, _permutation(self.rows, seed)[within]
 
 
 class StreamOrder:
-    """The order of a dataset that does not know how many rows it has: its own. Its first pass is taken to be endless
-    until it has ended."""
+    """The order of a dataset of unknown length: the dataset's own. Its first pass is assumed to be endless until it has
+    ended."""
 
     def __init__(self, rows: int | None = None):
         self.rows = rows
-        """Of a pass, once that is known."""
+        """Rows of a pass, once known."""
 
     def at(self, place: int) -> tuple[int, int]:
-        """(epoch, row) of a place, as far as is known."""
+        """(epoch, row) of a position, as far as is known."""
         return (0, place) if self.rows is None else divmod(place, self.rows)
 
 
 @dataclass(frozen=True)
 class StepSizes:
-    """How many samples each step takes. A step that reaches the end of an epoch continues in the next."""
+    """How many samples each step takes. A step that reaches the end of an epoch continues into the next."""
 
     rows: int | None
-    """Of an epoch; None: nobody knows."""
+    """Rows of an epoch; None if unknown."""
     per_step: int
     first_step: int = 0
-    """The step that the counting begins with: above 0 in a run that is resumed."""
+    """The step at which counting starts: above 0 in a resumed run."""
     first_place: int = 0
-    """Samples that steps before that one took."""
+    """Samples taken by the steps before that one."""
     end: int | None = None
-    """Samples after which there are no more, so that the last step may be smaller."""
+    """Total number of samples, so that the last step may be smaller; None if unlimited."""
 
     def place(self, step: int) -> int:
         """How many samples the steps before `step` take."""
@@ -109,18 +109,18 @@ def _permutation(rows: int, seed: int | None) -> tuple[int, ...]:
 
 
 LOOKED_AT = 2048
-"""Rows that the digest of a dataset reads at most, spread evenly over it."""
+"""Maximum number of rows that a dataset's digest reads, spread evenly over it."""
 FIRST_OF_STREAM = 16
 """Rows of a stream that its digest reads: the first ones."""
 
 
 def digest_rows(dataset: Any, name: str = "train") -> str:
-    """Tells whether a dataset is the one that a run began with: its length and the content of its rows.
+    """Digest that shows whether a dataset is the one that a run began with: its length and the content of its rows.
 
-    A dataset with more than LOOKED_AT rows is sampled, unless it has a `digest()` of its own. `name` is what the recipe
-    calls it. Raises DataError for a row that cannot be used.
+    A dataset with more than LOOKED_AT rows is sampled, unless it has a `digest()` of its own. `name` is its name in the
+    recipe. Raises DataError for a row that is not usable.
     """
-    from rlcli.runtime.output_checks import checked_row  # not above: whoever asks for an order needs no torch
+    from rlcli.runtime.output_checks import checked_row  # not at the top: computing an order needs no torch
 
     if hasattr(dataset, "digest"):
         return str(dataset.digest())

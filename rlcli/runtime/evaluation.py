@@ -24,20 +24,20 @@ from rlcli.topology import Topology
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What an evaluation found."""
+    """Results of an evaluation."""
 
     scores: Mapping[str, Moments]
     """Measures over the prompts (`rlcli.runtime.measures`), and what calls counted."""
     stats: Mapping[str, float]
-    """What calls to `evaluate` report, which have no spread."""
+    """Statistics reported by calls to `evaluate`, which have no spread."""
     texts: list[dict[str, Any]]
     """id, prompt, response, reward and answer of the responses to the first prompts."""
     seconds: float
     version: int
-    """Of the weights that it is about: the training steps behind them."""
+    """Version of the evaluated weights: the number of training steps behind them."""
 
     def numbers(self) -> dict[str, float]:
-        """All of it as an entry of the metrics: `eval/accuracy`, `eval/pass@4`, `time/eval`."""
+        """All results as an entry of the metrics: `eval/accuracy`, `eval/pass@4`, `time/eval`."""
         named = {name: moments.mean for name, moments in self.scores.items()} | dict(self.stats)
         return {f"eval/{name}": value for name, value in named.items()} | {"time/eval": self.seconds}
 
@@ -51,9 +51,9 @@ def evaluate(
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Evaluated:
     """Run the evaluation graph over all `rows` of its dataset, and read the responses to the first `shown` of them.
-    `meanwhile` is called before each answer: what else is there to be done.
+    `meanwhile` is called before each answer, to do other pending work.
 
-    No sample is dropped, whatever its calls say: its numbers are those of the whole dataset.
+    No sample is dropped, even if calls request it: the numbers are those of the whole dataset.
     """
     dataset, graph = recipe.train.eval.dataset, eval_graph(recipe)
     assert dataset is not None
@@ -86,8 +86,8 @@ def evaluate(
 def evaluate_alone(
     recipe: Recipe, topology: Topology, transport: Transport, phase: Callable[[str], None], rows: int | None, shown: int
 ) -> Evaluated:
-    """The evaluation of a recipe and nothing else, on workers that have just been started; of its dataset at most the
-    first `rows`."""
+    """Run only the evaluation of a recipe, on workers that have just been started, over at most the first `rows` of its
+    dataset."""
     dataset, deadline = recipe.train.eval.dataset, recipe.launch.startup_deadline
     assert dataset is not None
     requests = Requests(transport, topology.world_size, recipe.launch.step_deadline)

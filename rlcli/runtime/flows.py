@@ -1,4 +1,4 @@
-"""Who makes the samples that a step trains on: its own calls, or calls that run ahead of all steps."""
+"""Where the samples of a training step come from: its own calls, or calls that run ahead of all steps."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from rlcli.runtime.scheduler import Scheduler
 
 @dataclass(frozen=True)
 class Flows:
-    """What decides which samples go where, and when."""
+    """Decides which samples go where, and when."""
 
     sizes: StepSizes
     queue: SampleQueue
     rollouts: Rollouts | None
-    """What makes samples ahead of training; None: each step makes its own."""
+    """Generates samples ahead of training; None if each step generates its own."""
     samples: SampleFlow
-    """Of the open steps."""
+    """Samples of the open steps."""
     scheduler: Scheduler
-    """Of the calls in the steps."""
+    """Schedules the calls within steps."""
     epochs: int | None = None
-    """Passes over the data after which the run ends, if samples may be dropped: perhaps before the steps planned."""
+    """Passes over the data after which the run ends if samples may be dropped, perhaps before the planned steps."""
 
     @property
     def is_used_up(self) -> bool:
-        """Whether no step is left, as all rows of the epochs were trained on or dropped."""
+        """Whether no step is left, because all rows of the epochs were trained on or dropped."""
         rollouts = self.rollouts
         under_way = rollouts is not None and (rollouts.admission.running or rollouts.admission.ready)
         return self._are_rows_drawn and not under_way
@@ -47,20 +47,20 @@ class Flows:
         return all(draw.epoch >= self.epochs for draw in self.queue.returned)
 
     def run_ahead(self) -> None:
-        """Keep samples in the making: as many as later steps may take, and no more than the run needs."""
+        """Keep samples in progress: as many as later steps may take, and no more than the run needs."""
         if self.rollouts is not None:
             version = self.scheduler.version(self.rollouts.roles)
             self.rollouts.advance(self._limit(version, self.rollouts.admission))
 
     def close_ahead(self, step: int, ids: Iterable[str]) -> Ahead | None:
-        """A step is done with its samples; returns what was made ahead of it."""
+        """End a step's use of its samples; returns what was generated ahead of it."""
         if self.rollouts is None:
             return None
         return self.rollouts.close(step, ids, self.scheduler.version(self.rollouts.roles))
 
     def _limit(self, version: int, admission: Admission) -> int:
-        """How many samples may be accepted while those that are made come from weights of `version`. Once all rows are
-        drawn: those that fill the last batch."""
+        """How many samples may be accepted while weights of `version` generate them. Once all rows are drawn: as many
+        as fill the last batch."""
         most = self.sizes.place(min(version + admission.limits.max_staleness + 1, self.scheduler.steps))
         if not self._are_rows_drawn:
             return most
@@ -68,9 +68,9 @@ class Flows:
 
 
 def make_flows(recipe: Recipe, calls: Calls, rows: int | None, steps: int, start: Start | None, window: int) -> Flows:
-    """`rows`: of the training dataset, None of a stream; `steps`: of the run; `window`: that may be open at once.
+    """`rows`: of the training dataset, None for a stream; `steps`: of the run; `window`: most steps open at once.
 
-    Where generation may be stale, the calls before training run ahead of all steps and leave the others to it.
+    If generation may be stale, the calls before training run ahead of all steps; the steps run only the other calls.
     """
     train, graph, state = recipe.train, train_graph(recipe), start.state if start is not None else None
     first, place = (state.step, state.samples) if state is not None else (0, 0)
@@ -94,8 +94,8 @@ def make_flows(recipe: Recipe, calls: Calls, rows: int | None, steps: int, start
 
 
 def _finished(start: Start | None, calls: Calls, graph: Sequence[MFCDef], ahead: Sequence[MFCDef]) -> list[Ready]:
-    """The samples of a checkpoint that need not be made again: none where nothing runs ahead, and none that lacks a key
-    which the calls make now."""
+    """The samples of a checkpoint that need not be generated again: none if nothing runs ahead, and none that lacks a
+    key that the calls now produce."""
     if start is None or not ahead or not start.state.ready:
         return []
     saved = [Ready.from_json(fields) for fields in start.state.ready]
@@ -108,7 +108,7 @@ def _finished(start: Start | None, calls: Calls, graph: Sequence[MFCDef], ahead:
 
 
 def _queue(order: DataOrder | StreamOrder, state: RunState | None, ready: Sequence[Ready]) -> SampleQueue:
-    """Before what a checkpoint gives back come samples that it finished and that are not `ready` any more."""
+    """First the samples that a checkpoint had finished but that are no longer `ready`, then those it gives back."""
     if state is None:
         return SampleQueue(order)
     kept = {one.draw.id for one in ready}

@@ -1,4 +1,4 @@
-"""A model of ours for lm-eval's tasks. Imported where lm-eval is wanted: it is an extra."""
+"""Adapts a model of ours to lm-eval's tasks. Imported only where lm-eval is needed: it is an extra."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rlcli.api.model import Model, ModelOutput
 from rlcli.errors import ModelError
 
 TOKENS_AT_ONCE = 2048
-"""Of a forward pass that scores: all logits of these tokens are in memory, to know which token is the likeliest."""
+"""Tokens of a scoring forward pass: all their logits are in memory, to know which token is the likeliest."""
 LONGEST = 4096
-"""Tokens of a text where the model has no limit."""
+"""Tokens of a text if the model has no limit."""
 LONGEST_ANSWER = 256
-"""Tokens of an answer where a task sets no limit, as elsewhere in lm-eval."""
+"""Tokens of an answer if a task sets no limit, as elsewhere in lm-eval."""
 
 Scored = tuple[float, bool]
 """Log-likelihood of a continuation, and whether each of its tokens is the likeliest."""
 
 
 class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval is an extra that need not be there
-    """Scores and generates with a model's engine. Texts are encoded as lm-eval's own class for transformers does."""
+    """Scores and generates with a model's engine. Texts are encoded as by lm-eval's own class for transformers."""
 
     def __init__(self, model: Model):
         super().__init__()
@@ -59,12 +59,12 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval is an extra that ne
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **others: Any) -> list[int]:
         if add_special_tokens is None and string.startswith(self.tokenizer.decode([self.prefix_token_id])):
-            add_special_tokens = False  # a chat template has written it
+            add_special_tokens = False  # a chat template has already written it
         chosen: dict[str, Any] = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         return list(self.tokenizer.encode(string, **chosen))
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihood of whole texts; longer ones than the model takes are cut into windows."""
+        """Log-likelihood of whole texts; those longer than the model's limit are cut into windows."""
         windows: list[tuple[Any, list[int], list[int]]] = []
         owners: list[int] = []
         for number, request in enumerate(requests):
@@ -81,8 +81,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval is an extra that ne
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **others: Any
     ) -> list[Scored]:
-        """Of (anything, tokens of the context, tokens of the continuation); a context that is too long loses its
-        beginning."""
+        """Scores of (anything, context tokens, continuation tokens); a context that is too long loses its beginning."""
         if not requests:
             return []
         longest = self.max_length + 1  # the last token is only predicted
@@ -103,7 +102,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval is an extra that ne
         return answers
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """What the model writes after each context, up to the first of the task's stop sequences."""
+        """The model's continuation of each context, up to the first of the task's stop sequences."""
         answers: list[str] = [""] * len(requests)
         by_settings: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
@@ -148,5 +147,5 @@ def _scores(output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
 
 
 def _until(text: str, stops: Sequence[str]) -> str:
-    """The text up to the first of the stop sequences, without it."""
+    """The text up to the first of the stop sequences, excluding it."""
     return text[: min((place for stop in stops if stop and (place := text.find(stop)) >= 0), default=len(text))]

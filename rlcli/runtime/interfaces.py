@@ -15,8 +15,8 @@ from rlcli.api.model import ModelInterface
 
 
 class Interfaces:
-    """One for each role, type and arguments, so that calls of one role share its state. Calls of a step that share
-    state have the same arguments; an evaluation may have others, and is given the state that there is."""
+    """One per role, type and arguments, so that calls of one role share its state. Calls of a step that share state
+    have the same arguments; an evaluation call may have others, and gets the current state."""
 
     def __init__(self, training: Sequence[MFCDef], evaluating: Sequence[MFCDef]):
         self._training = training
@@ -24,7 +24,7 @@ class Interfaces:
         self._made: dict[str, ModelInterface] = {}
 
     def of(self, mfc: MFCDef) -> ModelInterface:
-        """That of a call."""
+        """The interface of a call."""
         described = ModelInterfaceAbstraction(mfc.interface_impl.type_, mfc.interface_impl.args)
         name = f"{mfc.model_name}/{described.type_}/{described.args!r}"
         if name not in self._made:
@@ -38,7 +38,7 @@ class Interfaces:
         self._made.clear()
 
     def _stateful(self, mfc: MFCDef) -> ModelInterface | None:
-        """The interface of training, for a call of the evaluation that is of the same role and type."""
+        """The training interface of the same role and type, for an evaluation call."""
         if mfc.name not in self._evaluating:
             return None
         kind = mfc.model_name, mfc.interface_impl.type_
@@ -48,8 +48,8 @@ class Interfaces:
 
 
 def seed_global_streams(seed: int, call: str, step: int, rank: int) -> None:
-    """Nothing of ours draws from the global random streams. A component that does draws the same in every run, wherever
-    its call runs."""
+    """Seed the global random streams, which rlcli itself never uses, so that a component that does draws the same
+    numbers in every run."""
     drawn = stable_seed(seed, call, step, rank)
     torch.manual_seed(drawn % 2**63)
     numpy.random.seed(drawn % 2**32)

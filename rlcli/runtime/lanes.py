@@ -15,7 +15,7 @@ from rlcli.topology.groups import pool_name, pooled_roles
 
 
 def lanes_of(recipe: Recipe, topology: Topology) -> dict[str, tuple[int, ...]]:
-    """Lane → the ranks that have it. A pool has one on each rank of its role, so that its calls keep nobody waiting."""
+    """Lane → the ranks that have it. A pool has one on each rank of its role, so that its calls block no other work."""
     moves = {MOVES: tuple(range(topology.world_size))} if topology.world_size > 1 else {}
     return moves | {pool_name(role): topology.placement(role).ranks for role in pooled_roles(recipe)}
 
@@ -24,7 +24,7 @@ def start_lane(
     lane: str, handle: Callable[[Request], dict[str, Any]], failure: Callable[[BaseException], Failure],
     main: ZmqWorker, folder: Path, rank: int,
 ) -> threading.Thread:  # fmt: skip
-    """Answer the master's requests to a lane, until it wants no more."""
+    """Serve the master's requests to a lane until the last one."""
 
     def serve() -> None:
         link = ZmqWorker(folder, rank, main=main)

@@ -1,4 +1,4 @@
-"""MasterWorker: unrolls the graph over steps, decides what runs when, and is the one voice of the run.
+"""MasterWorker: unrolls the graph over steps, decides what runs when, and does all of the run's reporting.
 
 It holds descriptions of samples, never their tensors.
 """
@@ -38,9 +38,9 @@ from rlcli.topology import Topology
 
 GENERATE = ModelInterfaceType.GENERATE
 LAST_WAIT = 30.0
-"""Seconds that a run which ends by an error waits for the files of a checkpoint."""
+"""Seconds that a run ending with an error waits for the files of a checkpoint."""
 SHORT_WAIT = 0.5
-"""The same where it was asked to stop at once: enough to read the reports that have arrived."""
+"""The same for a run that was asked to stop at once: enough to read the reports that have already arrived."""
 
 
 class MasterWorker:
@@ -63,33 +63,33 @@ class MasterWorker:
         self.calls = Calls(recipe, topology, self.requests, display.phase)
         self.checkpoints = Checkpoints(directory, identity, recipe, topology, self.requests, display)
         self.rows: dict[str, int | None] = {}
-        """Of each dataset; None of one that does not know."""
+        """Rows of each dataset; None if the dataset does not know."""
         self.steps = 0
         self.steps_done = 0
         self._start = start
         self._digests: dict[str, str] = {}
         self._opened = 0
         self._loaded: set[int] = set()
-        """Steps whose last draw is on the workers."""
+        """Steps whose last draw has been loaded onto the workers."""
         self._finished: deque[tuple[Task, Running | None]] = deque()
-        """Calls that are done; None of one that had no samples."""
+        """Finished calls; None for a call that had no samples."""
         self._reports: dict[int, dict[str, Running]] = {}
-        """Step → its calls that are done, by name."""
+        """Step → its finished calls, by name."""
         self._nonfinite = NonfiniteSteps(directory, display, recipe.train.max_nonfinite_streak)
         self._totals = Totals(self.calls.buffer, sources_of(recipe.datasets[recipe.train.dataset]))
         self._last_record: dict[str, float] = {}
         self._too_few: DataError | None = None
-        """Too many samples of a step were dropped."""
+        """Set once too many samples of a step were dropped."""
         self._can_checkpoint = True
         self._checkpoint_seconds: float | None = None
-        """That training has waited for a checkpoint since the last record."""
+        """How long training has waited for a checkpoint since the last record."""
         self._taken: int | None = None
-        """The step of the last checkpoint that was begun."""
+        """The step of the last checkpoint that was started."""
 
     def start(self) -> None:
-        """Have the workers read the data, load the models and take in the state of the checkpoint.
+        """Have the workers read the data, load the models and restore the checkpoint.
 
-        Nothing of the run's folder is written yet: whatever is wrong up to here leaves a run as it was.
+        Nothing is written to the run's folder yet: an error up to this point leaves the run as it was.
         """
         self._open_datasets()
         self._build_roles()
@@ -101,9 +101,9 @@ class MasterWorker:
         collect_as_usual()
 
     def run(self, outputs: Outputs) -> None:
-        """Everything from the first evaluation to saving the models.
+        """Run everything from the first evaluation to saving the models.
 
-        Whatever ends it early, a checkpoint that is complete, or soon will be, is committed first.
+        If the run ends early, a checkpoint that is complete, or soon will be, is committed first.
         """
         self.outputs = outputs
         try:
@@ -116,7 +116,7 @@ class MasterWorker:
     def _run(self) -> None:
         self.display.start(self.recipe.name, self.directory.path, self.steps, self.title)
         self.directory.write_status("running", self.steps_done, self.steps)
-        if self.recipe.train.eval.at_start and self._start is None:  # a checkpoint, of step 0 too, comes after it
+        if self.recipe.train.eval.at_start and self._start is None:  # any checkpoint, even of step 0, comes after it
             results = self._evaluate(0)
             if results:
                 self.outputs.metrics.write(0, results)
@@ -124,13 +124,13 @@ class MasterWorker:
         self._save()
 
     def shut_down(self) -> None:
-        """Let the workers go."""
+        """Shut the workers down."""
         self.requests.let_go(lanes_of(self.recipe, self.topology))
 
     # -- the run ---------------------------------------------------------------------------------------------
 
     def _open_datasets(self) -> None:
-        """Know how long the run is, and that it may go on where it is."""
+        """Open the datasets; find the run's length and check that it may resume from its checkpoint."""
         self.display.phase("reading the data")
         answers = self.requests.ask_all("open_datasets", deadline=self.recipe.launch.startup_deadline)
         self.rows = dict(answers[0]["rows"])
@@ -152,14 +152,14 @@ class MasterWorker:
             self.checkpoints.check_room(sum(answer["bytes"] for answer in built.values()))
 
     def _check_state(self, without: set[str]) -> None:
-        """An engine of the user's own may not know how to be saved: the run then has no checkpoints, and says so."""
+        """A user's engine may not support saving: the run then has no checkpoints, and warns about it."""
         self._can_checkpoint = not without
         if without:
             names = ", ".join(sorted(without))
             self.display.warning(f"the backend of {names} has no state(): this run cannot be resumed")
 
     def _restore(self, start: Start) -> None:
-        """Go on from a checkpoint as if the run had never stopped."""
+        """Resume from a checkpoint as if the run had never stopped."""
         self.display.phase("restoring the checkpoint")
         state = start.state
         wanted = {"folder": str(start.folder), "versions": dict(state.versions), "interfaces": dict(state.interfaces)}
@@ -170,7 +170,7 @@ class MasterWorker:
         self._totals.restore(state.tokens, state.used)
 
     def _train(self) -> None:
-        """Keep every worker busy until all steps are done, or those that were begun when the run was to stop."""
+        """Keep every worker busy until all steps are done, or, once the run is to stop, those already begun."""
         schedule = Schedule(self.recipe.checkpoint, self.flows.sizes)
         self.calls.times.begin()
         while not self.flows.scheduler.finished:
@@ -209,7 +209,7 @@ class MasterWorker:
             self.flows.run_ahead()
 
     def _open_steps(self, schedule: Schedule) -> None:
-        """Take samples for the steps that may begin. None before an evaluation or a checkpoint that comes first."""
+        """Take samples for the steps that may begin; none until a pending evaluation or checkpoint is done."""
         ev = self.recipe.train.eval
         every = ev.every_steps if ev.dataset is not None else None
         evaluation = self.steps if every is None else (self.steps_done // every + 1) * every
@@ -230,7 +230,7 @@ class MasterWorker:
             self._opened = step + 1
 
     def _end_early(self) -> None:
-        """Where samples are dropped, all rows may be used up before the steps that were planned are done."""
+        """If samples are dropped, all rows may be used up before the planned steps are done."""
         if self._opened == self.steps_done and self.flows.is_used_up:
             self.steps = self.flows.scheduler.steps = self.steps_done
 
@@ -255,7 +255,7 @@ class MasterWorker:
             self._finished.append((task, None))
 
     def _take_in(self, task: Task, running: Running | None) -> None:
-        """A call is done."""
+        """Record a finished call."""
         step = task.step
         if running is not None:
             reports = self._reports.setdefault(step, {})
@@ -269,7 +269,7 @@ class MasterWorker:
             self._finish_step(self.steps_done)
 
     def _choose_batch(self, step: int) -> None:
-        """Draw again where samples were dropped, or train on what there is."""
+        """Draw again to replace dropped samples, or train on the batch as it is."""
         try:
             draws = self.flows.samples.complete(step)
         except DataError as error:
@@ -283,7 +283,7 @@ class MasterWorker:
             self.flows.scheduler.close(step)
 
     def _abandon(self, step: int, error: DataError) -> None:
-        """Too many samples of a step are dropped: the steps before it are finished and kept, then the run ends."""
+        """Too many samples of a step were dropped: finish and keep the steps before it, then end the run."""
         drawn = self.flows.samples.close(step).drawn
         self.calls.forget([draw.id for draw in drawn])
         self.flows.queue.put_back(drawn)
@@ -292,7 +292,7 @@ class MasterWorker:
 
     @property
     def _shortage(self) -> DataError | None:
-        """Why no more steps can begin, if that is so."""
+        """Why no more steps can begin; None if they can."""
         rollouts = self.flows.rollouts
         return self._too_few if rollouts is None else rollouts.failure
 
@@ -303,8 +303,8 @@ class MasterWorker:
         return self._can_checkpoint and taken != self.steps_done and schedule.is_due(self.steps_done)
 
     def _take_checkpoint(self, schedule: Schedule) -> None:
-        """No step is under way: the weights that the workers hold are what the finished steps made. Samples that are
-        made ahead of training continue to be made."""
+        """Take a checkpoint. No step is in progress: the workers hold the weights that the finished steps produced.
+        Generation ahead of training continues."""
         queue, rollouts = self.flows.queue, self.flows.rollouts
         waiting, ready = queue.returned, tuple[Ready, ...]()
         if rollouts is not None:
@@ -383,7 +383,7 @@ class MasterWorker:
     # -- evaluation ------------------------------------------------------------------------------------------
 
     def _evaluate(self, step: int) -> dict[str, float]:
-        """Run the evaluation graph over its whole dataset. No step is under way; what is made ahead continues to be."""
+        """Run the evaluation graph over its whole dataset, with no step in progress; generation ahead continues."""
         ev = self.recipe.train.eval
         if ev.dataset is None:
             return {}

@@ -15,7 +15,7 @@ from rlcli.ops.evaluation import majority, pass_at_k
 
 @dataclass(frozen=True)
 class Moments:
-    """As much of some numbers as their mean and its standard error take. Those of several ranks add up."""
+    """The sums that the mean of some numbers and its standard error require. Those of several ranks can be added."""
 
     total: float = 0.0
     squares: float = 0.0
@@ -35,7 +35,7 @@ class Moments:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean, from the spread of the numbers; NaN for fewer than two."""
+        """Standard error of the mean, from the spread of the numbers; NaN for fewer than two."""
         if self.count < 2:
             return math.nan
         spread = max(0.0, self.squares - self.total * self.mean) / (self.count - 1)
@@ -43,15 +43,15 @@ class Moments:
 
 
 def scores_of(made: SequenceSample, outputs: Mapping[str, str], *, evaluates: bool) -> dict[str, list[float]]:
-    """What a call's outputs say of responses, in training or in an evaluation; `outputs`: what the interface calls them
-    → key of the batch."""
+    """Scores of responses in a call's outputs, in training or in an evaluation; `outputs`: the interface's name for a
+    key → key of the batch."""
     of_reward = tuple(outputs.values()) if REWARDS in outputs else ()
     return (measures if evaluates else shown_scores)(made, of_reward)
 
 
 def shown_scores(made: SequenceSample, of_reward: Iterable[str] = ()) -> dict[str, list[float]]:
-    """The scores that people want to see of a call's outputs: name → one number for each response. `of_reward`: the
-    keys that a call names which gives rewards, of which every score is shown."""
+    """The scores to report of a call's outputs: name → one number per response. `of_reward`: the output keys of a call
+    that gives rewards, all of whose scores are reported."""
     return {name: _tensor(made, key).double().tolist() for name, key in _shown(made, of_reward).items()}
 
 
@@ -69,7 +69,7 @@ def _is_score(made: SequenceSample, key: str) -> bool:
 
 
 def measures(made: SequenceSample, of_reward: Iterable[str] = ()) -> dict[str, list[float]]:
-    """What is reported of a call's outputs in an evaluation: name → one number for each prompt; `of_reward` as above.
+    """What an evaluation reports of a call's outputs: name → one number per prompt; `of_reward` as above.
 
     The means of scores over the responses to a prompt (`reward`, `accuracy`); with several responses to each prompt,
     `pass@k` for k = 2, 4, 8, … and for all n of them, and `majority@n`, whether the most frequent final answer is
@@ -86,7 +86,7 @@ def measures(made: SequenceSample, of_reward: Iterable[str] = ()) -> dict[str, l
 
 
 def _of_groups(made: SequenceSample) -> dict[str, list[float]]:
-    """`pass@k` and `majority@n`, where every prompt has the same number of responses, and more than one."""
+    """`pass@k` and `majority@n`, if every prompt has the same number of responses, and more than one."""
     solved = [[score >= 1 for score in group] for group in _groups(made, SOLVED)]
     sizes = {len(group) for group in solved}
     n = sizes.pop() if len(sizes) == 1 else 1
@@ -104,7 +104,7 @@ def _of_groups(made: SequenceSample) -> dict[str, list[float]]:
 
 
 def _groups(made: SequenceSample, key: str) -> list[list[float]]:
-    """For each prompt what its responses have under a key of one number per response."""
+    """For each prompt, its responses' values under a key with one number per response."""
     return [[float(row) for one in group for row in one.tolist()] for group in _sequences(made, key)]
 
 

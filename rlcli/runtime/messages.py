@@ -1,4 +1,4 @@
-"""What master and workers say to each other: msgpack maps, checked on arrival. No pickle."""
+"""Messages between master and workers: msgpack maps, checked on arrival. No pickle."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LARGEST = 1 << 26
 
 
 COMPUTE, MOVES = "compute", "moves"
-"""Two lanes of a rank: what it computes itself, and its data lane. Those of pools are `pool_lane`'s."""
+"""Two lanes of a rank: its own computation, and its data lane. Lanes of pools are named by `pool_lane`."""
 MOVE = "move"
 """A request to a data lane."""
 END_LANE = "end_lane"
 """The last request to a lane other than COMPUTE."""
 
 UNEXPECTED = "RlcliError"
-"""Kind of a failure that is none of the errors made for users."""
+"""Kind of a failure that is not one of the errors made for users."""
 
 
 class ProtocolError(ValueError):
@@ -39,11 +39,11 @@ class Request:
     op: str
     args: dict[str, Any] = field(default_factory=dict)
     lane: str = COMPUTE
-    """Which thread of the worker answers. Each does one thing after the other, and they work at the same time."""
+    """The worker's thread that answers. Each does one thing after the other, and they work in parallel."""
 
     @property
     def name(self) -> str:
-        """What a person calls it: that of the graph's call, if it is one."""
+        """Its name for people: that of the graph's call, if it is one."""
         return str(self.args.get("call", self.op))
 
 
@@ -66,11 +66,11 @@ class Failure:
 
     @property
     def is_unexpected(self) -> bool:
-        """Nobody foresaw it: a bug, ours or a component's, or what is left of a rank when another one has died."""
+        """Whether it was unforeseen: a bug, ours or a component's, or a consequence of another rank's death."""
         return self.kind in (UNEXPECTED, errors.ProjectError.__name__)
 
     def as_error(self) -> RlcliError:
-        """The worker's error with its class, so that the exit code survives the journey."""
+        """The worker's error with its class, so that the exit code is preserved."""
         cls = getattr(errors, self.kind, RlcliError)
         if not (isinstance(cls, type) and issubclass(cls, RlcliError)) or cls is errors.RecipeError:
             cls = RlcliError
@@ -81,7 +81,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Reply:
-    """Worker → master: what request `number` came to."""
+    """Worker → master: the result of request `number`."""
 
     number: int
     rank: int
@@ -91,7 +91,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Report:
-    """Worker → master, unasked: `name` has happened, or `failure` has kept it from happening."""
+    """Worker → master, unsolicited: `name` has happened, or `failure` has kept it from happening."""
 
     rank: int
     name: str
@@ -112,8 +112,8 @@ def pack(message: Message, token: bytes) -> bytes:
 
 
 def unpack(frame: bytes, token: bytes, *expected: type[Message], most: int = LARGEST) -> Any:
-    """The message in a frame. Raises ProtocolError for anything that is not one of the `expected` with our token, or
-    has more than `most` bytes."""
+    """The message in a frame. Raises ProtocolError if it is not one of the `expected` with our token, or has more than
+    `most` bytes."""
     if len(frame) > most:
         raise ProtocolError(f"a message of {len(frame)} bytes; at most {most} are read")
     try:

@@ -11,11 +11,11 @@ from rlcli.observe.display import Display
 from rlcli.observe.run_directory import RunDirectory
 
 MEASURES = ("/grad_norm", "/loss")
-"""How the names of numbers end that tell whether an update was finite."""
+"""Name endings of the numbers that show whether an update was finite."""
 
 
 class NonfiniteSteps:
-    """Those in a row, with their samples."""
+    """Consecutive non-finite steps, with their samples."""
 
     def __init__(self, directory: RunDirectory, display: Display, limit: int):
         self.streak: list[tuple[int, list[str]]] = []
@@ -25,11 +25,11 @@ class NonfiniteSteps:
         self._limit = limit
 
     def restore(self, streak: Iterable[tuple[int, Sequence[str]]]) -> None:
-        """Continue with what a checkpoint knows."""
+        """Continue with the streak of a checkpoint."""
         self.streak = [(step, list(samples)) for step, samples in streak]
 
     def watch(self, step: int, record: Mapping[str, float], ids: Sequence[str]) -> None:
-        """A step is done. Raises NumericError F37 before anything is saved if it is the last one that may fail."""
+        """Record a finished step. Raises NumericError F37, before anything is saved, if too many in a row failed."""
         bad = [key for key, value in record.items() if key.endswith(MEASURES) and not math.isfinite(value)]
         if not bad:
             self.streak.clear()

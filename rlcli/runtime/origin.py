@@ -1,4 +1,4 @@
-"""Who made a batch, and whose mistake it is if the batch cannot be used."""
+"""Who made a batch, and whose fault it is if the batch is unusable."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CODE = "F54"
 
 
 class Origin(Protocol):
-    """Turns what is wrong with a batch into the error that the user gets."""
+    """Turns a fault in a batch into the error shown to the user."""
 
     def malformed(self, what: str) -> RlcliError:
         """The batch cannot be read as what it should be; `what` continues a sentence: `gave rewards of shape …`."""
 
     def not_finite(self, what: str) -> RlcliError:
-        """It holds a number that is not finite."""
+        """The batch holds a number that is not finite."""
 
     def describe(self, id_: Hashable) -> str:
         """How to find a sample: `row-17 (row 17 of dataset train)`."""
@@ -84,7 +84,7 @@ class RowOrigin:
 def origin_of_call(
     recipe: Recipe, mfc: MFCDef, interface: Any, has_model: bool, describe: Callable[[Hashable], str]
 ) -> CallOrigin:
-    """Looks through the folders of components: to be asked once for each call of a graph."""
+    """The origin of a call. It searches the folders of components, so make it once per call of a graph."""
     section = recipe.models[mfc.model_name].backend
     backend = section.type if section is not None else None
     method, name = mfc.interface_type.value, mfc.interface_impl.type_

@@ -1,7 +1,7 @@
-"""Checks on what a component returns, before anything is kept, counted or trained on.
+"""Checks on what a component returns, before anything is stored, counted or trained on.
 
-A component may return anything. What cannot be used ends the run with one error that names the component, the sample
-and the value.
+A component may return anything. Unusable output ends the run with one error that names the component, the sample and
+the value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlcli.runtime.measures import Moments
 from rlcli.runtime.origin import Origin
 
 ROUNDING = 0.01
-"""Log-probs may be above 0 by this: those of probabilities near 1, computed in 16 bits."""
+"""How far log-probs may exceed 0: those of probabilities near 1, computed in 16 bits."""
 
 Lengths = Sequence[Sequence[int]]
 
@@ -28,10 +28,10 @@ Lengths = Sequence[Sequence[int]]
 def checked_output(
     made: Any, asked: SequenceSample, promised: Mapping[str, str], origin: Origin, device: torch.device
 ) -> SequenceSample:
-    """What a call returned for the samples of `asked`, without its graph and on `device`, if it can be used.
+    """The output of a call on the samples of `asked`, detached from its graph and on `device`, if it is usable.
 
-    `promised`: the keys that the call writes, as its interface calls them → as the graph calls them. One that is
-    missing is left to the caller; others than these are dropped.
+    `promised`: the keys that the call writes, under the interface's names → under the graph's names. Missing ones are
+    left to the caller; all other keys are dropped.
     """
     if made is None:
         return SequenceSample(ids=asked.ids, seqlens={}, data={})
@@ -43,13 +43,13 @@ def checked_output(
     packed = next((one for one in (kept, asked) if SEQUENCES in one.keys), None)
     tokens = packed.seqlens[SEQUENCES] if packed is not None else None
     for key, name in promised.items():
-        if key in kept.keys and asked.bs:  # an empty list makes a float32 tensor, whatever it would have held
+        if key in kept.keys and asked.bs:  # an empty list makes a float32 tensor, whatever the intended dtype
             check_key(kept, key, MEANINGS.get(key) or MEANINGS.get(name), tokens, origin)
     return kept
 
 
 def checked_row(row: Any, origin: Origin) -> SequenceSample:
-    """A row of a dataset, if it can be used: a batch of one sample."""
+    """A row of a dataset, if it is usable: a batch of one sample."""
     sample = _read_again(row, origin)
     if sample.bs != 1:
         raise origin.malformed(f"is a batch of {sample.bs} samples; it must be one")
@@ -66,7 +66,7 @@ def checked_row(row: Any, origin: Origin) -> SequenceSample:
 
 
 def read_stats(stats: Any, origin: Origin) -> dict[str, float]:
-    """Name → number of what a call reports. NaN is accepted here: engines decide what a step does about it."""
+    """Name → number reported by a call. NaN is accepted here: engines decide how a step handles it."""
     if not isinstance(stats, Mapping):
         raise origin.malformed(f"returned {_kind(stats)}, not a dict of numbers")
     for name in stats:
@@ -101,9 +101,9 @@ def read_drops(made: SequenceSample, reasons: Sequence[str], origin: Origin) -> 
 def check_key(
     sample: SequenceSample, key: str, meaning: Meaning | None, tokens: Lengths | None, origin: Origin
 ) -> None:
-    """Raise an error unless a key holds what its name says, and numbers that are finite.
+    """Raise an error unless a key holds what its name implies, and only finite numbers.
 
-    `tokens`: the lengths of the sequences that it belongs to, where they are known.
+    `tokens`: the lengths of the sequences that it belongs to, if known.
     """
     tensor = _tensor(sample, key)
     if meaning is not None:
@@ -133,7 +133,7 @@ def _check_lengths(sample: SequenceSample, key: str, meaning: Meaning, tokens: L
 
 
 def _check_finite(sample: SequenceSample, key: str, origin: Origin) -> None:
-    """As float32, the dtype of all computation on them."""
+    """Check as float32, the dtype of all computation on them."""
     tensor = _tensor(sample, key)
     if not tensor.is_floating_point():
         return
@@ -160,7 +160,7 @@ def _check_tokens(sample: SequenceSample, key: str, origin: Origin) -> None:
 
 
 def _read_again(made: Any, origin: Origin) -> SequenceSample:
-    """The batch as its constructor makes it: its fields may have been changed since."""
+    """Rebuild the batch with its constructor: its fields may have been changed since."""
     if not isinstance(made, SequenceSample):
         raise origin.malformed(f"returned {_kind(made)}, not a SequenceSample")
     if made.data is None:
@@ -189,7 +189,7 @@ def _check_ids(ids: Sequence[Hashable], asked: Sequence[Hashable], origin: Origi
 
 
 def _plain(key: str, tensor: torch.Tensor | None, origin: Origin) -> torch.Tensor:
-    """Detached: the graph would stay in memory as long as the sample."""
+    """Detach the tensor: its graph would stay in memory as long as the sample."""
     if tensor is None:
         raise origin.malformed(f"gave no tensor for {key}")
     if tensor.is_meta or tensor.layout is not torch.strided:

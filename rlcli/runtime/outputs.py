@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-from rlcli.checkpoint.disk import failures_told
+from rlcli.checkpoint.disk import explain_disk_errors
 from rlcli.errors import ResourceError
 from rlcli.files import sync_folder
 from rlcli.observe.json_lines import JsonLines, Warn
@@ -27,24 +27,24 @@ class Outputs:
     metrics: MetricsWriter
     samples: SampleWriter
     ledger: JsonLines
-    """A line for each sample that was drawn, `e<epoch>r<row>`: trained on, and when, or dropped, and why."""
+    """A line for each sample that was drawn, `e<epoch>r<row>`: when it was trained on, or why it was dropped."""
 
     @property
     def lines(self) -> tuple[JsonLines, ...]:
-        """All of them."""
+        """All files."""
         return self.metrics.lines, self.samples.lines, self.ledger
 
     def sync(self) -> None:
-        """Have everything written so far on disk: a run that resumes keeps these lines. Raises ResourceError with the
+        """Flush everything written so far to disk: a run that resumes keeps these lines. Raises ResourceError with the
         id of the fault."""
         for lines in self.lines:
-            with failures_told(lines.path):
+            with explain_disk_errors(lines.path):
                 lines.sync()
-        with failures_told(self.run.path):
+        with explain_disk_errors(self.run.path):
             sync_folder(self.run.path)
 
     def finish(self) -> None:
-        """The last lines; a disk that is full for a moment is tried again. Raises ResourceError if some are lost."""
+        """Write the last lines; retry if the disk is full for a moment. Raises ResourceError if some are lost."""
         for tries in range(1, LAST_TRIES + 1):
             try:
                 return self.sync()
@@ -58,8 +58,8 @@ class Outputs:
 
 @contextmanager
 def open_outputs(run: RunDirectory, tensorboard: bool, warn: Warn) -> Iterator[Outputs]:
-    """Add to the files in a run's folder. At the end all lines must be on disk: ResourceError where they are not, a
-    warning if another error ends the run."""
+    """Add to the files in a run's folder. At the end all lines must be on disk: raises ResourceError if they are not,
+    or warns if another error ends the run."""
     with (
         MetricsWriter(run.metrics, run.tensorboard if tensorboard else None, warn) as metrics,
         SampleWriter(run.samples, warn) as samples,

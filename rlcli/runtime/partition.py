@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 def shares(items: Sequence[T], loads: Sequence[int], parts: int) -> list[list[T]]:
-    """Contiguous, each cut where the sum of the loads before it is closest to its due. Roles on equal meshes get equal
-    shares; some are empty where items are few or one of them outweighs the others."""
+    """Contiguous shares, each cut where the sum of the loads before it is closest to its target. Roles on equal meshes
+    get equal shares; some are empty if items are few or one of them outweighs the others."""
     sums = [0, *accumulate(loads)]
     cuts = [0]
     for part in range(1, parts):

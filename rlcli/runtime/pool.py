@@ -1,4 +1,4 @@
-"""A rank's end of a pool: a process on its node that does the calls of one role while the rank does others."""
+"""A rank's end of a pool: a process on its node that runs the calls of one role while the rank runs others."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from rlcli.topology.groups import GIVEN_UP, pool_folders
 HERE = "127.0.0.1"
 """Where a rank listens for its pools: they are on its node."""
 LARGEST_BATCH = 1 << 32
-"""Bytes of a message, which has the tensors of a whole batch."""
+"""Bytes of a message that holds the tensors of a whole batch."""
 NO_LIMIT = 1e9
-"""Seconds; the master's deadline for the call ends the run before."""
+"""Seconds; the master's deadline for the call ends the run first."""
 TRIES = 2
-"""Processes that a call may cost."""
+"""Number of processes that a call may cost."""
 RUN = "run"
 
 
 def connect_pools(recipe: Recipe, topology: Topology, rank: int, run_dir: Path | None) -> dict[str, PoolProcess]:
-    """Role → its process for this rank, once it is up. Raises what keeps one from starting."""
+    """Role → its process for this rank, once it is up. Raises the error that keeps one from starting."""
     if run_dir is None:
         return {}
     pools = {role: PoolProcess(folder) for role, folder in pool_folders(recipe, topology, rank, run_dir).items()}
@@ -40,7 +40,7 @@ def connect_pools(recipe: Recipe, topology: Topology, rank: int, run_dir: Path |
 
 
 class PoolProcess:
-    """For one thread at a time. The launcher replaces a process that dies; what it was given is given to the next."""
+    """For one thread at a time. The launcher replaces a process that dies; its request is sent to the next one."""
 
     def __init__(self, folder: Path):
         self.name = folder.name
@@ -50,17 +50,17 @@ class PoolProcess:
         self._link.on_report = self._note
         self._number = 0
         self._has_died = ""
-        """How the process that was asked last has ended, once another one says so."""
+        """How the process that was last asked ended, once its replacement reports it."""
 
     def wait(self, deadline: float) -> None:
-        """Until it is up. Raises HangError after so many seconds, and the error of a process that cannot start."""
+        """Wait until it is up. Raises HangError after `deadline` seconds, or the error of one that cannot start."""
         try:
             self._link.wait_for_workers(deadline)
         except HangError as error:
             raise self._hang(f"has not started within {deadline:.0f} s") from error
 
     def run(self, call: str, step: int, data: SequenceSample) -> SequenceSample:
-        """What a call makes of a batch. Raises what it raises there, and WorkerError if it ends its process twice."""
+        """A call's output for a batch. Raises the call's error, and WorkerError if it kills its process twice."""
         args = {"call": call, "step": step, **packed(data)}
         for _ in range(TRIES):
             self._number += 1
@@ -75,10 +75,10 @@ class PoolProcess:
         self._link.close()
 
     def _ask(self, request: Request) -> dict[str, Any] | None:
-        """The answer; None if the process has died before."""
+        """The answer; None if the process died first."""
         try:
             self._link.send(0, request)
-        except WorkerError:  # it has died since it answered last: the next one is asked
+        except WorkerError:  # it died since its last answer: ask the next one
             while not self._has_died:
                 self._hear(self.name)
             self._has_died = ""
@@ -123,7 +123,7 @@ def packed(batch: SequenceSample) -> dict[str, Any]:
 
 
 def unpacked(fields: dict[str, Any]) -> SequenceSample:
-    """What `packed` wrote, in host memory."""
+    """The batch that `packed` wrote, in host memory."""
     batch = SequenceSample.from_json(fields["batch"])
     tensors: dict[str, torch.Tensor | None] = {**load(fields["tensors"])}
     return SequenceSample(

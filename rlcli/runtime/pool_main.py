@@ -1,6 +1,6 @@
 """A process of a pool: `python -P -m rlcli.runtime.pool_main ROLE RUN_DIR INDEX`.
 
-It does the calls of a role for one of the role's ranks, on the processor, within limits on processor time and memory.
+It runs the calls of a role for one of the role's ranks, on the CPU, within limits on CPU time and memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory")
-"""What torch's error says where Python's would be a MemoryError."""
+"""What torch's error says where Python would raise MemoryError."""
 
 
 def main(role: str, run_dir: Path, index: int) -> None:
@@ -64,7 +64,7 @@ def main(role: str, run_dir: Path, index: int) -> None:
 
 
 class PoolWorker:
-    """Does the calls of one role."""
+    """Runs the calls of one role."""
 
     def __init__(self, recipe: Recipe, role: str, index: int):
         import torch
@@ -86,7 +86,7 @@ class PoolWorker:
         self._limit_memory()
 
     def _limit_memory(self) -> None:
-        """Raises ResourceError if even a process without any work takes more."""
+        """Limit this process's memory. Raises ResourceError if even an idle process takes more."""
         limit, taken = int(self._memory_gib * GIB), psutil.Process().memory_info().vms
         if limit < taken:
             what = f"a process of a pool takes {taken / GIB:.3g} GiB of address space before it has done anything"
@@ -99,12 +99,12 @@ class PoolWorker:
         return f"models.{self._model.name}.backend.args.memory_gib"
 
     def handle(self, request: Request) -> dict[str, Any]:
-        """A call that uses more processor time than it may is ended by the kernel, with this process."""
-        from rlcli.runtime.component_faults import component_faults_told
+        """A call that uses more CPU time than allowed is ended by the kernel, together with this process."""
+        from rlcli.runtime.component_faults import attribute_user_errors
 
         signal.setitimer(signal.ITIMER_PROF, self.cpu_s)
         try:
-            with component_faults_told():
+            with attribute_user_errors():
                 return self._within_memory(**request.args)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)

@@ -1,9 +1,9 @@
-"""Heartbeats: by them the master knows who is alive, and on several nodes each process knows that the master is.
+"""Heartbeats: they show the master who is alive, and on several nodes show each process that the master is.
 
-Each process of a run sends one every second in a thread of its own, with what it has to say about itself; the master
-answers in a thread too, so that neither side's work delays them. Between nodes, who has had no answer for three long
-heartbeats ends itself. On one node nobody judges by silence: there a process dies with its parent, and a master that
-was stopped by Ctrl-Z for an hour may continue.
+Each process of a run sends one every second from a thread of its own, with facts about itself; the master answers from
+a thread too, so that work on neither side delays them. Between nodes, a process without an answer for LOST_AFTER
+seconds ends itself. On one node silence is not judged: there a process dies with its parent, and a master that was
+stopped by Ctrl-Z for an hour may continue.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0
 HEARTBEAT = 5.0
-"""Seconds without a sign of life that count as one heartbeat missed."""
+"""Seconds without a sign of life that count as one missed heartbeat."""
 LOST_AFTER = 3 * HEARTBEAT
-"""Seconds after which a process on another node has lost the master, or the master it."""
+"""Seconds after which a process on another node and the master count as lost to each other."""
 TICK = 0.2
 
 Kind = Literal["rank", "node"]
 Peer = tuple[Kind, int]
 
 ANSWER, END = "all is well", "the run has ended"
-"""What the master answers."""
+"""The master's answers."""
 
 
 class Pulses:
@@ -43,13 +43,13 @@ class Pulses:
         self._listening = listening
         self._token = listening.control.token
         self.heard: dict[Peer, float] = {}
-        """When each was heard last."""
-        self.told: dict[Peer, dict[str, Any]] = {}
-        """What each says about itself."""
+        """When each process was last heard."""
+        self.facts: dict[Peer, dict[str, Any]] = {}
+        """What each process reports about itself."""
         self.is_over = False
-        """From now on all are asked to end."""
+        """Whether all processes are asked to end."""
         self.dismissed: set[Peer] = set()
-        """Those that were."""
+        """Processes that were asked to end."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="pulses", daemon=True)
         self._thread.start()
@@ -80,7 +80,7 @@ class Pulses:
             log.warning("a heartbeat was thrown away: %s", error)
             return
         peer: Peer = (beat.name, beat.rank)
-        self.told[peer] = beat.value
+        self.facts[peer] = beat.value
         self.heard[peer] = time.monotonic()
         try:
             answer = pack(Request(0, END if self.is_over else ANSWER), self._token)
@@ -92,11 +92,11 @@ class Pulses:
 
 class Pulse:
     """A process's end. `lost` is called, in a thread, once the master is lost or says that the run is over. `facts`:
-    what it says of itself from its first beat on."""
+    what it reports about itself from its first beat on."""
 
     def __init__(self, context: Any, control: Control, peer: Peer, lost: Callable[[str], None], **facts: Any):
         self._context, self._control, self._peer, self._lost = context, control, peer, lost
-        self._told: dict[str, Any] = {"pid": os.getpid(), **facts}
+        self._facts: dict[str, Any] = {"pid": os.getpid(), **facts}
         self._to_watch: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._is_due = threading.Event()
         self._ended = threading.Event()
@@ -106,21 +106,21 @@ class Pulse:
         self._thread.start()
 
     def tell(self, **facts: Any) -> None:
-        """Say something about this process, from now on; the first time at once."""
-        self._told = self._told | facts
+        """Report a fact about this process with every beat from now on; the first beat is sent at once."""
+        self._facts = self._facts | facts
         self._is_due.set()
 
     def tell_last(self, deadline: float, **facts: Any) -> None:
-        """Say something and wait, up to `deadline` seconds, until the master has heard it."""
+        """Report a fact and wait, up to `deadline` seconds, until the master has received it."""
         said = self._answered
         self.tell(**facts)
         end = time.monotonic() + deadline
-        while self._answered < said + 2 and time.monotonic() < end:  # one answer may have been on its way
+        while self._answered < said + 2 and time.monotonic() < end:  # one answer may already have been in flight
             self._is_due.set()
             time.sleep(TICK / 2)
 
     def watch(self, socket: Any) -> None:
-        """Tell the master once a connection of ours to it is lost: what was on its way is lost too."""
+        """Report to the master if this connection to it is lost: messages in flight are lost too."""
         zmq = zeromq()
 
         if self._control.is_remote:
@@ -166,8 +166,8 @@ class Pulse:
 
         kind, number = self._peer
         try:
-            socket.send(pack(Report(number, kind, self._told), self._control.token), zmq.NOBLOCK)
-        except zmq.Again:  # the master has not read for long; what is on its way will do
+            socket.send(pack(Report(number, kind, self._facts), self._control.token), zmq.NOBLOCK)
+        except zmq.Again:  # the master has not read for long; the beats in flight will do
             return
 
     def _is_answer(self, frames: list[bytes]) -> bool:

@@ -1,4 +1,4 @@
-"""Samples as people read them: prompts and responses as text, how these ended, and how likely they were."""
+"""Samples for people to read: prompts and responses as text, how these ended, and how likely they were."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def describe_samples(
     finishes: Sequence[str],
     likelihoods: Sequence[str],
 ) -> dict[str, Any]:
-    """Prompts and responses of some samples as text, the rewards of some, how those of some ended and how likely they
-    were: each by the sample's id."""
+    """Prompts and responses of some samples as text, the rewards of some, how the responses of some ended and how
+    likely they were: each by the sample's id."""
     return {
         "texts": {id_: _texts(store.sample(id_), tokenizer) for id_ in texts},
         "scores": {id_: _tensors(store.sample(id_))[REWARDS].double().tolist() for id_ in scores},

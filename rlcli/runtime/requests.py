@@ -1,4 +1,4 @@
-"""What the master has asked and what is still unanswered."""
+"""The master's requests and their outstanding answers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rlcli.runtime.messages import COMPUTE, END_LANE, Report, Request
 from rlcli.runtime.transport import LAST_REQUEST, Transport
 
 Answers = dict[int, Mapping[str, Any]]
-"""Rank → what it answered."""
+"""Rank → its answer."""
 
 Asked = tuple[int, str]
-"""A rank, and which of its lanes. Each does one thing after the other."""
+"""A rank and one of its lanes. Each lane does one thing after the other."""
 
 
 @dataclass(eq=False)
@@ -34,11 +34,11 @@ class Pending:
 
 
 class Requests:
-    """Sends requests and hands out their answers. Every worker takes its requests in the order they were sent here.
+    """Sends requests and delivers their answers. Every worker handles its requests in the order they were sent here.
 
-    So all workers see parts of one order of operations, and no two can wait for each other. The clock of a request
-    starts, for each rank, when that rank has answered what it was asked before: a silent rank is found though others
-    answer. Each lane of a rank takes its requests in an order, and has a clock, of its own.
+    So all workers see parts of one order of operations, and no two can wait for each other. For each rank, the clock of
+    a request starts when that rank has answered its previous request: a silent rank is found even if others answer.
+    Each lane of a rank has an order of requests and a clock of its own.
     """
 
     def __init__(self, transport: Transport, world_size: int, deadline: float):
@@ -48,9 +48,9 @@ class Requests:
         self._number = 0
         self._pending: dict[int, Pending] = {}
         self._queues: defaultdict[Asked, deque[Pending]] = defaultdict(deque)
-        """What each works on, and after that."""
+        """The request that each works on, and those after it."""
         self._due: list[tuple[float, int, Asked]] = []
-        """A heap of (when, request, who): an answer that would be late then, unless it has come meanwhile."""
+        """A heap of (when, request, who): an answer that would be late then, unless it has arrived meanwhile."""
         self._reports: dict[str, Callable[[Report], None]] = {}
         transport.on_report = self._take
 
@@ -62,7 +62,7 @@ class Requests:
         deadline: float | None = None,
         lane: str = COMPUTE,
     ) -> None:
-        """Ask ranks, each with arguments of its own; `then` runs inside `wait` once all have answered.
+        """Ask ranks, each with its own arguments; `then` runs inside `wait` once all have answered.
 
         A rank that takes longer than `deadline` seconds ends the run.
         """
@@ -80,15 +80,15 @@ class Requests:
             self._transport.send(rank, request)
 
     def listen(self, name: str, take: Callable[[Report], None]) -> None:
-        """Have `take` called with each report of that name: inside `wait`, or in the thread of an inline worker that
-        reports. It must not raise."""
+        """Have `take` called with each report of that name: inside `wait`, or in the reporting thread of an inline
+        worker. It must not raise."""
         self._reports[name] = take
 
     def wait(self, deadline: float | None = None, report: str = "nothing") -> None:
-        """Until one more answer or report is in. Raises what a worker raised, HangError when the first of the pending
-        requests is late.
+        """Wait for one more answer or report. Raises the error of a worker, or HangError when the first pending request
+        is late.
 
-        `deadline` (seconds from now) and `report` count where nothing was asked: what is then waited for.
+        If no request is pending, `deadline` (seconds from now) and `report`, what is waited for, apply.
         """
         first = self._first_due()
         if first is not None:
@@ -103,7 +103,7 @@ class Requests:
         if reply.failure is not None:
             raise reply.failure.as_error()
         pending = self._pending.get(reply.number)
-        if pending is None or reply.rank not in pending.waiting:  # it was cancelled, or answered
+        if pending is None or reply.rank not in pending.waiting:  # it was cancelled or already answered
             return
         who = reply.rank, pending.lane
         self._queues[who].remove(pending)
@@ -115,13 +115,13 @@ class Requests:
             pending.then(pending.answers)
 
     def _start_clock(self, who: Asked, now: float) -> None:
-        """Of the oldest request that it has not answered, which it begins now."""
+        """Start the clock of the oldest unanswered request, which it begins now."""
         queue = self._queues[who]
         if queue:
             heapq.heappush(self._due, (now + queue[0].limit, queue[0].number, who))
 
     def _first_due(self) -> tuple[float, Pending, int] | None:
-        """(when, what, which rank) of the answer that is late first."""
+        """(when, what, which rank) of the answer that will be late first."""
         while self._due:
             when, number, who = self._due[0]
             queue = self._queues[who]
@@ -131,7 +131,7 @@ class Requests:
         return None
 
     def cancel(self) -> None:
-        """Stop waiting for answers; reports are still taken."""
+        """Stop waiting for answers; reports are still accepted."""
         self._pending.clear()
         self._queues.clear()
         self._due.clear()
@@ -157,7 +157,7 @@ class Requests:
     def ask(
         self, op: str, args: Mapping[int, dict[str, Any]], deadline: float | None = None, lane: str = COMPUTE
     ) -> Answers:
-        """Ask ranks, each with arguments of its own, and wait for their answers."""
+        """Ask ranks, each with its own arguments, and wait for their answers."""
         box: list[Answers] = []
         self.post(op, args, box.append, deadline, lane)
         while not box:
@@ -165,7 +165,7 @@ class Requests:
         return box[0]
 
     def let_go(self, lanes: Mapping[str, Sequence[int]]) -> None:
-        """Have all workers end, and their other lanes before them: lane → the ranks that have it."""
+        """Have all workers end, after their other lanes: lane → the ranks that have it."""
         for lane, ranks in lanes.items():
             self.ask_all(END_LANE, ranks=ranks, lane=lane)
         self.ask_all(LAST_REQUEST)

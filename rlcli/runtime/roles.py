@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SAVE_DTYPES = {
     "auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }  # fmt: skip
-"""What `checkpoint.save_dtype` says."""
+"""Values of `checkpoint.save_dtype`."""
 
 Meshes = dict[str, Any]
 """Role → its DeviceMesh; a role on one rank has none."""
@@ -39,7 +39,7 @@ MESH_ORDER = ("dp", "pp", "cp", "tp")
 
 
 def pick_device(wanted: str, local_rank: int) -> torch.device:
-    """The device of a rank. Raises ResourceError if the recipe asks for one that is not there."""
+    """The device of a rank. Raises ResourceError if the recipe requires one that does not exist."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
@@ -62,8 +62,8 @@ def make_meshes(topology: Topology, device_type: str) -> Meshes:
 
 
 def _device_mesh(placement: RolePlacement, device_type: str) -> Any:
-    """With all dimensions, those of size 1 too. Ranks of a replica are neighbours, and of these the tensor-parallel
-    ones: they talk most, and neighbours share a node."""
+    """A mesh with all dimensions, including those of size 1. The ranks of a replica are adjacent, and within it the
+    tensor-parallel ones: they communicate most, and adjacent ranks share a node."""
     from torch.distributed.device_mesh import DeviceMesh
 
     shape = tuple(getattr(placement.mesh, name) for name in MESH_ORDER)
@@ -71,16 +71,16 @@ def _device_mesh(placement: RolePlacement, device_type: str) -> Any:
 
 
 def training_steps(recipe: Recipe, rows_of: Mapping[str, int | None], done: int = 0, samples: int = 0) -> int:
-    """How many steps a run has in all, from the rows of each dataset. Raises DataError if one has too few, UsageError
-    R49 where one that does not know how many it has must.
+    """Total number of steps of a run, from the rows of each dataset. Raises DataError if one has too few, UsageError
+    R49 if one that must know its number of rows does not.
 
-    `done` steps have taken `samples` rows already, perhaps in steps of another size.
+    `done` steps have already taken `samples` rows, perhaps in steps of another size.
     """
     check_dataset_sizes(recipe, rows_of)
     if recipe.train.steps is not None:
         return recipe.train.steps
     rows = rows_of[recipe.train.dataset]
-    assert rows is not None  # `check_dataset_sizes` has seen to it
+    assert rows is not None  # ensured by `check_dataset_sizes`
     left = rows * (recipe.train.epochs or 1) - samples
     return done - (-left // recipe.train.prompts_per_step)
 
@@ -118,7 +118,7 @@ def describe_role(recipe: Recipe, name: str, device: torch.device) -> tuple[Mode
 
 
 def lone_model(path: str, tokenizer: PreTrainedTokenizerBase, device: torch.device, seed: int, dtype: str) -> Model:
-    """The model of a folder or Hub id with an engine of its own, that belongs to no recipe. Raises ModelError."""
+    """The model of a folder or Hub id with an engine of its own, not part of any recipe. Raises ModelError."""
     source = open_source(path, head="lm", tokenizer=tokenizer, seed=seed)
     model = Model(name="model", module=None, tokenizer=tokenizer, device=device, seed=seed, source=source)
     backend: ModelBackend = registry.make_backend(ModelBackendAbstraction(UNTRAINED, {"dtype": dtype}))
@@ -126,7 +126,7 @@ def lone_model(path: str, tokenizer: PreTrainedTokenizerBase, device: torch.devi
 
 
 def role_source(recipe: Recipe, name: str, tokenizer: PreTrainedTokenizerBase) -> ModelSource:
-    """Where a role's weights come from. Roles that start from one origin start alike. Raises ModelError."""
+    """Where a role's weights come from. Roles with the same origin start alike. Raises ModelError."""
     origin = weights_origin(recipe, name)
     start = recipe.models[origin].path or recipe.models[origin].scratch
     assert start is not None
@@ -134,7 +134,7 @@ def role_source(recipe: Recipe, name: str, tokenizer: PreTrainedTokenizerBase) -
 
 
 def role_tokenizer(recipe: Recipe, name: str) -> PreTrainedTokenizerBase:
-    """A role's tokenizer: its own, that of its weights, or, without weights, that of the first role which has one."""
+    """A role's tokenizer: its own, that of its weights, or, without weights, that of the first role that has one."""
     source = tokenizer_source(recipe, name)
     if source.startswith("builtin:"):
         dataset: Any = registry.load("datasets", source.removeprefix("builtin:"))

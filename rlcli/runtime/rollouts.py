@@ -1,4 +1,4 @@
-"""Makes samples ahead of training: sends their calls to the workers, and keeps what these report."""
+"""Generates samples ahead of training: sends their calls to the workers and stores what these report."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ GENERATE = ModelInterfaceType.GENERATE
 
 @dataclass(frozen=True)
 class Ahead:
-    """What was made ahead of a step that is done."""
+    """What was generated ahead of a step that is done."""
 
     reports: list[Running]
-    """Of the calls that made its samples."""
+    """Reports of the calls that made its samples."""
     numbers: Mapping[str, float]
-    """For the metrics."""
+    """Numbers for the metrics."""
     versions: Mapping[str, Mapping[str, int]]
-    """Sample → call that generates → training steps behind the weights that it sampled with."""
+    """Sample → generating call → training steps behind the weights that it sampled with."""
     dropped: Sequence[Mapping[str, Any]]
-    """Entries of the ledger: samples that were dropped, and that no checkpoint has accounted for."""
+    """Ledger entries: samples that were dropped and that no checkpoint has accounted for."""
 
 
 class Rollouts:
-    """Works whenever `advance` is called, and waits for nothing."""
+    """Makes progress whenever `advance` is called; never blocks."""
 
     def __init__(self, recipe: Recipe, ahead: Sequence[MFCDef], queue: SampleQueue, calls: Calls, sizes: StepSizes,
                  ready: Iterable[Ready] = ()):  # fmt: skip
-        """`ahead`: the calls."""
+        """`ahead`: the calls that run ahead of training."""
         train = recipe.train
         chunk = train.prompts_per_draw or train.prompts_per_step
         limits = Limits(train.max_staleness, train.prompts_per_step, chunk, train.max_redraws)
         self.admission = Admission(queue, ahead, limits, sizes.first_place, ready)
         self.roles = {mfc.model_name for mfc in ahead if mfc.interface_type is GENERATE}
-        """Whose weights make samples."""
+        """Roles whose weights generate samples."""
         self._sizes = sizes
         self._graph = train_graph(recipe)
         self._dataset = train.dataset
         self._ahead = {mfc.name: mfc for mfc in ahead}
         self._calls = calls
         self.failure: DataError | None = None
-        """Why nothing more is made: too much of it is dropped."""
+        """Why nothing more is generated: too many samples were dropped."""
         self._reports: dict[int, dict[str, Running]] = {}
-        """Chunk → its calls that are done, by name."""
+        """Chunk → its finished calls, by name."""
         self._last_expired = 0
         self._dropped: Counter[str] = Counter()
-        """Reason → samples that were dropped since the last step was done."""
+        """Reason → samples dropped since the last step was done."""
 
     def advance(self, limit: int) -> None:
-        """Draw what may be drawn, and start what may run. `limit`: samples that may be accepted, from the first step of
-        the run on."""
+        """Draw what may be drawn, and start what may run. `limit`: samples that may be accepted, counted from the first
+        step of the run."""
         if self.failure is not None:
             return
         while (drawn := self.admission.admit(limit)) is not None:
@@ -97,27 +97,27 @@ class Rollouts:
     # -- for training ----------------------------------------------------------------------------------------
 
     def has_batch(self, step: int, size: int) -> bool:
-        """Whether a step can begin. What has become too stale for it is given back."""
+        """Whether a step can begin. Samples that have become too stale for it are given back."""
         if not self.admission.has(size):
             return False
         self._calls.forget(self.admission.expire(step))
         return self.admission.has(size)
 
     def close(self, step: int, ids: Iterable[str], version: int) -> Ahead:
-        """A step is done with its samples, and the weights that make others are of `version`."""
+        """A step is done with its samples; `version` is that of the weights that now generate."""
         taken, dropped = self.admission.let_go(ids), self.drain_drops()
         versions = {one.draw.id: one.versions for one in taken}
         return Ahead(self._reports_of(taken), self._numbers(step, taken, version), versions, dropped)
 
     def drain_drops(self) -> list[dict[str, Any]]:
-        """Entries of the ledger: the samples that were dropped since the last call of this."""
+        """Ledger entries: the samples dropped since the last call of this."""
         dropped = self.admission.drain_drops()
         self._dropped.update(line["reason"] for line in dropped)
         return dropped
 
     def _reports_of(self, taken: Sequence[Ready]) -> list[Running]:
-        """Of the chunks that these samples come from and those before them, as far as they were not reported yet: the
-        calls, added up."""
+        """Reports of the chunks that these samples come from and of earlier ones, if not reported yet: the calls, added
+        up."""
         newest = max((one.chunk for one in taken), default=-1)
         merged: dict[str, Running] = {}
         for chunk in sorted(number for number in self._reports if number <= newest):
@@ -126,7 +126,7 @@ class Rollouts:
         return [merged[name] for name in self._ahead if name in merged]
 
     def _numbers(self, step: int, taken: Sequence[Ready], version: int) -> dict[str, float]:
-        """For the metrics: of the samples that the step took, and of what became of others since the step before."""
+        """Numbers for the metrics: on the samples that the step took, and the fate of others since the step before."""
         lags = Counter(one.staleness(step) for one in taken)
         admission, reasons, self._dropped = self.admission, self._dropped, Counter()
         expired, self._last_expired = admission.expired - self._last_expired, admission.expired
@@ -148,7 +148,7 @@ class Rollouts:
 
 
 def _mean_lags(step: int, taken: Sequence[Ready]) -> dict[str, float]:
-    """Call → how many training steps older its weights were than those that step number `step` trains."""
+    """Call → mean training steps by which its weights lagged those that step number `step` trains."""
     calls = dict.fromkeys(call for one in taken for call in one.versions)
     lags = {call: [step - one.versions[call] for one in taken if call in one.versions] for call in calls}
     return {call: sum(of_call) / len(of_call) for call, of_call in lags.items()}

@@ -1,4 +1,4 @@
-"""The finished samples of a checkpoint: of each rank one safetensors file, and a description in JSON."""
+"""The finished samples of a checkpoint: for each rank one safetensors file and a description in JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SAMPLES = "samples"
 
 
 def write_samples(samples: Sequence[SequenceSample], folder: Path, rank: int) -> list[Path]:
-    """Write samples of batch size 1, perhaps some of their keys only; returns the files."""
+    """Write samples of batch size 1, possibly only some of their keys; returns the files."""
     from safetensors.torch import save_file
 
     if not samples:
@@ -33,7 +33,7 @@ def write_samples(samples: Sequence[SequenceSample], folder: Path, rank: int) ->
 
 
 def read_samples(folder: Path, ids: Collection[str]) -> list[SequenceSample]:
-    """Samples that any ranks have written, each with all its keys, in the order of `ids`."""
+    """Samples written by any ranks, each with all its keys, in the order of `ids`."""
     from safetensors import safe_open
 
     found: dict[str, SequenceSample] = {}

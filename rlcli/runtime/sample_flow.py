@@ -1,6 +1,6 @@
-"""Which samples a step trains on: drawn in the order of the data, dropped by calls, replaced by the next ones. Pure.
+"""Which samples a step trains on: drawn in data order, dropped by calls, replaced by the next ones. Pure.
 
-Nothing here depends on when an answer arrives: the samples of a step, and their places in its batch, follow from the
+Nothing here depends on when an answer arrives: the samples of a step, and their positions in its batch, follow from the
 order of the data and from which samples were dropped.
 """
 
@@ -20,16 +20,16 @@ WHY_SO_MANY = "look into why: with rewards that are all equal, the prompts are t
 
 @dataclass(frozen=True)
 class Draw:
-    """A row of an epoch whose turn it is."""
+    """A row of an epoch, drawn to become a sample."""
 
     epoch: int
     row: int
     attempt: int = 0
-    """How often it was begun before."""
+    """How many times it was begun before."""
 
     @property
     def id(self) -> str:
-        """Of the sample that becomes of it."""
+        """Id of the sample that it becomes."""
         return training_id(self.epoch, self.row)
 
     @property
@@ -42,18 +42,18 @@ class Source(Protocol):
     """Where the samples of a step come from."""
 
     def take(self, count: int) -> list[Draw]:
-        """The next ones."""
+        """Take the next ones."""
 
     def give_back(self, draws: Sequence[Draw]) -> None:
-        """These were not needed."""
+        """Return samples that were not needed."""
 
 
 class SampleQueue:
-    """What is drawn next: the samples that were given back, then the data in their order."""
+    """What is drawn next: first the samples that were given back, then the data in order."""
 
     def __init__(self, order: DataOrder | StreamOrder, place: int = 0, returned: Iterable[Draw] = ()):
         self.place = place
-        """In the order of the data, of the first row that was never drawn."""
+        """Position in the data order of the first row that was never drawn."""
         self._order = order
         self._returned = deque(returned)
 
@@ -70,24 +70,24 @@ class SampleQueue:
 
     @property
     def pass_rows(self) -> int | None:
-        """Rows of a pass over the data, if they are known."""
+        """Rows of a pass over the data, if known."""
         return self._order.rows
 
     def pass_ended(self, rows: int) -> None:
-        """A pass over a stream has so many rows."""
+        """Record how many rows a pass over a stream has."""
         assert isinstance(self._order, StreamOrder)
         self._order.rows = rows
 
     def instead_of(self, draw: Draw) -> Draw:
-        """The row whose turn it is where one of the first pass over a stream turned out not to be there."""
+        """The row to draw instead of one that turned out to be missing in the first pass over a stream."""
         return Draw(*self._order.at(draw.row), draw.attempt)
 
     def put_back(self, draws: Sequence[Draw]) -> None:
-        """To the front, in their order, as if they had not been taken."""
+        """Return them to the front, in order, as if they had not been taken."""
         self._returned.extendleft(reversed(draws))
 
     def give_back(self, draws: Sequence[Draw]) -> None:
-        """To the front, in their order: they are begun once more."""
+        """Return them to the front, in order, to be begun once more."""
         self.put_back([draw.again for draw in draws])
 
 
@@ -100,7 +100,7 @@ class Drop:
 
 
 def reasons_of(counts: Mapping[Drop, int], calls: Sequence[str]) -> list[str]:
-    """`filter 3 (equal_rewards)`: for each call and reason how many samples they cost, in the order of the calls."""
+    """`filter 3 (equal_rewards)`: how many samples each call dropped for each reason, in the order of the calls."""
     in_order = sorted(counts.items(), key=lambda pair: calls.index(pair[0].call))
     return [f"{drop.call} {count} ({drop.reason})" for drop, count in in_order]
 
@@ -110,13 +110,13 @@ class Step:
     """The samples of one step, from the first draw to the batch."""
 
     size: int
-    """Samples that the batch takes."""
+    """Samples of a full batch."""
     draws: list[list[Draw]] = field(default_factory=list)
-    """In the order of the data; the calls before training work on one draw after the other."""
+    """In data order; the calls before training process one draw after the other."""
     drops: dict[str, Drop] = field(default_factory=dict)
     """Sample → why it was dropped."""
     batch: list[str] | None = None
-    """The samples that are trained on, once it is complete."""
+    """The samples to train on; None until the batch is complete."""
 
     @property
     def drawn(self) -> list[Draw]:
@@ -124,12 +124,12 @@ class Step:
 
     @property
     def kept(self) -> list[Draw]:
-        """Those that no call has dropped."""
+        """Samples that no call has dropped."""
         return [one for one in self.drawn if one.id not in self.drops]
 
     def counts(self, reasons: Iterable[str]) -> dict[str, float]:
-        """For the metrics: samples that were drawn, dropped (for each of `reasons`), drawn in their place, and given
-        back."""
+        """Counts for the metrics: samples that were drawn, dropped (for each of `reasons`), drawn as replacements, and
+        given back."""
         dropped = Counter(drop.reason for drop in self.drops.values())
         counts = {"drawn": len(self.drawn), "dropped": len(self.drops), "redrawn": len(self.drawn) - len(self.draws[0])}
         counts |= {"returned": len(self.kept) - len(self.batch or ())}
@@ -137,8 +137,8 @@ class Step:
         return {f"samples/{name}": float(count) for name, count in counts.items()}
 
     def ledger(self, state: str, versions: Mapping[str, Mapping[str, int]]) -> Iterator[dict[str, Any]]:
-        """One line for each sample that is done: in `state`, with the versions of the weights that made it, or dropped,
-        and why."""
+        """One line for each finished sample: `state` and the versions of the weights that generated it, or why it was
+        dropped."""
         batch = set(self.batch or ())
         for id_ in (draw.id for draw in self.drawn):
             if id_ in batch:
@@ -163,8 +163,8 @@ class SampleFlow:
         per_draw: int | None = None,
         most_redraws: int = 0,
     ):
-        """`replaces`: dropped samples are replaced, so that every batch is full. `per_draw`: samples that are drawn at
-        a time; None: those that the batch lacks. `most_redraws`: draws of a step after its first one."""
+        """`replaces`: dropped samples are replaced, so that every batch is full. `per_draw`: samples to draw at a time;
+        None: as many as the batch lacks. `most_redraws`: maximum draws of a step after its first one."""
         self.queue = queue
         self.drops = any(mfc.drops for mfc in graph)
         """Whether calls may drop samples."""
@@ -178,12 +178,12 @@ class SampleFlow:
 
     @property
     def under_way(self) -> int:
-        """Samples that were drawn for the open steps and not dropped: those that are made, or wait to be trained on."""
+        """Samples drawn for the open steps and not dropped: those in progress, or waiting to be trained on."""
         return sum(sum(map(len, step.draws)) - len(step.drops) for step in self._steps.values())
 
     @property
     def unfinished(self) -> list[Draw]:
-        """The samples of the open steps, dropped ones included."""
+        """The samples of the open steps, including dropped ones."""
         return [draw for step in self._steps.values() for draw in step.drawn]
 
     def may_open(self, step: int) -> bool:
@@ -199,7 +199,7 @@ class SampleFlow:
         return drawn
 
     def redraw(self, step: int, missing: Sequence[str], instead_of: Callable[[Draw], Draw]) -> list[Draw]:
-        """Rows that a step has drawn are not there; returns those that take their places."""
+        """Replace rows that a step has drawn but that do not exist; returns the replacements."""
         state = self._steps[step]
         others = {draw.id: instead_of(draw) for draw in state.draws[-1] if draw.id in missing}
         state.draws[-1] = [others.get(draw.id, draw) for draw in state.draws[-1]]
@@ -208,8 +208,8 @@ class SampleFlow:
         return list(others.values())
 
     def samples(self, step: int, call: str) -> list[str]:
-        """Those that a call works on: the batch, once it is complete; before that, of the last draw those which the
-        calls that it waits for have kept."""
+        """The samples that a call works on: the batch, once it is complete; until then the samples of the last draw
+        that were kept by the calls it waits for."""
         state, before = self._steps[step], self._before[call]
         if state.batch is not None:
             return state.batch
@@ -217,9 +217,9 @@ class SampleFlow:
         return [draw.id for draw in state.draws[-1] if draw.id not in dropped]
 
     def drop(self, step: int, call: str, reasons: Mapping[str, str]) -> None:
-        """Count samples as dropped by a call. Of several calls that drop a sample, the first in the graph counts.
+        """Count samples as dropped by a call. If several calls drop a sample, the first in the graph counts.
 
-        Raises UsageError R71 where training has begun.
+        Raises UsageError R71 if training has begun.
         """
         state = self._steps[step]
         if reasons and state.batch is not None and self.drops:
@@ -231,10 +231,9 @@ class SampleFlow:
                 state.drops[id_] = Drop(call, reason)
 
     def complete(self, step: int) -> list[Draw]:
-        """The calls before training are done with the last draw: draw again, or, with nothing to draw, the batch is
-        complete.
+        """All calls before training are done with the last draw: draw again, or declare the batch complete.
 
-        Raises DataError F80 where it would take more draws than a step may make.
+        Raises DataError F80 if the step would need more draws than it may make.
         """
         state = self._steps[step]
         kept = state.kept
@@ -247,13 +246,13 @@ class SampleFlow:
         return []
 
     def surplus(self, step: int) -> list[str]:
-        """The samples that were drawn for a step and are not trained on by it."""
+        """The samples that were drawn for a step but are not in its batch."""
         state = self._steps[step]
         batch = set(state.batch or ())
         return [draw.id for draw in state.drawn if draw.id not in batch]
 
     def close(self, step: int) -> Step:
-        """The step is done."""
+        """End a step; returns its samples."""
         return self._steps.pop(step)
 
     def _draw(self, step: int) -> list[Draw]:

@@ -9,15 +9,15 @@ from rlcli.api.data import SequenceSample
 
 
 class SampleStore:
-    """Samples of batch size 1. Tensors are never written to once they are in here, so they may be read without a
-    lock; which keys a sample has changes under it."""
+    """Samples of batch size 1. Tensors are never written to once they are in here, so they may be read without a lock;
+    the lock guards which keys a sample has."""
 
     def __init__(self) -> None:
         self._samples: dict[str, SequenceSample] = {}
         self._lock = threading.Lock()
 
     def add(self, batch: SequenceSample) -> None:
-        """Keep the samples of a batch; those that are here already get its keys in addition."""
+        """Store the samples of a batch; existing ones get its keys in addition."""
         samples = batch.unpack()
         with self._lock:
             for sample in samples:
@@ -40,7 +40,7 @@ class SampleStore:
             return sample.select(list(sample.keys))
 
     def forget(self, ids: Sequence[str]) -> None:
-        """Drop samples; those that are not here are none of ours."""
+        """Drop samples; unknown ids are ignored."""
         with self._lock:
             for id_ in ids:
                 self._samples.pop(id_, None)

@@ -1,4 +1,4 @@
-"""A rank's part of a checkpoint: copied at once, written by a thread while training goes on."""
+"""A rank's part of a checkpoint: copied at once, written by a thread while training continues."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from rlcli.checkpoint.manifest import FileDigest
 from rlcli.checkpoint.role_folders import MODELS
 from rlcli.checkpoint.state import HostCopy, copy_to_host, fill, size_of, write_optimizer, write_weights
 from rlcli.runtime.commits import WRITTEN
-from rlcli.runtime.component_faults import component_faults_told
+from rlcli.runtime.component_faults import attribute_user_errors
 from rlcli.runtime.messages import Failure, Tell
 from rlcli.topology import Topology
 
 OPTIMIZERS = "optim"
-"""Folder of a checkpoint that has, as MODELS does, one folder per role."""
+"""Folder of a checkpoint that has, like MODELS, one folder per role."""
 
 
 def write_and_report(
     folder: Path, step: int, rank: int, write: Callable[[], Sequence[Path]], report: Tell
 ) -> threading.Thread:
-    """Write files in a thread and seal them: on disk and digested. It reports WRITTEN with the checkpoint's `step` and
-    the digests of its `files`, or with what went wrong: ResourceError where it was the disk."""
+    """Write files in a thread and seal them: sync and digest. It reports WRITTEN with the checkpoint's `step` and the
+    digests of its `files`, or with the error: ResourceError if the disk was the cause."""
 
     def work() -> None:
         sealed: list[FileDigest] = []
         failure = None
         try:
-            with component_faults_told():
+            with attribute_user_errors():
                 sealed = seal(folder, write())
         except BaseException as error:
             trace = "".join(traceback.format_exception(error))
@@ -45,12 +45,12 @@ def write_and_report(
 
 
 def has_state(model: Model) -> bool:
-    """Whether the role's engine can be checkpointed at all; one that a user wrote may not."""
+    """Whether the role's engine can be checkpointed at all; one that a user wrote may not support it."""
     return getattr(type(model.module), "state", HoldsWeights.state) is not HoldsWeights.state
 
 
 def bytes_to_save(models: Mapping[str, Model], trained: Sequence[str], topology: Topology, rank: int) -> int:
-    """What this rank's part of a checkpoint takes on the disk: its weights, and AdamW's two moments of each."""
+    """Disk space of this rank's part of a checkpoint: its weights, and AdamW's two moments for each of them."""
     total = 0
     for name, model in models.items():
         if has_state(model):
@@ -80,8 +80,8 @@ def write_roles(copies: Mapping[str, HostCopy], models: Mapping[str, Model], fol
 
 
 def _describe(model: Model, folder: Path) -> list[Path]:
-    """Write what lies beside the weights; returns the files. Apart at first: other ranks write into the folder now,
-    and what they have half done must not be taken for a part of the description."""
+    """Write the files that accompany the weights; returns them. Uses a separate folder first: other ranks write into
+    the target now, and their unfinished files must not be mistaken for a part of the description."""
     apart = folder.with_name(f".{folder.name}")
     apart.mkdir(parents=True)
     model.module.save_description(model.tokenizer, str(apart))

@@ -1,4 +1,4 @@
-"""What may run now. Pure: it is told what has started and finished, and answers which calls are ready."""
+"""Decides what may run now. Pure: given which calls have started and finished, it returns those that are ready."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class Task:
 
     step: int
     place: int
-    """Of the call in the graph's topological order."""
+    """Position of the call in the graph's topological order."""
     call: str = field(compare=False)
 
 
 class Scheduler:
     """Unrolls a graph over steps.
 
-    A call is ready when its producers of the same step are done and its role has the weights that the step before has
+    A call is ready when its producers of the same step are done and its role has the weights that the previous step
     trained, or copied from a role that it trained. A role's weights change in the order of steps. At most `window`
     steps are open at a time: with more than one, a step may begin on devices that are done with the step before.
 
-    With `drops`, calls may drop samples: what trains, or changes weights in another way, and whatever waits for it,
-    works on the whole batch and waits until the step is `closed`. The other calls may have to be repeated before.
+    With `drops`, calls may drop samples: calls that train or change weights in another way, and all calls that wait for
+    them, work on the whole batch and wait until the step is `closed`. The other calls may have to be repeated first.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Scheduler:
         self._places = {name: place for place, name in enumerate(graph.order())}
         self._mfcs = {mfc.name: mfc for mfc in mfcs}
         self.steps = steps
-        """That there are. May grow."""
+        """Total number of steps. May grow."""
         self._window = window
         self._writers = weight_writers(mfcs)
         self._versions = dict.fromkeys(self._writers, first_step)
@@ -76,8 +76,8 @@ class Scheduler:
         )
 
     def version(self, roles: Iterable[str]) -> int:
-        """Training steps behind the weights of these roles: of the oldest where they differ, and the finished steps
-        where none of them changes."""
+        """Training steps behind the weights of these roles: the fewest if they differ, or the number of finished steps
+        if none of them changes."""
         return min((self._versions[role] for role in roles if role in self._versions), default=self._oldest)
 
     def start(self, task: Task) -> None:
@@ -93,17 +93,17 @@ class Scheduler:
         self._advance()
 
     def chooses(self, step: int) -> bool:
-        """Whether all calls that choose the batch of a step are done, and it is not closed yet."""
+        """Whether all calls that choose the batch of a step are done and the step is not closed yet."""
         is_open = bool(self._early) and step >= self._oldest and step not in self._closed
         return is_open and self._early <= self._done.get(step, set())
 
     def repeat(self, step: int) -> None:
-        """The calls that choose the batch run once more: on other samples."""
+        """Repeat the calls that choose the batch, on other samples."""
         self._done[step] -= self._early
         self._started = {task for task in self._started if task.step != step or task.call not in self._early}
 
     def close(self, step: int) -> None:
-        """The batch of a step is complete."""
+        """Record that the batch of a step is complete."""
         self._closed.add(step)
         self._advance()
 
@@ -131,7 +131,7 @@ class Scheduler:
         return self._versions.get(self._mfcs[task.call].model_name, task.step) >= task.step
 
     def _may_write(self, task: Task, role: str) -> bool:
-        """In the order of steps, and after the role's other calls of the step: they want the weights from before."""
+        """Weights change in the order of steps, after the role's other calls of the step, which need the old ones."""
         writers = {*self._writers[role], *self._after[task.call]}
         others = {name for name, mfc in self._mfcs.items() if mfc.model_name == role} - writers
         started = {other.call for other in self._started if other.step == task.step}

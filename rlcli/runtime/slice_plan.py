@@ -1,4 +1,4 @@
-"""Which rank sends which slices of which parameters to which other one, so that one layout has the weights of another.
+"""Which rank sends which slices of which parameters to which other rank, to get weights from one layout to another.
 
 Pure: a plan is made once for a pair of layouts, by every rank of both for itself, and is the same on all of them.
 """
@@ -19,16 +19,16 @@ Blocks = Mapping[int, Sequence[WeightBlock]]
 
 @dataclass(frozen=True)
 class Slice:
-    """Numbers that move from a rank to another one, or stay on it."""
+    """Elements that move from one rank to another, or stay on it."""
 
     source: int
     target: int
     block: WeightBlock
-    """The numbers."""
+    """The elements to move."""
     held: WeightBlock
-    """The block of the source that they are in."""
+    """The block of the source that contains them."""
     wanted: WeightBlock
-    """And that of the target."""
+    """The block of the target that contains them."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Bucket:
 
     names: frozenset[str]
     slices: tuple[Slice, ...]
-    """Those that a rank sends, receives or keeps."""
+    """Slices that a rank sends, receives or keeps."""
 
     def wanted_by(self, rank: int) -> list[WeightBlock]:
         """The blocks that the target has on a rank, in the order in which they are taken."""
@@ -45,7 +45,7 @@ class Bucket:
 
     @cached_property
     def pairs(self) -> dict[tuple[int, int], list[Slice]]:
-        """(source, target) → what moves between them, in an order that both know; what stays on a rank too."""
+        """(source, target) → what moves between them, in an order known to both; includes what stays on a rank."""
         found: dict[tuple[int, int], list[Slice]] = {}
         for one in self.slices:
             found.setdefault((one.source, one.target), []).append(one)
@@ -53,10 +53,10 @@ class Bucket:
 
 
 def plan_slices(held: Blocks, wanted: Blocks, size: int, rank: int) -> list[Bucket]:
-    """The buckets of a rank, of at most `size` numbers, or of one parameter that has more. A slice comes from the rank
-    that wants it, if that holds it too, else from the holder that has the least to send.
+    """The buckets of a rank, each of at most `size` elements, or of one parameter that has more. A slice comes from the
+    rank that wants it if that rank holds it too, else from the holder that has the least to send.
 
-    Raises WorkerError if the holders do not have every number of a parameter that is wanted.
+    Raises WorkerError if the holders do not have every element of a parameter that is wanted.
     """
     shapes = {block.name: block.shape for blocks in held.values() for block in blocks}
     holders = _by_name(held)

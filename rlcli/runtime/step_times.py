@@ -1,4 +1,4 @@
-"""Where the time of a step goes: calls, copies of weights, moves of tensors, and ranks that had nothing to do."""
+"""Where the time of a step goes: calls, copies of weights, transfers of tensors, and idle ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlcli.topology import WorkerGroup
 
 
 class StepTimes:
-    """Adds up seconds since the last step ended. A call counts when it is done, also one of a later step."""
+    """Adds up seconds since the last step ended. A call counts when it is done, even if it belongs to a later step."""
 
     def __init__(self, groups: Sequence[WorkerGroup], clock: Callable[[], float] = time.perf_counter):
         self._groups = {"+".join(group.roles): group.ranks for group in groups}
@@ -18,27 +18,27 @@ class StepTimes:
         self.begin()
 
     def begin(self) -> None:
-        """What follows belongs to the next step."""
+        """Start timing the next step."""
         self._began = self._clock()
         self._busy: Counter[int] = Counter()
         self._moves = 0.0
 
     @property
     def seconds(self) -> float:
-        """Since the step began."""
+        """Seconds since the step began."""
         return self._clock() - self._began
 
     def count_call(self, seconds: Mapping[int, float]) -> None:
-        """`seconds` that each of its ranks computed."""
+        """Count a call; `seconds`: computing time of each of its ranks."""
         self._busy.update(seconds)
 
     def count_move(self, seconds: Iterable[float]) -> None:
-        """Of a move of tensors between ranks, `seconds` of each that took part: it took as long as the slowest."""
+        """Count a transfer of tensors between ranks, `seconds` for each participant: it took as long as the slowest."""
         self._moves += max(seconds, default=0.0)
 
     def report(self, seconds: float) -> dict[str, float]:
-        """Of a step that took `seconds`: `time/moves`, and for each group of ranks `time/idle/<roles>`, the seconds in
-        which they computed nothing, in the mean over them, and `time/idle_share/<roles>`, their share of the step."""
+        """Times of a step that took `seconds`: `time/moves`, and for each group of ranks `time/idle/<roles>`, the mean
+        seconds in which its ranks computed nothing, and `time/idle_share/<roles>`, their share of the step."""
         idle = {
             name: max(0.0, seconds - sum(self._busy[rank] for rank in ranks) / len(ranks))
             for name, ranks in self._groups.items()

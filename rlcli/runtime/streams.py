@@ -1,4 +1,4 @@
-"""Rows of a stream by number: read forward once, and kept for a while for those that are asked for again."""
+"""Rows of a stream by number: read forward once, and cached for a while in case they are requested again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlcli.runtime.origin import RowOrigin
 from rlcli.runtime.output_checks import checked_row
 
 KEPT = 4096
-"""Rows that stay in memory. An older one is read again, from its place."""
+"""Rows that stay in memory. An older one is read again, starting at its position."""
 
 
 class StreamRows:
-    """The rows of a `Stream`, as the one rank takes them that reads it."""
+    """The rows of a `Stream`, as read by the one rank that loads them."""
 
     def __init__(self, dataset: Any, name: str):
         self.length: int | None = None
@@ -28,12 +28,12 @@ class StreamRows:
         self._kept: OrderedDict[tuple[int, int], SequenceSample] = OrderedDict()
         self._rows: Iterator[SequenceSample] = iter(())
         self._next = (0, -1)
-        """(epoch, row) that the iterator gives next; no row yet."""
+        """The (epoch, row) that the iterator returns next; initially no row."""
         self._began = 0
-        """The row that it began with."""
+        """The row that the iterator began with."""
 
     def row(self, epoch: int, number: int) -> SequenceSample | None:
-        """A row of a pass; None if the pass ends before it. Raises DataError where passes differ in length."""
+        """A row of a pass; None if the pass ends before it. Raises DataError if passes differ in length."""
         if self.length is not None and number >= self.length:
             return None
         if (epoch, number) not in self._kept and not self._read(epoch, number):
@@ -41,7 +41,7 @@ class StreamRows:
         return self._kept[epoch, number]
 
     def _read(self, epoch: int, number: int) -> bool:
-        """Read on as far as a row; False if the pass ends before it."""
+        """Read forward up to a row; False if the pass ends before it."""
         if self._next[0] != epoch or not 0 <= self._next[1] <= number:
             self._rows = iter(self._dataset.rows_from(epoch, number))
             self._next, self._began = (epoch, number), number
@@ -58,7 +58,7 @@ class StreamRows:
         return True
 
     def _end(self, epoch: int, rows: int) -> None:
-        """A pass has ended where row number `rows` would be; or before, if the first row asked for was not there."""
+        """A pass has ended where row number `rows` would be, or earlier if the first requested row did not exist."""
         self._next = epoch, -1
         if rows == self._began:
             rows = sum(1 for _ in self._dataset.rows_from(epoch, 0))
@@ -71,19 +71,19 @@ class StreamRows:
 
 
 def by_number(dataset: Any, name: str) -> Any:
-    """A dataset whose rows `read_row` can be asked for."""
+    """The dataset in a form that `read_row` can read by row number."""
     return StreamRows(dataset, name) if is_stream(dataset) else dataset
 
 
 def read_row(source: Any, name: str, id_: str, row: int) -> SequenceSample | None:
-    """The row of a sample, if it can be used; None where a stream has ended before it."""
+    """The row of a sample, if it is usable; None if a stream has ended before it."""
     if isinstance(source, StreamRows):
         return source.row(epoch_of(id_), row)
     return checked_row(source[row], RowOrigin(name, row))
 
 
 def described_rows(datasets: Mapping[str, Any]) -> dict[str, Any]:
-    """How many rows datasets have, None of streams, and what tells them from others."""
+    """The row counts of datasets, None for streams, and their digests."""
     return {
         "rows": {name: None if is_stream(dataset) else len(dataset) for name, dataset in datasets.items()},
         "digests": {name: digest_rows(dataset, name) for name, dataset in datasets.items()},

@@ -13,15 +13,15 @@ class Totals:
     """Counts the samples of one step after the other."""
 
     def __init__(self, buffer: Buffer, sources: Sequence[str]):
-        """`sources`: the datasets that the training dataset is made of; none: it is one by itself."""
+        """`sources`: the datasets that the training dataset is made of; none if it is a single one."""
         self.tokens = 0
         self.used: Counter[str] = Counter()
-        """Of each of these datasets, the samples."""
+        """Samples of each of these datasets."""
         self._buffer = buffer
         self._sources = sources
 
     def restore(self, tokens: int, used: Mapping[str, int]) -> None:
-        """Continue with what a checkpoint knows."""
+        """Continue with the totals of a checkpoint."""
         self.tokens, self.used = tokens, Counter(used)
 
     def count(self, ids: Sequence[str]) -> int:
@@ -33,6 +33,6 @@ class Totals:
         return tokens
 
     def numbers(self, samples: int) -> dict[str, float]:
-        """For the metrics. `samples`: of all steps that are done."""
+        """Numbers for the metrics. `samples`: total of all finished steps."""
         used = {f"used/{name}": float(self.used[name]) for name in self._sources}
         return {"total/samples": float(samples), "total/tokens": float(self.tokens), **used}

@@ -30,7 +30,7 @@ from rlcli.runtime.pulse import BEAT_SECONDS, LOST_AFTER, Peer, Pulse, Pulses
 log = logging.getLogger(__name__)
 
 HELLO = "hello"
-"""Name of the report that a worker is up, or cannot start."""
+"""Name of the report that a worker is up or cannot start."""
 LANE = "lane"
 """Name of the report that another lane of a worker is up."""
 LAST_REQUEST = "shutdown"
@@ -39,32 +39,32 @@ SILENT = 10.0
 """Seconds without a heartbeat after which a rank is named as the one that hangs."""
 LONGEST_SILENCE = 300.0
 """Seconds without a heartbeat after which a rank counts as hanging, whatever the other deadlines are."""
-LAST_GASP = 5.0
-"""Seconds to find out whether an unexpected error of one rank is the echo of another rank's death."""
+FIND_CULPRIT_WITHIN = 5.0
+"""Seconds to find out whether an unexpected error of one rank is a consequence of another rank's death."""
 REPORT_WITHIN = 30_000
 """Milliseconds for a report to reach a busy master."""
 MISSED = 3 * BEAT_SECONDS
-"""Seconds of silence that are enough to be suspected of that death."""
+"""Seconds of silence after which a rank is suspected of having died."""
 CHECK_SECONDS = 1.0
-"""Between two looks, while nothing else is to be done in one process, at whether all that belongs to it is alive."""
+"""Seconds between checks that all of the run's processes are alive, while a run in one process is otherwise idle."""
 
 
 class Transport(Protocol):
-    """The master's end."""
+    """The master's end of the transport."""
 
     on_report: Callable[[Report], None]
-    """Takes what workers report unasked: over ZeroMQ inside `receive`; inline in the thread that reports, also while
-    `receive` is busy with a request. It must not raise."""
+    """Receives the workers' unsolicited reports: over ZeroMQ inside `receive`; inline in the reporting thread, even
+    while `receive` is busy with a request. It must not raise."""
 
     def send(self, rank: int, request: Request) -> None:
-        """Queue a request for a worker; workers take theirs in the order they were sent."""
+        """Queue a request for a worker; workers handle their requests in the order they were sent."""
 
     def receive(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | None:
-        """The next reply of any worker; None if a report came first. HangError when `deadline` (seconds from now)
-        passes. `limit`: the seconds that were granted in all, some of which may have passed."""
+        """The next reply of any worker; None if a report came first. Raises HangError when `deadline` (seconds from
+        now) passes. `limit`: the total seconds allowed, some of which may have passed."""
 
     def clock(self) -> float:
-        """Seconds in which the master has run: its own pauses count against no rank."""
+        """Seconds that the master has been running: its own pauses count against no rank."""
 
     def cancel(self) -> None:
         """Drop the requests that no worker has begun yet, where that is still possible."""
@@ -73,11 +73,11 @@ class Transport(Protocol):
 
 
 class InlineTransport:
-    """One worker in this process: a request is a call, so a debugger can follow it. Lanes other than COMPUTE have a
-    thread each.
+    """Requests are plain calls in this process, so a debugger can follow them. Lanes other than COMPUTE have a thread
+    each.
 
-    `waiting` is entered around each call with its name and its deadline: only another process can end it. `check` comes
-    before each: it raises when processes that belong to the run have ended.
+    `waiting` is entered around each call with its name and deadline: only another process can end the call. `check`
+    runs before each call: it raises when processes that belong to the run have ended.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class InlineTransport:
         self.on_report: Callable[[Report], None] = _ignore
 
     def report(self, name: str, value: dict[str, Any], failure: Failure | None = None) -> None:
-        """The worker's end, for any of its threads."""
+        """The worker's end; any of its threads may call it."""
         self.on_report(Report(0, name, value, failure))
         self._heard.put(None)
 
@@ -144,15 +144,15 @@ class InlineTransport:
 
 
 class ZmqMaster:
-    """The master's socket. `is_alive` raises when processes of the run have ended, or are silent for longer than so
-    many seconds on another node."""
+    """The master's socket. `is_alive` raises when processes of the run have ended, or have been silent on another node
+    for longer than the given seconds."""
 
     def __init__(
         self, folder: Path, world_size: int, is_alive: Callable[[float], None], host: str | None = None,
         most: int = LARGEST,
     ):  # fmt: skip
-        """Listen on the host's address, or else in a private folder, where in either case the workers find what they
-        must know to connect. `most`: bytes of a message."""
+        """Listen on the host's address, or else in a private folder; in either case the folder has what the workers
+        need in order to connect. `most`: maximum bytes of a message."""
         self._context = zeromq().Context()
         try:
             self._listening = listen(self._context, folder, host)
@@ -166,23 +166,23 @@ class ZmqMaster:
         self._world_size = world_size
         self._most = most
         self._identities: dict[tuple[int, str], bytes] = {}
-        """Rank and lane → who answers."""
+        """Rank and lane → the identity that answers."""
         self._expected = {(rank, COMPUTE) for rank in range(world_size)}
-        """All of them, be they up or not; a rank says which lanes it has."""
+        """All ranks and lanes, whether up or not; a rank reports which lanes it has."""
         self._pauses = OwnPauses()
         self._listening_since = time.monotonic()
         self._paused = 0.0
-        """Seconds of all own pauses."""
+        """Total seconds of the master's own pauses."""
         self.pids: dict[int, int] = {}
-        """Rank → its process."""
+        """Rank → its process id."""
         self.has_let_go = False
         """The workers were asked to shut down: they may end."""
         self.rejected = 0
-        """Messages thrown away because they were not from one of our workers."""
+        """Messages discarded because they were not from one of our workers."""
         self._control = folder / CONTROL_FILE
 
     def wait_for_workers(self, deadline: float) -> None:
-        """Until every rank has said hello. Raises the error of a rank that cannot start."""
+        """Wait until every rank has said hello. Raises the error of a rank that cannot start."""
         end = time.monotonic() + deadline
         while missing := sorted(self._expected - {*self._identities}):
             message = self._next(end - time.monotonic(), f"rank {missing[0][0]} to start")
@@ -214,7 +214,7 @@ class ZmqMaster:
         return time.monotonic() - self._paused
 
     def cancel(self) -> None:
-        """Requests are sent at once: there is nothing to drop."""
+        """Do nothing: requests are sent at once, so there is nothing to drop."""
 
     def _next(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | Report:
         self._own_pause()
@@ -228,14 +228,14 @@ class ZmqMaster:
                 if is_reply and message.failure is not None and message.failure.is_unexpected:
                     self._await_death()
                 return message
-            if not has_message:  # what a rank sent before it died is heard first
+            if not has_message:  # first read what a rank sent before it died
                 self._is_alive(LOST_AFTER)
                 self._check_connections()
             self._check_clocks(end, deadline if limit is None else limit, waiting_for)
 
     def _own_pause(self) -> float:
-        """Seconds in which the master did not listen. They count against no rank: its heartbeats wait to be read, or it
-        was stopped as we were."""
+        """Seconds in which the master did not listen. They count against no rank: its heartbeats are waiting to be
+        read, or it was stopped as the master was."""
         seconds = self._pauses.since_last_look()
         if seconds:
             self._listening_since = time.monotonic()
@@ -243,7 +243,7 @@ class ZmqMaster:
         return seconds
 
     def _read(self) -> Reply | Report | None:
-        """The message that has arrived; None for one that is not from our workers."""
+        """The message that has arrived; None if it is not from our workers."""
         identity, *frames = self._socket.recv_multipart()
         try:
             message: Reply | Report = unpack(join(frames, self._most), self._token, Reply, Report, most=self._most)
@@ -262,14 +262,14 @@ class ZmqMaster:
         return message
 
     def silences(self) -> dict[Peer, float]:
-        """Seconds since each process was heard, those left out in which the master did not listen."""
+        """Seconds since each process was last heard, excluding times in which the master did not listen."""
         now = time.monotonic()
         return {peer: now - max(heard, self._listening_since) for peer, heard in sorted(self.pulses.heard.items())}
 
     def _check_connections(self) -> None:
-        """Raises WorkerError if a worker has lost its connection to us: requests or replies may be lost."""
-        for (kind, rank), told in list(self.pulses.told.items()):
-            if kind == "rank" and told.get("has_lost_connection") and not self.has_let_go:
+        """Raise WorkerError if a worker has lost its connection to us: requests or replies may be lost."""
+        for (kind, rank), facts in list(self.pulses.facts.items()):
+            if kind == "rank" and facts.get("has_lost_connection") and not self.has_let_go:
                 raise self._lost_connection(rank)
 
     def _lost_connection(self, rank: int) -> WorkerError:
@@ -278,7 +278,7 @@ class ZmqMaster:
         return WorkerError(what, where=f"rank {rank} pid {self.pids.get(rank)}", hint=hint, code="F08")
 
     def _check_clocks(self, end: float, limit: float, waiting_for: str) -> None:
-        """Raises HangError if the answer is late, or a rank has been silent for too long."""
+        """Raise HangError if the answer is late or a rank has been silent for too long."""
         silent = {n: seconds for (kind, n), seconds in self.silences().items() if kind == "rank" and seconds > SILENT}
         is_late = time.monotonic() > end
         if not is_late and max(silent.values(), default=0.0) <= LONGEST_SILENCE:
@@ -293,8 +293,8 @@ class ZmqMaster:
         )
 
     def _await_death(self) -> None:
-        """When a rank dies the others fail at their next collective; the death is what the user must hear of."""
-        end = time.monotonic() + LAST_GASP
+        """When a rank dies, the others fail at their next collective; the user must be shown the death."""
+        end = time.monotonic() + FIND_CULPRIT_WITHIN
         while time.monotonic() < end:
             self._is_alive(LOST_AFTER)
             time.sleep(0.05)
@@ -308,10 +308,10 @@ class ZmqMaster:
 
 
 class ZmqWorker:
-    """A worker's socket, or that of another lane of it, which says LANE for hello."""
+    """The socket of a worker, or of another lane of it, which reports LANE instead of HELLO."""
 
     def __init__(self, folder: Path, rank: int, node: int = 0, main: ZmqWorker | None = None, most: int = LARGEST):
-        """Connect to the master that listens in this folder. `main`: whose lane it is; `most`: bytes of a message."""
+        """Connect to the master listening in this folder. `main`: whose lane it is; `most`: bytes of a message."""
         self._hello = HELLO if main is None else LANE
         self._most = most
         self._control = Control.read(folder)
@@ -328,12 +328,12 @@ class ZmqWorker:
         return Pulse(self._context, self._control, ("rank", self._rank), _end_here, **facts)
 
     def fail(self, failure: Failure) -> None:
-        """Tell the master that this rank cannot start."""
+        """Report to the master that this rank cannot start."""
         self._send(Report(self._rank, HELLO, {"pid": os.getpid()}, failure))
 
     def report(self, name: str, value: dict[str, Any], failure: Failure | None = None) -> None:
-        """Tell the master something that it has not asked for. For any thread: it goes over a socket of its own, so it
-        may overtake replies and other reports."""
+        """Send the master an unsolicited report, from any thread: it has a socket of its own, so it may overtake
+        replies and other reports."""
         socket = self._control.connect(self._context, self._control.requests)
         socket.send_multipart(self._frames(Report(self._rank, name, value, failure)))
         socket.close(linger=REPORT_WITHIN)
@@ -345,8 +345,8 @@ class ZmqWorker:
         until: str = LAST_REQUEST,
         **hello: Any,
     ) -> None:
-        """Say hello, with what else the master must know; then answer requests one after the other until `until` was
-        asked for. `lanes`: names of the worker's other lanes, which say hello for themselves, with their `lane`.
+        """Say hello, with what else the master must know; then answer requests one by one up to and including `until`.
+        `lanes`: names of the worker's other lanes, which say hello themselves, with their `lane`.
 
         Waiting here has no deadline: a worker ends with its parent, and on several nodes when it has lost the master.
         """
@@ -391,4 +391,4 @@ def _end_here(why: str) -> None:
 
 
 def _ignore(report: Report) -> None:
-    """Nobody listens."""
+    """Discard a report: nobody listens."""

@@ -1,9 +1,9 @@
-"""Weights from the ranks of one role to those of another that follows it, whatever their layouts.
+"""Transfers weights from the ranks of one role to those of another that follows it, whatever their layouts.
 
 Both sides register once which blocks of which parameters each rank holds. From these every rank makes the same plan:
-which rank sends which slices to which other one, in buckets of whole parameters. An engine that cannot say what its
-ranks hold counts as one whose ranks all have all of it: it gathers one parameter at a time. Beyond what is its own, no
-rank holds more than one message that it sends, and what it receives of a bucket.
+which rank sends which slices to which other rank, in buckets of whole parameters. An engine that cannot say what its
+ranks hold is treated as if every rank held everything: it gathers one parameter at a time. Besides its own weights, a
+rank holds at most one message that it sends, and what it receives of a bucket.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from rlcli.runtime.slice_plan import Bucket, Slice, plan_slices
 from rlcli.topology import RolePlacement, Topology
 
 BUCKET = 2**26
-"""Numbers of the parameters that move together: 256 MB of float32."""
+"""Elements of the parameters that move together: 256 MB of float32."""
 DIGEST_ROW = 2**13
-"""Numbers that a digest sums at a time."""
+"""Elements that a digest sums at a time."""
 TAIL = 5
-"""Integers after the numbers of a message: a digest of two, and the three of the source's version."""
+"""Integers after the elements of a message: two of a digest, and the three of the source's version."""
 
 
 def remote_copy(mfc: MFCDef, topology: Topology) -> ParamReallocHook | None:
-    """The copy of a call that goes to other ranks; any other is done where the call runs."""
+    """The copy after a call that goes to other ranks; any other copy is made where the call runs."""
     own = topology.placement(mfc.model_name).ranks
     return next((hook for hook in _copies(mfc) if topology.placement(hook.target).ranks != own), None)
 
@@ -44,7 +44,7 @@ def _copies(mfc: MFCDef) -> Iterator[ParamReallocHook]:
 
 
 class WeightChannel:
-    """From one role to another. Every rank of the run makes every channel, in the same order."""
+    """A channel from one role to another. Every rank of the run makes every channel, in the same order."""
 
     def __init__(self, source: RolePlacement, target: RolePlacement):
         self.members = sorted({*source.ranks, *target.ranks})
@@ -60,7 +60,7 @@ def make_channels(calls: Iterable[MFCDef], topology: Topology) -> dict[tuple[str
 
 
 class WeightTransfer(GivesParameters):
-    """One copy of the parameters of a source, as they arrive at a rank. All ranks of both roles take part."""
+    """One copy of a source's parameters, as they arrive at a rank. All ranks of both roles take part."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class WeightTransfer(GivesParameters):
         target: HoldsWeights | None,
         bucket: int = BUCKET,
     ):
-        """`source` and `target` on the ranks that have them; `bucket` the numbers of a bucket."""
+        """`source` and `target` on the ranks that have them; `bucket`: elements of a bucket."""
         self._channel = channel
         self._rank = rank
         self._device = device
@@ -79,10 +79,10 @@ class WeightTransfer(GivesParameters):
         self._target = target
         self._bucket = bucket
         self.version: ModelVersion | None = source.version if source is not None else None
-        """That of the source, once the first bucket is here."""
+        """The source's version, once the first bucket has arrived."""
 
     def parameter_blocks(self) -> Iterator[tuple[WeightBlock, torch.Tensor]]:
-        """The blocks that the target holds here, float32. Raises WorkerError for numbers that are not what was sent."""
+        """The blocks that the target holds here, float32. Raises WorkerError if elements differ from what was sent."""
         given = _readers(self._source.module) if self._source is not None else {}
         if self._channel.plan is None:
             self._channel.plan = self._make_plan(list(given))
@@ -98,7 +98,7 @@ class WeightTransfer(GivesParameters):
                 yield block, whole
 
     def finish(self) -> None:
-        """Take part on a rank that the target does not live on."""
+        """Take part on a rank that does not hold the target."""
         for _ in self.parameter_blocks():
             pass
 
@@ -106,12 +106,12 @@ class WeightTransfer(GivesParameters):
 
     def _make_plan(self, given: Sequence[WeightBlock]) -> list[Bucket]:
         wanted = list(_readers(self._target)) if self._target is not None else []
-        told = {rank: self._told(rank, [given, wanted]) for rank in self._channel.members}
-        held, followed = ({rank: both[side] for rank, both in told.items()} for side in (0, 1))
+        blocks = {rank: self._blocks_of(rank, [given, wanted]) for rank in self._channel.members}
+        held, followed = ({rank: both[side] for rank, both in blocks.items()} for side in (0, 1))
         return plan_slices(held, followed, self._bucket, self._rank)
 
-    def _told(self, rank: int, own: Sequence[Sequence[WeightBlock]]) -> list[list[WeightBlock]]:
-        """The layouts of a rank, which tells the others."""
+    def _blocks_of(self, rank: int, own: Sequence[Sequence[WeightBlock]]) -> list[list[WeightBlock]]:
+        """The layouts of a rank, broadcast to the others."""
         text = (
             json.dumps([[asdict(block) for block in blocks] for blocks in own]).encode() if rank == self._rank else b""
         )
@@ -128,8 +128,8 @@ class WeightTransfer(GivesParameters):
     def _exchange(self, bucket: Bucket, read: Mapping[WeightBlock, torch.Tensor]) -> list[tuple[Slice, torch.Tensor]]:
         """Send this rank's slices, and return those for it, float32 on its device.
 
-        In each round a rank sends to one other and receives from one, as many places after and before it: so it holds
-        one message at a time, whatever number of ranks want the same.
+        In round k a rank sends to the rank k places after it and receives from the one k places before it, so it holds
+        one message at a time, however many ranks want the same slices.
         """
 
         def own(source: int, target: int) -> list[tuple[Slice, torch.Tensor]]:
@@ -158,7 +158,7 @@ class WeightTransfer(GivesParameters):
         return held[one.block.within(one.held)].to(self._device, torch.float32)
 
     def _message(self, slices: Sequence[torch.Tensor]) -> torch.Tensor:
-        """[n + 10] float32: the numbers of all slices, end to end, then the bits of the tail."""
+        """[n + 10] float32: the elements of all slices, end to end, then the bits of the tail."""
         assert self._source is not None
         numbers = torch.cat([one.reshape(-1) for one in slices])
         tail = torch.tensor([*_digest(numbers), *astuple(self._source.version)], device=self._device)
@@ -181,7 +181,7 @@ def _readers(engine: HoldsWeights) -> Mapping[WeightBlock, Callable[[], torch.Te
 
 
 def _gathered(engine: HoldsWeights) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
-    """Of an engine that cannot say what its ranks hold: whole parameters, one gathered after the other."""
+    """Readers for an engine that cannot say what its ranks hold: whole parameters, gathered one after the other."""
     shapes = [(name, whole.shape) for name, whole in engine.whole_parameters()]
     whole = engine.whole_parameters()
     return {WeightBlock.whole(name, shape): lambda: next(whole)[1] for name, shape in shapes}
@@ -193,8 +193,8 @@ def _block(fields: Mapping[str, Any]) -> WeightBlock:
 
 
 def _digest(flat: torch.Tensor) -> list[int]:
-    """The sum of the bits of [n] float32, and that of their products with their places, modulo 2^64: a changed number
-    changes the first, two that have changed places the second. No copy of the numbers is made."""
+    """Sum of the bits of [n] float32, and sum of their products with their positions, modulo 2^64: a changed element
+    changes the first, two swapped elements the second. The elements are not copied."""
     bits = flat.view(torch.int32)
     rows = len(bits) // DIGEST_ROW
     table, rest = bits[: rows * DIGEST_ROW].view(rows, DIGEST_ROW), bits[rows * DIGEST_ROW :]

@@ -16,13 +16,13 @@ from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
 from rlcli.api.key_meaning import ATTEMPT, PLACE
 from rlcli.api.model import Model, ModelBackend, call_interface
-from rlcli.checkpoint.disk import failures_told
+from rlcli.checkpoint.disk import explain_disk_errors
 from rlcli.errors import UsageError, WorkerError
 from rlcli.garbage import collect_as_usual
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.role_sources import prompt_role
 from rlcli.recipe.schema import Recipe
-from rlcli.runtime.component_faults import component_faults_told
+from rlcli.runtime.component_faults import attribute_user_errors
 from rlcli.runtime.data_order import dataset_of, place_of_sample, row_of
 from rlcli.runtime.heap import keep_freed_memory
 from rlcli.runtime.interfaces import Interfaces, seed_global_streams
@@ -50,20 +50,20 @@ from rlcli.topology import Topology
 
 @dataclass(frozen=True)
 class Kept:
-    """What is known of a call's outputs once they are stored."""
+    """A call's outputs as known once they are stored."""
 
     batch: SequenceSample | None = None
-    """Their description."""
+    """Description of the outputs."""
     scores: Mapping[str, Moments] = field(default_factory=dict)
-    """Of what can be averaged over the samples, that which people want to see."""
+    """Per-sample scores worth reporting, to be averaged."""
     counts: Mapping[str, Moments] = field(default_factory=dict)
-    """And that which the call counted: errors and the like."""
+    """Numbers that the call attached to its samples: errors and the like."""
     dropped: Mapping[str, str] = field(default_factory=dict)
     """Sample → why it is not trained on."""
 
 
 class ModelWorker:
-    """Answers the master's requests; `handle` is the only way in."""
+    """Answers the master's requests; `handle` is the only entry point."""
 
     def __init__(self, recipe: Recipe, topology: Topology, rank: int, device: torch.device, meshes: Meshes,
                  report: Tell, run_dir: Path | None = None):  # fmt: skip
@@ -81,18 +81,18 @@ class ModelWorker:
         self.models: dict[str, Model] = {}
         self._backed: dict[str, tuple[Model, ModelBackend]] = {}
         self._pools: dict[str, PoolProcess] = {}
-        """Role → the process that does its calls for this rank, in a lane of its own."""
+        """Role → the process that runs its calls for this rank, in a lane of its own."""
         self.datasets: dict[str, Any] = {}
         self._channels = make_channels(self.calls.values(), topology)
         self._torn: set[str] = set()
-        """Roles whose last copy of weights did not end: they hold weights of two versions until they are restored."""
+        """Roles whose last weight copy did not complete: they hold weights of two versions until they are restored."""
         self._tokenizer: Any = None
-        """Of the datasets."""
+        """Tokenizer of the datasets."""
         self._interfaces = Interfaces(self._train_graph, evaluating)
         self._origins: dict[str, Origin] = {}
-        """Call → who is at fault for what it returns."""
+        """Call → who is to blame for what it returns."""
         self.samples = SampleStore()
-        """What this rank holds; its data lane takes from it and adds to it."""
+        """Samples held by this rank; its data lane reads from and adds to it."""
         self._operations: dict[str, Callable[..., dict[str, Any]]] = {
             "open_datasets": self.open_datasets,
             "build": self.build,
@@ -110,14 +110,14 @@ class ModelWorker:
         }
 
     def handle(self, request: Request) -> dict[str, Any]:
-        with component_faults_told():
+        with attribute_user_errors():
             return self._operations[request.op](**request.args)
 
     # -- starting --------------------------------------------------------------------------------------------
 
     def open_datasets(self) -> dict[str, Any]:
-        """Open the datasets whose rows this rank takes. Rank 0 opens all that are used; it returns their numbers of
-        rows, and what tells them from others."""
+        """Open the datasets whose rows this rank loads. Rank 0 opens every dataset in use; it returns their row counts
+        and digests."""
         self._tokenizer = role_tokenizer(self.recipe, prompt_role(self.recipe))
         described = self.recipe.described_datasets
         util = DatasetUtility(self.recipe.seed, 0, 1, self._tokenizer, described)
@@ -138,7 +138,7 @@ class ModelWorker:
         )
 
     def build(self, steps: int, rows: int) -> dict[str, Any]:
-        """Load this rank's roles and give them their engines, for a run of `steps` over `rows` of training data."""
+        """Load this rank's roles and set up their engines, for a run of `steps` over `rows` of training data."""
         spec = FinetuneSpec(
             total_train_steps=steps,
             dataset_size=rows,
@@ -157,15 +157,15 @@ class ModelWorker:
     # -- data ------------------------------------------------------------------------------------------------
 
     def load_rows(self, dataset: str, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """Take rows, given as (id, row, attempt); returns their description and the dataset's ids. Of a stream that has
-        ended before some of them also which these are, and how many it has."""
+        """Load rows, given as (id, row, attempt); returns their description and the dataset's ids. If a stream ended
+        before some of them, also returns which are missing and how many rows it has."""
         source, batch, names, missing = self.datasets[dataset], [], {}, []
         for id_, row, attempt in rows:
             read = read_row(source, dataset, id_, row)
             if read is None:
                 missing.append(id_)
                 continue
-            sample = read.to(self.device)  # shares none of the dataset's lists
+            sample = read.to(self.device)  # does not share the dataset's lists
             names[id_] = str(sample.ids[0])
             sample.ids = [id_]
             sample.metadata = {**sample.metadata, ATTEMPT: [attempt]}
@@ -189,11 +189,11 @@ class ModelWorker:
         places: Sequence[int] | None = None,
         step: int = 0,
     ) -> dict[str, Any]:
-        """Run a call on this rank's samples, and keep what it makes.
+        """Run a call on this rank's samples and store its outputs.
 
-        `step` seeds what a component may draw from global random streams. A rank of the role without samples gets
-        their description in `empty`, for it takes part in the collectives. `parts` are the batches of an evaluation, as
-        many on every rank; `places` those of the samples in the batch of a training step.
+        `step` seeds what a component may draw from global random streams. A rank of the role without samples gets their
+        description in `empty`, because it takes part in the collectives. `parts` are the batches of an evaluation, the
+        same number on every rank; `places` are the samples' positions in the batch of a training step.
         """
         mfc = self.calls[call]
         began = time.perf_counter()
@@ -260,14 +260,14 @@ class ModelWorker:
         return self._origins[mfc.name]
 
     def _describe_sample(self, id_: Any) -> str:
-        """`row-17 (row 17 of dataset train)`: what its dataset calls a sample, and where it is there."""
+        """`row-17 (row 17 of dataset train)`: the dataset's name for a sample, and its position there."""
         place, source = place_of_sample(self.recipe, str(id_)), self.datasets.get(dataset_of(self.recipe, str(id_)))
         if source is None or isinstance(source, StreamRows):
             return place
         return f"{source[row_of(str(id_))[1]].ids[0]} ({place})"
 
     def _run_hooks(self, mfc: MFCDef) -> None:
-        """A copy to other ranks comes after the call, and what follows it comes with it."""
+        """Run the post-hooks. A copy to other ranks is a later request, which also runs the hooks that follow it."""
         for hook in () if remote_copy(mfc, self.topology) else mfc.post_hooks:
             if isinstance(hook, ParamReallocHook):
                 self._copy(mfc.model_name, hook.target, hook.eta)
@@ -275,7 +275,7 @@ class ModelWorker:
                 self.models[mfc.model_name].module.offload()
 
     def copy_weights(self, source: str, target: str, eta: float, then_offload: bool = False) -> dict[str, Any]:
-        """Take part in a copy to a role on other ranks. `then_offload`: the source rests afterwards."""
+        """Take part in a copy to a role on other ranks. `then_offload`: offload the source afterwards."""
         began = time.perf_counter()
         self._copy(source, target, eta)
         if source in self.models and then_offload:
@@ -283,7 +283,7 @@ class ModelWorker:
         return {"seconds": time.perf_counter() - began}
 
     def _copy(self, source: str, target: str, eta: float) -> None:
-        """All ranks of both roles do this. A follower whose copy fails has weights of two versions, and is not used."""
+        """Run on all ranks of both roles. A follower whose copy fails has weights of two versions and is not used."""
         follower = self.models.get(target)
         engine = follower.module if follower is not None else None
         transfer = WeightTransfer(
@@ -298,18 +298,18 @@ class ModelWorker:
         follower.version = replace(transfer.version)
         self._torn.discard(target)
 
-    # -- looking ---------------------------------------------------------------------------------------------
+    # -- describing ------------------------------------------------------------------------------------------
 
     def describe(self, **wanted: Sequence[str]) -> dict[str, Any]:
-        """What some samples hold, for people to read. Decoded with the tokenizer that prompts were read with; another
+        """Describe samples for people to read. They are decoded with the tokenizer that prompts were read with; another
         role may have one of its own."""
         return describe_samples(self.samples, self._tokenizer, **wanted)
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
     def checkpoint(self, folder: str, step: int, samples: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-        """Copy what must be kept to host memory and begin to write it, which ends with a report; returns what fits into
-        a message. `samples` → keys: what this rank writes of samples that are finished; nobody changes those."""
+        """Copy the state to host memory and start writing it, which ends with a report; returns what fits into a
+        message. `samples` → keys: the part of the finished samples that this rank writes; they no longer change."""
         changing = {name: self.models[name] for name in self.recipe.changing_roles if name in self.models}
         copies = copy_roles(changing, self.topology, self.rank)
         there, made = Path(folder), [self.samples.sample(id_).select(keys) for id_, keys in samples.items()]
@@ -328,7 +328,7 @@ class ModelWorker:
         }
 
     def restore(self, folder: str, versions: Mapping[str, Any], interfaces: Mapping[str, Any]) -> dict[str, Any]:
-        """Go on from a checkpoint of any number of ranks."""
+        """Resume from a checkpoint written by any number of ranks."""
         changing = {name: self.models[name] for name in self.recipe.changing_roles if name in self.models}
         restore_roles(changing, Path(folder))
         self._torn.clear()
@@ -340,7 +340,7 @@ class ModelWorker:
         return {}
 
     def load_samples(self, folder: str, ids: Sequence[str]) -> dict[str, Any]:
-        """Take finished samples from a checkpoint; returns their description."""
+        """Load finished samples from a checkpoint; returns their description."""
         made = [sample.to(self.device) for sample in read_samples(Path(folder), ids)]
         for sample in made:
             self.samples.add(sample)
@@ -349,9 +349,9 @@ class ModelWorker:
     # -- ending ----------------------------------------------------------------------------------------------
 
     def save(self, role: str, folder: str) -> dict[str, Any]:
-        """Every rank of the role takes part."""
+        """Save a role; every rank of the role takes part."""
         trainer = next((m for m in self.calls.values() if m.model_name == role and m.is_train), None)
-        with failures_told(Path(folder)):
+        with explain_disk_errors(Path(folder)):
             if trainer is not None:
                 self._interfaces.of(trainer).save(self.models[role], folder)
             else:

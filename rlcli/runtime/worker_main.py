@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from rlcli.runtime.worker import ModelWorker
 
 MEETING = "RLCLI_MEETING"
-"""Names the folder in which master, agents and ranks meet (see `launch.meeting`)."""
+"""Names the folder in which master, agents and ranks find each other (see `launch.meeting`)."""
 STORE = "ranks"
-"""File there through which the ranks find each other. A file, for a TCP store would listen on every interface, and take
-what anyone sends."""
+"""File there through which the ranks find each other. A TCP store would listen on every interface and accept anything
+that anyone sends."""
 WORKER_FILE = "worker.json"
 """The recipe as ranks and agents read it, in the run's folder."""
 AGENT = "RLCLI_AGENT"
 """Process id of the node's agent, the parent of its ranks."""
 NODE = "GROUP_RANK"
-"""The number of the node, as torchrun gives it to ranks."""
+"""The number of the node, as torchrun passes it to ranks."""
 
 
 def main(run_dir: Path) -> None:
@@ -47,14 +47,14 @@ def main(run_dir: Path) -> None:
 
 
 def read_recipe(run_dir: Path) -> Recipe:
-    """That of a run, as its ranks, agents and pools go by it."""
+    """The recipe of a run, as its ranks, agents and pools use it."""
     from rlcli.recipe.schema import Recipe
 
     return Recipe.model_validate(json.loads((run_dir / WORKER_FILE).read_text()))
 
 
 def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
-    """Be this rank until the master lets it go."""
+    """Serve as this rank until the master shuts it down."""
     import torch.distributed as dist
 
     from rlcli.runtime.messages import MOVES, Failure
@@ -73,7 +73,7 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
         link.fail(failure(error))
         link.close()
         sys.exit(1)
-    from rlcli.runtime.lanes import lanes_of, start_lane  # slow to import: the master hears of this rank first
+    from rlcli.runtime.lanes import lanes_of, start_lane  # slow to import: this rank reports to the master first
 
     others = [lane for lane, ranks in lanes_of(worker.recipe, worker.topology).items() if rank in ranks]
     threads = [
@@ -85,14 +85,14 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
         thread.join()
     worker.meshes.clear()
     del worker, data_lane, threads
-    gc.collect()  # what holds the process group goes before it does
+    gc.collect()  # collect whatever holds the process group before it is destroyed
     dist.barrier()
     dist.destroy_process_group()
     link.close()
 
 
 def _start(run_dir: Path, rank: int, local_rank: int, report: Tell) -> tuple[ModelWorker, DataLane]:
-    """The worker of this rank, once all ranks have found each other, and its data lane, for which a rank alone has no
+    """The worker of this rank, once all ranks have found each other, and its data lane, which a single rank does not
     use."""
     import torch
     import torch.distributed as dist
@@ -121,23 +121,23 @@ def _start(run_dir: Path, rank: int, local_rank: int, report: Tell) -> tuple[Mod
 
 
 def _log_to(path: Path) -> None:
-    """Everything that this process prints, libraries included, goes to its own file."""
+    """Redirect everything that this process prints, libraries included, to its own file."""
     descriptor = open_private(path, os.O_WRONLY | os.O_APPEND)
     os.dup2(descriptor, sys.stdout.fileno())
     os.dup2(descriptor, sys.stderr.fileno())
 
 
 def _die_with_parent() -> None:
-    """SIGKILL when the agent is gone, which ends with the master. Before the seconds that torch takes to load."""
+    """Ask for SIGKILL once the agent, which ends with the master, is gone. Called before torch's slow import."""
     die_with_parent()
     if os.getppid() != int(os.environ[AGENT]):  # it was gone before we asked
         sys.exit(1)
 
 
 def _leave_stopping_to_the_master() -> None:
-    """A scheduler may signal every process of a job. The master's ones ask for an orderly stop; ours do nothing.
+    """Do not stop when a scheduler signals every process of a job: the master's processes request an orderly stop.
 
-    SIGTERM has a handler and is not ignored: what this process starts must be able to be ended by it.
+    SIGTERM gets a handler instead of being ignored, so that it can still end child processes.
     """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""New components, recipes and projects from templates: text, and the files that it goes into."""
+"""New components, recipes and projects from templates."""
 
 from rlcli.scaffold.files import write
 from rlcli.scaffold.plan import KINDS, Scaffold, plan, plan_project

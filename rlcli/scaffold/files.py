@@ -1,4 +1,4 @@
-"""Write new files: all of them or none, and never over anything."""
+"""Writes new files: all of them or none, without overwriting anything."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rlcli.scaffold.plan import Scaffold
 
 
 def refuse_existing(scaffold: Scaffold) -> None:
-    """Raises UsageError if one of the files is there."""
+    """Raises UsageError if one of the files exists."""
     for file in scaffold.files:
         if file.path.exists() or file.path.is_symlink():
             raise _exists(file.path)
 
 
 def write(scaffold: Scaffold) -> None:
-    """Write all files. Raises UsageError for one that exists, ResourceError where nothing can be written."""
+    """Write all files. Raises UsageError for one that exists, ResourceError if nothing can be written."""
     refuse_existing(scaffold)
     made: list[Path] = []
     try:
@@ -50,7 +50,7 @@ def _make_folder(folder: Path, made: list[Path]) -> None:
 
 
 def _take_back(made: list[Path]) -> None:
-    """Leave no half of a scaffold behind."""
+    """Remove the files of an incomplete scaffold."""
     for path in reversed(made):
         with contextlib.suppress(OSError):
             path.rmdir() if path.is_dir() else path.unlink()

@@ -1,4 +1,4 @@
-"""What new things may be called, and what their classes are called then."""
+"""Valid names for new components, recipes and projects, and the names of their classes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SUFFIXES = {
     "backend": "Backend",
     "family": "Family",
 }
-"""Kind → what the names of its classes end with."""
+"""Kind → suffix of its class names."""
 
 
 def checked(kind: str, name: str) -> str:
-    """The name, if a thing of that kind may have it. Raises UsageError."""
+    """The name, if it is valid for this kind. Raises UsageError."""
     if not NAME.fullmatch(name):
         rule = "a name is a lower-case letter, then letters, digits, _ or -"
         near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")[:64]
@@ -45,7 +45,7 @@ def class_name(kind: str, name: str) -> str:
 
 
 def title_of_project(folder: Path) -> str:
-    """What a project in `folder` is called: like the folder. Raises UsageError."""
+    """The name of a project in `folder`, which is that of the folder. Raises UsageError."""
     if not PROJECT_NAME.fullmatch(folder.name):
         rule = "letters, digits, '.', '_' and '-', a letter or digit first"
         raise UsageError(f"{folder.name!r} cannot name a project", hint=f"it may have {rule}", code="R68")

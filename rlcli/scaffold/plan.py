@@ -1,4 +1,4 @@
-"""What `rlcli new` would write: for each kind its files, rendered, and what each is."""
+"""The files that `rlcli new` would write: for each kind, rendered, with a description."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ KINDS: dict[str, dict[str, tuple[str, str]]] = {
         "test_family.py.j2": ("tests/families/test_{module}.py", TESTED),
     },
 }
-"""Kind → template → (the file that it becomes, what that is)."""
+"""Kind → template → (the resulting file, its description)."""
 
 COPIES = {"interface.py.j2": None, "test_interface.py.j2": "test_copied_interface.py.j2"}
-"""For a copy of a component: template → the one in its place; None: the component's own file."""
+"""For a copy of a component: template → its replacement; None: the component's own file."""
 
 PROJECT = {
     "pyproject.toml.j2": ("pyproject.toml", "marks the folder as a project"),
@@ -57,7 +57,7 @@ PROJECT = {
 COMPONENT_FOLDERS = ("interfaces", "backends", "datasets")
 
 FOLDERS = {"dataset": "datasets", "interface": "interfaces", "reward": "interfaces", "backend": "backends"}
-"""Kind → the registry's kind that its component is one of."""
+"""Kind → the registry's kind of its component."""
 
 FIRST_STEP = {
     "dataset": "say in _read() which fields of a row you need",
@@ -72,31 +72,31 @@ FIRST_STEP = {
 
 @dataclass(frozen=True)
 class NewFile:
-    """One file to be."""
+    """A file to be written."""
 
     path: Path
     text: str
     about: str
-    """What it is, on one line."""
+    """One-line description."""
 
 
 @dataclass(frozen=True)
 class Scaffold:
-    """All that one `rlcli new` writes."""
+    """Everything that one `rlcli new` writes."""
 
     root: Path
-    """The project's folder; the files lie in it."""
+    """The project's folder, which contains the files."""
     files: tuple[NewFile, ...]
     first_step: str
-    """What its author does first."""
+    """The author's first step."""
     command: str
-    """What to run next, in the root."""
+    """The command to run next, in the root."""
 
 
 def plan(kind: str, name: str, root: Path, like: str | None = None) -> Scaffold:
-    """The files of a component or recipe in the project at `root`; `like`: an interface to begin with a copy of.
+    """The files of a component or recipe in the project at `root`; `like`: an interface to start from a copy of.
 
-    Raises UsageError for a name it cannot have, UnknownComponent for an interface that is not there.
+    Raises UsageError for an invalid name, UnknownComponent for an interface that does not exist.
     """
     checked(kind, name)
     if like is not None and kind != "interface":
@@ -124,7 +124,7 @@ def plan(kind: str, name: str, root: Path, like: str | None = None) -> Scaffold:
 
 
 def plan_project(folder: Path) -> Scaffold:
-    """The files of a new project. Raises UsageError for a folder name that no project should have."""
+    """The files of a new project. Raises UsageError for an invalid folder name."""
     root = folder.expanduser().resolve()
     title = title_of_project(root)
     files = []
@@ -136,14 +136,14 @@ def plan_project(folder: Path) -> Scaffold:
 
 
 def _copied(like: str, name: str, cls: str) -> str:
-    """The file of an interface, with another class registered under another name."""
+    """The file of an interface, with its class renamed and registered under the new name."""
     original = registry.signature("interfaces", like)
     text = re.sub(rf"\b{original.class_name}\b", cls, original.path.read_text(encoding="utf-8"))
     return re.sub(r"(\bregister_interface\(\s*)([\"'])[^\"']+\2", rf"\g<1>\g<2>{name}\g<2>", text)
 
 
 def _refuse_taken(kind: str, folder: str, name: str, root: Path) -> None:
-    """A component of that name elsewhere; one in the project itself is a file that exists, which `write` says."""
+    """Refuse a name that a component elsewhere has; `write` reports one that exists in the project itself."""
     taken = registry.names(folder).get(module_name(name))
     if taken is not None and taken.parent.resolve() != (root / folder).resolve():
         one = folder.removesuffix("s")
@@ -152,7 +152,7 @@ def _refuse_taken(kind: str, folder: str, name: str, root: Path) -> None:
 
 
 def _refuse_taken_recipe(name: str, root: Path) -> None:
-    from rlcli.recipe.layers import recipe_names
+    from rlcli.recipe.parsing.layers import recipe_names
 
     taken = recipe_names().get(name)
     if taken is not None and not taken.resolve().is_relative_to(root.resolve() / "recipes"):
@@ -161,7 +161,7 @@ def _refuse_taken_recipe(name: str, root: Path) -> None:
 
 
 def _refuse_hiding(text: str, cls: str, name: str) -> None:
-    """A class must not be called like something that its file imports."""
+    """Refuse a class name that hides something the file imports."""
     imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
     if any(alias.name == cls for node in imports for alias in node.names):
         what = f"{name!r} would name its class {cls}, which is the name of its contract"

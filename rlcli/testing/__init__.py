@@ -1,1 +1,1 @@
-"""Fakes and contract suites, for our tests and for those of users' components."""
+"""Fakes and contract suites, for our own tests and for those of users' components."""

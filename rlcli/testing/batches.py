@@ -1,4 +1,4 @@
-"""Plausible batches over the tiny engine's vocabulary, for any key that a graph knows, with no model behind them."""
+"""Plausible batches over the tiny engine's vocabulary, for any key known to graphs, with no model behind them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ END = 1
 DIGITS = "012345678"
 
 TOKENIZER_FILE = "tokenizer_config.json"
-"""What a saved tokenizer leaves in its folder, whichever it is."""
+"""The file that any saved tokenizer leaves in its folder."""
 
 Lengths = Sequence[Sequence[tuple[int, int]]]
-"""For each sample of a batch the (prompt, response) lengths of its sequences, in tokens."""
+"""For each sample in a batch the (prompt, response) lengths of its sequences, in tokens."""
 
 PAIRS: Lengths = [[(2 + i % 3, 3 + i % 5), (2 + i % 3, 1 + (3 * i) % 7)] for i in range(8)]
 """Eight samples of two responses each, of different lengths."""
 
 
 class DigitTokenizer:
-    """As much of a tokenizer as interfaces and engines ask for."""
+    """The part of a tokenizer that interfaces and engines use."""
 
     eos_token_id = END
     pad_token_id = 0
@@ -47,7 +47,7 @@ class DigitTokenizer:
         return "".join(str(int(i) - 2) for i in ids if i >= 2 or not skip_special_tokens)
 
     def save_pretrained(self, folder: Any) -> None:
-        """Its one file, which nobody reads."""
+        """Its only file, which is never read."""
         Path(folder).joinpath(TOKENIZER_FILE).write_text("{}\n")
 
 
@@ -61,13 +61,13 @@ def make_batch(
     first_index: int = 0,
     metadata: Mapping[str, list[Any]] | None = None,
 ) -> SequenceSample:
-    """A batch with `keys`, the same for the same arguments; a key's values do not depend on which others there are.
+    """A batch with `keys`, deterministic in its arguments; a key's values do not depend on which others there are.
 
-    A prompt is the same for all sequences of a sample. About three of four responses end by themselves, with the token
-    `end`; the others were cut off (`seq_no_eos_mask`). Per-token numbers are drawn on prompts too, where nobody should
-    look. Metadata: `batch_index` from `first_index` on, `answer` (a digit), and what is given.
+    A prompt is the same for all sequences of a sample. About three out of four responses end by themselves, with the
+    token `end`; the others were cut off (`seq_no_eos_mask`). Per-token numbers are drawn on prompts too, where nothing
+    should read them. Metadata: `batch_index` from `first_index` on, `answer` (a digit), and what is given.
 
-    Raises ValueError for a key that no graph knows: its meaning is its author's, who adds it to a batch.
+    Raises ValueError for a key unknown to graphs: only its author knows its meaning, and adds it to a batch.
     """
     draw = _Draw([list(group) for group in lengths], seed, vocabulary, end)
     wanted = list(keys)
@@ -88,7 +88,7 @@ def make_batch(
 
 
 class _Draw:
-    """The random draws of one batch, each from a stream of its own."""
+    """The random draws of one batch, each from its own stream."""
 
     def __init__(self, groups: list[list[tuple[int, int]]], seed: int, vocabulary: int, end: int):
         self.groups = groups
@@ -101,7 +101,7 @@ class _Draw:
         return torch.Generator().manual_seed(self.seed * 1_000_003 + sum(name.encode()))
 
     def rows(self, key: str) -> list[list[int]]:
-        """The lengths of `key`, as its meaning says."""
+        """The lengths of `key`, according to its meaning."""
         if key == "packed_prompts":
             return [[group[0][0]] for group in self.groups]
         rule = MEANINGS[key].rows if key in MEANINGS else full
@@ -173,7 +173,7 @@ _MAKERS: dict[str, Callable[[_Draw], torch.Tensor]] = {
     "margins": lambda draw: draw.normal("margins"),
 }
 KEYS = tuple(_MAKERS)
-"""All that a batch can be made of."""
+"""All known keys."""
 
 
 def _joined(pieces: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:

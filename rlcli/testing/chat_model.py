@@ -10,8 +10,8 @@ from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
 
 
 def write_chat_model(folder: Path, *, chat: bool = True, uniform: bool = False, positions: int = 512) -> Path:
-    """A llama of random weights over the tokens of `byte_tokenizer`. `uniform`: each token is equally likely, control
-    characters included."""
+    """A llama with random weights over the tokens of `byte_tokenizer`. `uniform`: each token is equally likely,
+    including control characters."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     tokenizer = as_transformers(byte_tokenizer(chat=chat))

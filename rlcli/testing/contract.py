@@ -1,8 +1,8 @@
-"""What every contract suite is made of: checks said in words, and failures that say why.
+"""The building blocks of contract suites: checks described in words, and failures that say why.
 
-A contract is a class whose test methods are the checks; the first line of a method's docstring is the check in words.
-What a check wants said when it passes, it records: `record_property("note", "max diff 3e-7")`.
-pytest runs a subclass as it stands, so a component is tested by
+A contract is a class whose test methods are the checks; the first line of a method's docstring describes the check.
+A check records what to report when it passes: `record_property("note", "max diff 3e-7")`.
+pytest runs a subclass as it is, so a component is tested by
 
     class TestContract(InterfaceContract):
         name = "my-interface"
@@ -23,8 +23,8 @@ Note = Callable[[str, object], None]
 class Violation(AssertionError):
     """A component breaks its contract.
 
-    `found` is what was seen, with its number; `cause` what this most often comes from, in the imperative; `where` the
-    place to look at, `file:line`.
+    `found`: what was observed, with its number; `cause`: the most common cause, in the imperative; `where`: the place
+    to look at, `file:line`.
     """
 
     def __init__(self, found: str, cause: str = "", where: str = ""):
@@ -35,11 +35,11 @@ class Violation(AssertionError):
 
 
 class TimeIsUp(BaseException):
-    """A check takes too long. No Exception, so that no `except Exception` on the way goes on as if nothing were."""
+    """A check takes too long. Not an Exception, so that no `except Exception` on the way swallows it."""
 
 
 class FailedElsewhere(RuntimeError):
-    """An exception of another process, with the traceback that it had there; `what` is all that a report says of it."""
+    """An exception from another process, with its traceback there; `what` is all that a report says about it."""
 
     def __init__(self, what: str, trace: str):
         super().__init__(f"{what}\n\n{trace}")
@@ -47,18 +47,18 @@ class FailedElsewhere(RuntimeError):
 
 
 class Contract:
-    """Checks of one kind of component. Subclasses give the component's `name` and, where it needs some, `args`."""
+    """Checks of one kind of component. Subclasses set the component's `name` and, if needed, `args`."""
 
     kind: ClassVar[str]
-    """As `rlcli test` calls it: interface, backend, dataset, family or recipe."""
+    """As in `rlcli test`: interface, backend, dataset, family or recipe."""
     name: ClassVar[str] = ""
     """The component, as a recipe names it."""
     args: ClassVar[Mapping[str, Any]] = {}
-    """What a recipe would say under `args:`."""
+    """Arguments as a recipe would set them under `args:`."""
 
 
 def place_of(code: type | Callable[..., Any]) -> str:
-    """`file:line` of a class or function of a component; empty if it has no source."""
+    """`file:line` of a component's class or function; empty if it has no source."""
     try:
         code = inspect.unwrap(code)
         return f"{inspect.getsourcefile(code)}:{inspect.getsourcelines(code)[1]}"

@@ -1,4 +1,4 @@
-"""Checks of what a component says of itself, the same for every kind that takes arguments: it is not run."""
+"""Checks of a component's declarations, the same for every kind that takes arguments; it is not run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class DeclaredSubject(Contract):
     """A component whose class is registered under a name, and whose fields are the recipe's `args:`."""
 
     base: ClassVar[type]
-    """What its class is derived from."""
+    """The base class that it must derive from."""
 
     def described(self) -> Signature:
         return signature(f"{self.kind}s", self.name)
@@ -51,7 +51,7 @@ class DeclaredSubject(Contract):
         self.tell_unsaid(unsaid, record_property)
 
     def tell_unsaid(self, unsaid: Sequence[Violation], record_property: Note) -> None:
-        """What a component does not say of itself. That breaks nothing, so of a user's it is a note."""
+        """Report missing documentation. It breaks nothing, so for a user's component it is only a note."""
         if unsaid and is_built_in(self.described().path):
             raise unsaid[0]
         if unsaid:
@@ -75,7 +75,7 @@ class DeclaredSubject(Contract):
                 described.model([argument.name]).model_validate({argument.name: argument.default})
             except ValidationError as error:
                 if all(problem["loc"][0] != argument.name for problem in error.errors()):
-                    continue  # another one is required
+                    continue  # a different one is required
                 raise Violation(
                     f"the default of argument {argument.name}, {argument.default_text}, is no {argument.annotation}",
                     f"a recipe that writes the default is refused ({error.errors()[0]['msg']})",
@@ -84,7 +84,7 @@ class DeclaredSubject(Contract):
 
 
 def _all(arguments: tuple[Argument, ...]) -> Iterator[Argument]:
-    """Those of nested dataclasses too."""
+    """All arguments, including those of nested dataclasses."""
     for argument in arguments:
         yield argument
         yield from _all(argument.fields)

@@ -1,4 +1,4 @@
-"""From an exception in a check to what was seen, its likely cause and the line to look at."""
+"""Turns an exception in a check into what was observed, its likely cause and the line to look at."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from traceback import extract_tb
 from typing import TYPE_CHECKING
 
 from rlcli.errors import RlcliError
-from rlcli.recipe.layers import shown
+from rlcli.recipe.parsing.layers import shown
 from rlcli.testing.contract import FailedElsewhere, TimeIsUp, Violation
 from rlcli.testing.results import Failure
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import pytest
 
 MOST_LINES = 12
-"""Of what an exception says."""
+"""Most lines kept of an exception's message."""
 
 
 def failure_of(caught: pytest.ExceptionInfo[BaseException], files: Sequence[Path], traceback: str) -> Failure:
-    """`files` are those that a line is looked for in, the component's own first."""
+    """`files`: where to look for a line, the component's own first."""
     error = caught.value
     found, cause, where = _said(error) or str(caught.traceback[-1].statement).strip(), "", ""
     if isinstance(error, Violation):
@@ -35,7 +35,7 @@ def failure_of(caught: pytest.ExceptionInfo[BaseException], files: Sequence[Path
 
 
 def _said(error: BaseException) -> str:
-    """What an exception says; empty for a bare assertion."""
+    """The message of an exception; empty for a bare assertion."""
     if isinstance(error, RlcliError | FailedElsewhere):
         return error.what
     lines = str(error).strip().splitlines()
@@ -45,7 +45,7 @@ def _said(error: BaseException) -> str:
 
 
 def _frames(error: BaseException | None) -> list[tuple[Path, int]]:
-    """The frames of an exception and of those that it came from, the deepest last."""
+    """The frames of an exception and its causes, the deepest last."""
     found: list[tuple[Path, int]] = []
     while error is not None:
         found += [(Path(frame.filename), frame.lineno or 0) for frame in extract_tb(error.__traceback__)]
@@ -54,7 +54,7 @@ def _frames(error: BaseException | None) -> list[tuple[Path, int]]:
 
 
 def _frames_told(text: str) -> list[tuple[Path, int]]:
-    """The frames of another process's traceback, which arrives as text."""
+    """The frames of another process's traceback, received as text."""
     return [(Path(file), int(line)) for file, line in re.findall(r'File "([^"\n]+)", line (\d+)', text)]
 
 
@@ -69,7 +69,7 @@ def _innermost(frames: Iterable[tuple[Path, int]], files: Sequence[Path]) -> str
 
 
 def _short(where: str) -> str:
-    """A place as seen from the working directory."""
+    """A location relative to the working directory."""
     file, colon, line = where.rpartition(":")
     if not colon or not Path(file).is_absolute():
         return where

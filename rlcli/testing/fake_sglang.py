@@ -1,8 +1,7 @@
-"""A server that speaks SGLang's protocol as far as rlcli uses it, over a model small enough for tests.
+"""A server that speaks the part of SGLang's protocol that rlcli uses, over a model small enough for tests.
 
-It samples from real distributions, remembers prefixes until it is told to flush them, mixes weights within a response
-if it is paused meanwhile, and fails in every way that it is told to. Run as a script it takes the place of
-`sglang.launch_server`.
+It samples from real distributions, caches prefixes until told to flush them, mixes weights within a response if paused
+meanwhile, and fails in every requested way. Run as a script it replaces `sglang.launch_server`.
 """
 
 from __future__ import annotations
@@ -29,17 +28,18 @@ class FakeModel(Protocol):
     vocabulary: int
 
     def logits(self, tokens: tuple[int, ...]) -> list[float]:
-        """Of the token after these."""
+        """Logits of the token after these."""
         ...
 
     def load(self, folder: Path) -> None: ...
     def join(self, address: str, port: int, rank: int, size: int, group: str) -> None: ...
+    def leave(self, group: str) -> None: ...
     def receive(self, group: str, names: list[str], dtypes: list[str], shapes: list[list[int]]) -> None: ...
     def digest(self) -> str: ...
 
 
 class HashModel:
-    """Its distributions follow from the bytes of its weights' files; it needs no library, so it starts at once."""
+    """Distributions derived from the bytes of the weight files; it needs no library, so it starts at once."""
 
     def __init__(self, vocabulary: int):
         self.vocabulary = vocabulary
@@ -60,6 +60,9 @@ class HashModel:
     def join(self, address: str, port: int, rank: int, size: int, group: str) -> None:
         raise ValueError("this one reads its weights from disk")
 
+    def leave(self, group: str) -> None:
+        raise ValueError("this one reads its weights from disk")
+
     def receive(self, group: str, names: list[str], dtypes: list[str], shapes: list[list[int]]) -> None:
         raise ValueError("this one reads its weights from disk")
 
@@ -71,7 +74,7 @@ class FakeSGLang:
     """The server; `with FakeSGLang(model) as server:` serves at `server.url`."""
 
     def __init__(self, model: FakeModel, port: int = 0, key: str | None = None, token_s: float = 0.0):
-        """`token_s`: seconds that every token takes."""
+        """`token_s`: seconds per token."""
         self.model = model
         self.key = key
         self.token_s = token_s
@@ -79,19 +82,19 @@ class FakeSGLang:
         self.calls: list[tuple[str, Any]] = []
         """(path, body) of every request."""
         self.most_at_once = 0
-        """Most responses that were in the making together."""
+        """Maximum number of responses in progress at once."""
         self.faults: dict[str, deque[str]] = {}
-        """Path → what goes wrong with the next requests: a name of `Handler.FAULTS`, or `refuse`."""
+        """Path → faults of the next requests: a name in `Handler.FAULTS`, or `refuse`."""
         self.spoil: Callable[[dict[str, Any]], Any] | None = None
-        """Makes another answer of one to /generate."""
+        """Replaces a reply to /generate."""
         self.tokenizer: Any = None
-        """Of texts that it is asked for the tokens of; None: it was started without one."""
+        """Tokenizer for requests to tokenize texts; None: the server was started without one."""
         self.info: dict[str, Any] = {"version": "0.5.23", "tp_size": 1}
-        """What it says about itself."""
+        """The server information that it reports."""
         self.preferred: dict[str, Any] | None = None
-        """Sampling settings of its own."""
+        """Its own preferred sampling settings."""
         self.scales = True
-        """Its log-probs are those of the distribution at the temperature; false: of the one before it."""
+        """True: its log-probs are of the distribution at the temperature; false: of the unscaled one."""
         self._prefixes: dict[tuple[int, ...], list[float]] = {}
         self._lock = threading.Lock()
         self._state = threading.Condition()
@@ -99,7 +102,7 @@ class FakeSGLang:
         self._open = False
         self._held = {"weights", "kv_cache"}
         self._running: dict[str, bool] = {}
-        """Request → whether it is to end now."""
+        """Request → whether it should end now."""
         handler = type("BoundHandler", (Handler,), {"fake": self})
         self._http = QuietServer(("127.0.0.1", port), handler)
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
@@ -135,7 +138,7 @@ class FakeSGLang:
             "/tokenize": lambda body: {"tokens": self.tokenizer(body["prompt"], add_special_tokens=False).input_ids},
             "/update_weights_from_disk": self._from_disk, "/init_weights_update_group": self._join,
             "/begin_weight_update": lambda _: self._session(True), "/end_weight_update": lambda _: self._session(False),
-            "/update_weights_from_distributed": self._distributed, "/destroy_weights_update_group": lambda _: {},
+            "/update_weights_from_distributed": self._distributed, "/destroy_weights_update_group": self._leave,
             "/weights_checker": lambda _: {"success": True, "per_engine_checksum": self.model.digest()},
             "/pause_generation": self._pause, "/continue_generation": lambda _: self._continue(),
             "/abort_request": lambda _: self._abort(), "/flush_cache": lambda _: self._flush(),
@@ -204,7 +207,7 @@ class FakeSGLang:
     # -- weights and memory ----------------------------------------------------------------------------------
 
     def _from_disk(self, body: dict[str, Any]) -> Any:
-        if body.get("load_format", "dummy") == "dummy":  # as the server was started
+        if body.get("load_format", "dummy") == "dummy":  # with the weights the server was started with
             raise Refused("Failed to get model loader")
         try:
             with self._lock:
@@ -217,6 +220,10 @@ class FakeSGLang:
         self.model.join(
             body["master_address"], body["master_port"], body["rank_offset"], body["world_size"], body["group_name"]
         )
+        return {"success": True}
+
+    def _leave(self, body: dict[str, Any]) -> Any:
+        self.model.leave(body["group_name"])
         return {"success": True}
 
     def _session(self, begins: bool) -> Any:
@@ -284,7 +291,7 @@ def log_softmax(logits: list[float]) -> list[float]:
 
 
 def draw(logits: list[float], wanted: Mapping[str, Any], drawn: random.Random) -> int:
-    """A token."""
+    """Draw a token."""
     logprobs = log_softmax(logits)
     order = sorted(range(len(logits)), key=lambda token: -logits[token])
     if wanted["top_k"] > 0:
@@ -313,7 +320,7 @@ def spans(versions: list[str]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """`--config FILE --port PORT`, as `sglang.launch_server` reads them."""
+    """Parses `--config FILE --port PORT`, like `sglang.launch_server`."""
     import yaml
 
     _, file, _, port = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""A model of transformers behind the fake server, whose weights come from disk or by a process group."""
+"""A transformers model behind the fake server, with weights from disk or received over a process group."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 import torch.distributed
 
 distributed: Any = torch.distributed
-"""Untyped, as stores and groups of a library's own are."""
+"""Untyped, like a library's own stores and groups."""
 PATIENCE = timedelta(seconds=30)
 
 
 class TransformersModel:
-    """One that `rlcli.testing.tiny_models` makes, say. It begins with random weights."""
+    """A model such as those of `rlcli.testing.tiny_models`. It starts with random weights."""
 
     def __init__(self, config: Any):
         from transformers import AutoModelForCausalLM
@@ -36,11 +36,15 @@ class TransformersModel:
             self._take(load_file(file))
 
     def join(self, address: str, port: int, rank: int, size: int, group: str) -> None:
-        """As SGLang makes a group, and torch the one of its backend in it."""
+        """Create a group as SGLang does, and in it the backend's group as torch does."""
         store: Any = distributed.TCPStore(address, port, is_master=False, timeout=PATIENCE)
         for prefix in (group, f"{group}/", "cpu/"):
             store = distributed.PrefixStore(prefix, store)
         self._groups[group] = distributed.ProcessGroupGloo(store, rank, size, PATIENCE)
+
+    def leave(self, group: str) -> None:
+        """Also ends the group's threads, one of which wakes up a hundred times a second."""
+        self._groups.pop(group, None)
 
     def receive(self, group: str, names: list[str], dtypes: list[str], shapes: list[list[int]]) -> None:
         arrived = {}

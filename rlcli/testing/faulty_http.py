@@ -1,4 +1,4 @@
-"""JSON over HTTP that goes wrong on demand: what is in front of a fake server."""
+"""JSON over HTTP that fails on demand: the front end of a fake server."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MOST_BYTES = 64 << 20
 
 
 class Refused(Exception):
-    """Status 400."""
+    """Replied to with status 400."""
 
 
 class Fake(Protocol):
-    """What answers."""
+    """The server that answers."""
 
     key: str | None
     calls: list[tuple[str, Any]]
@@ -32,7 +32,7 @@ class Fake(Protocol):
 
 
 class QuietServer(ThreadingHTTPServer):
-    """Clients may come and go as they like."""
+    """Clients may connect and disconnect at any time."""
 
     daemon_threads = True
 
@@ -42,7 +42,7 @@ class QuietServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Speaks HTTP for a server, and spoils it as that has been ordered."""
+    """Speaks HTTP for a server, and injects the requested faults."""
 
     fake: ClassVar[Fake]
     protocol_version = "HTTP/1.1"
@@ -113,4 +113,4 @@ class Handler(BaseHTTPRequestHandler):
     }  # fmt: skip
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
+        """Log nothing."""

@@ -1,4 +1,4 @@
-"""A source over a model that a test has made."""
+"""A model source over a model created by a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlcli.api.value_model import value_head
 
 
 class HeldSource(ModelSource):
-    """Gives the weights that a module has at that time."""
+    """Provides the weights that a module has at the time of reading."""
 
     def __init__(self, lm: nn.Module):
         self.lm = lm

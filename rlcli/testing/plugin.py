@@ -1,4 +1,4 @@
-"""The pytest plugin behind `rlcli test`: chooses the checks of each component and hears what becomes of them."""
+"""The pytest plugin behind `rlcli test`: selects the checks of each component and collects their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from rlcli.api.component import module_name
 from rlcli.project import PACKAGE, search_path
-from rlcli.recipe.layers import shown
+from rlcli.recipe.parsing.layers import shown
 from rlcli.testing.contract import Contract, TimeIsUp
 from rlcli.testing.failures import failure_of
 from rlcli.testing.results import Check, Examined, Failure, Outcome, Watcher
@@ -26,7 +26,7 @@ from rlcli.testing.subjects import COMPONENTS, KINDS, Subject
 
 @dataclass
 class _Case:
-    """One item of pytest: a check with one set of parameters."""
+    """One pytest item: a check with one set of parameters."""
 
     item: pytest.Item
     seconds: float = 0.0
@@ -42,7 +42,7 @@ class _Case:
 
     @property
     def check(self) -> str:
-        """The check that it is a case of."""
+        """The check that this is a case of."""
         return self.item.nodeid.partition("[")[0]
 
     @property
@@ -61,7 +61,7 @@ class _Progress:
     seconds: float = 0.0
 
     def variant(self, case: _Case) -> str:
-        """`beta=0.1`, for a component whose tests hold it to the contract with several arguments."""
+        """`beta=0.1`, for a component whose tests run the contract with several sets of arguments."""
         contracts = {one.contract for one in self.cases.values()} - {None}
         if case.contract is None or len(contracts) < 2:
             return ""
@@ -72,7 +72,7 @@ class _Progress:
 
 
 class ChecksPlugin:
-    """Hears of every check; knows which component it belongs to by the file that it stands in."""
+    """Observes every check; identifies its component by the file that contains it."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class ChecksPlugin:
         keyword: str,
         check_seconds: float,
     ):
-        """`suites`: file with a component's contract → the component; `values`: what the command line gives each;
-        `keyword`: words of the checks that are wanted, empty for all."""
+        """`suites`: file with a component's contract → the component; `values`: each one's values from the command
+        line; `keyword`: words that selected checks must contain, empty for all."""
         self._suites = suites
         self._values = values
         self._watcher = watcher
@@ -95,10 +95,10 @@ class ChecksPlugin:
                 self._homes[own] = subject
         self._progress = {subject: _Progress(subject) for subject in suites.values()}
         self._open: list[_Case] = []
-        """Cases of the check that runs now."""
+        """Cases of the current check."""
         self._current: _Progress | None = None
         self._since = time.monotonic()
-        """When the current component's time began: with the first one's, loading what they all need."""
+        """Start time of the current component; the first one's includes loading what all of them need."""
         self.was_interrupted = False
         self.internal_error: BaseException | None = None
 
@@ -108,7 +108,7 @@ class ChecksPlugin:
     # -- which checks there are ----------------------------------------------------------------------------
 
     def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-        """With an id that no other has: pytest gives all files outside its root the same one."""
+        """Assign a unique id: pytest gives all files outside its root the same one."""
         subject = self._suites.get(module_path)
         nodeid = shown(module_path) if subject is None else f"{subject.kind}/{subject.name}"
         module: pytest.Module = pytest.Module.from_parent(parent, path=module_path, nodeid=nodeid)
@@ -120,11 +120,11 @@ class ChecksPlugin:
     ) -> Generator[None, None, None]:
         self._choose(config, items)
         yield
-        order = list(self._progress)  # pytest has brought together what shares a fixture, across components
+        order = list(self._progress)  # pytest has grouped items that share a fixture, across components
         items.sort(key=lambda item: order.index(self._homes[item.path]))
 
     def _choose(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """A contract in a component's own file stands in for the one that everybody gets; a part of it does not."""
+        """A full contract in a component's own file replaces the default one; a part of it does not."""
         of = {item: subject for item in items if (subject := self._homes.get(item.path)) is not None}
         specified = {
             subject
@@ -236,7 +236,7 @@ class ChecksPlugin:
             self._close_check()
         self._close_component()
         for progress in self._progress.values():
-            if progress.checks and not progress.cases:  # all that it has is a file that cannot be read
+            if progress.checks and not progress.cases:  # it has nothing but an unreadable file
                 self._watcher.component(progress.subject, len(progress.checks))
                 for check in progress.checks:
                     self._watcher.end(check)
@@ -246,7 +246,7 @@ class ChecksPlugin:
         self.was_interrupted = excinfo.errisinstance(KeyboardInterrupt)
 
     def pytest_internalerror(self, excrepr: object, excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
-        """Ours to raise: the watcher may be unable to print, and pytest would write about it."""
+        """Raise it ourselves: the watcher may be unable to print, and pytest would write a report about it."""
         self.internal_error = excinfo.value
         return True
 
@@ -269,7 +269,7 @@ class ChecksPlugin:
 
 
 def _is_asked_for(item: pytest.Item, subject: Subject) -> bool:
-    """Whether a check of a whole contract is one of the part that a subject is held to."""
+    """Whether a check of a full contract belongs to the part that applies to a subject."""
     name = getattr(item, "originalname", item.name)
     return not KINDS[subject.kind].part_of or hasattr(_contract_of(subject), name)
 
@@ -281,7 +281,7 @@ def _contract_of(subject: Subject) -> type[Contract]:
 
 
 def _check_of(cases: Sequence[_Case], variant: str) -> Check:
-    """What the cases of one check come to."""
+    """The combined result of a check's cases."""
     failed = [case for case in cases if case.outcome == "FAIL"]
     outcome: Outcome = "FAIL" if failed else "skip" if all(case.outcome == "skip" for case in cases) else "ok"
     return Check(
@@ -299,7 +299,7 @@ def _check_of(cases: Sequence[_Case], variant: str) -> Check:
 
 
 def answers(item: pytest.Item, keyword: str) -> bool:
-    """Whether a check has these words, in the report or in its name; `or` between them allows for others."""
+    """Whether a check contains these words, in the report or in its name; `or` between them gives alternatives."""
     text = f"{words_of(item)} {item.name}".casefold()
     return any(all(word in text for word in words.split()) for words in keyword.casefold().split(" or "))
 
@@ -320,7 +320,7 @@ def _reason(report: pytest.TestReport) -> str:
 
 @contextlib.contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """A check that neither ends nor fails is interrupted where it stands."""
+    """Interrupt a check that neither ends nor fails."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -329,7 +329,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
         raise TimeIsUp(f"not done after {seconds:g} s")
 
     began, before = time.monotonic(), signal.signal(signal.SIGALRM, stop)
-    others, _ = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again and again, should it be caught on the way
+    others, _ = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # repeatedly, in case it is caught on the way
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
-"""Ranks for tests: real gloo processes, forked from the present one, so that they cost a fraction of a second.
+"""Ranks for tests: real gloo processes, forked from the current one, so that they cost a fraction of a second.
 
-A fork has all that its parent has (torch is loaded, closures need no pickling); what it returns travels as JSON.
+A fork has everything its parent has (torch is loaded, closures need no pickling); its result travels as JSON.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Frame = tuple[str, int, str]
 """File, line, function."""
 
 _GRACE = 10.0
-"""Seconds that ranks have to say where they stand, once their time is over."""
+"""Seconds that ranks have to report where they are, after the timeout."""
 
 
 class RankError(FailedElsewhere):
-    """A rank failed: the message ends with the traceback that it had there.
+    """A rank failed: the message ends with its traceback there.
 
     `rank` is the one that failed first, `error` its last line (`ValueError: …`), `frames` the (file, line, function) of
     its traceback, outermost first.
@@ -55,11 +55,11 @@ class RankError(FailedElsewhere):
 
 
 class RankDeath(RankError):
-    """A rank ended without an exception: killed, or by a crash in native code. The message ends with its last words."""
+    """A rank ended without an exception: killed, or crashed in native code. The message ends with its last output."""
 
 
 class RankTimeout(TimeoutError):
-    """Ranks did not finish in time. `stacks` has where each of them stood: (file, line, function), innermost first."""
+    """Ranks did not finish in time. `stacks` shows where each of them was: (file, line, function), innermost first."""
 
     def __init__(self, size: int, timeout: float, stacks: dict[int, list[Frame]]):
         told = [
@@ -71,12 +71,12 @@ class RankTimeout(TimeoutError):
 
 
 def run_on_ranks(size: int, work: Work, timeout: float = 100) -> list[dict[str, Any]]:
-    """What `work(rank)` returns on each of `size` ranks of a gloo process group, by rank.
+    """The return values of `work(rank)` on each of `size` ranks of a gloo process group, by rank.
 
-    The results must be JSON; floats come back exactly. The children compute with one thread, on the CPU.
+    The results must be JSON; floats are returned exactly. The children compute with one thread, on the CPU.
 
     Raises `Violation` if a rank did; `RankError` for any other exception of a rank, the first if there are several;
-    `RankTimeout`, with the place where each unfinished rank stood, after `timeout` seconds. No child survives.
+    `RankTimeout`, with the position of each unfinished rank, after `timeout` seconds. No child survives.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         ranks = [_Rank(number, size, Path(folder)) for number in range(size)]
@@ -92,14 +92,14 @@ def run_on_ranks(size: int, work: Work, timeout: float = 100) -> list[dict[str, 
 
 
 def skip_without_forks() -> None:
-    """Skip the check where autograd would not run in a fork: torch refuses it in those of a process that sees CUDA."""
+    """Skip the check if autograd would not run in a fork: torch refuses it when the parent process sees CUDA."""
     if torch.cuda.is_available():
         pytest.skip("not tried: a process that sees GPUs cannot be forked; CUDA_VISIBLE_DEVICES= hides them")
 
 
 def mesh_of_ranks(**degrees: int) -> DeviceMesh | None:
-    """The mesh that a role has on these ranks, such as `mesh_of_ranks(dp=2)`, with all dimensions as a run makes it;
-    None where there is one rank only."""
+    """The mesh of a role on these ranks, such as `mesh_of_ranks(dp=2)`, with all dimensions as in a run; None if there
+    is only one rank."""
     if not dist.is_initialized():
         return None
     return init_device_mesh("cpu", tuple(degrees.get(name, 1) for name in MESH_ORDER), mesh_dim_names=MESH_ORDER)
@@ -117,30 +117,30 @@ class _Rank:
 
     @property
     def stack(self) -> Path:
-        """Where the rank stood when its time was over."""
+        """File with the rank's position at the timeout."""
         return self.folder / f"{self.number}.stack"
 
     @property
     def errors(self) -> Path:
-        """What the rank wrote to stderr."""
+        """File with the rank's stderr."""
         return self.folder / f"{self.number}.err"
 
     def stood_at(self) -> list[Frame]:
-        """Innermost first, as far out as the work goes."""
+        """Innermost first, outwards as far as `work`."""
         dumped = self.stack.read_text() if self.stack.exists() else ""
         found = re.findall(r'File "(.+)", line (\d+) in (.+)', dumped)
         frames = [(file, int(line), function) for file, line, function in found]
         return list(itertools.takewhile(lambda frame: frame[0] != __file__, frames))
 
     def report(self) -> dict[str, Any] | None:
-        """What the rank left behind; None if it did not finish."""
+        """The rank's report; None if it did not finish."""
         if not self.answer.exists():
             return None
         told: dict[str, Any] = json.loads(self.answer.read_text())
         return told
 
     def tell(self, **report: Any) -> None:
-        """Whole or not at all: the parent may look at any time."""
+        """Write the report atomically: the parent may read it at any time."""
         partial = self.answer.with_suffix(".partial")
         partial.write_text(json.dumps(report | {"at": time.monotonic()}))
         partial.replace(self.answer)
@@ -156,9 +156,9 @@ def _fork(rank: _Rank, work: Work, timeout: float) -> int:
 
 
 def _be(rank: _Rank, work: Work, timeout: float) -> NoReturn:
-    """The life of a child. It leaves by `os._exit`: what its parent wants done at the end is not its business."""
+    """The body of a child. It exits with `os._exit`, because its parent's exit handlers must not run here."""
     code = 1
-    gc.freeze()  # nothing of the parent's is finalised here: groups and sockets have threads that no fork has
+    gc.freeze()  # finalise nothing of the parent's here: groups and sockets have threads that do not exist in a fork
     leave_groups_of_parent()
     try:
         with rank.stack.open("w") as stack, rank.errors.open("w") as errors:
@@ -168,7 +168,7 @@ def _be(rank: _Rank, work: Work, timeout: float) -> NoReturn:
             rank.tell(result=_work_in_group(rank, work, timeout))
             code = 0
             with suppress(Exception):
-                gc.collect()  # what holds the process group goes before it does
+                gc.collect()  # whatever holds the process group must go before it
                 dist.barrier()
                 dist.destroy_process_group()
     except Violation as broken:
@@ -182,12 +182,12 @@ def _be(rank: _Rank, work: Work, timeout: float) -> NoReturn:
 
 
 _OF_PARENT: list[dict[Any, Any]] = []
-"""In a child, the process groups that its parent had: kept, so that nothing ends them."""
+"""In a child, its parent's process groups: kept alive, so that nothing ends them."""
 
 
 def leave_groups_of_parent() -> None:
-    """`destroy_process_group` would end these as well, and join their threads. No fork has them, but threads of its own
-    groups may have got their stacks, and with these their identifiers: it would wait for its own, in vain."""
+    """`destroy_process_group` would end these as well, and join their threads. They do not exist in a fork, but threads
+    of its own groups may have got their stacks, and thus their identifiers: it would wait for its own, forever."""
     world = distributed_c10d._world
     registers: tuple[dict[Any, Any], ...] = (
         world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.tags_to_pg, world.pg_to_tag,
@@ -207,15 +207,15 @@ def _work_in_group(rank: _Rank, work: Work, timeout: float) -> dict[str, Any]:
         init_method=f"file://{rank.folder / 'store'}",
         rank=rank.number,
         world_size=rank.size,
-        timeout=timedelta(seconds=timeout + _GRACE),  # so that every rank tells where it stands, none of a lost peer
+        timeout=timedelta(seconds=timeout + _GRACE),  # so that every rank reports its own position, not a lost peer
     )
     return work(rank.number)
 
 
 def _wait(children: dict[_Rank, int], deadline: float) -> None:
-    """Until all children are gone, or one of them has failed: the others then wait for it in vain.
+    """Wait until all children are gone, or one of them has failed, as the others would then wait for it forever.
 
-    One whose time was over is no such failure: that of the others is over too, and they tell where they stand.
+    A child that timed out is not such a failure: the others time out too, and report their positions.
     """
     running = dict(children)
     while running and time.monotonic() < deadline:
@@ -235,7 +235,7 @@ def _kill(child: int) -> None:
 
 
 def _death(ranks: list[_Rank]) -> RankDeath:
-    """Of the first that has last words: a collective that does not fit those of other ranks ends in native code."""
+    """The first rank with last output: a collective that does not match other ranks' ends in native code."""
     words = {rank: rank.errors.read_text(errors="replace").strip() for rank in ranks if rank.errors.exists()}
     rank = next((rank for rank in ranks if words.get(rank)), ranks[0])
     said = next((line.strip() for line in words.get(rank, "").splitlines() if "what():" in line), "")
@@ -245,7 +245,7 @@ def _death(ranks: list[_Rank]) -> RankDeath:
 
 
 def _raise_first_error(ranks: list[_Rank], reports: list[dict[str, Any] | None], timeout: float) -> None:
-    """The first error in time is the cause; the others are its echo."""
+    """The earliest error is the cause; the others follow from it."""
     failed = [(report["at"], rank, report) for rank, report in zip(ranks, reports, strict=True)
               if report is not None and "result" not in report]  # fmt: skip
     if failed:

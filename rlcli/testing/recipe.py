@@ -1,4 +1,4 @@
-"""What every recipe keeps to: it holds, it plans, it says nothing in vain, and its graph runs."""
+"""What every recipe must satisfy: it is valid, it can be planned, it is minimal, and its graph runs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 from rlcli.errors import RecipeError
 from rlcli.observe.metrics import read_metrics
 from rlcli.project import is_built_in
-from rlcli.recipe.layers import shown
-from rlcli.recipe.minimal import superfluous
+from rlcli.recipe.introspection.minimal import superfluous
+from rlcli.recipe.parsing.layers import shown
 from rlcli.recipe.resolve import Resolved, load_recipe
 from rlcli.testing.contract import Contract, Violation
 from rlcli.testing.smoke import STEPS, SmokeRun, run_two_steps, write_rows
 from rlcli.topology.report import make_plan
 
 LEFT_TO_THE_USER = re.compile(r"datasets\.([\w.-]+)\.args\.path is required")
-"""What a recipe may lack: where the data are. Rows that the dataset shows as examples stand in."""
+"""What a recipe may leave open: where the data are. The dataset's example rows are used instead."""
 
 
 class RecipeContract(Contract):
@@ -30,12 +30,12 @@ class RecipeContract(Contract):
 
     kind = "recipe"
     overrides: ClassVar[Sequence[str]] = ()
-    """`key.path=value`: what a user must say, such as where the data are."""
+    """`key.path=value`: what a user must provide, such as where the data are."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def resolved(cls, tmp_path_factory: pytest.TempPathFactory) -> Resolved:
-        """The recipe, with rows of ours where it leaves them to the user."""
+        """The recipe, with our rows where it leaves them to the user."""
         try:
             return _resolved(cls.name, cls.overrides, tmp_path_factory.mktemp("rows"))
         except RecipeError:
@@ -44,7 +44,7 @@ class RecipeContract(Contract):
     @pytest.fixture(scope="class")
     @classmethod
     def attempt(cls, resolved: Resolved, tmp_path_factory: pytest.TempPathFactory) -> SmokeRun | Exception:
-        """Two steps of the recipe, made small; or why they failed."""
+        """Two steps of the recipe, scaled down; or why they failed."""
         try:
             return run_two_steps(resolved, tmp_path_factory.mktemp("smoke"))
         except Exception as error:
@@ -58,7 +58,7 @@ class RecipeContract(Contract):
         return attempt
 
     def test_validates(self, tmp_path: Path) -> None:
-        """every key and value holds"""
+        """every key and value is valid"""
         try:
             _resolved(self.name, self.overrides, tmp_path)
         except RecipeError as error:
@@ -67,7 +67,7 @@ class RecipeContract(Contract):
             raise Violation(first.what + more, first.hint or "", first.where or "") from error
 
     def test_plans(self, resolved: Resolved) -> None:
-        """its roles fit on its devices; its warm starts are sound"""
+        """its roles fit on its devices; its warm starts are valid"""
         plan = make_plan(resolved)
         unused = set(resolved.recipe.models) - {role for rank in range(plan.topology.world_size)
                                                for role in plan.topology.roles_on(rank)}  # fmt: skip

@@ -1,4 +1,4 @@
-"""What came of the checks of a component."""
+"""The results of a component's checks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Outcome = Literal["ok", "FAIL", "skip"]
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a check failed, as far as it can be told."""
+    """Why a check failed, as far as known."""
 
     found: str
-    """What was seen, with its number."""
+    """What was observed, with its number."""
     cause: str = ""
     where: str = ""
-    """`file:line`, seen from the working directory."""
+    """`file:line`, relative to the working directory."""
     traceback: str = field(default="", compare=False)
 
 
@@ -31,19 +31,19 @@ class Check:
     words: str
     outcome: Outcome
     test: str
-    """As pytest names it."""
+    """pytest's name for it."""
     seconds: float
     failure: Failure | None = None
-    """Of the first case that failed."""
+    """The failure of the first case that failed."""
     failed_cases: tuple[str, ...] = ()
     """Names of the cases that failed; empty for a check without parameters."""
     cases: int = 1
     reason: str = ""
     """Why it was skipped."""
     note: str = ""
-    """What the check wants said when it passes, such as a largest difference: `record_property("note", …)`."""
+    """What a passing check reports, such as a largest difference: `record_property("note", …)`."""
     variant: str = ""
-    """The arguments that the component had, where its tests hold it to the contract with several."""
+    """The component's arguments, if its tests run the contract with several sets of them."""
 
     def as_json(self) -> dict[str, Any]:
         failure = self.failure or Failure("")
@@ -92,17 +92,17 @@ class Examined:
 
 
 def exit_code(tested: Sequence[Examined]) -> int:
-    """1 if a check failed, else that of a file that could not be loaded, else 0."""
+    """1 if a check failed, else the exit code of a file that could not be loaded, else 0."""
     if any(one.count("FAIL") for one in tested):
         return 1
     return next((one.broken.exit_code for one in tested if one.broken is not None), 0)
 
 
 class Watcher(Protocol):
-    """Is told what happens while checks run."""
+    """Is notified of events while checks run."""
 
     def component(self, subject: Subject, checks: int) -> None:
-        """The checks of a component begin; there are so many."""
+        """The checks of a component begin; `checks` is their number."""
 
     def begin(self, words: str) -> None:
         """A check begins."""
@@ -114,4 +114,4 @@ class Watcher(Protocol):
         """A component is done, or could not be loaded."""
 
     def interrupted(self, words: str) -> None:
-        """Ctrl-C, during a check of these words; no more is told after it."""
+        """Ctrl-C, during the check with this description; no further events follow."""

@@ -1,4 +1,4 @@
-"""Runs contract suites by pytest, in this process, for any component: it needs no test file and no configuration."""
+"""Runs contract suites with pytest, in this process, for any component, without test file or configuration."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from rlcli import registry
 from rlcli.errors import ResourceError, RlcliError, UsageError
 from rlcli.garbage import collect_as_usual
 from rlcli.project import current_project
-from rlcli.recipe.merge import merge
-from rlcli.recipe.overrides import parse_overrides
-from rlcli.recipe.problems import Problems
+from rlcli.recipe.parsing.merge import merge
+from rlcli.recipe.parsing.overrides import parse_overrides
+from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.tree import COMMAND_LINE, Mapping, Mark, Node, plain
 from rlcli.recipe.suggest import close_to
-from rlcli.recipe.tree import COMMAND_LINE, Mapping, Mark, Node, plain
 from rlcli.testing.plugin import ChecksPlugin
 from rlcli.testing.results import Examined, Watcher
 from rlcli.testing.subjects import COMPONENTS, KINDS, Subject
 
 CHECK_SECONDS = 120.0
-"""After which a check counts as hanging."""
+"""Time after which a check counts as hung."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Which checks are run, and how."""
+    """Which checks to run, and how."""
 
     keyword: str = ""
-    """Words that a check must have; ` or ` between alternatives."""
+    """Words that a check must contain; ` or ` separates alternatives."""
     exit_first: bool = False
     junit: Path | None = None
     check_seconds: float = CHECK_SECONDS
 
 
 def run_checks(subjects: Sequence[Subject], watcher: Watcher, options: Options | None = None) -> list[Examined]:
-    """Run the contract of each subject and its own tests. Raises UsageError where no check answers to the keyword, and
-    ProjectError where the only subject cannot be loaded."""
+    """Run the contract of each subject and its own tests. Raises UsageError if no check matches the keyword, and
+    ProjectError if the only subject cannot be loaded."""
     options = options or Options()
     if options.junit is not None:
         _check_writable(options.junit)
@@ -56,7 +56,7 @@ def run_checks(subjects: Sequence[Subject], watcher: Watcher, options: Options |
         values = {subject: _values(subject) for subject in sound}
         checks = ChecksPlugin(suites, values, watcher, options.keyword, options.check_seconds)
         own = sorted({str(path) for subject in sound if (path := subject.own_tests) is not None})
-        collect_as_usual()  # pytest looks through everything several times as it ends
+        collect_as_usual()  # pytest goes through all objects several times as it ends
         with _undisturbed(has_own_tests=bool(own)):
             code = pytest.main([*_arguments(Path(folder), options), *map(str, suites), *own], plugins=[checks])
     if code == pytest.ExitCode.INTERRUPTED and checks.was_interrupted:
@@ -72,7 +72,7 @@ def run_checks(subjects: Sequence[Subject], watcher: Watcher, options: Options |
 
 
 def _check_writable(file: Path) -> None:
-    """Raises ResourceError, before the checks and not after them."""
+    """Raises ResourceError before the checks, rather than after them."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a"):
@@ -95,7 +95,7 @@ def _loaded(subjects: Sequence[Subject]) -> tuple[list[Subject], list[Examined]]
 
 
 def _suite(subject: Subject, number: int, folder: Path) -> Path:
-    """A file for pytest with the contract of one component."""
+    """A pytest file with the contract of one component."""
     kind = KINDS[subject.kind]
     path = folder / f"suite_{number}_{subject.kind}.py"
     path.write_text(
@@ -108,7 +108,7 @@ def _suite(subject: Subject, number: int, folder: Path) -> Path:
 
 
 def _values(subject: Subject) -> Any:
-    """What the command line gives: a recipe's overrides as they stand, a component's arguments as values."""
+    """The values from the command line: a recipe's overrides as text, a component's arguments parsed."""
     if subject.kind == "recipe":
         return subject.given
     problems = Problems()
@@ -140,7 +140,7 @@ def _check_arguments(subject: Subject, values: Any) -> None:
 
 
 def _arguments(folder: Path, options: Options) -> list[str]:
-    """Nothing that the user's project says about pytest applies, and nothing is left behind in it."""
+    """pytest arguments: none of the user project's settings apply, and nothing is left behind in it."""
     configuration = folder / "pytest.ini"
     configuration.write_text("[pytest]\naddopts =\nconsole_output_style = classic\n")
     root = current_project() or Path.cwd()
@@ -154,7 +154,7 @@ def _arguments(folder: Path, options: Options) -> list[str]:
 
 @contextlib.contextmanager
 def _undisturbed(has_own_tests: bool) -> Iterator[None]:
-    """The environment without what it says about pytest; plugins are there for the tests of the user's own."""
+    """Remove pytest settings from the environment; plugins are available to the user's own tests."""
     pytest_names = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "PYTEST_CURRENT_TEST")
     names = (*pytest_names, "CUDA_VISIBLE_DEVICES")
     before = {name: os.environ.pop(name) for name in names if name in os.environ}

@@ -1,4 +1,4 @@
-"""A recipe made small: the same graph, interfaces and backends, on the CPU, with tiny models and a few rows."""
+"""Scales a recipe down: the same graph, interfaces and backends, on the CPU, with tiny models and a few rows."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from rlcli.api.model import Model, ModelInterface
 from rlcli.errors import RlcliError
 from rlcli.launch.run import Finished, run_recipe
 from rlcli.observe.display import PlainDisplay
+from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.resolve import Resolved, load_recipe
 from rlcli.recipe.role_sources import tokenizer_source
 from rlcli.recipe.schema import Component, Recipe
 from rlcli.recipe.warm_start import warm_starts
-from rlcli.recipe.write import to_yaml
 from rlcli.topology import plan_topology
 from rlcli.topology.configs import cached_folder
 
 STEPS = 2
 NEW_TOKENS = 8
 ROWS = 16
-"""At least so many of each dataset."""
+"""Minimum number of rows of each dataset."""
 BYTES_PER_TOKEN = 8
-"""Tokens of a byte tokenizer for one of the real one, at most."""
+"""Maximum number of byte tokens per token of the real tokenizer."""
 
 TINY_MODEL = {
     "model_type": "llama",
@@ -47,17 +47,17 @@ TINY_MODEL = {
 
 @dataclass(frozen=True)
 class SmokeRun:
-    """What two steps have left behind."""
+    """The results of two steps."""
 
     finished: Finished
     recipe: Recipe
-    """The small one."""
+    """The scaled-down recipe."""
     replaced: tuple[str, ...]
-    """What could not be had here, in words."""
+    """What is not available here and was replaced, in words."""
 
 
 def run_two_steps(resolved: Resolved, folder: Path) -> SmokeRun:
-    """Train the recipe, made small, for two steps in `folder`. Raises what the run raises."""
+    """Train the scaled-down recipe for two steps in `folder`. Raises whatever the run raises."""
     small, replaced = make_small(resolved, folder)
     with open(os.devnull, "w", encoding="utf-8") as nowhere, _some_better_than_others():
         finished = run_recipe(small, folder / "run", PlainDisplay(nowhere, quiet=True))
@@ -66,8 +66,8 @@ def run_two_steps(resolved: Resolved, folder: Path) -> SmokeRun:
 
 @contextmanager
 def _some_better_than_others() -> Iterator[None]:
-    """A tiny model solves nothing, so a rule gives all of its answers the same reward, from which nothing can be
-    learned. Where it does, its interface's mock rewards stand for them."""
+    """A tiny model solves nothing, so a rule gives all its answers the same reward, from which nothing can be learned.
+    In that case the interface's mock rewards are used instead."""
     real = model_api.call_interface
 
     def call_interface(interface: ModelInterface, call: str, model: Model, data: Any, *rest: Any) -> Any:
@@ -82,7 +82,7 @@ def _some_better_than_others() -> Iterator[None]:
 
 
 def make_small(resolved: Resolved, folder: Path) -> tuple[Resolved, tuple[str, ...]]:
-    """The small recipe, written to `folder`, and what had to be replaced because it is not on this machine."""
+    """The small recipe, written to `folder`, and what was replaced because it is not available on this machine."""
     told = resolved.to_json()
     prompts = max(2, *plan_topology(resolved.recipe).batch.minibatches.values())
     tokenizers = _Tokenizers(folder)
@@ -110,7 +110,7 @@ def make_small(resolved: Resolved, folder: Path) -> tuple[Resolved, tuple[str, .
 
 
 def _source(resolved: Resolved, role: str) -> tuple[Resolved, str]:
-    """The recipe that a role's tokenizer comes from, the end of its warm starts, and how that recipe names it."""
+    """The recipe that provides a role's tokenizer, at the end of its warm starts, and the source as named there."""
     source = tokenizer_source(resolved.recipe, role)
     if not source.startswith("recipe:"):
         return resolved, source
@@ -119,7 +119,7 @@ def _source(resolved: Resolved, role: str) -> tuple[Resolved, str]:
 
 
 def _runnable(backend: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The backend, or the usual one in place of one that cannot be loaded here, or whose calls run elsewhere."""
+    """The backend, or the default in place of one that cannot be loaded here, or whose calls run elsewhere."""
     if backend is None:
         return None
     try:
@@ -130,7 +130,7 @@ def _runnable(backend: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _cut_rows(dataset: dict[str, Any], rows: int, has_byte_tokens: bool) -> None:
-    """A few rows, where the dataset can be told; longer ones where a token is a byte."""
+    """Limit the dataset to a few rows, if it has such an argument; allow longer rows if tokens are bytes."""
     takes = {argument.name: argument.default for argument in registry.signature("datasets", dataset["type"]).arguments}
     args = dataset["args"]
     for name in ("max_rows", "problems"):
@@ -141,7 +141,7 @@ def _cut_rows(dataset: dict[str, Any], rows: int, has_byte_tokens: bool) -> None
 
 
 def _shorten(section: Any) -> None:
-    """Responses of a few tokens, wherever a section says how long they may become."""
+    """Limit responses to a few tokens, wherever a section sets their length."""
     if isinstance(section, list):
         for item in section:
             _shorten(item)
@@ -154,7 +154,7 @@ def _shorten(section: Any) -> None:
 
 
 class _Tokenizers:
-    """Tokenizers that are on this machine; for any other one whose tokens are bytes."""
+    """Tokenizers available on this machine; a byte tokenizer for any other."""
 
     def __init__(self, folder: Path):
         self._bytes = folder / "tokenizer"
@@ -177,7 +177,7 @@ class _Tokenizers:
 
 
 def write_rows(component: Component, file: Path) -> None:
-    """Rows as the dataset's class shows them, with the fields named as the recipe says."""
+    """Write the example rows of the dataset's class, with fields named as in the recipe."""
     described = registry.signature("datasets", component.type)
     names = {
         argument.default: component.args.get(argument.name, argument.default)

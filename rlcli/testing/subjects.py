@@ -1,4 +1,4 @@
-"""What can be tested: every component and recipe by kind and name, its file, its contract and its own tests."""
+"""What can be tested: every component and recipe by kind and name, with its file, contract and own tests."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rlcli.project import PACKAGE, current_project, is_project, search_path
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of thing with a contract."""
+    """A kind of subject with a contract."""
 
     module: str
-    """Where its contract class is."""
+    """Module with its contract class."""
     contract: str
     runs_on: str
-    """What its checks compute with, for the report."""
+    """What its checks run on, for the report."""
     part_of: str = ""
-    """The kind whose contract holds these checks too."""
+    """The kind whose contract includes these checks."""
 
 
 KINDS: Mapping[str, Kind] = {
@@ -37,7 +37,7 @@ KINDS: Mapping[str, Kind] = {
 ALL = "all"
 
 COMPONENTS = {"interface": "interfaces", "backend": "backends", "dataset": "datasets", "reward": "interfaces"}
-"""Kind → what the registry calls it."""
+"""Kind → its name in the registry."""
 FOLDERS = {**COMPONENTS, "family": "families", "recipe": "recipes"}
 """Kind → the folder of its files, and of its tests below `tests/`."""
 FAMILIES = PACKAGE / "checkpoint" / "families"
@@ -66,7 +66,7 @@ class Subject:
         return next((file for file in files if file.is_file()), None)
 
     def load(self) -> None:
-        """Import its file, so that one that is broken is told at once. Raises ProjectError."""
+        """Import its file, so that a broken one is reported at once. Raises ProjectError."""
         if self.kind in COMPONENTS:
             registry.load(COMPONENTS[self.kind], self.name)
         elif self.kind == "family":
@@ -76,7 +76,7 @@ class Subject:
 
 
 def subjects(kind: str, name: str | None = None, given: Sequence[str] = ()) -> list[Subject]:
-    """One of a kind; without a name all of it. Raises UsageError and what else the name's look-up raises."""
+    """One subject of a kind; without a name all of them. Raises UsageError and whatever looking up the name raises."""
     if kind not in (*KINDS, ALL):
         raise _no_kind(kind)
     if name is None:
@@ -109,8 +109,8 @@ def _one(kind: str, name: str) -> Subject:
 
 
 def _recipe(name: str) -> Subject:
-    from rlcli.recipe.layers import find_recipe
-    from rlcli.recipe.problems import Problems
+    from rlcli.recipe.parsing.layers import find_recipe
+    from rlcli.recipe.parsing.problems import Problems
 
     problems = Problems()
     path = find_recipe(name, problems)
@@ -120,13 +120,13 @@ def _recipe(name: str) -> Subject:
 
 
 def names(kind: str) -> dict[str, Path]:
-    """Every name of a kind, with its file."""
+    """All names of a kind, with their files."""
     if kind == "reward":
         return {name: path for name, path in names("interface").items() if _scores_texts(name)}
     if kind in COMPONENTS:
         return registry.names(COMPONENTS[kind])
     if kind == "recipe":
-        from rlcli.recipe.layers import whole_recipe_names
+        from rlcli.recipe.parsing.layers import whole_recipe_names
 
         return whole_recipe_names()
     folders = [FAMILIES, *map(Path, search_path("families"))]
@@ -142,14 +142,14 @@ def _scores_texts(name: str) -> bool:
 
 
 def _model_type(file: Path) -> str:
-    """What a family's file registers; its stem, where that cannot be told without importing it."""
+    """The model type that a family's file registers; its stem, if that cannot be determined without importing it."""
     text = file.read_text(encoding="utf-8", errors="replace")
     found = re.findall(r"^@?register_hf_family\(\s*[\"']([^\"']+)[\"']", text, flags=re.MULTILINE)
     return next((name for name in found if module_name(name) == file.stem), file.stem)
 
 
 def _no_kind(word: str) -> UsageError:
-    """What was meant by a word that is no kind: one in the plural, or the name of a component."""
+    """Error for an unknown kind, with what was probably meant: a plural, or a component's name."""
     from rlcli.recipe.suggest import close_to
 
     one = next((kind for kind, folder in FOLDERS.items() if folder == word), None)

@@ -1,4 +1,4 @@
-"""A network that misbehaves: a TCP proxy on this machine whose connections are reset, forgotten, stalled or delayed."""
+"""A misbehaving network: a TCP proxy on this machine whose connections are reset, forgotten, stalled or delayed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Pair:
     ours: socket.socket
     theirs: socket.socket
     is_forgotten: bool = False
-    """The server's half is gone, and the client is not told."""
+    """The server's half is gone, and the client has not been notified."""
 
     def reset(self) -> None:
         for one in (self.ours, self.theirs):
@@ -33,7 +33,7 @@ class Pair:
 
 
 class TcpProxy:
-    """Forwards to `host:port` what arrives at its own `address`."""
+    """Forwards what arrives at its own `address` to `host:port`."""
 
     def __init__(self, target: str):
         host, _, port = target.rpartition(":")
@@ -42,11 +42,11 @@ class TcpProxy:
         self._place: tuple[str, int] = self._listener.getsockname()
         self.address = f"{self._place[0]}:{self._place[1]}"
         self.delay = 0.0
-        """Seconds by which everything arrives later from now on."""
+        """Seconds by which everything is delayed from now on."""
         self.is_stalled = False
-        """While true, nothing is read and nothing forwarded; the connections stay."""
+        """While true, nothing is read or forwarded; the connections stay open."""
         self.breaks_within: int | None = None
-        """Bytes of an answer after which its connection is reset; None: all arrive."""
+        """Bytes of a reply after which its connection is reset; None: no limit."""
         self._pairs: list[Pair] = []
         self._listening = threading.Lock()
         self._ended = threading.Event()
@@ -54,15 +54,15 @@ class TcpProxy:
         self._accepting.start()
 
     def reset(self) -> int:
-        """Break all connections, as a firewall does; new ones are served. Returns how many there were."""
+        """Break all connections, as a firewall does; new ones are accepted. Returns how many there were."""
         broken, self._pairs = self._pairs, []
         for pair in broken:
             pair.reset()
         return len(broken)
 
     def forget(self) -> int:
-        """Half of each connection is gone: the server sees it closed, the client nothing. New ones are served. Returns
-        how many there were."""
+        """Drop half of each connection: the server sees it closed, the client sees nothing. New ones are accepted.
+        Returns how many there were."""
         forgotten, self._pairs = self._pairs, []
         for pair in forgotten:
             pair.is_forgotten = True
@@ -79,7 +79,7 @@ class TcpProxy:
         self.reset()
 
     def listen(self) -> None:
-        """Serve new connections again, at the same address."""
+        """Accept new connections again, at the same address."""
         with self._listening:
             if self._listener is None:
                 self._listener = socket.create_server(self._place)

@@ -1,8 +1,8 @@
-"""An engine over a few hundred parameters: the whole engine contract, in milliseconds, without a backend.
+"""An engine with a few hundred parameters: the full engine contract, in milliseconds, without a backend.
 
 Its language model predicts the next token from the mean of the embeddings so far, so it depends on every
-earlier token of the same sequence and on nothing else: a leak between packed sequences shows. Several ranks
-can be played by threads.
+earlier token of the same sequence and on nothing else: leaks between packed sequences are visible. Several ranks
+can be simulated by threads.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class TinyOutput:
 
 
 class TinyRanks:
-    """n data-parallel ranks as threads of this process, with a real reduction between them."""
+    """n data-parallel ranks as threads of this process, with real reductions between them."""
 
     def __init__(self, n: int):
         self.n = n
@@ -132,7 +132,7 @@ class TinyEngine(TrainLoop, PipelinableEngine):
         self.gradient: dict[str, torch.Tensor] = {}
         """Gradients of the last optimizer step, over all ranks."""
         self.micro_batches = 0
-        """Forward passes so far."""
+        """Number of forward passes so far."""
 
     def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
         assert micro_batch.data is not None

@@ -1,4 +1,4 @@
-"""Transformers models small enough for tests, made on the fly with well-spread random weights."""
+"""Transformers models small enough for tests, built on the fly with well-spread random weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VOCABULARY = 97
 END = 2
 
 WINDOW = 4
-"""Tokens that families with sliding windows attend to: fewer than a text of the contract has."""
+"""Tokens visible to families with sliding windows: fewer than in a text of the contract."""
 
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2},
@@ -36,7 +36,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "olmoe": {"num_key_value_heads": 2, "intermediate_size": 24, "num_experts": 3, "num_experts_per_tok": 2},
     "modernbert-decoder": {},
 }  # fmt: skip
-"""By `model_type`. All that scales, caps or hides something differs from what it is without."""
+"""By `model_type`. Everything that scales, caps or hides something is set so that it has an effect."""
 
 
 def tiny_config(family: str = "llama", **changes: Any) -> Any:
@@ -68,7 +68,7 @@ def tiny_model(family: str = "llama", *, head: str = "lm", seed: int = 0, **chan
 
 
 class TinyTokenizer:
-    """As much of a tokenizer as an engine asks for."""
+    """The part of a tokenizer that an engine uses."""
 
     eos_token_id = END
     pad_token_id = 0

@@ -1,4 +1,4 @@
-"""A tokenizer for tests: every byte of a text is a token, so that any text goes in and comes out again."""
+"""A tokenizer for tests: every byte of a text is a token, so that any text can be encoded and decoded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ CHAT_TEMPLATE = (
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-"""It writes the begin token itself, as most do: whoever adds special tokens once more has two."""
+"""It writes the begin token itself, as most do: adding special tokens again gives two."""
 
 
 def byte_tokenizer(*, chat: bool = False, around: str = "<bos> $A") -> LightTokenizer:
-    """One token per byte and special token. `around`: what is put around a text, as `TemplateProcessing` says it."""
+    """One token per byte and special token. `around`: what encloses a text, in `TemplateProcessing` notation."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     special = [*SPECIAL_TOKENS.values(), *ROLES]
@@ -33,7 +33,7 @@ def byte_tokenizer(*, chat: bool = False, around: str = "<bos> $A") -> LightToke
 
 
 def as_transformers(tokenizer: LightTokenizer) -> Any:
-    """The same as a tokenizer of transformers, for datasets that ask more of one."""
+    """The same as a transformers tokenizer, for datasets that need more than a light one."""
     from transformers import PreTrainedTokenizerFast
 
     full = PreTrainedTokenizerFast(

@@ -1,4 +1,4 @@
-"""Keys that bring a call's memory down to what a device has, found by trying them out."""
+"""Finds settings that bring a call's memory down to what a device has, by trying them out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Settings = dict[str, Any]
 def advise(
     recipe: Recipe, sizes: Mapping[str, Architecture | str], peak: Peak, device_bytes: int, reserved: int
 ) -> tuple[str, ...]:
-    """Overrides with which the call fits, the cheapest first that do; none if no candidate is enough."""
+    """Overrides with which the call fits, the cheapest that do; none if no candidate is enough."""
     for settings in _candidates(recipe, peak):
         changed = recipe
         for key, value in settings.items():
@@ -33,7 +33,7 @@ def advise(
 
 
 def _candidates(recipe: Recipe, peak: Peak) -> Iterator[Settings]:
-    """From what costs least to what costs most."""
+    """Candidate settings, in order of increasing cost."""
     cheap: Settings = {}
     backend = recipe.models[peak.role].backend
     if peak.phase == "generate":
@@ -65,7 +65,7 @@ def _halvings(value: int, least: int) -> range:
 
 
 def _calls_of_idle_roles(recipe: Recipe) -> list[str]:
-    """Those of roles that only score: they may rest in host memory while others work."""
+    """Calls of roles that only score: these may be offloaded to host memory while others work."""
     evaluating = {call.model for call in recipe.train.eval.graph.values()}
     scoring = {call.model for call in recipe.graph.values() if call.call == "inference"}
     idle = {role for role in scoring - evaluating - {*recipe.trained_roles} if recipe.models[role].has_weights}

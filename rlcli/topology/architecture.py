@@ -1,4 +1,4 @@
-"""How large a transformers model is, from its config.json alone: exact parameter counts, without torch."""
+"""The size of a transformers model, from its config.json alone: exact parameter counts, without torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Family:
 
     defaults: Mapping[str, Any]
     qkv_bias: str | bool = "attention_bias"
-    """The key that says whether queries, keys and values have a bias, or the answer."""
+    """Whether queries, keys and values have a bias, or the key that says so."""
     output_bias: str | bool = "attention_bias"
     mlp_bias: str | bool = False
     norms: int = 2
@@ -72,7 +72,7 @@ _ALIASES = {"num_experts": ("num_experts", "num_local_experts")}
 
 
 def read_architecture(config: Mapping[str, Any]) -> Architecture:
-    """The sizes behind a config.json. Raises UnknownArchitecture."""
+    """The sizes described by a config.json. Raises UnknownArchitecture."""
     model_type = config.get("model_type")
     if model_type == "gpt2":
         return _gpt2(config)
@@ -105,7 +105,7 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
 
 
 def _renamed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys under the name that transformers reads them by, whichever it was written with."""
+    """Keys renamed to those that transformers reads, whatever name they were written with."""
     renamed = {key: value for key, value in config.items() if value is not None}
     for name, others in _ALIASES.items():
         for other in others:

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchArithmetic:
-    """What one training step is made of."""
+    """The contents of one training step."""
 
     prompts: int
     """Rows of the dataset."""
     responses_per_prompt: int
-    """1 where nothing is generated."""
+    """1 if nothing is generated."""
     sequences_per_row: int
-    """At most; 1 where something is generated."""
+    """Maximum per row; 1 if something is generated."""
     sequences_per_rank: Mapping[str, tuple[int, int]]
     """Trained role → the fewest and the most sequences that one of its data-parallel ranks trains on."""
     minibatches: Mapping[str, int]
@@ -83,7 +83,7 @@ def batch_of(recipe: Recipe, meshes: Mapping[str, Mesh]) -> BatchArithmetic:
 
 
 def _minibatches(interface: Component) -> int:
-    """The `minibatches` of an interface: given, or its default; 1 if it knows no such argument."""
+    """The `minibatches` of an interface: given, or its default; 1 if it has no such argument."""
     minibatches = argument_of("interfaces", interface.type, interface.args, "minibatches")
     return max(1, minibatches) if isinstance(minibatches, int) else 1
 

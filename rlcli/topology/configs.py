@@ -36,7 +36,7 @@ def architecture_of(resolved: Resolved, role: str) -> Architecture | str:
 
 
 def saved_width(resolved: Resolved, role: str) -> int:
-    """Bytes of a number in the folder that is saved of a role: as `checkpoint.save_dtype` says, or as in its source."""
+    """Bytes per number in a role's saved folder: as `checkpoint.save_dtype` says, or as in its source."""
     asked = resolved.recipe.checkpoint.save_dtype
     if asked != "auto":
         return WIDTHS[asked]
@@ -100,7 +100,7 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def vocabulary_of(tokenizer: str | None) -> int:
-    """Tokens of a tokenizer: what a model from scratch gets as its vocabulary. Raises UnknownArchitecture."""
+    """Number of tokens of a tokenizer: the vocabulary size of a model from scratch. Raises UnknownArchitecture."""
     if tokenizer is not None and tokenizer.startswith("builtin:"):
         size = declared("datasets", tokenizer.removeprefix("builtin:"), "VOCABULARY")
         if isinstance(size, int):

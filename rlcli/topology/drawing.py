@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 TRAINED, HELD, PLAIN, EMPTY = "■", "□", "○", "·"
 CELLS_OF_A_BLOCK = 34
-"""Columns for cells: what lies beside them must fit into 80."""
+"""Columns for cells: they and what is next to them must fit into 80."""
 MOST_CELLS = 16
-"""Devices of a node that get a cell each; with more of them they are counted."""
+"""Most devices per node that are drawn as a cell each; beyond that they are counted."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class _Nodes:
 
 
 def draw(recipe: Recipe, topology: Topology) -> list[str]:
-    """Lines of at most 80 columns, unless names are longer than that allows."""
+    """Lines of at most 80 columns, unless long names make that impossible."""
     width = max(len(name) for name in recipe.models)
     lines: list[str] = []
     blocks = list(_blocks(topology, _node_groups(topology)))
@@ -56,7 +56,7 @@ def _node_groups(topology: Topology) -> list[_Nodes]:
 
 
 def _blocks(topology: Topology, groups: Sequence[_Nodes]) -> Iterable[list[_Nodes]]:
-    """As many nodes beside each other as fit."""
+    """As many nodes side by side as fit."""
     block: list[_Nodes] = []
     for nodes in groups:
         if block and sum(_cell_width(topology, one) + 3 for one in (*block, nodes)) > CELLS_OF_A_BLOCK:

@@ -1,4 +1,4 @@
-"""The processes that a run consists of, as data. Launchers start them; nothing above them knows where a group runs."""
+"""The processes of a run, as data. Launchers start them; nothing above them knows where a group runs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Kind = Literal["ranks", "server", "pool"]
 RANKS = "ranks"
 """Name of the one group of ranks."""
 FOLDERS: Mapping[Kind, str] = {"server": "servers", "pool": "pools"}
-"""In the run's folder: where each process of such a group has a folder, in which its rank and it find each other."""
+"""Subfolder of the run's folder with a folder for each process of such a group, where it and its rank meet."""
 GIVEN_UP = "given-up"
-"""File in the folder of a process of a pool that is not replaced any more: why."""
+"""File in the folder of a pool process that is not replaced any more; it says why."""
 LAST_EXIT = "RLCLI_LAST_EXIT"
-"""Variable that tells a process of a pool how the one ended that it replaces."""
+"""Variable that tells a pool process how the process that it replaces ended."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Group:
 
     name: str
     kind: Kind
-    """`ranks` are one torch.distributed world: if one dies, all end. A `server`, which others speak to at an address,
-    or a process of a `pool` can be replaced by itself."""
+    """`ranks` are one torch.distributed world: if one dies, all end. A `server`, which others reach at an address, and
+    a process of a `pool` can be replaced individually."""
     nodes: tuple[int, ...]
     """The node of each process; its position here is the index of the process."""
     command: tuple[str, ...] = ()
-    """What each process of a pool runs; the run's folder and its index follow. What a server runs is said by its
-    client, what ranks run by the launcher."""
+    """What each process of a pool runs, followed by the run's folder and its index. A server's command comes from its
+    client, that of ranks from the launcher."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that its processes see besides those of the run. No secrets: other users may be able to read them."""
 
@@ -49,8 +49,8 @@ class Group:
 
 
 def process_groups(recipe: Recipe, topology: Topology) -> tuple[Group, ...]:
-    """All processes of a run, but for the master, which is a process of the first node. A rank's servers, and what it
-    has of pools, are on its node."""
+    """All processes of a run except the master, which is a process of the first node. A rank's servers and pool
+    processes are on its node."""
     nodes = tuple(rank // topology.devices_per_node for rank in range(topology.world_size))
 
     def placed(role: str) -> tuple[int, ...]:
@@ -78,12 +78,12 @@ def pooled_roles(recipe: Recipe) -> tuple[str, ...]:
 
 
 def pool_name(role: str) -> str:
-    """Of its group of processes, and of the lane of a rank that waits for one."""
+    """Name of the role's process group, and of the lane of a rank that waits for one."""
     return f"{role}-pool"
 
 
 def pool_folders(recipe: Recipe, topology: Topology, rank: int, run_dir: Path) -> dict[str, Path]:
-    """Role → the folder of the process that does its calls for a rank."""
+    """Role → the folder of the process that runs its calls for a rank."""
     ranks = {role: topology.placement(role).ranks for role in pooled_roles(recipe)}
     return {
         role: process_folder(run_dir, "pool", pool_name(role), of_role.index(rank))
@@ -100,14 +100,14 @@ def servers_of_a_rank(recipe: Recipe, role: str) -> int:
 
 
 def server_folders(recipe: Recipe, topology: Topology, role: str, rank: int, run_dir: Path) -> tuple[Path, ...]:
-    """Those of the servers that a rank of a role has."""
+    """The folders of the servers that a rank of a role has."""
     count = servers_of_a_rank(recipe, role)
     first = topology.placement(role).ranks.index(rank) * count
     return tuple(process_folder(run_dir, "server", _server_name(role), first + index) for index in range(count))
 
 
 def process_folder(run_dir: Path, kind: Kind, group: str, index: int) -> Path:
-    """That of a process of a server or a pool."""
+    """The folder of a process of a server or a pool."""
     return run_dir / FOLDERS[kind] / f"{group}{index}"
 
 

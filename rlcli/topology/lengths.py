@@ -18,14 +18,14 @@ ASSUMED = 1024
 
 @dataclass(frozen=True)
 class Lengths:
-    """In tokens."""
+    """Lengths in tokens."""
 
     prompt: int
-    """Longest prompt; 0 where rows are whole sequences."""
+    """Longest prompt; 0 if rows are whole sequences."""
     sequence: int
-    """Longest sequence, its response included."""
+    """Longest sequence, including its response."""
     assumed: bool
-    """The dataset does not say, so ASSUMED was taken."""
+    """The dataset does not say, so ASSUMED was used."""
 
 
 def lengths_of(recipe: Recipe) -> Lengths:
@@ -40,13 +40,13 @@ def lengths_of(recipe: Recipe) -> Lengths:
 
 
 def longest_row(dataset: Component) -> int | None:
-    """Tokens: what the recipe or the dataset's class says, or the default limit; None if there is none."""
+    """Tokens: as set in the recipe or by the dataset's class, or else the default limit; None if there is none."""
     limit = limit_of_rows(dataset) or argument_of("datasets", dataset.type, dataset.args, "max_length")
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def group_size(recipe: Recipe) -> int:
-    """Sequences of a sample: the responses to a prompt or, where nothing is generated, what a row holds."""
+    """Sequences of a sample: the responses to a prompt or, if nothing is generated, what a row holds."""
     generating = [call for call in recipe.graph.values() if call.call == "generate"]
     if not generating:
         return sequences_of_row(recipe.datasets, recipe.train.dataset)

@@ -1,6 +1,6 @@
-"""What a recipe needs on each device: kept all the time by its roles, and at the peak of each call.
+"""What a recipe needs on each device: permanently for its roles, and at the peak of each call.
 
-How much a role takes is known to its backend, whose memory model is asked (`rlcli.api.memory`).
+How much a role takes is determined by its backend's memory model (`rlcli.api.memory`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 RESERVED = GIB
-"""Of a GPU's memory, for CUDA itself and for communication: no estimate of ours covers it."""
+"""Part of a GPU's memory for CUDA itself and for communication: none of our estimates covers it."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Held:
 
     role: str
     parameters: int
-    """Of the whole model; a number, not bytes."""
+    """Parameters of the whole model; a number, not bytes."""
     kept: Kept
     away: int = 0
     """Bytes of it that are in host memory while other roles work."""
@@ -53,7 +53,7 @@ class Peak:
     phase: str
     """load, generate, inference, update or checkpoint"""
     held: int
-    """By all roles of the device."""
+    """Bytes held by all roles of the device."""
     parts: Parts
     within_percent: int = MemoryModel.WITHIN_PERCENT
     """How far the estimate may be off."""
@@ -63,7 +63,7 @@ class Peak:
         return self.held + self.parts.total
 
     def verdict(self, device_bytes: int, reserved: int) -> str:
-        """ok: fits even if the estimate is as far off as it may be; tight: only if it is not; else too much."""
+        """ok: fits even if the estimate is off by the maximum; tight: fits by the estimate itself; else too much."""
         room = device_bytes - reserved
         if self.total * (100 + self.within_percent) <= room * 100:
             return "ok"
@@ -72,12 +72,12 @@ class Peak:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory of the devices."""
+    """Memory use of the devices."""
 
     held: tuple[Held, ...]
     peaks: tuple[Peak, ...]
     unknown: Mapping[str, str]
-    """Role → why nothing can be said about it. Peaks then leave it out."""
+    """Role → why its memory is unknown. Peaks then leave it out."""
     lengths: Lengths
 
     @property
@@ -115,7 +115,7 @@ def plan_memory(recipe: Recipe, topology: Topology, sizes: Mapping[str, Architec
 def _memory_model(
     recipe: Recipe, topology: Topology, role: str, sizes: Architecture | str, lengths: Lengths
 ) -> MemoryModel:
-    """That of the role's backend. Raises UnknownMemory."""
+    """The memory model of the role's backend. Raises UnknownMemory."""
     if isinstance(sizes, str):
         raise UnknownMemory(sizes)
     backend = recipe.models[role].backend
@@ -148,8 +148,8 @@ def _held(recipe: Recipe, role: str, model: MemoryModel) -> Held:
 
 
 def _away(recipe: Recipe, role: str, kept: Kept) -> int:
-    """All of it if every call of the role offloads it. Calls that do not train bring back the weights alone: what
-    training needs besides is away if every training call offloads."""
+    """How much is offloaded: everything if every call of the role offloads. Calls that do not train bring back only the
+    weights: the rest, which training needs, is away if every training call offloads."""
     graphs = (recipe.graph, recipe.train.eval.graph)
     calls = [call for graph in graphs for call in graph.values() if call.model == role]
     trains = [call for call in calls if call.call == "train_step"]
@@ -159,7 +159,7 @@ def _away(recipe: Recipe, role: str, kept: Kept) -> int:
 
 
 def _held_by_all(topology: Topology, held: Mapping[str, Held], role: str) -> int:
-    """By all roles on the fullest device of a role, while it works: what that gathers is counted with the call."""
+    """Held by all roles on the fullest device of a role, while it works: what it gathers is counted with the call."""
     of_others = (
         sum(held[r].total - held[r].away for r in topology.roles_on(rank) if r in held and r != role)
         for rank in _first_ranks(topology, role)
@@ -176,7 +176,7 @@ def _first_ranks(topology: Topology, role: str) -> list[int]:
 
 
 def _load_peaks(topology: Topology, models: Mapping[str, MemoryModel], held: Mapping[str, Held]) -> list[Peak]:
-    """Roles load one after another: the worst of them."""
+    """Roles load one after another: the highest of these peaks."""
     peaks = []
     for role, model in models.items():
         for rank in _first_ranks(topology, role):
@@ -193,8 +193,8 @@ def _snapshot_peak(
     held: Mapping[str, Held],
     calls: Sequence[Peak],
 ) -> list[Peak]:
-    """A checkpoint's copies where device memory is host memory. They stay until they are written: while calls of the
-    next step go on, if checkpoints are asynchronous."""
+    """A checkpoint's copies, if device memory is host memory. They stay until they are written: if checkpoints are
+    asynchronous, while calls of the next step run."""
     if recipe.cluster.device != "cpu" or not recipe.checkpoint.is_written:
         return []
     peaks = []
@@ -224,7 +224,7 @@ def _parts(recipe: Recipe, topology: Topology, call: Call, model: MemoryModel, l
 
 def micro_batches_of(recipe: Recipe, topology: Topology, call: Call) -> tuple[int, int]:
     """(tokens of the largest micro-batch, number of them per rank) for the longest sequences of one optimizer step or
-    one inference. A sample, which is a group of responses, is cut only if the interface says so."""
+    one inference. A sample, which is a group of responses, is split only if the interface allows it."""
     group, sample = group_size(recipe), lengths_of(recipe).sequence
     rows = -(-recipe.train.prompts_per_step // topology.placement(call.model).mesh.dp)
     if call.call == "train_step":
@@ -237,7 +237,7 @@ def micro_batches_of(recipe: Recipe, topology: Topology, call: Call) -> tuple[in
 
 
 def as_json(plan: MemoryPlan, device_bytes: int | None, reserved: int) -> dict[str, Any]:
-    """The plan in bytes, with verdicts where the size of a device is given."""
+    """The plan in bytes, with verdicts if the size of a device is given."""
     return {
         "within_percent": plan.within_percent,
         "longest_prompt": plan.lengths.prompt,

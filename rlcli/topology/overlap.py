@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from rlcli.topology.placement import Topology
 
 At = tuple[str, int]
-"""A call, and its step from 1."""
+"""A call and its step, counted from 1."""
 
 TURNS = {"generate": 4, "train_step": 2}
-"""How long a call is drawn; any other takes one turn."""
+"""Number of turns that a call is drawn with; all others take one turn."""
 COLUMNS = 28
 
 
 class Timetable:
-    """The calls of a recipe over its steps: each is sent to its ranks once what it waits for is done, and a rank works
-    in the order in which calls were sent."""
+    """The calls of a recipe over its steps: each is sent to its ranks once what it waits for is done, and a rank
+    handles calls in the order in which they were sent."""
 
     def __init__(self, recipe: Recipe, topology: Topology):
         self.calls = {name: recipe.graph[name] for stage in stages(recipe.graph) for name in stage}
@@ -52,16 +52,16 @@ class Timetable:
                 self._writers.setdefault(role, set()).add(name)
         ahead = calls_ahead(train_graph(recipe)) if recipe.train.max_staleness else []
         self._ahead = [mfc.name for mfc in ahead]
-        """Calls that run ahead of the steps; the others are a step."""
+        """Calls that run ahead of the steps; the others form a step."""
         self._in_steps = [name for name in self.calls if name not in self._ahead]
         samplers = [call.model for name, call in self.calls.items() if name in self._ahead and call.call == "generate"]
         paces = {writer for role in samplers for writer in self._writers.get(role, ())}
         self._paces = paces or set(self._in_steps)
-        """What must be done at a step so that more may be made ahead."""
+        """What must be done at a step so that more samples may be generated ahead."""
 
     @property
     def is_apart(self) -> bool:
-        """Whether some calls have no rank in common, nor a pool."""
+        """Whether some calls have neither a rank nor a pool in common."""
         return bool(self._apart)
 
     def waits_for(self, call: str, step: int) -> set[At]:
@@ -74,12 +74,12 @@ class Timetable:
         found |= {(name, step) for name in self._ahead}
         found |= {(writer, step - 1) for writer in self._writers.get(section.model, ())}
         found |= {(other, step - 1) for of in _written(section) for other in self._writers[of]}
-        found |= {(name, step - self._window) for name in self._in_steps}  # so many steps are open at a time
+        found |= {(name, step - self._window) for name in self._in_steps}  # limit on the steps open at a time
         return {one for one in found if one[1] > 0}
 
     def overlaps(self, steps_before: int) -> dict[str, list[str]]:
-        """Call → the calls of the same step (0) or of the one before it (1) that it may run at the same time as; of two
-        calls of one step, the first has the other."""
+        """Call → the calls of the same step (0) or of the one before it (1) that may run at the same time; a pair
+        within one step is listed under its first call."""
         late = self._lag + 2  # early steps wait for less
         before = {(name, step): self._all_before((name, step)) for name in self.calls for step in (late, late - 1)}
         found: dict[str, list[str]] = {}
@@ -92,7 +92,7 @@ class Timetable:
         return found
 
     def _all_before(self, task: At) -> set[At]:
-        """Of the same step and of the one before it."""
+        """Everything it waits for, directly or not, in the same step and the one before it."""
         found, left = set[At](), [task]
         while left:
             more = {one for one in self.waits_for(*left.pop()) if one[1] >= task[1] - 1} - found

@@ -49,7 +49,7 @@ class Topology:
 
     @property
     def open_steps(self) -> int:
-        """Steps that may be under way at once: with several groups, one begins where another is still at work."""
+        """Steps that may be in progress at once: with several groups, one can begin while another is still at work."""
         return 2 if len(self.groups) > 1 else 1
 
     def placement(self, role: str) -> RolePlacement:
@@ -70,7 +70,7 @@ class Topology:
 
 
 def plan_topology(recipe: Recipe) -> Topology:
-    """Lay a validated recipe out. Raises DevicesError where a mesh does not fit."""
+    """Lay out a validated recipe. Raises DevicesError if a mesh does not fit."""
     world = world_of(recipe.cluster)
     placements: list[RolePlacement] = []
     for name, role in recipe.models.items():

@@ -1,4 +1,4 @@
-"""All that can be told about a recipe before it runs, in one object and as JSON."""
+"""Everything that is known about a recipe before it runs, in one object and as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlcli.recipe.call_keys import graphs_of
 from rlcli.recipe.graph import made_keys, reasons_to_drop, stages
 from rlcli.recipe.libraries import libraries_to_install
 from rlcli.recipe.mesh import DevicesError
-from rlcli.recipe.tree import dotted
+from rlcli.recipe.parsing.tree import dotted
 from rlcli.recipe.warm_start import chain
 from rlcli.topology.advice import advise
 from rlcli.topology.configs import architecture_of, saved_width
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe laid out on its cluster, with what it takes."""
+    """A recipe laid out on its cluster, with what it requires."""
 
     resolved: Resolved
     topology: Topology
@@ -45,7 +45,7 @@ class Plan:
     missing: tuple[ResourceError, ...]
     """Libraries that its components require and that are not installed here: the cluster may have them."""
     device_bytes: int | None
-    """Memory of a device, if the user has said."""
+    """Memory of a device, if the user has given it."""
 
     @property
     def recipe(self) -> Recipe:
@@ -53,12 +53,12 @@ class Plan:
 
     @property
     def reserved(self) -> int:
-        """Of a device's memory, for what no estimate covers."""
+        """Part of a device's memory that no estimate covers."""
         return 0 if self.recipe.cluster.device == "cpu" else min(RESERVED, (self.device_bytes or RESERVED) // 4)
 
     @cached_property
     def advice(self) -> dict[str, tuple[str, ...]]:
-        """Call that needs too much → overrides with which it fits."""
+        """Call that needs too much memory → overrides with which it fits."""
         if self.device_bytes is None:
             return {}
         return {
@@ -75,8 +75,8 @@ class Plan:
 def make_plan(
     resolved: Resolved, device_bytes: int | None = None, nodes: int | None = None, devices: int | None = None
 ) -> Plan:
-    """Everything about a validated recipe, on its cluster or on another one of so many nodes and devices per node.
-    Reads local files only. Raises RecipeError where a warm start is wrong, UsageError where roles do not fit."""
+    """Everything about a validated recipe, on its own cluster or on one with the given nodes and devices per node.
+    Reads local files only. Raises RecipeError if a warm start is wrong, UsageError if roles do not fit."""
     first = tuple(source.recipe.name for source in chain(resolved))
     resolved = _on_cluster(resolved, nodes, devices)
     topology = plan_topology(resolved.recipe)
@@ -89,7 +89,7 @@ def make_plan(
 
 
 def parameters_of(recipe: Recipe, sizes: Mapping[str, Architecture | str]) -> dict[str, int]:
-    """Role → parameters of its whole model, where they can be counted."""
+    """Role → parameters of its whole model, if they can be counted."""
     known = {role: size for role, size in sizes.items() if not isinstance(size, str)}
     return {role: size.parameters(recipe.models[role].head) for role, size in known.items()}
 
@@ -113,7 +113,7 @@ def _on_cluster(resolved: Resolved, nodes: int | None, devices: int | None) -> R
 
 
 def _keys(resolved: Resolved) -> dict[str, Any]:
-    """Call → what it reads and makes, and who says so."""
+    """Call → the keys it reads and produces, and where they were set."""
     return {
         dotted((*path, name)): {
             word: {"keys": list(keys), "origin": str(resolved.origin((*path, name, field)))}
@@ -129,7 +129,7 @@ def _keys(resolved: Resolved) -> dict[str, Any]:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """For scripts; sizes in bytes."""
+    """The plan for scripts; sizes in bytes."""
     recipe, topology = plan.recipe, plan.topology
     groups = process_groups(recipe, topology)
     batch = asdict(topology.batch) | {"sequences": topology.batch.sequences, "lines": topology.batch.lines()}

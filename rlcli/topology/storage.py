@@ -1,4 +1,4 @@
-"""What a run writes to disk, and the room there is for it."""
+"""What a run writes to disk, and the space available for it."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Storage:
-    """In bytes."""
+    """Disk space in bytes."""
 
     checkpoint: int | None
     """Weights and optimizer state that a run needs to be resumed; None if some size is unknown."""
     checkpoints_kept: int
-    """At once, the one being written included."""
+    """Maximum kept at once, including the one being written."""
     models: int | None
     """The folders of the saved roles, at the end."""
     folder: str
     free: int | None
-    """In the file system of the folder; None if that cannot be told."""
+    """Free in the file system of the folder; None if unknown."""
 
     @property
     def needed(self) -> int | None:
-        """The most that lies there at once."""
+        """The most space needed at once."""
         if self.checkpoint is None or self.models is None:
             return None
         return self.checkpoint * self.checkpoints_kept + self.models
 
 
 def plan_storage(recipe: Recipe, parameters: Mapping[str, int], widths: Mapping[str, int]) -> Storage:
-    """`parameters`: role → parameters of the whole model, where they are known; `widths`: bytes of each in the folder
-    that is saved at the end. Checkpoints are written in float32."""
+    """`parameters`: role → parameters of the whole model, if known; `widths`: bytes of each in the folder that is saved
+    at the end. Checkpoints are written in float32."""
     kept = recipe.checkpoint
     checkpoint: int | None = None
     if all(role in parameters for role in recipe.changing_roles):

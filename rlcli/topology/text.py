@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.recipe.call_keys import graphs_of
 from rlcli.recipe.graph import made_keys, producers, reasons_to_drop, stages
-from rlcli.recipe.readable import by_label
+from rlcli.recipe.introspection.readable import by_label
 from rlcli.topology.drawing import draw, ranks_text, weights_text
 from rlcli.topology.groups import process_groups
 from rlcli.topology.memory import GIB, Peak
 from rlcli.topology.overlap import Timetable
 
 if TYPE_CHECKING:
+    from rlcli.recipe.parsing.tree import Path
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Call
-    from rlcli.recipe.tree import Path
     from rlcli.topology.memory import Held
     from rlcli.topology.report import Plan
 
@@ -99,7 +99,7 @@ def _weights(plan: Plan) -> Iterator[str]:
 
 
 def _calls(resolved: Resolved, calls: Mapping[str, Call], path: Path) -> Iterator[str]:
-    """The calls in their order, each with its keys; those that a layer lists with their place."""
+    """The calls in order, each with its keys; those that a layer lists are shown with their place."""
     order = [(str(place), name) for place, stage in enumerate(stages(calls), start=1) for name in stage]
     read = _read(calls)
     rows = [
@@ -118,7 +118,7 @@ def _calls(resolved: Resolved, calls: Mapping[str, Call], path: Path) -> Iterato
 
 
 def _timetable(plan: Plan) -> Iterator[str]:
-    """A few steps in time, where calls have devices apart."""
+    """A few steps in time, if some calls have separate devices."""
     table = Timetable(plan.recipe, plan.topology)
     if not table.is_apart:
         return
@@ -226,7 +226,7 @@ def _advice(calls: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
 
 
 def amount(count: int, unit: int) -> str:
-    """In a unit, to three digits; `-` for nothing."""
+    """An amount in a unit, to three digits; `-` for nothing."""
     if count == 0:
         return "-"
     value = count / unit
@@ -253,7 +253,7 @@ def _count(count: int, word: str, plural: str = "s") -> str:
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Iterator[str]:
-    """Columns under their heads; the last one wraps at 80 columns."""
+    """Columns under their headings; the last one wraps at 80 columns."""
     if not rows:
         return
     table = [list(head), *map(list, rows)]

@@ -15,8 +15,8 @@ from rlcli.api.config import FinetuneSpec, MicroBatchSpec
 from rlcli.api.model import Model, ModelInterface, call_interface
 from rlcli.ops.rewards import action_mask
 from rlcli.testing.batches import DigitTokenizer, make_batch
-from rlcli.testing.interface.inferring import ModalEngine
-from rlcli.testing.interface.watched import WatchedEngine
+from rlcli.testing.interface.inference_trial import ModalEngine
+from rlcli.testing.interface.recording_engine import WatchedEngine
 from rlcli.testing.tiny_engine import TinyLM
 
 KEYS = ["packed_input_ids", "prompt_mask"]

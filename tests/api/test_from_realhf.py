@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from rlcli import registry
+from rlcli.api import config as config_api
 from rlcli.api import data as data_api
 from rlcli.api import model as model_api
 from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
@@ -146,3 +148,26 @@ def test_a_wrong_signature_is_found_without_importing(project: Path, parameters:
         registry.signature("interfaces", "from_realhf_custom")
     assert caught.value.where.endswith("from_realhf_custom.py:12")
     assert caught.value.hint == "it is called with (model, data, mb_spec)"
+
+
+@pytest.mark.parametrize(("module", "name", "instead"), [
+    (config_api, "PPOConfig", "an experiment is a recipe"),
+    (config_api, "register_quickstart_exp", "an experiment is a recipe"),
+    (config_api, "ModelBackend", "`models.ROLE` of a recipe"),
+    (config_api, "PairedComparisonDatasetConfig", "datasets.train"),
+    (data_api, "NamedArray", "SequenceSample"),
+])  # fmt: skip
+def test_a_name_without_a_counterpart_is_answered_with_what_takes_its_place(module, name: str, instead: str):
+    with pytest.raises(ProjectError, match=f"rlcli has no {name}") as caught:
+        getattr(module, name)
+    assert instead in str(caught.value.hint)
+    assert not hasattr(module, f"{name}s")
+
+
+def test_the_pages_names_of_ours_exist():
+    page = Path(__file__).parents[2] / "docs" / "from-realhf.md"
+    named = set(re.findall(r"`(Model|ModelBackend|TrainEngine)\.(\w+)`", page.read_text()))
+    assert len(named) >= 9
+    for owner, name in named:
+        cls = getattr(model_api, owner)
+        assert hasattr(cls, name) or name in cls.__annotations__, f"{owner}.{name}"

@@ -14,7 +14,7 @@ from rlcli.backends._zero import import_deepspeed
 from rlcli.errors import UsageError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import SETTINGS, train, weights_apart
-from rlcli.testing.backend.life import held_bytes
+from rlcli.testing.backend.lifecycle import held_bytes
 from rlcli.testing.backend.ranks import RanksChecks
 from rlcli.testing.backend.state import restore, save
 from rlcli.testing.backend.training import TrainingChecks

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlcli.api.model import ForwardEngine, GenerationEngine, TrainEngine
-from rlcli.checkpoint.disk import failures_told
+from rlcli.checkpoint.disk import explain_disk_errors
 from rlcli.errors import ModelError, ResourceError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import batch
@@ -54,7 +54,7 @@ def test_a_folder_that_does_not_fit_on_the_disk_leaves_the_old_one_and_nothing_e
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        with pytest.raises(ResourceError) as caught, failures_told(tmp_path):
+        with pytest.raises(ResourceError) as caught, explain_disk_errors(tmp_path):
             engine.save_to_hf(None, str(tmp_path / "actor"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

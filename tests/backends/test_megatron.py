@@ -238,7 +238,7 @@ def test_what_nobody_has_run_on_a_gpu_is_refused_by_name(name):
     ("family", "changes", "degrees", "message"),
     [
         ("gpt2", {}, {}, "its family is gpt2"),
-        ("gpt_neox", {}, {}, "nobody wrote its family gpt_neox"),
+        ("gpt_neox", {}, {}, "its family gpt_neox is not implemented"),
         ("llama", {"attention_bias": True}, {}, "some of its linear layers have biases"),
         ("llama", {"num_hidden_layers": 3}, {"pp": 2}, "3 layers, which pp=2 does not divide"),
         ("llama", {"num_key_value_heads": 1}, {"tp": 2}, "1 key-value heads, which tp=2 does not divide"),

@@ -1,13 +1,13 @@
-"""sglang: the contract over a fake server with a real model, and what becomes of servers that fail."""
+"""sglang: what becomes of servers that fail, of their weights and of their memory."""
 
 import shutil
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from types import SimpleNamespace
 
 import pytest
+from attached_engines import follow
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -21,55 +21,7 @@ from rlcli.errors import HangError, ModelError, UsageError, WorkerError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.fake_sglang import FakeSGLang, HashModel
-from rlcli.testing.fake_sglang_model import TransformersModel
-from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import tiny_model
-
-
-class Attached(BackendContract):
-    """Engines whose servers are fakes in this process."""
-
-    name = "sglang"
-    servers = 1
-    update = "process_group"
-
-    @pytest.fixture(autouse=True)
-    def _fakes(self, tmp_path):
-        self.tmp_path = tmp_path
-        with ExitStack() as self.stack:
-            self.fakes: list[FakeSGLang] = []
-            yield
-
-    def engine(self, family=None, **wanted):
-        lm = wanted.get("lm") or tiny_model(family or self.families[0])
-        mine = [self.stack.enter_context(FakeSGLang(TransformersModel(lm.config))) for _ in range(self.servers)]
-        self.fakes += mine
-        self.args = {
-            "urls": [fake.url for fake in mine], "update": self.update, "weights_folder": str(self.tmp_path),
-            "start_deadline_s": 20.0, "request_deadline_s": 20.0, "update_deadline_s": 20.0,
-        }  # fmt: skip
-        made = super().engine(family, **wanted)
-        self.stack.callback(made.close)
-        return made
-
-
-class TestContract(Attached):
-    def test_sampling_follows_the_distribution(self):
-        pytest.skip("that of the fake's own sampler")
-
-
-class TestContractFromDisk(TestContract):
-    update = "disk"
-
-    def test_ids_without_a_token_are_never_sampled(self):
-        pytest.skip("shown above: the way of updates has no part in it")
-
-
-class TestContractOfTwoServers(TestContractFromDisk):
-    servers = 2
-    families = ("llama",)
-    update = "process_group"
-
 
 # -- servers that fail -----------------------------------------------------------------------------------------------
 
@@ -312,13 +264,6 @@ def test_a_server_that_is_not_there_is_named_once_its_time_is_over(attached):
 # -- updates ---------------------------------------------------------------------------------------------------------
 
 
-def follow(engine, seed):
-    """Have it follow a model of another seed."""
-    source = HeldSource(tiny_model("llama", seed=seed))
-    blocks = [(block, source.read(block.name)) for block in engine.weight_blocks()]
-    engine.take_parameters(SimpleNamespace(parameter_blocks=lambda: iter(blocks)), 1.0)
-
-
 def test_every_update_flushes_the_prefixes_and_changes_the_responses(attached):
     engine, (fake,) = attached()
     before = generate(engine, greedy=True).tokens
@@ -354,18 +299,6 @@ def test_servers_that_say_they_hold_different_weights_are_found_out(attached):
     with pytest.raises(WorkerError, match="hold different weights") as caught:
         follow(engine, seed=7)
     assert names(caught.value) == {fake.url for fake in fakes}
-
-
-def test_a_group_that_a_server_refuses_is_given_up_at_once(tmp_path):
-    checks = Attached()
-    checks.tmp_path, checks.fakes = tmp_path, []
-    with ExitStack() as checks.stack:
-        engine = checks.engine("llama")
-        checks.fakes[0].fail("/update_weights_from_distributed", "refuse", "refuse")
-        began = time.monotonic()
-        with pytest.raises(WorkerError, match="as ordered"):
-            follow(engine, seed=7)
-        assert time.monotonic() - began < 15
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------

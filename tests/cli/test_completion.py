@@ -15,8 +15,8 @@ from rlcli.cli.candidates import candidates
 from rlcli.cli.completion import SCRIPTS, Shell, split_line
 from rlcli.cli.main import VERBS, app
 from rlcli.errors import RecipeError
+from rlcli.recipe.introspection.typing_ahead import key_candidates, override_candidates, sketch, values
 from rlcli.recipe.resolve import load_recipe
-from rlcli.recipe.typing_ahead import key_candidates, override_candidates, sketch, values
 
 REPOSITORY = Path(__file__).parents[2]
 

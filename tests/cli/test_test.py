@@ -108,7 +108,7 @@ def test_json_is_one_object_with_every_check(rlcli):
     (component,) = told["components"]
     assert (component["kind"], component["name"], component["passed"]) == ("recipe", "sft_math", 2)
     assert [one["check"] for one in component["checks"]] == [
-        "every key and value holds", "it says nothing that its parents or the defaults say"
+        "every key and value is valid", "it says nothing that its parents or the defaults say"
     ]  # fmt: skip
     assert {one["outcome"] for one in component["checks"]} == {"passed"}
 
@@ -116,7 +116,7 @@ def test_json_is_one_object_with_every_check(rlcli):
 def test_a_failed_check_is_exit_code_1_and_a_wrong_word_2(rlcli):
     code, out, err = rlcli("test", "recipe", "sft_math", "train.steps=none", "-k", "validates")
     assert (code, err) == (1, "")
-    assert "FAIL  every key and value holds" in out
+    assert "FAIL  every key and value is valid" in out
     code, out, err = rlcli("test", "recipe", "sft_maht", "--json")
     assert code == 2
     assert json.loads(out)["problems"][0]["hint"] == "did you mean sft_math?"
@@ -127,7 +127,7 @@ def test_several_are_summed_up_in_the_end(rlcli):
     code, out, err = rlcli("test", "recipe", "-k", "validates")
     assert code == 0
     recipes = len(list((Path(__file__).parents[2] / "recipes").glob("*.yaml")))
-    assert out.count("every key and value holds") == recipes
+    assert out.count("every key and value is valid") == recipes
     assert err.startswith(f"{recipes} of {recipes} components keep their contract: {recipes} passed in ")
 
 

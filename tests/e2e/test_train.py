@@ -1,8 +1,13 @@
 """`rlcli train` from recipe to saved model: one process and several, all with the same numbers."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 
 import pytest
+from warm_command import ENVIRONMENT
 
 from rlcli.errors import escape_control
 from rlcli.launch.run import prepare_run
@@ -154,6 +159,33 @@ def test_a_recipe_runs_what_it_starts_from_once(with_warm_start, tmp_path, warm_
     assert len(list((tmp_path / "runs" / "warm").iterdir())) == 1
     assert len(list((tmp_path / "runs" / "after").iterdir())) == 2
     assert json.loads(first.stdout)["steps"] == 1
+
+
+def test_an_interrupted_warm_start_is_continued(with_warm_start, tmp_path, warm_command):
+    with (tmp_path / "warm.yaml").open("a") as recipe:
+        recipe.write("checkpoint: {every_steps: 1, asynchronous: false}\n")
+    (tmp_path / "warm.yaml").write_text((tmp_path / "warm.yaml").read_text().replace("steps: 1, p", "steps: 4, p"))
+    faults = {"RLCLI_ENABLE_FAILPOINTS": "1", "RLCLI_FAILPOINTS": "checkpoint.committed:kill@2"}
+    killed = subprocess.run(
+        [sys.executable, "-m", "rlcli", "train", "after.yaml"], cwd=tmp_path, env=os.environ | ENVIRONMENT | faults,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert killed.returncode == 7, killed.stderr
+    shutil.copytree(tmp_path, tmp_path / "damaged")
+    for manifest in (tmp_path / "damaged/runs/warm").glob("*/checkpoints/*/MANIFEST.json"):
+        manifest.write_text("{}")
+    over = warm_command("train", "after.yaml", cwd=tmp_path / "damaged")
+    assert over.returncode == 0, over.stderr
+    assert "starting over in a new folder" in over.stderr
+    done = warm_command("train", "after.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs/warm").iterdir()
+    assert f"continuing runs/warm/{run.name}, which was interrupted, after step 2" in " ".join(done.stderr.split())
+    assert [json.loads(line)["step"] for line in (run / "resumes.jsonl").read_text().splitlines()] == [2]
+    whole = warm_command("train", "warm.yaml", "--run-dir", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    for file in ("ledger.jsonl", "models/actor/model.safetensors"):
+        assert (run / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
 def test_a_run_that_was_prepared_for_a_job_runs_what_it_starts_from_when_it_begins(

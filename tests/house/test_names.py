@@ -25,7 +25,7 @@ OTHERWISE = {
     ("cli/explain.py", "values"),
     ("cli/main.py", "chat"),
     ("cli/tokens.py", "prompt_only"),
-    ("recipe/json_schema.py", "reference"),
+    ("recipe/introspection/json_schema.py", "reference"),
 }
 """Fields of JSON output, and a verb, that happen to be called like a key or a component."""
 

@@ -1,4 +1,4 @@
-"""Slurm's answers, as they are where the emulated cluster cannot give them: accounts, and commands that fail."""
+"""Slurm's answers, where the emulated cluster cannot give them: every state in the accounts, and commands that fail."""
 
 import os
 import subprocess
@@ -31,9 +31,9 @@ def answers(monkeypatch, tmp_path):
 ])  # fmt: skip
 def test_a_job_that_the_queue_has_forgotten_is_in_the_accounts(answers, said, state):
     answers("squeue", errors="slurm_load_jobs error: Invalid job id specified")
-    answers("sacct", f"7|{said}|2026-11-22T23:41:52|node[1-2]|2\n8|RUNNING|x\n")
+    answers("sacct", f"7|{said}|2026-11-22T23:41:52|node[1-2]\n8|RUNNING|x\n")
     (job,) = look_up(["7", "8"]).values()
-    assert (job.state, job.nodes, job.restarts) == (state, "node[1-2]", 2)
+    assert (job.state, job.nodes, job.starts) == (state, "node[1-2]", "2026-11-22T23:41:52")
 
 
 def test_without_accounts_a_job_that_the_queue_has_forgotten_is_unknown(answers):

@@ -127,9 +127,33 @@ def test_a_sweep_is_an_array():
     assert asked(script(runs=6))["array"] == "0-5"
 
 
+def test_nodes_that_differ_are_parts_of_one_job():
+    text = script("cluster.nodes=3", "train.prompts_per_step=8", "launch.slurm.partition=train",
+                  "launch.slurm.time=8h", "launch.slurm.mail_type=END",
+                  "launch.slurm.parts=[{nodes: 2}, {nodes: 1, partition: infer, gres: 'gpu:l40s:1'}]")  # fmt: skip
+    first, second = text.split("#SBATCH hetjob\n")
+    assert asked(first) == {
+        "job-name": "sft_math", "nodes": "2", "ntasks-per-node": "1", "cpus-per-task": "8", "gpus-per-node": "1",
+        "time": "08:00:00", "partition": "train", "mail-type": "END", "signal": "B:USR1@600", "requeue": "",
+        "output": "/dev/null",
+    }  # fmt: skip
+    assert asked(second) == {
+        "nodes": "1", "ntasks-per-node": "1", "cpus-per-task": "8", "time": "08:00:00", "partition": "infer",
+        "gres": "gpu:l40s:1",
+    }  # fmt: skip
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+def test_parts_that_are_not_the_runs_nodes_or_those_of_a_sweep_are_refused():
+    with pytest.raises(RecipeError, match="the parts of the job have 3 nodes, but the cluster has 2"):
+        resolved("cluster.nodes=2", "train.prompts_per_step=8", "launch.slurm.parts=[{nodes: 2}, {nodes: 1}]")
+    with pytest.raises(UsageError, match="Slurm has no arrays of heterogeneous jobs"):
+        script("cluster.nodes=2", "train.prompts_per_step=8", "launch.slurm.parts=[{nodes: 1}, {nodes: 1}]", runs=2)
+
+
 def test_a_template_of_ones_own(tmp_path):
     (tmp_path / "mine.j2").write_text(
-        "#!/bin/sh\n{% for one in options %}#SBATCH --{{ one }}\n{% endfor %}run {{ values|quote }}"
+        "#!/bin/sh\n{% for one in parts[0] %}#SBATCH --{{ one }}\n{% endfor %}run {{ values|quote }}"
     )
     text = script("launch.slurm.template=mine.j2", folder=Path("/a b"))
     assert asked(text)["requeue"] == ""
@@ -242,6 +266,16 @@ def test_one_task_per_node_whose_end_ends_the_others():
     assert words[-6:] == [sys.executable, "-P", "-m", "rlcli.launch.slurm.agent", "/a run", "mark"]
 
 
+def test_the_parts_of_a_job_are_parts_of_one_step(monkeypatch):
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK_HET_GROUP_1", "3")
+    words = srun("launch.slurm.parts=[{nodes: 1}, {nodes: 1, partition: infer}]")
+    assert words.count("srun") == 1
+    first, second = words[1 : words.index(":")], words[words.index(":") + 1 :]
+    assert {"--het-group=0", "--nodes=1", "--ntasks=1"} < {*first}
+    assert {"--het-group=1", "--nodes=1", "--ntasks=1", "--cpus-per-task=3"} < {*second}
+    assert first[-6:] == second[-6:]
+
+
 def test_the_tasks_may_run_in_a_container():
     pyxis = srun("launch.slurm.container={engine: pyxis, image: 'nvcr.io#nvidia/pytorch', mounts: ['/data:/data'], "
                  "python: /venv/bin/python, options: ['--container-writable']}")  # fmt: skip
@@ -284,7 +318,9 @@ DOCS = (Path(__file__).parents[2] / "docs/slurm.md").read_text()
 
 
 def test_the_documented_profile_is_one(tmp_path):
-    (profile,) = re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
+    profile, parts = re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
+    (tmp_path / "two_kinds.yaml").write_text(f"extends: ppo_math\n{parts}")
+    assert [part.nodes for part in load_recipe("two_kinds.yaml").recipe.launch.slurm.parts] == [2, 1]
     name = re.match(r"# (recipes/\w+\.yaml)\n", profile)[1]
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     (tmp_path / "recipes").mkdir()

@@ -39,7 +39,7 @@ def world(tmp_path, exits):
 
 
 def say(world, node, **told):
-    world.transport.pulses.told["node", node] = {"pid": 10 + node, **told}
+    world.transport.pulses.facts["node", node] = {"pid": 10 + node, **told}
 
 
 def test_the_rank_that_an_agent_reports_is_the_one_that_died(world, exits):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rlcli.errors import RecipeError
-from rlcli.recipe.merge import merge
-from rlcli.recipe.problems import Problems
-from rlcli.recipe.reader import parse
+from rlcli.recipe.parsing.merge import merge
+from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.reader import parse
 from rlcli.recipe.resolve import load_recipe
 
 MISTAKES = {
@@ -104,7 +104,7 @@ def one_for_each_key(mistakes: list[str]) -> list[str]:
 
 def keys_of(tree) -> set[tuple]:
     """Paths of sections but the outermost: mistakes in one section are kept apart."""
-    from rlcli.recipe.tree import leaves
+    from rlcli.recipe.parsing.tree import leaves
 
     return {path[:2] for path, _ in leaves(tree)}
 

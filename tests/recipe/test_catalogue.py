@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlcli.cli.main import main
+from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.resolve import load_recipe
-from rlcli.recipe.write import to_yaml
 
 TOP = "extends: small\n"
 

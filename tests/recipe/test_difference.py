@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcli.recipe.difference import Values, differences, grouped, sections_of_one
+from rlcli.recipe.introspection.difference import Values, differences, grouped, sections_of_one
 
 plain = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.text("ab", max_size=2), st.lists(st.integers(0, 2)))
 values = st.dictionaries(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz")), plain).map(

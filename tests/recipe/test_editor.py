@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcli.recipe.editor import SETTING, with_entry
+from rlcli.recipe.introspection.editor import SETTING, with_entry
 
 OURS = {"./.rlcli/recipe.schema.json": ["recipes/**/*.yaml"]}
 

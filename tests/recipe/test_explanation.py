@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from rlcli.errors import RlcliError
-from rlcli.recipe.explanation import Explanation, explain, known_values
+from rlcli.recipe.introspection.explanation import Explanation, explain, known_values
+from rlcli.recipe.parsing.tree import dotted
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.schema import SECTIONS
-from rlcli.recipe.tree import dotted
 from rlcli.topology import plan_topology
 
 RECIPES = ["ppo_math", "sft_math"]

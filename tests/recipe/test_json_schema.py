@@ -7,12 +7,12 @@ from jsonschema import Draft202012Validator
 
 from rlcli import registry
 from rlcli.errors import RecipeError, UsageError
-from rlcli.recipe.json_schema import recipe_schema, schema_of
-from rlcli.recipe.layers import recipe_names
-from rlcli.recipe.problems import Problems
-from rlcli.recipe.reader import parse
+from rlcli.recipe.introspection.json_schema import recipe_schema, schema_of
+from rlcli.recipe.parsing.layers import recipe_names
+from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.reader import parse
+from rlcli.recipe.parsing.tree import plain
 from rlcli.recipe.resolve import load_recipe
-from rlcli.recipe.tree import plain
 
 
 @pytest.fixture(scope="module")

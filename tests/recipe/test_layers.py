@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.errors import RecipeError
-from rlcli.recipe.merge import merge, spell_out_types
-from rlcli.recipe.problems import Problems
-from rlcli.recipe.reader import parse
+from rlcli.recipe.parsing.merge import merge, spell_out_types
+from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.reader import parse
+from rlcli.recipe.parsing.tree import is_default, leaves, plain
+from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.resolve import load_recipe
-from rlcli.recipe.tree import is_default, leaves, plain
-from rlcli.recipe.write import to_yaml
 
 
 def lay(*texts: str):
@@ -92,7 +92,7 @@ MAPPINGS = st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3)
 @given(st.lists(MAPPINGS, min_size=3, max_size=5), st.data())
 def test_layering_is_associative(tmp_path_factory, mappings, data):
     """However layers are grouped into files that extend each other, the result is the same."""
-    from rlcli.recipe.layers import collect
+    from rlcli.recipe.parsing.layers import collect
 
     root = tmp_path_factory.mktemp("layers")
     for number, mapping in enumerate(mappings):

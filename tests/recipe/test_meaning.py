@@ -224,7 +224,7 @@ def test_any_value_is_dumped_and_loaded_unchanged(folder: Path, value):
     (folder / "small.yaml").unlink(missing_ok=True)
     base = load_recipe("sft_math").to_json()
     base["models"]["actor"]["scratch"] = {"model_type": "llama", "rope_parameters": value}
-    from rlcli.recipe.write import to_yaml
+    from rlcli.recipe.parsing.write import to_yaml
 
     (folder / "dumped.yaml").write_text(to_yaml(base), encoding="utf-8")
     assert load_recipe("dumped.yaml").recipe.models["actor"].scratch == base["models"]["actor"]["scratch"]

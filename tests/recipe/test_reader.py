@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from rlcli.errors import RecipeError
-from rlcli.recipe.problems import Problems
-from rlcli.recipe.reader import decode, parse, read_file
+from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.reader import decode, parse, read_file
+from rlcli.recipe.parsing.tree import Mark, at, key_mark, plain
 from rlcli.recipe.resolve import load_recipe
-from rlcli.recipe.tree import Mark, at, key_mark, plain
 
 
 def read(text: str):
@@ -99,10 +99,10 @@ def test_what_can_be_read_around_is_left_out_and_not_sound():
     node, problems = read("a: 1\nb: {c: .nan, 1: x}\nd: !t [1]\n")
     assert [code for code, _ in problems] == ["R34", "R41", "R08"]
     assert plain(node) == {"a": 1, "b": {"c": None}, "d": None}
-    assert not at(node, ("b",)).sound
-    assert not at(node, ("b", "c")).sound
-    assert not at(node, ("d",)).sound
-    assert node.sound
+    assert not at(node, ("b",)).valid
+    assert not at(node, ("b", "c")).valid
+    assert not at(node, ("d",)).valid
+    assert node.valid
 
 
 def test_several_structural_problems_are_told_together():

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from rlcli.cli.main import main
 from rlcli.errors import RlcliError
-from rlcli.recipe.merge import merge
-from rlcli.recipe.problems import Problems
-from rlcli.recipe.reader import parse
+from rlcli.recipe.parsing.merge import merge
+from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.reader import parse
+from rlcli.recipe.parsing.tree import plain
+from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.resolve import load_recipe
-from rlcli.recipe.tree import plain
-from rlcli.recipe.write import to_yaml
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlcli.errors import RecipeError
-from rlcli.recipe.difference import differences, values_of_resolved
-from rlcli.recipe.explanation import explain
+from rlcli.recipe.introspection.difference import differences, values_of_resolved
+from rlcli.recipe.introspection.explanation import explain
 from rlcli.recipe.resolve import load_recipe
 
 NO_CRITIC = """\

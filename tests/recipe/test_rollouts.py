@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from rlcli.errors import RecipeError
-from rlcli.recipe.explanation import explain
 from rlcli.recipe.graph import train_graph
-from rlcli.recipe.json_schema import schema_of
-from rlcli.recipe.minimal import superfluous
+from rlcli.recipe.introspection.explanation import explain
+from rlcli.recipe.introspection.json_schema import schema_of
+from rlcli.recipe.introspection.minimal import superfluous
+from rlcli.recipe.introspection.typing_ahead import override_candidates, sketch
 from rlcli.recipe.resolve import load_recipe
-from rlcli.recipe.typing_ahead import override_candidates, sketch
 from rlcli.topology import plan_topology
 
 TWO = ("cluster.devices_per_node=2", "launch=local")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rlcli.errors import RecipeError
-from rlcli.recipe.explanation import explain
-from rlcli.recipe.json_schema import recipe_schema
+from rlcli.recipe.introspection.explanation import explain
+from rlcli.recipe.introspection.json_schema import recipe_schema
 from rlcli.recipe.resolve import load_recipe
 
 TRAINS = ("actor_train", "critic_train")

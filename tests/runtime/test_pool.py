@@ -27,7 +27,7 @@ class Died(BaseException):
 
 @pytest.fixture
 def pool(tmp_path, monkeypatch):
-    monkeypatch.setattr(transport, "LAST_GASP", 0.2)
+    monkeypatch.setattr(transport, "FIND_CULPRIT_WITHIN", 0.2)
     monkeypatch.setattr(transport, "_end_here", lambda why: None)  # a peer that has lost us would end this process
     (tmp_path / "pools/reward-pool0").mkdir(parents=True)
     made = PoolProcess(tmp_path / "pools/reward-pool0")

@@ -77,9 +77,9 @@ def target(address):
 def test_the_master_knows_what_each_says_about_itself(master):
     peer = Peer(Control.read(master.folder))
     peer.pulse.tell(host="there")
-    wait_for(lambda: master.pulses.told.get(("node", 1), {}).get("host") == "there")
+    wait_for(lambda: master.pulses.facts.get(("node", 1), {}).get("host") == "there")
     peer.pulse.tell_last(10, is_over=True)
-    assert master.pulses.told["node", 1]["is_over"]
+    assert master.pulses.facts["node", 1]["is_over"]
     peer.close()
 
 

@@ -16,6 +16,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -46,7 +47,9 @@ SlurmdSpoolDir={home}/spool/%n
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
+AccountingStorageHost=localhost
+AccountingStoragePass={home}/munge.socket
+AccountingStoragePort={accounting}
 JobCompType=jobcomp/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
@@ -61,14 +64,23 @@ KillWait={kill_wait}
 NodeName=node[1-4] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] CPUs=8 RealMemory=4000 State=UNKNOWN
 PartitionName=debug Nodes=node[1-4] Default=YES MaxTime=60 PriorityTier=1 GraceTime={grace} State=UP
 PartitionName=urgent Nodes=node[1-4] MaxTime=60 PriorityTier=10 PreemptMode=OFF State=UP
+{settings}
 """
+SETTINGS = {
+    "AccountingStorageType": "accounting_storage/none",
+    "MinJobAge": 300,
+}
+"""Settings that a cluster may have otherwise. `MinJobAge`: seconds after which the controller forgets an ended job."""
 
 
 class Cluster:
     """The cluster, and what tests ask of it and do to it."""
 
-    def __init__(self, home: Path):
+    KIND = "cluster"
+
+    def __init__(self, home: Path, settings: Mapping[str, object] = MappingProxyType({})):
         self._home = home
+        self._settings = SETTINGS | settings
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.unshared = home / "unshared"
         """A folder that `CUT_OFF` does not share with the other nodes."""
@@ -78,10 +90,12 @@ class Cluster:
         self._configure()
 
     def _configure(self) -> None:
-        first, *others = _free_ports(5)
+        first, accounting, *others = _free_ports(6)
+        self._accounting_port = accounting
         text = CONFIGURATION.format(
             home=self._home, host=socket.gethostname().split(".")[0], controller=first,
-            ports=",".join(map(str, others)), kill_wait=KILL_WAIT, grace=GRACE,
+            accounting=accounting, ports=",".join(map(str, others)), kill_wait=KILL_WAIT, grace=GRACE,
+            settings="\n".join(f"{name}={value}" for name, value in self._settings.items()),
         )  # fmt: skip
         (self._home / "slurm.conf").write_text(text)
         (self._home / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # nothing uses it, but it must be valid
@@ -90,16 +104,23 @@ class Cluster:
         key.write_bytes(secrets.token_bytes(1024))
 
     def start(self) -> None:
+        self._start_munge()
+        self._start_accounting()
+        self._start("slurmctld", ["slurmctld", "-D", "-c"])
+        for node in NODES:
+            self.start_node(node)
+        wait_for(self._is_idle, READY_WITHIN)
+
+    def _start_munge(self) -> None:
         files = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munged.pid", "log-file": "munged.log",
                  "seed-file": "munged.seed"}  # fmt: skip
         self._home.chmod(0o755)  # munged wants a way to its socket for all
         munge = ["munged", "--foreground", "--force", *(f"--{k}={self._home / v}" for k, v in files.items())]
         self._start("munged", munge)
         wait_for((self._home / "munge.socket").exists, READY_WITHIN)
-        self._start("slurmctld", ["slurmctld", "-D", "-c"])
-        for node in NODES:
-            self.start_node(node)
-        wait_for(self._is_idle, READY_WITHIN)
+
+    def _start_accounting(self) -> None:
+        """Of a cluster that keeps accounts."""
 
     def start_node(self, node: str) -> None:
         (self._home / "spool" / node).mkdir(exist_ok=True)
@@ -109,10 +130,10 @@ class Cluster:
             command = ["unshare", "--mount", "sh", "-c", hide, str(self.unshared), *command]
         self._start(node, command)
 
-    def _start(self, name: str, command: list[str]) -> None:
+    def _start(self, name: str, command: list[str], more: Mapping[str, str] = MappingProxyType({})) -> None:
         with open(self._home / f"{name}.out", "ab") as out:
             self._daemons[name] = subprocess.Popen(
-                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                command, env={**self.environment, **more}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 cwd=self._home, start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
 
@@ -164,9 +185,12 @@ class Cluster:
     def _is_up(self) -> bool:
         return "slurmctld" in self._daemons and self._daemons["slurmctld"].poll() is None
 
-    def _is_idle(self) -> bool:
+    def _assert_alive(self) -> None:
         for name, daemon in self._daemons.items():
             assert daemon.poll() is None, f"{name}: {(self._home / f'{name}.out').read_text()}"
+
+    def _is_idle(self) -> bool:
+        self._assert_alive()
         with contextlib.suppress(subprocess.CalledProcessError):
             return self.run("sinfo", "--noheader", "--Node", "--partition=debug", "--format=%T").split() == ["idle"] * 4
         return False

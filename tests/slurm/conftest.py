@@ -1,30 +1,42 @@
-"""One cluster for all tests of this folder, which `make test-slurm` runs."""
+"""One cluster for all tests of this folder, which `make test-slurm` runs; a file may have another of its own."""
 
 import os
 import subprocess
+from contextlib import contextmanager
 
 import pytest
 
 from .cluster import Cluster
 
-NOT_HERE = pytest.StashKey[str]()
-"""Why there is no cluster, where its daemons do not start."""
+NOT_HERE = pytest.StashKey[dict[str, str]]()
+"""Why there is no cluster, by its kind, where its daemons do not start."""
 
 
 @pytest.fixture(scope="session")
-def cluster(request, tmp_path_factory):
-    if "RLCLI_TEST_SLURM" not in os.environ:
-        pytest.skip("needs Slurm: make test-slurm")
-    made = Cluster(tmp_path_factory.mktemp("slurm"))
-    try:
+def bring_up(request):
+    """A context in which a cluster is up."""
+
+    @contextmanager
+    def bring(made):
+        if "RLCLI_TEST_SLURM" not in os.environ:
+            pytest.skip("needs Slurm: make test-slurm")
         try:
-            made.start()
-        except (AssertionError, OSError, subprocess.SubprocessError) as error:
-            request.config.stash[NOT_HERE] = str(error)
-            pytest.skip("Slurm's daemons do not start here")
+            try:
+                made.start()
+            except (AssertionError, OSError, subprocess.SubprocessError) as error:
+                request.config.stash.setdefault(NOT_HERE, {})[made.KIND] = str(error)
+                pytest.skip(f"a {made.KIND} does not start here")
+            yield made
+        finally:
+            made.stop()
+
+    return bring
+
+
+@pytest.fixture(scope="session")
+def cluster(bring_up, tmp_path_factory):
+    with bring_up(Cluster(tmp_path_factory.mktemp("slurm"))) as made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +48,6 @@ def on_the_cluster(cluster, monkeypatch):
 
 
 def pytest_terminal_summary(terminalreporter):
-    if why := terminalreporter.config.stash.get(NOT_HERE, None):
-        terminalreporter.write_line(f"!!! Slurm's daemons do not start here: {why}")
-        terminalreporter.write_line("!!! NOTHING WAS TESTED ON A REAL CLUSTER")
+    for kind, why in terminalreporter.config.stash.get(NOT_HERE, {}).items():
+        terminalreporter.write_line(f"!!! A {kind} does not start here: {why}")
+        terminalreporter.write_line(f"!!! NOTHING WAS TESTED ON A REAL {kind.upper()}")

@@ -10,6 +10,7 @@ from toy_project import RECIPE, make_project
 
 from rlcli.launch.slurm.allocations import read_allocations
 from rlcli.launch.slurm.jobs import Submission, look_up_one
+from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.tail import Tail
 
 from .cluster import wait_for
@@ -46,6 +47,21 @@ class Project:
 
     def run(self, folder):
         return Run(self.cluster, folder)
+
+    def pretend(self, name, state, body, *options, part=""):
+        """A run that says of itself only its state; `body` is the script of the job that is said to be its own. `part`:
+        of an array of which only that part is, such as `_2`."""
+        folder = self.folder / "runs/toy" / name
+        with RunDirectory.create(folder, "toy", command=["rlcli"]) as run:
+            run.write_status(state, 2, 4)
+        script = self.folder / f"{name}.sh"
+        script.write_text(f"#!/bin/bash\n{body}\n")
+        submit = ["sbatch", "--parsable", "--output=/dev/null", "--requeue", *options, str(script)]
+        job = self.cluster.run(*submit).strip() + part
+        Submission(job, "emulated", "2026-11-22T23:41:52+00:00").write(folder)
+        holder = {"owner": {"host": "elsewhere", "pid": 99, "started": 1.0}, "supervisor": None}
+        (folder / "lock").write_text(json.dumps(holder))
+        return self.run(folder)
 
     def here(self, *overrides, run_dir="here", recipe="toy.yaml"):
         """The same as processes of this machine, to its end."""

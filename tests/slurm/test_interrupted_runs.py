@@ -172,3 +172,34 @@ def test_a_run_that_is_stopped_is_not_put_back(cluster, project):
     assert cluster.field(run.job, "ExitCode") == "75:0"
     assert cluster.field(run.job, "Restarts") == "0"
     assert run.status["step"] == json.loads((run.folder / "committed.json").read_text())["step"]
+
+
+WARM = """\
+extends: sft_math
+models: {actor: {scratch: {hidden_size: 32, num_hidden_layers: 1, intermediate_size: 32}}}
+datasets: {train: {args: {problems: 32}}}
+train: {steps: 150, prompts_per_step: 8}
+cluster: {device: cpu}
+"""
+AFTER = """\
+extends: ppo_math
+models: {actor: {path: "recipe:warm.yaml#actor"}}
+datasets: {train: {args: {problems: 16}}, held_out: {args: {problems: 4}}}
+generation: {max_new_tokens: 4}
+train: {steps: 1, prompts_per_step: 4, eval: {every_steps: null}}
+cluster: {device: cpu}
+"""
+
+
+def test_a_job_that_is_put_back_during_its_warm_start_continues_it(cluster, project):
+    (project.folder / "warm.yaml").write_text(WARM)
+    (project.folder / "after.yaml").write_text(AFTER)
+    run = project.submit(recipe="after.yaml")
+    run.wait_for(lambda: any(file.read_bytes() for file in project.folder.glob("runs/warm/*/metrics.jsonl")))
+    cluster.run("scancel", "--batch", "--signal=USR1", run.job)
+    run.wait_until_put_back()
+    run.begin_again()
+    run.wait_until("COMPLETED")
+    (warm,) = project.folder.glob("runs/warm/*")
+    (resumed,) = (json.loads(line) for line in (warm / "resumes.jsonl").read_text().splitlines())
+    assert 0 < resumed["step"] < 150

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rlcli.launch.slurm.jobs import Submission, look_up_one
-from rlcli.observe.run_directory import RunDirectory
+from rlcli.launch.slurm.jobs import look_up_one
 
 from .cluster import wait_for
+from .runs import HOME, Project
 
-HOME = str(Path(__file__).parents[2])
 STOPS = 'trap "exit 75" USR1; while true; do sleep 0.1; done'
 """The body of a job that ends when it is asked to."""
 
@@ -26,22 +25,9 @@ def rlcli(cluster, folder, *arguments):
 
 @pytest.fixture
 def run_of(cluster, tmp_path):
-    """The folder of a run, and the id of a job that is said to be its own."""
-
-    def one(name, state, body, *options):
-        folder = tmp_path / "runs/toy" / name
-        with RunDirectory.create(folder, "toy", command=["rlcli"]) as run:
-            run.write_status(state, 2, 4)
-        script = tmp_path / f"{name}.sh"
-        script.write_text(f"#!/bin/bash\n{body}\n")
-        submit = ["sbatch", "--parsable", "--output=/dev/null", "--requeue", *options, str(script)]
-        job = cluster.run(*submit).strip()
-        Submission(job, "emulated", "2026-11-22T23:41:52+00:00").write(folder)
-        holder = {"owner": {"host": "elsewhere", "pid": 99, "started": 1.0}, "supervisor": None}
-        (folder / "lock").write_text(json.dumps(holder))
-        return job
-
-    return one
+    """The id of the job of a run that says of itself only its state."""
+    project = Project(cluster, tmp_path)
+    return lambda *told: project.pretend(*told).job
 
 
 def test_runs_that_are_jobs(cluster, run_of, tmp_path):

@@ -188,7 +188,7 @@ def test_ranks_that_average_their_gradients_are_told(tmp_path):
     lives = subject.live(tmp_path)
     subject.test_ranks_get_through(lives)
     with pytest.raises(Violation, match=r"at step 0 on dp 2, .* in a plain loop .*\ngradients are averaged"):
-        subject.test_ranks_train_like_a_plain_loop(lives, lives.told)
+        subject.test_ranks_train_like_a_plain_loop(lives, lives.reports)
 
 
 def test_an_engine_without_state_and_eps_passes(tmp_path):
@@ -206,8 +206,8 @@ def test_an_engine_without_state_and_eps_passes(tmp_path):
     subject.test_micro_batches_change_nothing()
     lives = subject.live(tmp_path)
     subject.test_ranks_get_through(lives)
-    subject.test_ranks_train_like_a_plain_loop(lives, lives.told)
-    subject.test_ranks_report_alike(lives, lives.told)
+    subject.test_ranks_train_like_a_plain_loop(lives, lives.reports)
+    subject.test_ranks_report_alike(lives, lives.reports)
 
 
 def test_an_export_without_weights_is_told():

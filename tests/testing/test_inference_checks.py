@@ -18,8 +18,8 @@ from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface.generation import PROMPTS, GenerationChecks, Sampling
 from rlcli.testing.interface.inference import InferenceChecks
-from rlcli.testing.interface.inferring import Calls
-from rlcli.testing.interface.rehearsal import usual_batches
+from rlcli.testing.interface.inference_trial import Calls
+from rlcli.testing.interface.training_trial import usual_batches
 
 
 @dataclass

@@ -12,12 +12,12 @@ from rlcli.ops.rewards import action_mask
 from rlcli.testing.batches import make_batch
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface import InterfaceContract
-from rlcli.testing.interface.edges import EdgeChecks
-from rlcli.testing.interface.invariance import InvarianceChecks
-from rlcli.testing.interface.laws import LawChecks
+from rlcli.testing.interface.edge_cases import EdgeChecks
+from rlcli.testing.interface.invariants import LawChecks
+from rlcli.testing.interface.layouts import InvarianceChecks
 from rlcli.testing.interface.learning import LearningChecks
-from rlcli.testing.interface.rehearsal import Rehearsal, usual_batches
 from rlcli.testing.interface.training import TrainingChecks, lengths_of
+from rlcli.testing.interface.training_trial import Rehearsal, usual_batches
 
 
 class Sound(ModelInterface):

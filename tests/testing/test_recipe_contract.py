@@ -58,7 +58,7 @@ def test_what_it_says_in_vain_is_named_with_its_line(examine):
 
 def test_a_warm_start_from_a_role_that_is_not_there(examine):
     outcomes, failures = examine("extends: ppo_math\nmodels:\n  actor:\n    path: recipe:sft_math#critic\n")
-    assert outcomes["its roles fit on its devices; its warm starts are sound"] == "FAIL"
+    assert outcomes["its roles fit on its devices; its warm starts are valid"] == "FAIL"
     assert "sft_math saves no role 'critic'" in failures[0].found
     assert failures[0].where == "mine.yaml:4:11"
 

@@ -12,15 +12,15 @@ from rlcli.api.model import ModelInterface
 from rlcli.ops.rewards import action_mask
 from rlcli.testing.batches import PAIRS, DigitTokenizer, make_batch
 from rlcli.testing.contract import Violation, place_of
-from rlcli.testing.interface.edges import EdgeChecks
+from rlcli.testing.interface.edge_cases import EdgeChecks
 from rlcli.testing.interface.inference import InferenceChecks
-from rlcli.testing.interface.inferring import Calls, batches_with, usual_batch
-from rlcli.testing.interface.invariance import InvarianceChecks
-from rlcli.testing.interface.laws import LawChecks
+from rlcli.testing.interface.inference_trial import Calls, batches_with, usual_batch
+from rlcli.testing.interface.invariants import LawChecks
+from rlcli.testing.interface.layouts import InvarianceChecks
 from rlcli.testing.interface.learning import LearningChecks
 from rlcli.testing.interface.real_model import RealModelChecks
-from rlcli.testing.interface.rehearsal import Rehearsal, untried, usual_batches
 from rlcli.testing.interface.training import TrainingChecks
+from rlcli.testing.interface.training_trial import Rehearsal, untried, usual_batches
 
 
 class Trains(ModelInterface):

@@ -20,7 +20,7 @@ SIZES = {
 """Field of ours → key of config.json."""
 
 LARGEST = {"num_hidden_layers": 10_000, "n_layer": 10_000, "num_local_experts": 10_000, "num_experts": 10_000}
-"""Counts of things that get a name each: a file that we did not write must not fill our memory."""
+"""Limits on things that get a name each: an untrusted file must not fill our memory."""
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -38,10 +38,10 @@ READ = frozenset({
 
 
 class Decoder(HFFamily):
-    """A family of this kind says what is different about it."""
+    """Base of decoder families; subclasses define what is different about them."""
 
     defaults: ClassVar[Mapping[str, Any]]
-    """What transformers takes for a key that config.json lacks."""
+    """What transformers assumes for a key that config.json lacks."""
     qk_norm: ClassVar[bool] = False
     norm_offset: ClassVar[float] = 0.0
     has_window: ClassVar[bool] = False
@@ -158,7 +158,7 @@ MLP = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 def expert_links(config: ModelConfig, index: int, form: Form, theirs: str, names: Mapping[str, str]) -> Iterator[Link]:
     """Router and experts of a block: a matrix per expert and use in files, stacked and fused in a module.
 
-    `theirs` is what the names in files begin with, `names` theirs of gate, up and down in files.
+    `theirs` is the prefix of the names in files, `names` the file names of gate, up and down.
     """
     assert config.experts is not None
     ours, count = f"layers.{index}.mlp", config.experts.count
@@ -182,7 +182,7 @@ def _linear(theirs: str, ours: str, names: Mapping[str, str], bias: bool) -> Ite
 
 
 def _rope(given: Mapping[str, Any]) -> Rope:
-    """Of the form that transformers 5 writes, or of `rope_theta` and `rope_scaling`."""
+    """Rotary positions, from the form that transformers 5 writes, or from `rope_theta` and `rope_scaling`."""
     scaling = dict(given.get("rope_scaling") or given.get("rope_parameters") or {})
     base = scaling.pop("rope_theta", given.get("rope_theta", given.get("default_theta", 10000.0)))
     kind = scaling.pop("type", None)  # its name before rope_type
@@ -194,7 +194,7 @@ def _rope(given: Mapping[str, Any]) -> Rope:
 
 
 def size_in(given: Mapping[str, Any], key: str, otherwise: int | None = None) -> int:
-    """A size that config.json speaks of. Raises ModelError if it is none, or beyond all measure."""
+    """A size in config.json. Raises ModelError if it is not a valid size or is absurdly large."""
     value = given.get(key)
     value = otherwise if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST.get(key, 2**40):

@@ -1,4 +1,4 @@
-"""Gemma 1: norms that scale by 1 + weight, embeddings scaled by the root of their size, the output tied to them."""
+"""Gemma 1: norms that scale by 1 + weight, embeddings scaled by the root of their size, output tied to them."""
 
 import math
 from collections.abc import Mapping

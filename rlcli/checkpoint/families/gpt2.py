@@ -20,7 +20,7 @@ NEWER = {
     "num_hidden_layers": "n_layer", "hidden_size": "n_embd", "num_attention_heads": "n_head",
     "max_position_embeddings": "n_positions",
 }  # fmt: skip
-"""The same keys as other families call them; transformers takes both."""
+"""The same keys as other families call them; transformers accepts both."""
 DEFAULTS: dict[str, Any] = {
     "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024,
     "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,

@@ -11,7 +11,7 @@ from ._decoder import Decoder, expert_links, size_in
 
 @register_hf_family("mixtral")
 class Mixtral(Decoder):
-    """Of w1, w2, w3 in files, w2 leads out of the expert."""
+    """Of w1, w2, w3 in files, w2 is the down projection."""
 
     architecture = "MixtralForCausalLM"
     has_window = True

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: biases of q, k and v alone; an attention window from some block on, if any."""
+"""Qwen2 and Qwen2.5: biases of q, k and v only; an attention window from some block on, if any."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -38,7 +38,7 @@ class WindowedDecoder(Decoder):
 
 @register_hf_family("qwen2")
 class Qwen2(WindowedDecoder):
-    """The size of a head is always hidden / heads."""
+    """The head size is always hidden / heads."""
 
     architecture = "Qwen2ForCausalLM"
     defaults: ClassVar[Mapping[str, Any]] = QWEN

@@ -10,7 +10,7 @@ from .qwen2 import QWEN, WindowedDecoder
 
 @register_hf_family("qwen3")
 class Qwen3(WindowedDecoder):
-    """The size of a head is free."""
+    """The head size is independent of hidden / heads."""
 
     architecture = "Qwen3ForCausalLM"
     qk_norm = True

@@ -11,7 +11,7 @@ from ._decoder import MLP, Decoder, expert_links, size_in
 
 @register_hf_family("qwen3_moe")
 class Qwen3Moe(Decoder):
-    """Every `decoder_sparse_step`-th block has experts, but for those in `mlp_only_layers`."""
+    """Every `decoder_sparse_step`-th block has experts, except those in `mlp_only_layers`."""
 
     architecture = "Qwen3MoeForCausalLM"
     qk_norm = True

@@ -1,1 +1,1 @@
-"""Runs as jobs of Slurm: the script and its submission, what happens inside the job, and how jobs stand."""
+"""Runs as Slurm jobs: the script and its submission, execution inside the job, and the state of jobs."""

@@ -1,5 +1,5 @@
 """The task of a job on each of its nodes: `python -P -m rlcli.launch.slurm.agent RUN_DIR MARK`. It is a node's agent
-that first makes sure that the run's folder is the one that the first node has."""
+that first checks that the run's folder is the same one as on the first node."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rlcli.processes import STOP_SIGNALS
 MARK, SEEN = "first-node", "seen-by-node"
 """Files in the folder where nodes meet: what the first one writes, and what each answers."""
 SEEN_WITHIN = 10.0
-"""Seconds that a shared file system takes at most to show on one node what another has written."""
+"""Seconds within which a shared file system shows on one node what another has written."""
 UNSHARED = 67
 """Exit code of an agent that does not see the run's folder, or cannot write to it."""
 
 
 def agent_command(python: str, run_dir: Path, mark: str) -> list[str]:
-    """What each task runs; `mark`: what it must find."""
+    """The command that each task runs; `mark`: the content it must find."""
     return [python, "-P", "-m", "rlcli.launch.slurm.agent", str(run_dir.absolute()), mark]
 
 
 def offer(meeting: Path, mark: str) -> None:
-    """On the first node: what all must find."""
+    """Write, on the first node, the mark that all nodes must find."""
     replace_file(meeting / MARK, mark.encode())
 
 
@@ -37,7 +37,7 @@ def answer_file(meeting: Path, node: int) -> Path:
 
 
 def _answer(meeting: Path, mark: str, node: int) -> None:
-    """Find what the first node has written, and write something that it can find. Raises OSError."""
+    """Find what the first node has written, and write an answer for it. Raises OSError."""
     end = time.monotonic() + SEEN_WITHIN
     while _read(meeting / MARK) != mark:
         if time.monotonic() > end:
@@ -54,8 +54,8 @@ def _read(file: Path) -> str | None:
 
 
 def _run(run_dir: Path, mark: str) -> int:
-    """Returns the exit code."""
-    for number in STOP_SIGNALS:  # until there is somebody to report them to
+    """Run the agent. Returns the exit code."""
+    for number in STOP_SIGNALS:  # until they can be reported
         signal.signal(number, signal.SIG_IGN)
     node = int(os.environ["SLURM_NODEID"])
     try:

@@ -1,8 +1,8 @@
-"""What a job gets from Slurm: nodes, from the time that it begins until it ends or is put back into the queue.
+"""Allocations of a job: the nodes it has from the time it begins until it ends or is put back into the queue.
 
-Each allocation is a line of job.allocations.jsonl, written as it begins. By these lines a run that is put back again
-and again without getting anywhere is recognised, whatever ended its allocations: the time limit, a preemption, a node
-that failed, or we.
+Each allocation is a line of job.allocations.jsonl, written as it begins. These lines reveal a run that is requeued
+again and again without making progress, whatever ended its allocations: the time limit, a preemption, a node failure
+or rlcli itself.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ ALLOCATIONS_FILE = "job.allocations.jsonl"
 AGAIN = (75, 7, 8)
 """Exit codes after which a run is put back into the queue: it was asked to stop, a process died, a deadline passed."""
 LEAD = 900
-"""Seconds before its end that a run is warned whose steps nobody has measured yet."""
+"""Seconds before its end at which a run is warned while no steps have been measured."""
 LOOK_SECONDS = 5.0
-"""Between two looks at how long the steps take."""
+"""Seconds between two checks of how long the steps take."""
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """A line of the file."""
+    """A line of job.allocations.jsonl."""
 
     job: str
     restart: int
@@ -56,7 +56,7 @@ class Allocation:
     nodes: str
     """As Slurm abbreviates them."""
     step: int | None
-    """The last that was committed when it began."""
+    """The last step that was committed when it began."""
 
 
 def read_allocations(run_dir: Path) -> list[Allocation]:
@@ -70,9 +70,8 @@ def read_allocations(run_dir: Path) -> list[Allocation]:
 
 
 def run_in_allocation(run_dir: Path, work: Callable[[], int], requeues: int) -> int:
-    """Do what is left of a run in the job that this process is the script of, by `work`, which returns its exit code.
-    Puts the job back into the queue where that helps. Raises the errors of `work`, and WorkerError F68 if it is time to
-    give up."""
+    """Continue a run in the job whose script this process is, by `work`, which returns its exit code. Puts the job back
+    into the queue where that helps. Raises the errors of `work`, and WorkerError F68 if it is time to give up."""
     _note(run_dir)
     _refuse_without_progress(run_dir, requeues)
     try:
@@ -88,15 +87,15 @@ def run_in_allocation(run_dir: Path, work: Callable[[], int], requeues: int) -> 
 
 
 def lead_of(run_dir: Path, limit: float | None) -> int:
-    """Seconds before its end that a run must be warned, to finish a step and save: what its last ones took, with a
-    margin. `limit`: the seconds that a job gets, of which it is a quarter at most, or half if steps are so long."""
+    """Seconds before its end at which a run must be warned, to finish a step and save: the time of its last steps, with
+    a margin. `limit`: the job's time in seconds; at most a quarter of it is used, or half once steps are known."""
     measured = records_of(Tail(run_dir / "metrics.jsonl").last(STEPS))
     lead = grace_of(measured) if measured else float(LEAD)
     return max(1, round(lead if limit is None else min(lead, limit / (2 if measured else 4))))
 
 
 def allocations_without_progress(run_dir: Path) -> int:
-    """How many of the last allocations of a job have begun at the step that is committed now."""
+    """How many of the last allocations of a job began at the step that is committed now."""
     found, step = read_allocations(run_dir), _committed(run_dir)
     return len(list(takewhile(lambda one: one.step == step and one.job == found[-1].job, reversed(found))))
 
@@ -107,7 +106,7 @@ def _note(run_dir: Path) -> None:
         job=_job_id(),
         restart=int(environment.get("SLURM_RESTART_COUNT") or 0),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
-        nodes=environment.get("SLURM_JOB_NODELIST", ""),
+        nodes=_nodes(environment),
         step=_committed(run_dir),
     )
     with os.fdopen(private_file(run_dir / ALLOCATIONS_FILE, os.O_APPEND), "wb") as file:
@@ -117,13 +116,13 @@ def _note(run_dir: Path) -> None:
 
 
 def _refuse_without_progress(run_dir: Path, requeues: int) -> None:
-    """Raises WorkerError F68, and writes it down, if the job was put back too often since the last commit."""
+    """Raises WorkerError F68, and records it, if the job has been requeued too often since the last commit."""
     if allocations_without_progress(run_dir) > requeues + 1:
         raise _give_up(run_dir, requeues)
 
 
 def _put_back(run_dir: Path, code: int, requeues: int) -> None:
-    """Have the job begin again. Not if somebody has stopped the run, which is also said by the job (`Requeue=0`)."""
+    """Requeue the job, unless somebody has stopped the run, which is also recorded in the job (`Requeue=0`)."""
     holder = read_holder(run_dir / LOCK)
     if holder is not None and is_asked_to_stop(run_dir, holder):
         return
@@ -134,14 +133,14 @@ def _put_back(run_dir: Path, code: int, requeues: int) -> None:
         return
     try:
         if _of_this_job("State") != "RUNNING":
-            return  # Slurm has ended it, and perhaps put it back; another time would confuse it
+            return  # Slurm has ended it, and perhaps requeued it; a second requeue would confuse it
         ask_slurm(["scontrol", "requeue", _job_id()])
     except SlurmError as error:
         log.warning("the job is not put back into the queue: %s", error.what)
 
 
 def _give_up(run_dir: Path, requeues: int) -> WorkerError:
-    """Write down that this was the last allocation."""
+    """Record that this was the last allocation."""
     step = _committed(run_dir)
     newer = "any checkpoint" if step is None else f"a checkpoint newer than step {step}"
     times = {0: "was not to be", 1: "was once"}.get(requeues, f"was {requeues} times in a row")
@@ -155,8 +154,8 @@ def _give_up(run_dir: Path, requeues: int) -> WorkerError:
 
 @contextmanager
 def _warned_in_time(run_dir: Path) -> Iterator[None]:
-    """Within it this process gets SIGUSR1 as long before the job's end as its steps, as measured until then, need. Of
-    the signal that Slurm sends the time was fixed when the job was submitted."""
+    """Context in which this process gets SIGUSR1 as long before the job's end as its steps need, as measured so far.
+    The time of Slurm's own signal was fixed when the job was submitted."""
     left = _seconds_left()
     over = threading.Event()
     if left is not None:
@@ -176,7 +175,7 @@ def _warned_in_time(run_dir: Path) -> Iterator[None]:
 
 
 def _seconds_left() -> float | None:
-    """Until the job's time is up; None if it has no limit, or Slurm does not say."""
+    """Seconds until the job's time is up; None if it has no limit, or Slurm does not report one."""
     try:
         text = _of_this_job("TimeLeft")
         days, _, clock = text.rpartition("-")
@@ -192,8 +191,15 @@ def _committed(run_dir: Path) -> int | None:
 
 
 def _of_this_job(column: str) -> str:
-    """What squeue says of it. Raises SlurmError."""
-    return ask_slurm(["squeue", "--noheader", f"--jobs={_job_id()}", f"--Format={column}:20"]).strip()
+    """A column of squeue for this job; of a heterogeneous one, for its first part. Raises SlurmError."""
+    lines = ask_slurm(["squeue", "--noheader", f"--jobs={_job_id()}", f"--Format={column}:20"]).splitlines()
+    return lines[0].strip() if lines else ""
+
+
+def _nodes(environment: Mapping[str, str]) -> str:
+    """The nodes of this job, as Slurm abbreviates them."""
+    parts = [f"_HET_GROUP_{index}" for index in range(int(environment.get("SLURM_HET_SIZE") or 0))]
+    return ",".join(environment.get(f"SLURM_JOB_NODELIST{part}", "") for part in parts or [""])
 
 
 def _job_id() -> str:

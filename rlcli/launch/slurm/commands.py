@@ -1,4 +1,4 @@
-"""Slurm's own commands, which are the only way that rlcli speaks with it."""
+"""Slurm's own commands, through which all of rlcli's communication with Slurm goes."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from rlcli.errors import ResourceError
 from rlcli.processes import ended_how
 
 ANSWERS_WITHIN = 60.0
-"""Seconds; a controller that is busy takes tens of them, and the commands wait for it by themselves."""
+"""Timeout in seconds; a busy controller takes tens of them, and the commands wait for it by themselves."""
 AGAIN_AFTER = 1.0
-"""Seconds before a question that got no answer is asked again."""
+"""Seconds before a command that got no answer is repeated."""
 HARMLESS = ("squeue", "sinfo", "sacct")
-"""Commands that change nothing, and may be repeated."""
+"""Commands that change nothing and may be repeated."""
 MOST_OUTPUT = 64 << 20
-"""Bytes of an answer that are looked at."""
+"""Maximum number of bytes of an answer that are read."""
 
 
 class SlurmError(ResourceError):
-    """Slurm is not there, does not answer, or refuses what it was asked for."""
+    """Slurm is not available, does not answer, or refuses a request."""
 
     code = "F66"
 
 
 def ask_slurm(command: Sequence[str], folder: Path | None = None) -> str:
-    """What a command prints; `folder`: where it works. Raises SlurmError."""
+    """Run a command and return its output; `folder`: its working directory. Raises SlurmError."""
     answer = _run(command, folder)
-    if answer.returncode < 0 and command[0] in HARMLESS:  # SIGPIPE: a controller with much to do hangs up
+    if answer.returncode < 0 and command[0] in HARMLESS:  # SIGPIPE: a busy controller hangs up
         time.sleep(AGAIN_AFTER)
         answer = _run(command, folder)
     if answer.returncode:
@@ -58,7 +58,7 @@ def _run(command: Sequence[str], folder: Path | None) -> subprocess.CompletedPro
 
 
 def _complaint(name: str, errors: bytes) -> str:
-    """What it says is wrong, on one line: `sbatch: error: Batch job submission failed: Invalid qos`."""
+    """A command's error message, on one line: `sbatch: error: Batch job submission failed: Invalid qos`."""
     lines = errors[:10_000].decode(errors="replace").splitlines()
     said = [line.removeprefix(f"{name}: ").removeprefix("error: ").strip() for line in lines]
     return f"{name}: {'; '.join(dict.fromkeys(filter(None, said)))}" if any(said) else ""

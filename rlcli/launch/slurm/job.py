@@ -1,9 +1,9 @@
-"""What a batch script ends in: `python -P -m rlcli.launch.slurm.job VALUES`. It becomes the run's supervisor.
+"""The last command of a batch script: `python -P -m rlcli.launch.slurm.job VALUES`. It becomes the run's supervisor.
 
     {"folder": "/home/me/project", "environment": {"RLCLI_PROJECT": "/home/me/project"},
      "runs": [{"folder": "/scratch/runs/ppo_math/1", "arguments": ["resume", "--in-job", "--", "/scratch/…/1"]}, …]}
 
-A job of an array does the run of its number. No word of this file ever passes through a shell.
+A job of an array executes the run with its number. Nothing in this file ever passes through a shell.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rlcli.files import make_folder, open_private, read_object
 from rlcli.processes import STOP_SIGNALS
 
 LOG = Path("logs", "job.log")
-"""In a run's folder: what its supervisor and its master write."""
+"""Output of the supervisor and the master, in the run's folder."""
 
 
 def main(file: Path) -> None:
-    """Continue as `rlcli resume --in-job` of the run. A signal to stop that comes meanwhile waits until it is listened
-    to (see `supervisor`): blocked signals outlast `exec`."""
+    """Continue as `rlcli resume --in-job` of the run. A stop signal that arrives meanwhile stays pending until it is
+    handled (see `supervisor`): blocked signals survive `exec`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)

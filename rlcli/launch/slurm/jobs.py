@@ -1,9 +1,9 @@
-"""How jobs stand, in our words, and how to end one.
+"""The state of jobs, in rlcli's words, and how to end one.
 
-`squeue` knows the jobs that wait, run, or ended minutes ago. Older ones are in the accounts (`sacct`), if the cluster
-keeps any. Of a job that neither knows there is nothing to say, and the run's own files are all there is.
+`squeue` knows the jobs that are waiting, running, or ended minutes ago. Older ones are in the accounting (`sacct`), if
+the cluster keeps one. For a job that neither knows, only the run's own files are available.
 
-A job that is known as ours is written down in the folder of its run:
+A job that rlcli submitted is recorded in the folder of its run:
 
     {"launcher": "slurm", "job_id": "884213", "cluster": "alps", "submitted": "2026-11-22T23:41:52+00:00", …}
 """
@@ -14,7 +14,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,8 +22,8 @@ from rlcli.files import known_object, replace_file
 from rlcli.launch.slurm.commands import SlurmError, ask_slurm
 
 JOB_FILE = "job.json"
-JOB_ID = re.compile(r"[1-9]\d{0,18}(_\d{1,9})?(\+\d{1,6})?")
-"""`884213`; `884213_4`: of an array; `884213+1`: a component of a heterogeneous job."""
+JOB_ID = re.compile(r"[1-9]\d{0,18}(_\d{1,9})?")
+"""`884213`; `884213_4`: part of an array."""
 
 State = Literal[
     "waiting", "running", "paused", "ending", "done", "failed", "cancelled", "preempted", "out of time",
@@ -38,18 +38,19 @@ STATES: dict[str, State] = {
     "PREEMPTED": "preempted", "TIMEOUT": "out of time", "DEADLINE": "out of time", "OUT_OF_MEMORY": "out of memory",
     "NODE_FAIL": "node failed", "BOOT_FAIL": "node failed",
 }  # fmt: skip
-"""Slurm's word → ours."""
+"""Slurm's state → rlcli's."""
 ALIVE: tuple[State, ...] = ("waiting", "running", "paused", "ending")
 
 QUEUE = {"JobArrayID": 40, "State": 20, "Reason": 200, "StartTime": 24, "NodeList": 4000, "RestartCnt": 10}
-"""Columns of squeue, and the most characters that are of interest."""
-ACCOUNTS = ("JobID", "State", "Start", "NodeList", "Restarts")
+"""Columns of squeue, and their maximum width in characters."""
+ACCOUNTS = ("JobID", "State", "Start", "NodeList")
+"""Columns of sacct, of those that every version has: it refuses all if it does not know one (22.05: `Restarts`)."""
 NOTHING = ("", "N/A", "None", "Unknown", "None assigned", "(null)")
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What is known of a run's job from the time that it was submitted: the content of job.json."""
+    """What was recorded about a run's job when it was submitted: the content of job.json."""
 
     job_id: str
     cluster: str | None
@@ -57,11 +58,11 @@ class Submission:
     """ISO time."""
     launcher: Literal["slurm"] = "slurm"
     name: str | None = None
-    """Of the job."""
+    """Name of the job."""
 
     @classmethod
     def read(cls, run_dir: Path) -> Submission | None:
-        """Of a run; None if it is no job's, or the file is not one that we wrote."""
+        """Read the submission of a run; None if it is not a job, or the file was not written by rlcli."""
         known = known_object(run_dir / JOB_FILE)
         texts = {name: known.get(name) for name in ("job_id", "submitted")}
         if known.get("launcher") != "slurm" or not all(isinstance(text, str) for text in texts.values()):
@@ -75,7 +76,7 @@ class Submission:
 
     @staticmethod
     def forget(run_dir: Path) -> None:
-        """The run is continued, and not as a job."""
+        """Remove job.json, because the run is continued, but not as a job."""
         (run_dir / JOB_FILE).unlink(missing_ok=True)
 
     def write(self, run_dir: Path) -> None:
@@ -84,35 +85,35 @@ class Submission:
 
 @dataclass(frozen=True)
 class Job:
-    """How a job stands."""
+    """The state of a job."""
 
     job_id: str
     state: State
     slurm_state: str
-    """As Slurm calls it."""
+    """The state's name in Slurm."""
     reason: str | None = None
-    """Why it waits, or ended: `Priority`, `Resources`, `Dependency`, …"""
+    """Why it is waiting, or ended: `Priority`, `Resources`, `Dependency`, …"""
     starts: str | None = None
     """When it began, or is expected to (ISO, local time)."""
     nodes: str | None = None
     """As Slurm abbreviates them: `node[1-4]`."""
     restarts: int = 0
-    """How often it was put back into the queue."""
+    """How often it was put back into the queue; 0 once only the accounting knows it."""
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still waits or runs."""
+        """Whether it is still waiting or running."""
         return self.state in ALIVE
 
 
 def look_up(job_ids: Iterable[str]) -> dict[str, Job]:
-    """Those of the jobs that Slurm knows, by id. Raises SlurmError if it does not answer at all."""
+    """The given jobs that Slurm knows, by id. Raises SlurmError if it does not answer at all."""
     wanted = [one for one in dict.fromkeys(job_ids) if JOB_ID.fullmatch(one)]
     if not wanted:
         return {}
-    found = {job.job_id: job for job in _queued(wanted) if job.job_id in wanted}
+    found = _whole(_queued(wanted), wanted)
     older = [one for one in wanted if one not in found]
-    return found | {job.job_id: job for job in _accounted(older) if job.job_id in older}
+    return found | _whole(_accounted(older), older)
 
 
 def look_up_one(job_id: str) -> Job | None:
@@ -121,15 +122,15 @@ def look_up_one(job_id: str) -> Job | None:
 
 
 def cancel(job_id: str, signal: str | None = None) -> None:
-    """End a job, waiting or running; `signal`: have its script get this one instead (`USR1` stops a run after its
-    step). Raises SlurmError."""
+    """End a waiting or running job; `signal`: send its script this signal instead (`USR1` stops a run after its step).
+    Raises SlurmError."""
     if not JOB_ID.fullmatch(job_id):
         raise SlurmError(f"{job_id!r} is not the id of a job")
     ask_slurm(["scancel", *(["--batch", f"--signal={signal}"] if signal else []), job_id])
 
 
 def cluster_name() -> str | None:
-    """Of the cluster that jobs are submitted to; None if Slurm does not say."""
+    """Name of the cluster that jobs are submitted to; None if Slurm does not report it."""
     with contextlib.suppress(SlurmError):
         for line in ask_slurm(["scontrol", "show", "config"]).splitlines():
             name, _, value = line.partition("=")
@@ -138,13 +139,26 @@ def cluster_name() -> str | None:
     return None
 
 
+def _whole(jobs: Iterable[Job], wanted: Sequence[str]) -> dict[str, Job]:
+    """The wanted jobs by id; a heterogeneous one, whose parts Slurm lists, has the state of its first part."""
+    found: dict[str, Job] = {}
+    for job in jobs:
+        own, part, _ = job.job_id.partition("+")
+        if own in wanted and (not part or own not in found):
+            found[own] = replace(job, job_id=own)
+        elif own in found:
+            nodes = [nodes for nodes in (found[own].nodes, job.nodes) if nodes is not None]
+            found[own] = replace(found[own], nodes=",".join(nodes) or None)
+    return found
+
+
 def _queued(job_ids: Sequence[str]) -> Iterator[Job]:
     columns = ",".join(f"{name}:{width}" for name, width in QUEUE.items())
     asked = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(job_ids)}", f"--Format={columns}"]
     try:
         lines = ask_slurm(asked).splitlines()
     except SlurmError as error:
-        if "Invalid job id" in error.what:  # which it says if it knows none of them
+        if "Invalid job id" in error.what:  # the message if it knows none of them
             return
         raise
     for line in lines:
@@ -156,7 +170,7 @@ def _queued(job_ids: Sequence[str]) -> Iterator[Job]:
 
 
 def _accounted(job_ids: Sequence[str]) -> Iterator[Job]:
-    """Nothing, if the cluster keeps no accounts."""
+    """Jobs from the accounting; none if the cluster keeps no accounting."""
     if not job_ids:
         return
     asked = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(job_ids)}",
@@ -165,8 +179,8 @@ def _accounted(job_ids: Sequence[str]) -> Iterator[Job]:
         for line in ask_slurm(asked).splitlines():
             values = line.split("|")
             if len(values) == len(ACCOUNTS):
-                job_id, state, starts, nodes, restarts = values
-                yield _job(job_id, state, "", starts, nodes, restarts)
+                job_id, state, starts, nodes = values
+                yield _job(job_id, state, "", starts, nodes, "")
 
 
 def _job(job_id: str, state: str, reason: str, starts: str, nodes: str, restarts: str) -> Job:

@@ -1,4 +1,4 @@
-"""Within a job: the master is a process of its first node, and one `srun` starts the agent of each node."""
+"""Launcher within a job: the master is a process on the first node, and one `srun` starts an agent on each node."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from rlcli.launch.children import end_session, run_environment, start_child
 from rlcli.launch.launcher import Death
 from rlcli.launch.slurm.agent import SEEN_WITHIN, UNSHARED, agent_command, answer_file, offer
 from rlcli.launch.slurm.commands import SlurmError, ask_slurm
+from rlcli.launch.slurm.script import parts_of
 from rlcli.launch.stacks import ask_for_stacks
 from rlcli.launch.world import World, write_for_workers, write_records
 from rlcli.project import current_project
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from rlcli.runtime.transport import ZmqMaster
 
 LOG = "srun.log"
-"""What srun says, and its tasks until they have logs of their own."""
+"""Output of srun, and of its tasks until they have their own logs."""
 LOOK_SECONDS = 0.5
-"""Between two looks at what srun has said."""
+"""Seconds between two checks of srun's output."""
 LEAVE_WITHIN = 5.0
-"""Seconds for srun to end once its tasks were dismissed, or killed."""
+"""Seconds for srun to end once its tasks have been dismissed or killed."""
 ENDED = re.compile(r"^srun: error: [^:]+: tasks? (\d+)[\d,-]*: (.+)$", re.MULTILINE)
 """`srun: error: node2: task 1: Exited with exit code 7`, or `Killed`."""
 
@@ -60,7 +61,7 @@ class SlurmRunning:
     def __init__(self, recipe: Recipe, groups: Sequence[Group], run_dir: Path):
         self._run_dir = run_dir
         self._came: dict[int, float] = {}
-        """Node → when its agent was first heard, until its answer is seen."""
+        """Node → when its agent was first heard from, until its answer is seen."""
         self._step: Step | None = None
         ranks = next(group for group in groups if group.name == RANKS)
         self._world = World(recipe, ranks, run_dir, None, self._agent_exit)
@@ -82,7 +83,7 @@ class SlurmRunning:
         return self._world.deaths()
 
     def stop_signal(self) -> int | None:
-        """Not one by which Slurm ends the tasks that are left when one has failed."""
+        """A stop signal, unless Slurm sent it to end the remaining tasks after one has failed."""
         number = self._world.stop_signal()
         return number if number is None or self._step is None or not self._step.has_failed() else None
 
@@ -97,7 +98,7 @@ class SlurmRunning:
         self._world.close()
 
     def _agent_exit(self, node: int) -> int | None:
-        """Raises ResourceError F67 for a node that has another folder in the place of the run's."""
+        """Raises ResourceError F67 for a node that has another folder at the path of the run's."""
         code = self._step.exit_of(node) if self._step is not None else None
         if code == UNSHARED or self._writes_elsewhere(node):
             what = f"node {node} of the job does not share the run's folder {self._run_dir} with the first one"
@@ -106,14 +107,14 @@ class SlurmRunning:
         return code
 
     def _writes_elsewhere(self, node: int) -> bool:
-        """Whether what it has written, before it was first heard, has not come to be seen here."""
+        """Whether what it wrote before it was first heard from has not become visible here."""
         if not self._world.has_come(node) or answer_file(self._world.meeting, node).exists():
             return False
         return time.monotonic() - self._came.setdefault(node, time.monotonic()) > SEEN_WITHIN
 
 
 class Step:
-    """`srun`, which starts a task on each node and hands on how each has ended."""
+    """`srun`, which starts a task on each node and reports how each has ended."""
 
     def __init__(self, command: Sequence[str], log: Path):
         self._log = log
@@ -121,10 +122,10 @@ class Step:
         self._process = start_child(command, log, step_environment(), None)
         self._looked = 0.0
         self._first: tuple[int, int] | None = None
-        """The task that ended first, and how."""
+        """The task that ended first, and its exit code."""
 
     def exit_of(self, task: int) -> int | None:
-        """The exit code of the first task that failed, if it is this one; of all once srun has ended."""
+        """The exit code of the task if it was the first to fail; of any task once srun has ended."""
         if time.monotonic() - self._looked > LOOK_SECONDS:
             self.has_failed()
         if self._first is not None:
@@ -132,14 +133,14 @@ class Step:
         return self._process.poll()
 
     def has_failed(self) -> bool:
-        """Whether a task has, by what srun has said until now."""
+        """Whether a task has failed, according to srun's output so far."""
         if self._first is None:
             self._looked = time.monotonic()
             self._first = first_to_fail(self._log.read_text(errors="replace"))
         return self._first is not None
 
     def show_stacks(self) -> None:
-        """srun hands SIGUSR1 on to all processes of its tasks: at it ranks write where they are."""
+        """Send SIGUSR1, which srun passes on to all processes of its tasks: ranks then write their stacks."""
         self._process.send_signal(signal.SIGUSR1)
 
     def wait(self, seconds: float) -> bool:
@@ -148,7 +149,7 @@ class Step:
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """Tasks that were dismissed end by themselves; what does not is killed by Slurm, on whatever node it is."""
+        """End the step: dismissed tasks exit by themselves; Slurm kills those that do not, on any node."""
         if not self.wait(LEAVE_WITHIN):
             with contextlib.suppress(SlurmError):  # the job may be over
                 ask_slurm(["scancel", "--signal=KILL", os.environ["SLURM_JOB_ID"]])
@@ -157,7 +158,7 @@ class Step:
 
 
 def first_to_fail(said: str) -> tuple[int, int] | None:
-    """The number of the task that srun was the first to report, and its exit code; a negative one is a signal."""
+    """The number of the task that srun reported first, and its exit code; a negative one is a signal."""
     found = ENDED.search(said)
     if found is None:
         return None
@@ -169,7 +170,7 @@ def first_to_fail(said: str) -> tuple[int, int] | None:
 
 
 def step_environment() -> dict[str, str]:
-    """Agents share out the cores of their own node, unless the user has said how many threads there are to be."""
+    """Agents divide the cores of their own node among ranks, unless the user has set the number of threads."""
     environment = run_environment(1)
     if "OMP_NUM_THREADS" not in os.environ:
         del environment["OMP_NUM_THREADS"]
@@ -177,20 +178,25 @@ def step_environment() -> dict[str, str]:
 
 
 def srun_command(recipe: Recipe, run_dir: Path, mark: str) -> list[str]:
-    """One task per node; when one fails, Slurm ends the others. They do not wait for the cores of an earlier step, of
-    whose end Slurm may not know yet."""
-    nodes, container = recipe.cluster.nodes, recipe.launch.slurm.container
-    cores = os.environ.get("SLURM_CPUS_PER_TASK")
+    """The command for one task per node; when one fails, Slurm ends the others. They do not wait for the cores of an
+    earlier step, which Slurm may not know to have ended."""
+    container, parts = recipe.launch.slurm.container, parts_of(recipe)
     task = agent_command(container.python or sys.executable, run_dir, mark)
     options, inside = _contained(container, run_dir)
-    return [
-        "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1",
-        "--mpi=none", "--input=none", *([f"--cpus-per-task={cores}"] if cores else []), *options, *inside, *task,
-    ]  # fmt: skip
+    command = ["srun"]
+    for index, part in enumerate(parts):
+        cores = os.environ.get(f"SLURM_CPUS_PER_TASK{f'_HET_GROUP_{index}' if len(parts) > 1 else ''}")
+        command += [*([":"] if index else []), *([f"--het-group={index}"] if len(parts) > 1 else [])]
+        command += [
+            f"--nodes={part.nodes}", f"--ntasks={part.nodes}", "--ntasks-per-node=1", "--overlap",
+            "--kill-on-bad-exit=1", "--mpi=none", "--input=none", *([f"--cpus-per-task={cores}"] if cores else []),
+            *options, *inside, *task,
+        ]  # fmt: skip
+    return command
 
 
 def _contained(container: Container, run_dir: Path) -> tuple[list[str], list[str]]:
-    """Options of srun, and what the task's command is put behind."""
+    """Options of srun, and the prefix of the task's command."""
     if container.engine == "none":
         return [], []
     project = current_project()

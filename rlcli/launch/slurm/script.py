@@ -1,15 +1,17 @@
-"""The batch script of a job: what it asks Slurm for, and how it starts its run. Text, and nothing but text."""
+"""The batch script of a job: its Slurm options and how it starts its run, as plain text."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.errors import UsageError
+from rlcli.recipe.launch_section import Nodes, Part
 
 if TYPE_CHECKING:
     from rlcli.recipe.launch_section import Slurm
@@ -19,10 +21,11 @@ if TYPE_CHECKING:
 TEMPLATE = Path(__file__).with_name("job.sbatch.j2")
 CORES_PER_GPU = 8
 CORES_PER_WORKER = 2
-"""Of a job without GPUs."""
-NAMED = ("partition", "account", "qos", "reservation", "gres", "constraint", "nodelist", "exclude", "mail_type",
-         "mail_user", "dependency")  # fmt: skip
-"""Settings that sbatch knows by the same name."""
+"""CPU cores per worker in a job without GPUs."""
+OF_NODES = ("partition", "account", "qos", "reservation", "gres", "constraint", "nodelist", "exclude")
+OF_JOB = ("mail_type", "mail_user", "dependency")
+NAMED = (*OF_NODES, *OF_JOB)
+"""Settings that sbatch has under the same name."""
 OURS = ("array", "nodes", "ntasks-per-node", "job-name", "output", "error", "signal", "requeue", "no-requeue",
         "open-mode", "cpus-per-task", "time", "wrap", "parsable", "wait")  # fmt: skip
 """Options that cannot be given by `launch.slurm.options`, because the run depends on them or has a key for them."""
@@ -33,9 +36,9 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 def batch_script(
     recipe: Recipe, topology: Topology, *, values: Path, log: Path, lead: int, runs: int = 1, at_once: int | None = None
 ) -> str:
-    """The text for `sbatch`. `values`: the file that says which runs it does; `log`: gets what the script writes;
-    `lead`: seconds before its end that it is warned; `runs`: more than one are an array, of which `at_once` may be
-    under way. Raises UsageError for options that cannot be given, or a template that cannot be used."""
+    """The text for `sbatch`. `values`: the file that lists the runs; `log`: the script's log file; `lead`: how many
+    seconds before the time limit it is warned; `runs`: more than one form an array, of which `at_once` may run at a
+    time. Raises UsageError for options that cannot be given, or a template that cannot be used."""
     from jinja2 import Environment, StrictUndefined, TemplateError
 
     settings = recipe.launch.slurm
@@ -45,7 +48,7 @@ def batch_script(
     try:
         return environment.from_string(template.read_text()).render(
             title=_title(recipe, topology, runs),
-            options=list(_options(recipe, topology, lead, runs, at_once)),
+            parts=[list(part) for part in _parts(recipe, topology, lead, runs, at_once)],
             lead=lead,
             modules=settings.modules,
             setup=settings.setup,
@@ -59,8 +62,8 @@ def batch_script(
 
 
 def seconds_of(time: str) -> int:
-    """Of a time limit: `90m`, `8h`, `2d`, or as Slurm writes it: minutes, `8:00` (8 minutes), `8:00:00`, `2-0`. Raises
-    UsageError for less than a minute, in which Slurm counts."""
+    """Seconds of a time limit: `90m`, `8h`, `2d`, or in Slurm's notation: minutes, `8:00` (8 minutes), `8:00:00`,
+    `2-0`. Raises UsageError for less than a minute, which is Slurm's unit."""
     if short := re.fullmatch(r"(\d+)([smhd])", time):
         seconds = int(short[1]) * _UNITS[short[2]]
     else:
@@ -74,10 +77,12 @@ def seconds_of(time: str) -> int:
     return seconds
 
 
-def cores_of(recipe: Recipe, topology: Topology) -> int:
-    """Of each node."""
-    each = CORES_PER_WORKER if topology.device == "cpu" else CORES_PER_GPU
-    return recipe.launch.slurm.cpus_per_task or each * topology.devices_per_node
+def parts_of(recipe: Recipe) -> list[Part]:
+    """The parts of a job with all their settings; one part, unless the job is heterogeneous."""
+    settings = recipe.launch.slurm
+    parts = settings.parts or [Part(nodes=recipe.cluster.nodes)]
+    inherited = {name: getattr(settings, name) for name in Nodes.model_fields}
+    return [Part(**inherited | part.model_dump(exclude_none=True)) for part in parts]
 
 
 def _title(recipe: Recipe, topology: Topology, runs: int) -> str:
@@ -87,22 +92,37 @@ def _title(recipe: Recipe, topology: Topology, runs: int) -> str:
     return f"{f'{runs} runs' if runs > 1 else 'A run'} of {recipe.name}, on {nodes} with {workers}{each}."
 
 
-def _options(recipe: Recipe, topology: Topology, lead: int, runs: int, at_once: int | None) -> Iterator[str]:
-    """Of sbatch, without their dashes."""
+def _parts(recipe: Recipe, topology: Topology, lead: int, runs: int, at_once: int | None) -> Iterator[Iterator[str]]:
+    """Options of sbatch for each part of the job, without their dashes; those of the whole job go with the first."""
+    first, *others = parts_of(recipe)
+    if others and runs > 1:
+        what = "a sweep is an array of jobs, and Slurm has no arrays of heterogeneous jobs"
+        raise UsageError(what, where="launch.slurm.parts", hint="submit the runs one by one", code="R49")
     settings = recipe.launch.slurm
-    yield f"job-name={recipe.name}"
-    if runs > 1:
-        yield f"array=0-{runs - 1}{f'%{at_once}' if at_once else ''}"
-    yield from (f"nodes={topology.nodes}", "ntasks-per-node=1", f"cpus-per-task={cores_of(recipe, topology)}")
-    if settings.gres is None and topology.device != "cpu":
+    array = [f"array=0-{runs - 1}{f'%{at_once}' if at_once else ''}"] if runs > 1 else []
+    yield itertools.chain(
+        [f"job-name={recipe.name}", *array], _of_part(first, settings, topology), _named(settings, OF_JOB),
+        [f"signal=B:USR1@{lead}", "requeue", "output=/dev/null"],
+    )  # fmt: skip
+    yield from (_of_part(part, settings, topology) for part in others)
+
+
+def _of_part(part: Part, settings: Slurm, topology: Topology) -> Iterator[str]:
+    each = CORES_PER_WORKER if topology.device == "cpu" else CORES_PER_GPU
+    cores = part.cpus_per_task or each * topology.devices_per_node
+    yield from (f"nodes={part.nodes}", "ntasks-per-node=1", f"cpus-per-task={cores}")
+    if part.gres is None and topology.device != "cpu":
         yield f"gpus-per-node={topology.devices_per_node}"
     if settings.time is not None:
         yield f"time={_slurm_time(seconds_of(settings.time))}"
-    for name in NAMED:
+    yield from _named(part, OF_NODES)
+    yield from _raw_options(settings)
+
+
+def _named(settings: Nodes, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
         if (value := getattr(settings, name)) is not None:
             yield f"{name.replace('_', '-')}={value}"
-    yield from _raw_options(settings)
-    yield from (f"signal=B:USR1@{lead}", "requeue", "output=/dev/null")
 
 
 def _raw_options(settings: Slurm) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Runs handed over to Slurm: their folders, the batch script with its values next to it, and `sbatch`."""
+"""Submits runs to Slurm: their folders, the batch script with its values next to it, and `sbatch`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
 
 SCRIPT, VALUES = "job.sbatch", "job-values.json"
-"""In the folder of the run, or of the sweep."""
+"""Files in the folder of the run or the sweep."""
 ARRAY_LOG = "job.log"
-"""In the folder of a sweep: what its script writes before a run begins."""
+"""File in the folder of a sweep: output of its script before a run begins."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Batch:
 
     recipe: Recipe
     folder: Path
-    """Of the run, or of the sweep: here is its script."""
+    """The folder of the run or the sweep, which holds the script."""
     runs: tuple[Path, ...]
     more: tuple[str, ...] = ()
-    """What each run's `resume` is given besides its folder: options."""
+    """Options for each run's `resume`, in addition to its folder."""
     overrides: tuple[str, ...] = ()
-    """And new values."""
+    """New values for each run's `resume`."""
     at_once: int | None = None
-    """How many runs of an array may be under way."""
+    """How many runs of an array may run at a time."""
 
     def script(self) -> str:
         """The text for `sbatch`. Raises UsageError."""
@@ -60,8 +60,8 @@ class Batch:
         )  # fmt: skip
 
     def submit(self) -> str:
-        """Write the script and its values, and hand it over. Returns the id of the job, which is written into the
-        runs' folders too. Raises UsageError, SlurmError."""
+        """Write the script and its values, and submit it. Returns the id of the job, which is also written into the
+        runs' folders. Raises UsageError, SlurmError."""
         for folder in (self.folder / LOG.parent, *(run / LOG.parent for run in self.runs)):
             make_folder(folder)
         replace_file(self.folder / VALUES, (json.dumps(self._values(), indent=2) + "\n").encode())
@@ -87,7 +87,7 @@ class Batch:
 
 
 def planned(resolved: Resolved, run_dir: Path | None) -> Batch:
-    """The job of a run that begins; nothing is made. Raises UsageError, as its script does."""
+    """The job of a new run; nothing is created. Raises UsageError, as its script does."""
     folder = (run_dir or _new_folder(resolved)).absolute()
     return Batch(resolved.recipe, folder, (folder,))
 
@@ -95,8 +95,8 @@ def planned(resolved: Resolved, run_dir: Path | None) -> Batch:
 def submit_run(
     resolved: Resolved, run_dir: Path | None, *, warn: Callable[[str], None] | None = None
 ) -> tuple[str, Path]:
-    """Check a recipe, with `warn` some of its rows too, make the folder of its run, and submit it. Returns the id of
-    the job and the folder. Raises RlcliError; then nothing is left."""
+    """Check a recipe (with `warn`, some of its rows too), create the folder of its run, and submit it. Returns the id
+    of the job and the folder. Raises RlcliError and leaves nothing behind."""
     from rlcli.inspect.before_start import check_before_start
     from rlcli.launch.run import prepare_run
     from rlcli.observe.results import runs_first
@@ -111,7 +111,7 @@ def submit_run(
 
 
 def submit_again(run_dir: Path, overrides: Sequence[str], options: Sequence[str], recipe: Recipe) -> str:
-    """Continue a run that ended, as another job. Returns its id. Raises ResourceError if its job is not over."""
+    """Continue a run that has ended as another job. Returns its id. Raises ResourceError if its job is not over."""
     earlier = Submission.read(run_dir)
     job = look_up_one(earlier.job_id) if earlier is not None else None
     if job is not None and job.is_alive:
@@ -122,14 +122,14 @@ def submit_again(run_dir: Path, overrides: Sequence[str], options: Sequence[str]
 
 
 def planned_sweep(base: Resolved, sweep: Sweep, run_dir: Path | None, at_once: int | None) -> Batch:
-    """The array of a sweep; nothing is made. Raises UsageError, as its script does."""
+    """The array of a sweep; nothing is created. Raises UsageError, as its script does."""
     folder = (run_dir or _new_folder(base)).absolute()
     return Batch(base.recipe, folder, tuple(folder / one.name for one in sweep.runs), at_once=at_once)
 
 
-def submit_sweep(batch: Batch, sweep: Sweep, base: Resolved) -> str:
-    """Check a sweep, make the folders of its runs, and submit them. Returns the id of the array. Raises RlcliError;
-    then nothing is left."""
+def submit_sweep(batch: Batch, sweep: Sweep, base: Resolved, *, warn: Callable[[str], None] | None = None) -> str:
+    """Check a sweep (with `warn`, some of its rows too), create the folders of its runs, and submit them. Returns the
+    id of the array. Raises RlcliError and leaves nothing behind."""
     from rlcli.inspect.before_start import check_before_start
     from rlcli.launch.run import prepare_run
     from rlcli.observe.results import runs_first
@@ -140,7 +140,7 @@ def submit_sweep(batch: Batch, sweep: Sweep, base: Resolved) -> str:
         first = missing[0].recipe.name
         what = f"the runs start from the result of {first}, which is not there yet, and each would make it for itself"
         raise ResourceError(what, hint=f"first: rlcli train {first}", code="F72")
-    check_before_start(base, None, [])
+    check_before_start(base, None, [], warn)
     if Sweep.read(batch.folder) is not None:
         raise ResourceError(f"{batch.folder} holds a sweep", where="--run-dir", hint="choose another", code="F72")
     with undone_on_failure(batch.folder):
@@ -152,7 +152,7 @@ def submit_sweep(batch: Batch, sweep: Sweep, base: Resolved) -> str:
 
 @contextmanager
 def undone_on_failure(folder: Path) -> Iterator[None]:
-    """If what is done in it fails, a folder is as before: gone, with those above it that were not there, or empty."""
+    """On failure, restore a folder: remove it, with any parents that did not exist before, or empty it."""
     was_there = folder.is_dir()
     above = [one for one in folder.parents if not one.exists()]
     content = set(os.listdir(folder)) if was_there else set()
@@ -177,7 +177,7 @@ def _new_folder(resolved: Resolved) -> Path:
 
 
 def _limit_of_partition(name: str | None) -> int | None:
-    """Seconds that a job of a partition gets if it does not say how many; None if that is unlimited or not known."""
+    """Default time limit of a partition's jobs, in seconds; None if unlimited or unknown."""
     try:
         asked = ["sinfo", "--noheader", "--format=%P %L %l", *([f"--partition={name}"] if name else [])]
         lines = [line.split() for line in ask_slurm(asked).splitlines()]

@@ -1,4 +1,4 @@
-"""The templates, and how one becomes text."""
+"""The templates and their rendering."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ HERE = Path(__file__).parent
 
 
 def render(template: str, **words: str) -> str:
-    """The text of a template of this folder; a word that it lacks is an error."""
+    """Render a template of this folder; a missing variable is an error."""
     from jinja2 import Environment, StrictUndefined
 
     text = (HERE / template).read_text(encoding="utf-8")

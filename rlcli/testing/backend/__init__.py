@@ -1,4 +1,4 @@
-"""The contract of a backend: whatever it does to a model, numbers are those of a plain loop over transformers' own.
+"""The contract of a backend: whatever it does to a model, the numbers match a plain loop over transformers' own.
 
     class TestContract(BackendContract):
         name = "my-backend"
@@ -28,4 +28,4 @@ class BackendContract(  # pytest runs the checks of the last base first
     ForwardChecks,
     DeclarationChecks,
 ):
-    """All checks of a backend; subclasses give its `name`, and `families` that it runs."""
+    """All checks of a backend; subclasses set its `name`, and the `families` that it runs."""

@@ -1,4 +1,4 @@
-"""What all checks of a backend build on: engines over tiny models, batches, and a loss with everything in it."""
+"""Shared by all backend checks: engines over tiny models, batches, and a loss that covers everything."""
 
 from __future__ import annotations
 
@@ -30,43 +30,43 @@ from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
 
 TOTAL_STEPS = 10
 LENGTHS = ((2, 3), (4, 7), (1, 2), (3, 5), (2, 7), (3, 0), (1, 0))
-"""(prompt, response) of each sequence of a batch, in tokens: ragged, one without a response, one of a single token."""
+"""(prompt, response) of each sequence in a batch, in tokens: ragged, one without a response, one of a single token."""
 PROMPTS = (5, 9, 3, 17, 1)
 
 SETTINGS: dict[str, Any] = {
     "lr": 1e-2, "weight_decay": 0.1, "beta1": 0.8, "beta2": 0.9, "eps": 1e-3, "max_grad_norm": 0.5,
     "warmup_steps": 2, "schedule": "linear", "min_lr_ratio": 0.1,
 }  # fmt: skip
-"""Under these every part of an optimizer shows in the weights: gradients are clipped, eps is felt."""
+"""With these every part of an optimizer affects the weights: gradients are clipped, eps matters."""
 RATES = (1 / 3, 2 / 3, 1.0, 1 - 0.9 / 8)
-"""Of the first steps of ten, under these settings."""
+"""Relative rates of the first of ten steps, with these settings."""
 
 SMALL = 1e-2
-"""Weights that are all smaller, such as biases that began at zero, are compared by this size: it is the steps' own."""
+"""Weights that are all smaller, such as biases that started at zero, are compared at this scale, that of the steps."""
 NOISE = 1e-5
-"""Of the largest gradient: of what is less, float32 does not know the sign well enough."""
+"""Share of the largest gradient below which float32 does not determine the sign reliably."""
 
 Weights = dict[str, torch.Tensor]
 
 
 class BackendChecks(Contract):
-    """Makes the backend's engines; the checks are in the subclasses."""
+    """Builds the backend's engines; the checks are in subclasses."""
 
     kind = "backend"
     tolerance: ClassVar[float] = 5e-5
-    """Largest relative difference from the plain computation that is rounding; that of float32 by default."""
+    """Largest relative difference from the plain computation that counts as rounding; by default that of float32."""
 
     server_folders: tuple[Path, ...] = ()
-    """Of servers whose agents run, for a backend that has them started."""
+    """Folders of servers with running agents, for a backend that has them started."""
 
     @property
     def device(self) -> str:
-        """Where its engines run: on the CPU, or, if the backend needs a GPU, on one that is pretended."""
+        """Where its engines run: on the CPU or, if the backend needs a GPU, on a pretend one."""
         return "cpu" if "cpu" in type(self.backend()).DEVICES else "cuda:0"
 
     @contextmanager
     def at_device(self) -> Iterator[None]:
-        """Entered by the process that runs engines."""
+        """Context of the process that runs engines."""
         with pretend_cuda() if self.device != "cpu" else nullcontext():
             yield
 
@@ -77,14 +77,14 @@ class BackendChecks(Contract):
 
     @property
     def families(self) -> Sequence[str]:
-        """Models of `rlcli.testing.tiny_models` that the backend runs, the one for most checks first. (Where it runs
+        """Models of `rlcli.testing.tiny_models` that the backend runs, the one for most checks first. (If it runs
         any, two that differ in biases, kinds of norms, positions, tied weights.)"""
         return type(self.backend()).FAMILIES or ("llama", "gpt2")
 
     # -- subjects --------------------------------------------------------------------------------------------
 
     def backend(self, **wanted: Any) -> ModelBackend:
-        """The backend with the contract's `args`, and of `wanted` what it has a setting for."""
+        """The backend with the contract's `args`, and those of `wanted` that it has a setting for."""
         known = {argument.name for argument in signature("backends", self.name).arguments}
         args = dict(self.args) | {name: value for name, value in wanted.items() if name in known}
         return make_backend(ModelBackendAbstraction(self.name, args))
@@ -92,7 +92,7 @@ class BackendChecks(Contract):
     def engine(self, family: str | None = None, *, head: str = "lm", seed: int = 0, lm: nn.Module | None = None,
                mesh: Any = None, tokenizer: Any = None,
                **wanted: Any) -> Any:  # fmt: skip
-        """An engine over a tiny model, or over `lm`; skips the check if the backend makes none."""
+        """An engine over a tiny model, or over `lm`; skips the check if the backend cannot build one."""
         module: Any = lm if lm is not None else tiny_model(family or self.families[0], head=head, seed=seed)
         model = Model(
             "actor", None, tokenizer or TinyTokenizer(), torch.device(self.device), source=HeldSource(module),
@@ -102,7 +102,7 @@ class BackendChecks(Contract):
         backend = self.backend(**({"dtype": "float32"} | wanted))
         try:
             made = backend.initialize(model, spec).module
-        except UsageError as error:  # such as an argument that says where its servers are
+        except UsageError as error:  # such as an argument that gives the address of its servers
             pytest.skip(f"not tried: {error.what}")
         if made is None:
             pytest.skip("makes no engine")
@@ -112,13 +112,13 @@ class BackendChecks(Contract):
         return made
 
     def scoring_engine(self, family: str | None = None, **wanted: Any) -> Any:
-        """One that scores sequences; skips the check if the backend's do not."""
+        """An engine that scores sequences; skips the check if the backend has none."""
         if not type(self.backend()).SCORES:
             pytest.skip("does not score")
         return self.engine(family, **wanted)
 
     def trained_engine(self, family: str | None = None, **wanted: Any) -> Any:
-        """One that has an optimizer; skips the check if the backend does not train."""
+        """An engine with an optimizer; skips the check if the backend does not train."""
         if not self.trains():
             pytest.skip("does not train")
         return self.engine(family, **wanted)
@@ -130,25 +130,25 @@ class BackendChecks(Contract):
         return type(self.backend()).GENERATES
 
     def dimensions(self) -> tuple[str, ...]:
-        """Of a mesh, those that the backend knows."""
+        """The mesh dimensions that the backend supports."""
         return type(self.backend()).DIMENSIONS
 
     def optimizer_settings(self, **wanted: Any) -> AdamW:
-        """AdamW as the backend's settings describe it; override where they have other names."""
+        """AdamW as described by the backend's settings; override if they have other names."""
         backend = self.backend(**wanted)
         if not hasattr(backend, "lr"):
             pytest.skip("not tried: has no setting lr; override optimizer_settings")
         return AdamW.described_by(backend)
 
     def rates(self) -> tuple[float, ...]:
-        """The rate of the first steps over the peak, as those of SETTINGS that the backend has make it."""
+        """Relative learning rates of the first steps, given the parts of SETTINGS that the backend supports."""
         return RATES if hasattr(self.backend(**SETTINGS), "schedule") else (1.0,) * len(RATES)
 
     def certain(self, lm: nn.Module | None = None, loss: Loss = plain_answer_loss) -> Weights | None:
-        """By weight, the entries that have a gradient, as bool; None if all can be compared.
+        """A bool mask per weight of the entries that have a gradient; None if all can be compared.
 
-        AdamW without an eps that is felt turns rounding noise into whole steps where the gradient should be zero, as
-        of key biases.
+        AdamW without a noticeable eps turns rounding noise into full-size steps where the gradient should be zero, such
+        as in key biases.
         """
         if getattr(self.backend(**SETTINGS), "eps", 0.0) > 1e-4:
             return None
@@ -161,11 +161,11 @@ class BackendChecks(Contract):
     # -- looking ---------------------------------------------------------------------------------------------
 
     def weights(self, engine: HoldsWeights, look: Path | None = None) -> Weights:
-        """A copy of all parameters, whole, under the names of transformers. Every rank takes part.
+        """A copy of all parameters, whole, under transformers' names. Every rank takes part.
 
-        `look`: of several ranks, a folder not yet there that all see: it may be one of them that writes an export.
+        `look`: with several ranks, a not yet existing folder that all see: one of them may write an export.
         """
-        if "pp" in self.dimensions():  # the state of a stage has its own parameters alone
+        if "pp" in self.dimensions():  # the state of a stage has only its own parameters
             return {name: tensor.cpu().clone() for name, tensor in engine.whole_parameters()}
         if offers(engine, "state"):
             whole = engine.state().weights.items()
@@ -175,30 +175,30 @@ class BackendChecks(Contract):
 
 
 def _whole(tensor: Any) -> torch.Tensor:
-    """A copy; of parts, the tensor that they make up."""
+    """A copy; for parts, of the whole tensor."""
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
 
 
 def export(engine: HoldsWeights, folder: Path) -> None:
-    """Write a folder for transformers; afterwards every rank can read it."""
+    """Write a folder for transformers; when this returns every rank can read it."""
     engine.save_to_hf(None, str(folder))
     meet()
 
 
 def exported(folder: Path) -> Weights:
-    """What the files of an export hold."""
+    """The contents of an export's files."""
     files = sorted(folder.glob("*.safetensors"))
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def meet() -> None:
-    """Wait for all ranks, where there are several."""
+    """Wait for all ranks, if there are several."""
     if dist.is_initialized():
         dist.barrier()
 
 
 def _exported_weights(engine: HoldsWeights, folder: Path) -> Weights:
-    """What an export to `folder` holds; the folder is gone then."""
+    """The contents of an export to `folder`, which is deleted afterwards."""
     export(engine, folder)
     weights = exported(folder)
     if not weights:
@@ -212,12 +212,12 @@ def _exported_weights(engine: HoldsWeights, folder: Path) -> Weights:
 
 
 def offers(engine: HoldsWeights, method: str) -> bool:
-    """Whether the engine has its own version of one of the methods that an engine may leave out."""
+    """Whether the engine has its own version of one of the optional methods."""
     return getattr(type(engine), method) is not getattr(HoldsWeights, method)
 
 
 def place(engine: object, *methods: str) -> str:
-    """`file:line` of the first of `methods` that the component has written itself, else of its class."""
+    """`file:line` of the first of `methods` that the component defines itself, else of its class."""
     for method in methods:
         for owner in type(engine).__mro__:
             if method in vars(owner) and not owner.__module__.startswith("rlcli.api"):
@@ -239,7 +239,7 @@ def prompts(seed: int = 0, lengths: Sequence[int] = PROMPTS) -> SequenceSample:
 
 
 def answer_loss(output: ModelOutput, sample: SequenceSample) -> Any:
-    """Negative log-likelihood of the responses less a bonus for entropy, summed; at a temperature."""
+    """Summed negative log-likelihood of the responses minus an entropy bonus, at a temperature."""
     output.temperature = TEMPERATURE
     mask = acting(sample).to(output.entropy.device)
     entropy = (output.entropy * mask).sum()
@@ -267,7 +267,7 @@ def train(engine: TrainEngine, step: int) -> dict[str, float]:
 
 
 def distance(found: torch.Tensor, wanted: torch.Tensor, least: float = 1e-12) -> float:
-    """Largest difference, relative to the largest wanted value, or to `least`; infinite for another shape or a NaN."""
+    """Largest difference, relative to the largest expected value or to `least`; infinite for a wrong shape or NaN."""
     found, wanted = found.cpu(), wanted.cpu()
     if found.shape != wanted.shape or not bool(found.isfinite().all()):
         return float("inf")
@@ -277,7 +277,7 @@ def distance(found: torch.Tensor, wanted: torch.Tensor, least: float = 1e-12) ->
 
 
 def weights_apart(found: Mapping[str, torch.Tensor], wanted: Weights, certain: Weights | None = None) -> float:
-    """Largest difference of any weight, relative to the largest of its tensor; of the `certain` ones, if given."""
+    """Largest difference of any weight, relative to the largest in its tensor; only of the `certain` ones, if given."""
     if any(name not in found or found[name].shape != weight.shape for name, weight in wanted.items()):
         return float("inf")
     if certain is not None:
@@ -289,7 +289,7 @@ def weights_apart(found: Mapping[str, torch.Tensor], wanted: Weights, certain: W
 def require_close(
     what: str, found: torch.Tensor, wanted: torch.Tensor, tolerance: float, cause: str, where: str
 ) -> None:
-    """Raises `Violation` if `found` is not `wanted`."""
+    """Raises `Violation` if `found` differs from `wanted`."""
     if found.shape != wanted.shape:
         raise Violation(f"{what}: shape {tuple(found.shape)} in place of {tuple(wanted.shape)}", cause, where)
     apart = distance(found, wanted)

@@ -1,4 +1,4 @@
-"""What a backend says of itself, and what it makes of a model before anything runs."""
+"""A backend's declarations, and the engines it builds, before anything runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rlcli.testing.declaration import DeclaredSubject
 from rlcli.testing.tiny_models import tiny_model
 
 ABILITIES = {"TRAINS": TrainEngine, "SCORES": ForwardEngine, "GENERATES": GenerationEngine}
-"""What a backend declares, and the contract of its engines that this means."""
+"""Declared ability → the contract that its engines must then meet."""
 
 
 class DeclarationChecks(DeclaredSubject, BackendChecks):
-    """The class, its settings, and the engine that it makes."""
+    """The class, its settings, and the engine that it builds."""
 
     base = ModelBackend
 

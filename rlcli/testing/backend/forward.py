@@ -1,4 +1,4 @@
-"""Forward passes: whatever is packed with whatever, each sequence is as if it were alone."""
+"""Forward passes: however sequences are packed, each gives the same result as alone."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class ForwardChecks(BackendChecks):
 
 def scores(engine: ForwardEngine, sample: SequenceSample, what: str, temperature: float = 1.0,
            cut: MicroBatchSpec | None = None) -> torch.Tensor:  # fmt: skip
-    """[T − N] log-probs or entropies of the engine, on the host."""
+    """[T − N] log-probs or entropies from the engine, on the host."""
 
     def hook(output: ModelOutput, _: SequenceSample) -> torch.Tensor:
         output.temperature = temperature
@@ -152,7 +152,7 @@ def scores(engine: ForwardEngine, sample: SequenceSample, what: str, temperature
 
 
 def _cause(plain: torch.nn.Module, sample: SequenceSample, what: str, temperature: float, found: torch.Tensor) -> str:
-    """What the wrong scores are instead, where that is something known."""
+    """What the wrong scores are instead, if recognised."""
     if temperature == 1.0:
         return LEAK
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Generation: transformers' own greedy answers, a random stream per response, log-probs that recomputation confirms."""
+"""Generation: transformers' own greedy answers, a random stream per response, log-probs confirmed by recomputation."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class GenerationChecks(BackendChecks):
             max_new_tokens=NEW_TOKENS, responses_per_prompt=2, max_concurrent_responses=3,
             stop_token_ids=tuple(range(0, VOCABULARY, 5)),
         )  # fmt: skip
-        seeds = range(2 * sample.bs)  # more than there is room for, and they end at different times: some join others
+        seeds = range(2 * sample.bs)  # more than fit at once, ending at different times: some join others
         told: list[list[int]] = [[] for _ in seeds]
         for number, token in engine.stream(sample, TinyTokenizer(), settings, seeds):
             told[number].append(token)
@@ -108,7 +108,7 @@ class GenerationChecks(BackendChecks):
         for place_, probabilities in enumerate(wanted):
             drawn = torch.stack([tokens[place_] for tokens in answers if len(tokens) > place_])
             apart = float((torch.bincount(drawn, minlength=VOCABULARY) / len(drawn) - probabilities).abs().sum() / 2)
-            if apart > 0.1:  # about 0.06 with so many draws of 97 tokens
+            if apart > 0.1:  # about 0.06 with this many draws of 97 tokens
                 what = f"token {place_} at temperature {temperature}: total variation {apart:.2f} from its distribution"
                 cause = "sample from softmax(logits / temperature), with a new random number for each token"
                 raise Violation(what, cause, place(engine, "generate"))
@@ -122,7 +122,7 @@ class GenerationChecks(BackendChecks):
         except ModelError:
             if isinstance(engine, ForwardEngine):
                 raise
-            early = []  # the logits are not its own: its log-probs would be other ones
+            early = []  # the logits are not its own: its log-probs would differ
         if any(len(tokens) != 6 or END in tokens[:-1].tolist() for tokens in early):
             raise Violation("a response ended before min_new_tokens", "ban the ends until then", where)
         best = generate(engine, greedy=True)
@@ -202,7 +202,7 @@ class GenerationChecks(BackendChecks):
 
 
 class _ShortTokenizer(TinyTokenizer):
-    """Of a model whose embedding matrix is padded."""
+    """Tokenizer of a model with a padded embedding matrix."""
 
     def __len__(self) -> int:
         return VOCABULARY // 2
@@ -218,14 +218,14 @@ def generate(
 
 
 def exported(engine: HoldsWeights) -> nn.Module:
-    """What transformers loads of what the engine, on one rank, writes."""
+    """The model that transformers loads from an export of a single-rank engine."""
     with tempfile.TemporaryDirectory() as folder:
         engine.save_to_hf(None, str(Path(folder) / "model"))
         return loaded(Path(folder) / "model")
 
 
 def loaded(folder: Path) -> nn.Module:
-    """A language model's folder, read by transformers."""
+    """A language model's folder, loaded by transformers."""
     from transformers import AutoModelForCausalLM
 
     lm: nn.Module = AutoModelForCausalLM.from_pretrained(folder)
@@ -234,7 +234,7 @@ def loaded(folder: Path) -> nn.Module:
 
 @torch.no_grad()
 def _distributions(lm: nn.Module, prompt: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """[vocab] of the first token, and of the second where there is one."""
+    """[vocab] distributions of the first token, and of the second if there is one."""
     first = (lm(input_ids=prompt[None]).logits[0, -1] / temperature).softmax(-1)
     tokens = torch.arange(VOCABULARY)
     longer = torch.cat([prompt.expand(VOCABULARY, -1), tokens[:, None]], dim=1)

@@ -1,4 +1,4 @@
-"""The optimizer: what decays, what is clipped, the rate of each step, updates too small for 16 bits, frozen weights."""
+"""The optimizer: weight decay, clipping, the rate of each step, updates too small for 16 bits, frozen weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEDULES = {
     "linear": (0.25, 0.5, 0.75, 1, 0.87142857, 0.74285714, 0.61428571, 0.48571429, 0.35714286, 0.22857143),
     "cosine": (0.25, 0.5, 0.75, 1, 0.95543599, 0.83057041, 0.65013442, 0.44986558, 0.26942959, 0.14456401),
 }
-"""Rate of each of ten steps over the peak: three of warm-up, then down to a tenth, reached one step after the last."""
+"""Relative rate of each of ten steps: three of warm-up, then decay to a tenth, reached one step after the last."""
 
 
 class OptimizerChecks(BackendChecks):

@@ -1,6 +1,6 @@
-"""The same, computed plainly: transformers' own forward pass in float64, one sequence at a time, and torch's AdamW.
+"""Reference results: transformers' own forward pass in float64, one sequence at a time, and torch's AdamW.
 
-Nothing here knows of packing, micro-batches, ranks or engines.
+Nothing here knows about packing, micro-batches, ranks or engines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Loss = Callable[[nn.Module, SequenceSample], tuple[torch.Tensor, float]]
 
 @dataclass(frozen=True)
 class AdamW:
-    """An optimizer's settings, with those that it should not have: each is a mistake that a backend can make."""
+    """An optimizer's settings, including wrong ones: each is a mistake that a backend can make."""
 
     lr: float
     weight_decay: float = 0.0
@@ -33,15 +33,15 @@ class AdamW:
     eps: float = 1e-8
     max_grad_norm: float = math.inf
     decays_vectors: bool = False
-    """Biases and norms decay, too."""
+    """Biases and norms decay too."""
     is_decoupled: bool = True
-    """Weight decay goes beside the gradient, not into it."""
+    """Weight decay is applied separately, not added to the gradient."""
     keeps_gradients: bool = False
-    """A step adds to the gradients of the last one."""
+    """A step adds to the gradients of the previous one."""
 
     @classmethod
     def described_by(cls, backend: object) -> AdamW:
-        """From a backend's settings of these names; neutral values where it has none."""
+        """Take a backend's settings of these names; neutral values where it has none."""
         names = ("lr", "weight_decay", "beta1", "beta2", "eps", "max_grad_norm")
         return cls(**{name: getattr(backend, name) for name in names if hasattr(backend, name)})
 
@@ -63,7 +63,7 @@ class PlainTraining:
         self.optimizer = settings.optimizer(self.lm)
 
     def step(self, shares: Sequence[SequenceSample], loss: Loss, rate: float) -> dict[str, float]:
-        """One step at `rate` times the learning rate. The mean over `shares` of each one's mean over its tokens."""
+        """One step at `rate` times the learning rate, on the mean over `shares` of each one's mean over its tokens."""
         if not self.settings.keeps_gradients:
             self.optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64)
@@ -97,12 +97,12 @@ def acting(sample: SequenceSample) -> torch.Tensor:
 
 
 def value_targets(sample: SequenceSample) -> torch.Tensor:
-    """[T]: what a value head should learn of each token."""
+    """[T]: the target of a value head for each token."""
     return torch.cat(sequences(sample)) / VOCABULARY
 
 
 def logits_of(lm: nn.Module, sample: SequenceSample) -> list[torch.Tensor]:
-    """Of every sequence [T_i, vocab], or [T_i, 1] of a value head."""
+    """For each sequence [T_i, vocab], or [T_i, 1] for a value head."""
     return [lm(input_ids=tokens[None], use_cache=False).logits[0] for tokens in sequences(sample)]
 
 
@@ -128,7 +128,7 @@ def plain_value_loss(lm: nn.Module, sample: SequenceSample) -> tuple[torch.Tenso
 
 
 def greedy_answers(lm: nn.Module, sample: SequenceSample, new_tokens: int) -> list[list[int]]:
-    """What transformers' own `generate` answers to each prompt."""
+    """The answers of transformers' own `generate` to each prompt."""
     decode: Any = lm.generate
     settings: Mapping[str, Any] = {"max_new_tokens": new_tokens, "do_sample": False}
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Ranks in every layout that the backend declares: together they do what one does, however unevenly."""
+"""Ranks in every layout that the backend declares: together they compute what one rank does, however unevenly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlcli.testing.backend.base import (
     place,
     weights_apart,
 )
-from rlcli.testing.backend.life import (
+from rlcli.testing.backend.lifecycle import (
     ALONE,
     OF_ONE,
     OF_OTHERS,
@@ -31,7 +31,7 @@ from rlcli.testing.backend.life import (
     SHARES,
     WHOLE,
     Life,
-    Told,
+    RankReport,
     layout_name,
 )
 from rlcli.testing.backend.plain import PlainTraining, plain_answer_loss
@@ -42,10 +42,10 @@ from rlcli.testing.tiny_models import tiny_model
 
 @dataclass(frozen=True)
 class Lives:
-    """What the ranks of each layout told, or why they did not get through."""
+    """The results of each layout's ranks, or why they failed."""
 
     folder: Path
-    told: dict[str, list[Told]]
+    reports: dict[str, list[RankReport]]
     error: Exception | None = None
 
     def weights(self, layout: str, rank: int = 0) -> Weights:
@@ -53,56 +53,55 @@ class Lives:
 
 
 LAYOUTS = ({"dp": 2}, {"tp": 2}, {"pp": 2}, {"cp": 2}, {"dp": 2, "tp": 2}, {"pp": 2, "tp": 2})
-"""Meshes that are tried, if the backend knows their dimensions. Expert-parallel ranks are data-parallel ones: no mesh
-has a dimension ep."""
+"""Meshes to try, if the backend knows their dimensions. Expert-parallel ranks are data-parallel ones: no mesh has a
+dimension ep."""
 LOADED = (OWN, OF_ONE, ON_ONE, OF_OTHERS)
 
 OF_LOSS, OF_NORM, OF_UPDATE = 1 / 50, 1 / 5, 20
-"""Limits as shares of the tolerance. For float32: 1e-6 for the loss of the first step, 1e-5 for gradient norms, 1e-3 of
-what all steps change of the weights."""
+"""Limits as shares of the tolerance. For float32: 1e-6 for the loss of the first step, 1e-5 for gradient norms, 1e-3
+for the total change of the weights."""
 
 
 class RanksChecks(BackendChecks):
-    """What ranks do in one life: forward passes, training, generation, saving, loading."""
+    """Everything ranks do in one run: forward passes, training, generation, saving, loading."""
 
     rank_seconds: ClassVar[float] = 200
-    """For all that the ranks of a layout do: at least ten times what they need on a machine that has nothing else to
-    do."""
+    """Time limit for all work of a layout's ranks: at least ten times what they need on an otherwise idle machine."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def lives(cls, tmp_path_factory: pytest.TempPathFactory) -> Lives:
-        """Lived once for all checks of ranks."""
+        """Run once for all checks of ranks."""
         skip_without_forks()
         return cls().live(tmp_path_factory.mktemp("ranks"))
 
     def live(self, folder: Path) -> Lives:
-        """One rank alone, then those of each layout."""
+        """First a single rank, then the ranks of each layout."""
         with self.at_device():
-            self.scoring_engine()  # skips where there is none
+            self.scoring_engine()  # skips if there is none
         lives = Lives(folder, {})
         try:
             alone = Life(self, {}, folder)
-            lives.told[ALONE] = [alone.live()]
+            lives.reports[ALONE] = [alone.live()]
             before: Life | None = None
             for layout in (layout for layout in LAYOUTS if set(layout) <= set(self.dimensions())):
                 size = math.prod(layout.values())
                 ranks = [Life(self, layout, folder, rank, before) for rank in range(size)]
-                told = run_on_ranks(size, lambda rank, ranks=ranks: ranks[rank].live(), self.rank_seconds)  # type: ignore[misc]
-                if OF_ONE in told[0]:
-                    told[0][ON_ONE] = alone.live_on(ranks[0])
-                lives.told[layout_name(layout)] = told
+                reports = run_on_ranks(size, lambda rank, ranks=ranks: ranks[rank].live(), self.rank_seconds)  # type: ignore[misc]
+                if OF_ONE in reports[0]:
+                    reports[0][ON_ONE] = alone.live_on(ranks[0])
+                lives.reports[layout_name(layout)] = reports
                 before = ranks[0]
         except Exception as error:
             return Lives(folder, {}, error)
         return lives
 
     @pytest.fixture
-    def told(self, lives: Lives) -> dict[str, list[Told]]:
-        """By layout and rank; skips the check if the ranks did not get through."""
+    def reports(self, lives: Lives) -> dict[str, list[RankReport]]:
+        """Results by layout and rank; skips the check if the ranks failed."""
         if lives.error is not None:
             pytest.skip("not tried: the ranks did not get through")
-        return lives.told
+        return lives.reports
 
     def test_ranks_get_through(self, lives: Lives) -> None:
         """ranks get through; none waits for another in vain"""
@@ -118,18 +117,18 @@ class RanksChecks(BackendChecks):
             raise lives.error
 
     def test_experts_lie_apart(self) -> None:
-        """ranks: experts lie apart (ep)"""
+        """ranks: experts are distributed (ep)"""
         pytest.skip("not tried: ep, the tiny models have no experts" if "ep" in self.dimensions() else "knows no ep")
 
-    def test_ranks_share_a_forward_pass(self, told: dict[str, list[Told]]) -> None:
+    def test_ranks_share_a_forward_pass(self, reports: dict[str, list[RankReport]]) -> None:
         """ranks: log-probs of uneven shares, of none too"""
         cause = "a rank computes its own share; one that has none takes part with idle micro-batches"
-        self._require_small(told, "forward", "log-probs", cause, "forward_micro_batch", "forward_batch")
+        self._require_small(reports, "forward", "log-probs", cause, "forward_micro_batch", "forward_batch")
 
-    def test_ranks_train_like_a_plain_loop(self, lives: Lives, told: dict[str, list[Told]]) -> None:
+    def test_ranks_train_like_a_plain_loop(self, lives: Lives, reports: dict[str, list[RankReport]]) -> None:
         """ranks, uneven shares: steps of a plain loop"""
         where = place(self.trained_engine(), "optimizer_step", "backward", "forward_backward_batch")
-        for layout, (life, *_) in told.items():
+        for layout, (life, *_) in reports.items():
             plain = PlainTraining(tiny_model(self.families[0]), self.optimizer_settings(**SETTINGS))
             first = {name: weight.clone() for name, weight in plain.weights().items()}
             for step, rate in enumerate(self.rates()):
@@ -156,11 +155,11 @@ class RanksChecks(BackendChecks):
             what = f"the first loss is {found['loss']:.8g} on {layout}, {wanted['loss']:.8g} in a plain loop"
             raise Violation(what, "compute the same log-probs; sum losses, divide by the weight of all", where)
 
-    def test_ranks_report_alike(self, lives: Lives, told: dict[str, list[Told]]) -> None:
+    def test_ranks_report_alike(self, lives: Lives, reports: dict[str, list[RankReport]]) -> None:
         """ranks: stats and weights are alike, stats those of one"""
         engine = self.trained_engine()
-        (alone,) = told[ALONE]
-        for layout, ranks in told.items():
+        (alone,) = reports[ALONE]
+        for layout, ranks in reports.items():
             for rank, life in enumerate(ranks):
                 for step, wanted in enumerate(alone["steps"]):
                     for name in wanted if SCOPES[step] == "global" else ("loss", "lr", "loss_weight"):
@@ -175,34 +174,36 @@ class RanksChecks(BackendChecks):
                     what = f"the weights of the ranks of {layout} differ by {apart:.2g}"
                     raise Violation(what, "apply one update on all ranks", place(engine, "optimizer_step"))
 
-    def test_all_ranks_refuse_what_one_spoils(self, told: dict[str, list[Told]]) -> None:
+    def test_all_ranks_refuse_what_one_spoils(self, reports: dict[str, list[RankReport]]) -> None:
         """ranks: a gradient that is not finite on one, all refuse"""
-        self._require_skipped(told, "spoiled", "decide by the norm over all ranks, before anything is applied")
+        self._require_skipped(reports, "spoiled", "decide by the norm over all ranks, before anything is applied")
 
-    def test_all_ranks_refuse_a_step(self, told: dict[str, list[Told]]) -> None:
+    def test_all_ranks_refuse_a_step(self, reports: dict[str, list[RankReport]]) -> None:
         """ranks: a step refused by step_if changes nothing"""
-        self._require_skipped(told, "refused", "step_if sees stats of all ranks; drop the gradients where it says no")
+        self._require_skipped(
+            reports, "refused", "step_if sees stats of all ranks; drop the gradients where it says no"
+        )
 
-    def _require_skipped(self, told: dict[str, list[Told]], which: str, cause: str) -> None:
+    def _require_skipped(self, reports: dict[str, list[RankReport]], which: str, cause: str) -> None:
         where = place(self.trained_engine(), "optimizer_step")
-        for layout, ranks in told.items():
+        for layout, ranks in reports.items():
             for rank, life in enumerate(ranks):
                 skipped, apart = life[which]
                 if skipped != 1.0 or apart > 0:
                     what = f"{_who(layout, rank)}: update_skipped {skipped:g}, weights changed by {apart:.2g}"
                     raise Violation(what, cause, where)
 
-    def test_ranks_export_their_weights(self, told: dict[str, list[Told]]) -> None:
+    def test_ranks_export_their_weights(self, reports: dict[str, list[RankReport]]) -> None:
         """ranks: an export holds the weights of all"""
         cause = "gather every parameter whole; one rank writes the folder"
-        self._require_small(told, "exported", "weights of an export", cause, "save_to_hf", limit=0.0)
+        self._require_small(reports, "exported", "weights of an export", cause, "save_to_hf", limit=0.0)
 
-    def test_ranks_generate_with_the_weights_of_now(self, told: dict[str, list[Told]]) -> None:
+    def test_ranks_generate_with_the_weights_of_now(self, reports: dict[str, list[RankReport]]) -> None:
         """ranks: greedy answers are those of the trained weights"""
         engine = self.engine()
         if not self.generates():
             pytest.skip("does not generate")
-        for layout, ranks in told.items():
+        for layout, ranks in reports.items():
             for rank, life in enumerate(ranks):
                 loaded = {f"after loading {which}": life[which]["answers"] for which in LOADED if which in life}
                 for when, (found, wanted) in (life["answers"] | loaded).items():
@@ -211,10 +212,10 @@ class RanksChecks(BackendChecks):
                         cause = "all ranks use the weights of now; whole copies are made anew when they have changed"
                         raise Violation(what, cause, place(engine, "generator", "generate"))
 
-    def test_offloading_gives_memory_back(self, told: dict[str, list[Told]]) -> None:
+    def test_offloading_gives_memory_back(self, reports: dict[str, list[RankReport]]) -> None:
         """offloaded, a rank holds its part of the state, no more"""
         engine = self.engine()
-        for layout, ranks in told.items():
+        for layout, ranks in reports.items():
             for rank, life in enumerate(ranks):
                 if "held" not in life:
                     pytest.skip("does not offload, or cannot be checkpointed")
@@ -222,37 +223,37 @@ class RanksChecks(BackendChecks):
                     what = f"{_who(layout, rank)} holds {life['held']:.2f} times its part of the state after offload"
                     raise Violation(what, "drop whole copies, gradients and caches", place(engine, "offload"))
 
-    def test_ranks_give_the_blocks_that_they_hold(self, told: dict[str, list[Told]]) -> None:
+    def test_ranks_give_the_blocks_that_they_hold(self, reports: dict[str, list[RankReport]]) -> None:
         """ranks: weight_blocks names the numbers that are read"""
         if not offers(self.engine(), "weight_blocks"):
             pytest.skip("gathers its parameters")
         cause = "offsets and sizes are those of this rank's part in the whole parameter"
-        self._require_small(told, "blocks", "numbers of weight_blocks", cause, "weight_blocks", limit=0.0)
+        self._require_small(reports, "blocks", "numbers of weight_blocks", cause, "weight_blocks", limit=0.0)
 
-    def test_ranks_take_parameters(self, told: dict[str, list[Told]]) -> None:
+    def test_ranks_take_parameters(self, reports: dict[str, list[RankReport]]) -> None:
         """ranks: take_parameters mixes weights by eta"""
         if not offers(self.engine(), "take_parameters"):
             pytest.skip("takes no parameters of other engines")
         cause = "mix whole parameters with whole ones, or parts with parts"
-        self._require_small(told, "taken", "weights at eta 0.25", cause, "take_parameters")
+        self._require_small(reports, "taken", "weights at eta 0.25", cause, "take_parameters")
 
-    def test_a_checkpoint_of_two_ranks_continues(self, told: dict[str, list[Told]]) -> None:
-        """ranks: saved and loaded, training goes on bit for bit"""
+    def test_a_checkpoint_of_two_ranks_continues(self, reports: dict[str, list[RankReport]]) -> None:
+        """ranks: saved and loaded, training continues bit for bit"""
         cause = "state() must give out everything that the next step depends on"
-        self._require_small(told, OWN, f"weights, a step after {OWN},", cause, "state", limit=0.0)
+        self._require_small(reports, OWN, f"weights, a step after {OWN},", cause, "state", limit=0.0)
 
-    def test_checkpoints_fit_any_number_of_ranks(self, told: dict[str, list[Told]]) -> None:
+    def test_checkpoints_fit_any_number_of_ranks(self, reports: dict[str, list[RankReport]]) -> None:
         """a checkpoint of one layout continues in another"""
         cause = "give out DTensors where ranks hold parts, so that they can be cut anew"
         for which in (OF_ONE, ON_ONE, OF_OTHERS):
-            if which != OF_OTHERS or any(which in life for ranks in told.values() for life in ranks):
-                self._require_small(told, which, f"weights, a step after {which}", cause, "state")
+            if which != OF_OTHERS or any(which in life for ranks in reports.values() for life in ranks):
+                self._require_small(reports, which, f"weights, a step after {which}", cause, "state")
 
-    def _require_small(self, told: dict[str, list[Told]], which: str, what: str, cause: str, *methods: str,
+    def _require_small(self, reports: dict[str, list[RankReport]], which: str, what: str, cause: str, *methods: str,
                        limit: float | None = None) -> None:  # fmt: skip
-        """No rank told a difference above the limit."""
+        """Check that no rank reported a difference above the limit."""
         engine = self.engine()
-        lives = {(layout, rank): life for layout, ranks in told.items() for rank, life in enumerate(ranks)}
+        lives = {(layout, rank): life for layout, ranks in reports.items() for rank, life in enumerate(ranks)}
         found = {who: _apart(life[which]) for who, life in lives.items() if which in life}
         if not found:
             pytest.skip("does not train" if not self.trains() else "cannot be checkpointed")
@@ -264,14 +265,14 @@ class RanksChecks(BackendChecks):
 
 
 def _shares(step: int, layout: str) -> list[SequenceSample]:
-    """What is averaged in a step: the whole batch, or each replica's part."""
+    """The batches averaged in a step: the whole batch, or each replica's part."""
     if SCOPES[step] == "global" or "dp 2" not in layout:
         return [batch(step)]
     return [batch(step).select_indices(range(*cut)) for cut in ((SHARES[step],), (SHARES[step], WHOLE))]
 
 
 def _missed(found: Weights, first: Weights, wanted: Weights, certain: Weights | None) -> float:
-    """Of all that training should have changed, the share that it did not, or that is something else."""
+    """The relative error of the total weight change by training."""
     off, change = 0.0, 0.0
     for name, weight in wanted.items():
         counts = 1.0 if certain is None else certain[name]
@@ -285,13 +286,13 @@ def _who(layout: str, rank: int) -> str:
 
 
 def _own_place(frames: list[Frame]) -> str:
-    """The innermost place that is not within a library."""
+    """The innermost frame outside libraries."""
     own = (f"{function} ({Path(file).name}:{line})" for file, line, function in frames if "site-packages" not in file)
     return next(own, "an unknown place")
 
 
-def _apart(told: Told | float) -> float:
-    return float(told["apart"] if isinstance(told, dict) else told)
+def _apart(report: RankReport | float) -> float:
+    return float(report["apart"] if isinstance(report, dict) else report)
 
 
 def _cause_of_norm(ratio: float) -> str:

@@ -1,4 +1,4 @@
-"""What outlives an engine: checkpoints that continue bit for bit, folders for transformers, memory given back."""
+"""State that outlives an engine: checkpoints that continue bit for bit, folders for transformers, released memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StateChecks(BackendChecks):
     """`state`, `save_to_hf`, `save_description`, `offload`."""
 
     def test_a_checkpoint_continues_bit_for_bit(self, tmp_path: Path) -> None:
-        """saved and loaded, training goes on bit for bit"""
+        """saved and loaded, training continues bit for bit"""
         for family in self.families:
             engine = self._kept(self.trained_engine(family, **SETTINGS))
             for step in range(2):
@@ -138,7 +138,7 @@ class StateChecks(BackendChecks):
 
 
 def save(engine: HoldsWeights, folder: Path, rank: int = 0) -> None:
-    """As a run's checkpoint is written: each rank its part."""
+    """Write a checkpoint as a run does: each rank its own part."""
     copy = copy_to_host(engine.state(), leads=rank == 0)
     for part in ("models", "optim"):
         (folder / part).mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ def save(engine: HoldsWeights, folder: Path, rank: int = 0) -> None:
 
 
 def restore(engine: HoldsWeights, folder: Path) -> None:
-    """As a run's checkpoint is read, by any number of ranks."""
+    """Read a checkpoint as a run does, on any number of ranks."""
     state = engine.state(room_for_optimizer=True)
     fill(state.weights, folder / "models")
     if state.optimizer:

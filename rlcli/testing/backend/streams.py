@@ -25,7 +25,7 @@ class StreamChecks(BackendChecks):
     """`open`, and what a stream does."""
 
     rounding = 5e-4
-    """How far log-probs may be off."""
+    """Tolerance for log-probs."""
 
     def test_a_stream_answers_like_a_batch(self) -> None:
         """a stream's greedy answers are those of generate"""
@@ -43,14 +43,14 @@ class StreamChecks(BackendChecks):
                 raise Violation(what, "answer each prompt as if it were alone", where)
 
     def test_a_pause_changes_no_log_prob(self) -> None:
-        """paused and given other weights: by segment, those of a recomputation"""
+        """after a pause with new weights, recomputation confirms each segment"""
         engine, other = self.streaming_engine(seed=1), self.engine(seed=2)
         first = exported(engine)
         second = exported(other)
         with self.stream(engine) as stream:
             for seed, prompt in enumerate(asked() * 2):
                 stream.submit(prompt, seed)
-            made = {one.number: one for one in stream.collect()}  # others are half done then
+            made = {one.number: one for one in stream.collect()}  # others are unfinished at that point
             before = engine.weights_number
             stream.pause()
             engine.take_parameters(other, 1.0)
@@ -61,10 +61,12 @@ class StreamChecks(BackendChecks):
         for number, response in made.items():
             self._require_log_probs(asked()[number % len(asked())], response, models, where)
         if not any(len(response.segments) == 2 for response in made.values()):
-            raise Violation("no response has tokens of both weights", "continue what is in the making", where)
+            raise Violation(
+                "no response has tokens of both weights", "continue the responses that are under way", where
+            )
 
     def test_abort_returns_what_there_is(self) -> None:
-        """abort: all that is in the making, with as many log-probs as tokens"""
+        """abort: returns unfinished responses, with as many log-probs as tokens"""
         engine = self.streaming_engine()
         with self.stream(engine) as stream:
             numbers = {stream.submit(prompt, seed) for seed, prompt in enumerate(asked())}
@@ -117,7 +119,7 @@ def asked() -> list[torch.Tensor]:
 
 
 def collect_all(stream: ResponseStream, number: int) -> dict[int, FinishedResponse]:
-    """By number."""
+    """Collect responses by number."""
     made: dict[int, FinishedResponse] = {}
     while len(made) < number:
         finished = stream.collect()

@@ -1,4 +1,4 @@
-"""Training: a step is that of a plain loop, however its batch was cut, and a refused one leaves no trace."""
+"""Training: a step equals that of a plain loop, however its batch is cut, and a refused step leaves no trace."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class TrainingChecks(BackendChecks):
             raise Violation(what, _known_mistake(settings, self.rates(), explains), _training(engine))
 
     def _require_no_trace(self, loss: Any, what: str, changes: dict[str, Any]) -> None:
-        """After a step that must not be: the same weights, bit for bit, and the next steps as if it had not been."""
+        """After a step that must be refused: the same weights bit for bit, and later steps as if it never happened."""
         engine, other = self.trained_engine(**SETTINGS), self.trained_engine(**SETTINGS)
         for one in (engine, other):
             one.train_batch(batch(0), answer_loss, answer_weight)
@@ -199,7 +199,7 @@ def _cause_of_ratio(ratio: float) -> str:
 
 def _known_mistake(settings: AdamW, rates: tuple[float, ...],
                    explains: Callable[[AdamW, tuple[float, ...]], bool]) -> str:  # fmt: skip
-    """The mistake under which a plain loop arrives at the weights found, if it is one of the well-known."""
+    """The known mistake with which a plain loop arrives at the weights found, if there is one."""
     late, constant = (rates[0], *rates), (1.0,) * len(rates)
     mistakes = {
         "no weight was changed; apply the optimizer": (replace(settings, lr=0.0), rates),

@@ -1,1 +1,1 @@
-"""What the contract of datasets is made of."""
+"""The parts of the contract of datasets."""

@@ -1,4 +1,4 @@
-"""What the other checks need: a dataset that can be built, whose rows are taken by number."""
+"""The prerequisite of the other checks: a dataset that can be built and indexed by row number."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rlcli.testing.tokenizer import byte_tokenizer
 
 
 class BuildingChecks(Contract):
-    """Whether there is anything to check. Stands last among the bases, so that it is reported first."""
+    """Whether there is anything to check. Last among the bases, so that it is reported first."""
 
     rows: ClassVar[Sequence[Mapping[str, Any]]] = ()
-    """Rows for its file; none: the EXAMPLES of its class."""
+    """Rows for its file; empty: the EXAMPLES of its class."""
 
     @pytest.fixture
     def tokenizer(self) -> Any:
@@ -26,10 +26,10 @@ class BuildingChecks(Contract):
 
     @pytest.fixture
     def trial(self, tmp_path: Path, tokenizer: Any) -> Trial:
-        """The dataset, to be built as often as a check likes."""
+        """The dataset, which a check may build as often as it likes."""
         try:
             return self._built(tmp_path, tokenizer)
-        except Exception:  # which one says the check that is about it
+        except Exception:  # reported by the check for it
             pytest.skip("not tried: it cannot be built")
 
     def test_can_be_built(self, tmp_path: Path, tokenizer: Any) -> None:
@@ -49,7 +49,7 @@ class BuildingChecks(Contract):
 
 
 def _lacking(cls: type) -> list[str]:
-    """What a run needs of a dataset and its class does not have."""
+    """What a run needs from a dataset but its class lacks."""
     from torch.utils.data import Dataset
 
     methods = {"len()": getattr(cls, "__len__", None), "[]": getattr(cls, "__getitem__", None)}

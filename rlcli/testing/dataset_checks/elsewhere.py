@@ -1,4 +1,4 @@
-"""The same dataset in other processes, under other hash seeds."""
+"""The same dataset in other processes, with other hash seeds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE = 60
 
 
 def answers(trial: Trial, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(hash seed, what a process of that hash seed tells of the dataset of these rows), for each."""
+    """(hash seed, results from a process with that hash seed for the dataset of these rows), for each."""
     words = {
         "backend": trial.tokenizer.backend.to_str(),
         "special_tokens": trial.tokenizer.special_tokens_map,
@@ -36,7 +36,7 @@ def answers(trial: Trial, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[s
     order = json.dumps({"name": trial.name, "args": args, "datasets": datasets, "tokenizer": words})
     seeds = [seed for seed in HASH_SEEDS if seed != os.environ.get("PYTHONHASHSEED")]
     if not hasattr(trial.cls, "preview"):
-        seeds = seeds[:1]  # each takes seconds, to load torch and transformers
+        seeds = seeds[:1]  # each takes seconds to load torch and transformers
     with contextlib.ExitStack() as ended:
         processes = [ended.enter_context(_start(seed, order)) for seed in seeds]
         for process in processes:

@@ -1,4 +1,4 @@
-"""Checks of a dataset that reads a file: rows that are malformed, rows that are too long, and the user's own file."""
+"""Checks of a dataset that reads a file: malformed rows, over-long rows, and the user's own file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WRONG_TYPES: tuple[Any, ...] = (None, 7, "", [], ["x"], {"x": 1})
 
 
 class FileChecks(Contract):
-    """What becomes of the rows of a file."""
+    """How the rows of a file are handled."""
 
     def test_malformed_rows(self, trial: Trial) -> None:
         """a malformed row is refused with its file and line"""
@@ -101,7 +101,7 @@ class FileChecks(Contract):
 
     @pytest.mark.parametrize("side", ["truncate_left", "truncate_right"])
     def test_overlong_cut(self, trial: Trial, side: str) -> None:
-        """overlong rows are cut on the side that was asked"""
+        """overlong rows are cut on the requested side"""
         limit, _ = _limit(trial)
         whole, cut = read(trial.demand()), read(_make_overlong(trial, side, limit))
         if len(cut) != len(whole):
@@ -135,7 +135,7 @@ def _rows_of(trial: Trial) -> list[dict[str, Any]]:
 
 
 def _malformed(rows: list[dict[str, Any]]) -> Iterator[tuple[str, Line]]:
-    """(what it is, a line of the file) for each way to be no row at all."""
+    """(description, a line of the file) for each way not to be a row at all."""
     good = as_line(rows[0])
     yield "cut off", good[: len(good) // 2]
     yield "no JSON", "not a row"
@@ -149,11 +149,11 @@ def _malformed(rows: list[dict[str, Any]]) -> Iterator[tuple[str, Line]]:
 
 
 def _planted(trial: Trial, line: Line) -> Exception | None:
-    """What the dataset raises with this line third in its file, behind a row and an empty line."""
+    """The exception the dataset raises with this line third in its file, after a row and an empty line."""
     lines = [as_line(row) for row in trial.rows]
     try:
         read(trial.make(lines=[lines[0], "", line, *lines[1:]]))
-    except Exception as error:  # whatever a user's dataset raises
+    except Exception as error:  # a user's dataset may raise anything
         return error
     return None
 
@@ -173,7 +173,7 @@ def _length(sample: SequenceSample) -> int:
 
 
 def _limit(trial: Trial) -> tuple[int, int]:
-    """(a limit that only the longest row exceeds, the place of that row)."""
+    """(a limit that only the longest row exceeds, the index of that row)."""
     if not trial.takes("max_length"):
         pytest.skip("has no max_length")
     _rows_of(trial)

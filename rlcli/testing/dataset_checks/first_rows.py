@@ -1,4 +1,4 @@
-"""A stream as the checks of datasets see it: its first rows, by number."""
+"""A stream as seen by the dataset checks: its first rows, by number."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.dataset import IteratedRows, is_stream
 
 LOOKED_AT = 64
-"""Rows of a stream."""
+"""Number of rows of a stream that are used."""
 
 
 class FirstRows:
-    """The first rows of a stream; for anything else it answers as the dataset does."""
+    """The first rows of a stream; everything else is delegated to the dataset."""
 
     def __init__(self, stream: Any):
         self.stream = stream
@@ -24,7 +24,7 @@ class FirstRows:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> SequenceSample:
-        """Read again, as a run that is resumed would."""
+        """Reads the stream again, as a resumed run would."""
         if not 0 <= index < len(self.rows):
             raise IndexError(index)
         row: SequenceSample = next(iter(self.stream.rows_from(0, index)))
@@ -35,12 +35,12 @@ class FirstRows:
 
 
 def by_number(dataset: Any) -> Any:
-    """A dataset whose rows can be asked for by number."""
+    """A dataset whose rows can be indexed by number."""
     return FirstRows(dataset) if is_stream(dataset) else dataset
 
 
 def reader(dataset: Any) -> Callable[..., Any]:
-    """The method that gives its rows."""
+    """The method that returns its rows."""
     stream = dataset.stream if isinstance(dataset, FirstRows) else None
     method: Callable[..., Any]
     if isinstance(stream, IteratedRows):

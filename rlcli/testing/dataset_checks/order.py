@@ -1,4 +1,4 @@
-"""Checks of the rows as a whole: which there are, and that they are the same wherever they are asked for."""
+"""Checks of the rows as a whole: which ones there are, and that they are the same wherever they are read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rlcli.testing.dataset_checks.trial import (
 
 DRAW_BY_SEED = "draw from random.Random(stable_seed(self.util.seed, row id)), never from random, numpy or torch itself"
 MANY_ROWS = 8
-"""So many are not in the same order by chance."""
+"""This many rows will not be in the same order by coincidence."""
 
 
 class OrderChecks(Contract):
@@ -159,7 +159,7 @@ class OrderChecks(Contract):
             )
 
     def test_neighbours(self, trial: Trial) -> None:
-        """a row is the same whatever stands around it"""
+        """a row is the same whatever its neighbours"""
         rows = _two_or_more(trial)
         expected = read(trial.demand(rows))
         reversed_ = read(trial.demand(rows[::-1]))
@@ -175,8 +175,8 @@ class OrderChecks(Contract):
 
     @pytest.mark.parametrize("ranks", [1, 2, 3])
     def test_ranks(self, trial: Trial, ranks: int) -> None:
-        """over 1, 2 and 3 ranks, each row is there once"""
-        rows = trial.at_least(2 * ranks + 1)  # a number that does not divide by them
+        """over 1, 2 and 3 ranks, each row appears once"""
+        rows = trial.at_least(2 * ranks + 1)  # a number not divisible by the number of ranks
         whole = [id_of(sample) for sample in read(trial.demand(rows))]
         if trial.reads_file and len(set(whole)) < ranks:
             pytest.skip(f"not tried: there are not {ranks} rows")
@@ -184,7 +184,7 @@ class OrderChecks(Contract):
             [id_of(sample) for sample in read(trial.demand(rows, rank=rank, ranks=ranks))] for rank in range(ranks)
         ]
         if all(part == whole for part in parts):
-            return  # the runtime deals the rows out
+            return  # the runtime distributes the rows
         dealt = [id_ for part in parts for id_ in part]
         if len(set(dealt)) < len(dealt) or (trial.reads_file and set(dealt) != set(whole)):
             counts = f"{len(set(whole) - set(dealt))} on none, {len(dealt) - len(set(dealt))} on several"
@@ -195,7 +195,7 @@ class OrderChecks(Contract):
             )
 
     def test_digest(self, trial: Trial) -> None:
-        """the digest tells these rows from any others"""
+        """the digest distinguishes these rows from any others"""
         from rlcli.runtime.data_order import digest_rows
 
         rows = _two_or_more(trial)
@@ -224,7 +224,7 @@ def _two_or_more(trial: Trial) -> list[dict[str, Any]]:
 
 
 def _parted(one: Any, other: Any, most: int = 40) -> str:
-    """Two texts from where they part."""
+    """Two texts, from the point where they differ."""
     first, second = str(one), str(other)
     start = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), 0)
     start = max(0, start - most // 2)
@@ -232,7 +232,7 @@ def _parted(one: Any, other: Any, most: int = 40) -> str:
 
 
 def _unlike(expected: Sequence[SequenceSample], found: Sequence[SequenceSample], has_ids: bool) -> str:
-    """What differs between rows that were found and those of the same id, or, without ids, any of the same content."""
+    """How the rows found differ from those of the same id or, without ids, from any with the same content."""
     if has_ids:
         by_id = {id_of(sample): sample for sample in expected}
         for sample in found:
@@ -269,7 +269,7 @@ def _spoil(sample: SequenceSample) -> None:
 
 @contextmanager
 def _global_randomness(seed: int) -> Iterator[Any]:
-    """The process's random generators set to `seed`, then put back; gives what tells which of them moved."""
+    """Set the process's random generators to `seed`, then restore them; yields a function to tell which ones moved."""
     import numpy as np
     import torch
 

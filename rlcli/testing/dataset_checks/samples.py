@@ -1,4 +1,4 @@
-"""Checks of single samples: what they hold, what is trained on, and what the dataset says of them elsewhere."""
+"""Checks of single samples: their contents, which tokens are trained on, and how the dataset describes them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ HABITS: dict[str, dict[str, Any]] = {
     "a tokenizer that puts BOS in front and EOS behind": {"around": "<bos> $A <eos>"},
     "a chat template that writes BOS itself": {"chat": True},
 }
-"""What tokenizers do of their own accord."""
+"""Ways in which tokenizers add special tokens by themselves."""
 
 
 class SampleChecks(Contract):
-    """What is in a sample."""
+    """The contents of a sample."""
 
     def test_registers(self, trial: Trial) -> None:
         """registers under its name, arguments explained"""
@@ -133,7 +133,7 @@ class SampleChecks(Contract):
                     )
 
     def test_places(self, trial: Trial) -> None:
-        """the preview tells each row's file and line"""
+        """the preview gives each row's file and line"""
         rows = trial.named_rows
         dataset = trial.demand(rows)
         if not rows or not hasattr(dataset, "preview"):
@@ -205,12 +205,12 @@ def _wrong_sample(sample: Any, declared: set[str], vocabulary: int) -> str:
 
 
 def _is_answered(sample: SequenceSample) -> bool:
-    """Whether it says which of its tokens are trained on."""
+    """Whether it marks which of its tokens are trained on."""
     return "packed_input_ids" in sample.keys and bool({"prompt_mask", "prompt_lens"} & sample.keys)
 
 
 def _sequences(sample: SequenceSample) -> list[tuple[list[int], list[bool] | None]]:
-    """(tokens, whether each is trained on) of every sequence; None for a prompt that waits for its response."""
+    """(tokens, whether each is trained on) of every sequence; None for a prompt without a response."""
     if not set(TOKENS) & sample.keys:
         return []
     row = preview_of(sample)
@@ -220,8 +220,8 @@ def _sequences(sample: SequenceSample) -> list[tuple[list[int], list[bool] | Non
 
 
 def _wrong_special_tokens(tokens: list[int], trained: list[bool] | None, bos: Any, eos: Any) -> tuple[str, str]:
-    """(what is wrong with the special tokens of a sequence, what it comes from); empty if nothing is."""
-    is_text = trained is not None and all(trained)  # no prompt: where its documents begin and end is its own affair
+    """(what is wrong with the special tokens of a sequence, its cause); empty if nothing is."""
+    is_text = trained is not None and all(trained)  # not a prompt: may begin and end its documents anywhere
     if bos in tokens[1:] and not (is_text and tokens[:2] != [bos, bos]):
         where = tokens.index(bos, 1)
         return (
@@ -240,7 +240,7 @@ def _wrong_special_tokens(tokens: list[int], trained: list[bool] | None, bos: An
     start = trained.index(True) if any(trained) else 0
     if start and tokens[start - 1] == eos:
         return f"EOS is token {start - 1} of {len(tokens)}, before the answer", "take it off: a response is to follow"
-    for place in range(start, len(tokens)):  # what is not trained on may hold EOS: of the turns of a chat
+    for place in range(start, len(tokens)):  # untrained parts may contain EOS, from the turns of a chat
         ends = place + 1 == len(tokens) or not trained[place + 1]
         if trained[place] and ends and tokens[place] != eos:
             what = f"the answer ends with token {tokens[place]}, not with EOS"
@@ -253,7 +253,7 @@ def _wrong_special_tokens(tokens: list[int], trained: list[bool] | None, bos: An
 def _unreadable(
     tokens: list[int], trained: list[bool] | None, said: Preview | None, number: int, tokenizer: Any
 ) -> str:
-    """What of the texts cannot be read in a sequence; empty if all can."""
+    """Which texts cannot be found in a sequence; empty if all can."""
     flags = trained or [False] * len(tokens)
     parts = {kind: [t for t, flag in zip(tokens, flags, strict=True) if flag is kind] for kind in (False, True)}
     prompt, answer = (tokenizer.decode(parts[kind], skip_special_tokens=True) for kind in (False, True))
@@ -271,7 +271,7 @@ def _unreadable(
 
 
 def _plain(value: Any) -> Any:
-    """Sequences as lists and mappings as dicts, to compare what they hold."""
+    """Sequences as lists and mappings as dicts, to compare their contents."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return dict(value) if hasattr(value, "items") else value

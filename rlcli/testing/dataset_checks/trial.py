@@ -1,4 +1,4 @@
-"""A dataset on trial: built again and again, of one set of rows or another."""
+"""A dataset under test: built again and again, from various sets of rows."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from rlcli.testing.dataset_checks.first_rows import by_number
 from rlcli.testing.tokenizer import as_transformers
 
 MOST_ROWS = 32
-"""Rows that the checks look at; of a longer file they are spread evenly over it."""
+"""Rows that the checks use; from a longer file they are spread evenly over it."""
 
 UNLIMITED = 1 << 20
-"""For `max_length`: the tests' tokens are bytes, so a limit that is meant for words would not fit."""
+"""For `max_length`: the tests' tokens are bytes, so a limit intended for words would be too small."""
 
 CHOSEN_BY_CHECKS = ("max_rows", "bad_rows", "max_bad_rows", "overlong")
-"""Arguments that checks set to what they look at; only the check of the given file leaves them as they were given."""
+"""Arguments that checks set to what they examine; only the check of the given file leaves them as given."""
 
 Line = str | bytes
 
 
 @dataclass
 class Trial:
-    """A dataset by its name, with the rows that it is tested on."""
+    """A dataset by name, with the rows to test it on."""
 
     name: str
     args: Mapping[str, Any]
     folder: Path
-    """For the files that are written."""
+    """For files written by the checks."""
     tokenizer: Any
     given: Sequence[Mapping[str, Any]] = ()
-    """Rows that the test brings along."""
+    """Rows supplied by the test."""
     rows: list[dict[str, Any]] = field(init=False)
-    """What the dataset's file holds; empty if it reads none, or one of a form that is not ours to write."""
+    """The content of the dataset's file; empty if it reads none, or one in a format that we do not write."""
 
     def __post_init__(self) -> None:
         self.cls: Any = load("datasets", self.name)
@@ -64,17 +64,17 @@ class Trial:
 
     @cached_property
     def keys(self) -> set[str]:
-        """What its class says that every sample holds, with these arguments."""
+        """The keys its class declares for every sample, with these arguments."""
         given = {argument.name: argument.default for argument in self.signature.arguments} | dict(self.args)
         return set(declared_keys(self.signature.constants.get("KEYS", ()), given.__getitem__).needed)
 
     @cached_property
     def named_rows(self) -> list[dict[str, Any]]:
-        """The same rows with ids of their own, if the dataset goes by them; else as they are."""
+        """The same rows with ids of their own, if the dataset uses them; otherwise unchanged."""
         named = [{"id": f"own-{number}", **row} for number, row in enumerate(self.rows)]
         try:
             ids = [str(id_of(sample)) for sample in read(self.make(named))]
-        except RlcliError:  # it takes no such field
+        except RlcliError:  # it does not accept such a field
             return self.rows
         return named if ids == [str(row["id"]) for row in named] else self.rows
 
@@ -84,7 +84,7 @@ class Trial:
         return self.named_rows is not self.rows
 
     def at_least(self, count: int) -> list[dict[str, Any]]:
-        """So many rows, copies among them if need be; `rows` if it refuses copies or calls them alike."""
+        """At least this many rows, with copies if necessary; `rows` if it refuses copies or gives them the same ids."""
         if not self.rows or len(self.rows) >= count:
             return self.rows
         repeated = (self.rows * count)[:count]
@@ -96,14 +96,14 @@ class Trial:
         return copies if len(set(ids)) == len(ids) else self.rows
 
     def takes(self, argument: str) -> bool:
-        """Whether a recipe may say `argument` under its `args:`."""
+        """Whether a recipe may set `argument` under its `args:`."""
         return any(one.name == argument for one in self.signature.arguments)
 
     def demand(self, rows: Sequence[Mapping[str, Any]] | None = None, **how: Any) -> Any:
-        """The dataset, see `make`; a Violation if it refuses what it is given, which is then its own fault."""
+        """The dataset, see `make`; raises Violation if it refuses its input, which is then its own fault."""
         try:
             return self.make(rows, **how)
-        except RlcliError as error:  # the file that it names is gone when the report is read
+        except RlcliError as error:  # the file it names will be gone when the report is read
             raise Violation(refusal(error), error.hint or "", self.place_in(error)) from error
 
     def make(
@@ -117,12 +117,12 @@ class Trial:
         tokenizer: Any = None,
         **args: Any,
     ) -> Any:
-        """The dataset, of other rows or another file's lines if they are given. Raises whatever it raises."""
+        """Build the dataset, from other rows or another file's lines if given. Raises whatever it raises."""
         util = DatasetUtility(seed, rank, ranks, suited(tokenizer or self.tokenizer, self.cls), self.datasets)
         return by_number(make_dataset(DatasetAbstraction(self.name, self.args_for(rows, lines=lines, **args)), util))
 
     def make_of_whole_file(self) -> Any:
-        """The dataset of all rows of the file that `args` name."""
+        """The dataset of all rows in the file that `args` name."""
         util = DatasetUtility(1, 0, 1, suited(self.tokenizer, self.cls), self.datasets)
         args = {**self.args_for(), **self.args, **self._unlimited()}
         return by_number(make_dataset(DatasetAbstraction(self.name, args), util))
@@ -130,7 +130,7 @@ class Trial:
     def args_for(
         self, rows: Sequence[Mapping[str, Any]] | None = None, *, lines: Sequence[Line] | None = None, **args: Any
     ) -> dict[str, Any]:
-        """What the recipe would say of such a dataset."""
+        """The arguments a recipe would give for such a dataset."""
         merged = {key: value for key, value in self.args.items() if key not in CHOSEN_BY_CHECKS}
         merged |= self._unlimited() | args
         if self.rows:
@@ -141,19 +141,19 @@ class Trial:
         return {"max_length": UNLIMITED} if self.takes("max_length") else {}
 
     def write(self, lines: Sequence[Line]) -> Path:
-        """A file of these lines. Its name is always the same, since ids may hold it."""
+        """Write a file of these lines. Its name is always the same, because ids may contain it."""
         self.file.write_bytes(b"".join((line.encode() if isinstance(line, str) else line) + b"\n" for line in lines))
         return self.file
 
     def place_in(self, error: BaseException) -> str:
-        """`file:line` of the component that an error went through last."""
+        """The last `file:line` in the component that an error passed through."""
         folder = Path(str(inspect.getsourcefile(self.cls))).parent
         frames = traceback.extract_tb(error.__traceback__)
         own = [f"{frame.filename}:{frame.lineno}" for frame in frames if Path(frame.filename).parent == folder]
         return own[-1] if own else self.place
 
     def _takes_all(self, rows: list[dict[str, Any]]) -> bool:
-        """Whether the dataset can be made of these rows; that it can of a whole file has a check of its own."""
+        """Whether the dataset can be built from these rows; building it from a whole file has its own check."""
         try:
             self.make(rows)
         except RlcliError:
@@ -176,12 +176,12 @@ class Trial:
 
 
 def suited(tokenizer: Any, cls: type) -> Any:
-    """A tokenizer as a run would give it: one of transformers, unless the dataset promises to need less."""
+    """A tokenizer as a run would supply it: transformers', unless the dataset declares that it needs less."""
     return tokenizer if hasattr(cls, "preview") else as_transformers(tokenizer)
 
 
 def needs_template(cls: type) -> bool:
-    """Whether its rows are conversations, which nothing but a chat template can write."""
+    """Whether its rows are conversations, which only a chat template can render."""
     return bool(getattr(cls, "NEEDS_TEMPLATE", False))
 
 
@@ -190,7 +190,7 @@ def as_line(row: Mapping[str, Any]) -> str:
 
 
 def rows_in(file: Path) -> list[dict[str, Any]]:
-    """At most MOST_ROWS rows of a file of JSON lines or with a JSON list; none of any other file."""
+    """At most MOST_ROWS rows from a file of JSON lines or with a JSON list; none from any other file."""
     try:
         text = file.read_text(encoding="utf-8-sig")
         found = json.loads(text) if text.lstrip().startswith("[") else _parsed(text)
@@ -216,12 +216,12 @@ def read(dataset: Any) -> list[SequenceSample]:
 
 
 def shown_rows(dataset: Any) -> int:
-    """How many rows the checks look at."""
+    """Number of rows that the checks use."""
     return min(len(dataset), MOST_ROWS)
 
 
 def content_of(sample: SequenceSample) -> dict[str, Any]:
-    """All that a sample holds but its id, in a form that compares exactly."""
+    """Everything in a sample except its id, in a form that compares exactly."""
     encoded = sample.as_json()
     return {
         "keys": encoded["keys"],
@@ -236,7 +236,7 @@ def id_of(sample: SequenceSample) -> Any:
 
 
 def difference(one: SequenceSample, other: SequenceSample) -> str:
-    """What differs between two samples, in words; empty if nothing does."""
+    """The difference between two samples, in words; empty if there is none."""
     if one.ids != other.ids:
         return f"its id is {id_of(one)!r}, then {id_of(other)!r}"
     first, second = content_of(one), content_of(other)
@@ -258,5 +258,5 @@ def first_difference(ones: Sequence[SequenceSample], others: Sequence[SequenceSa
 
 
 def refusal(error: Exception) -> str:
-    """What a dataset said when it refused something."""
+    """The message with which a dataset refused something."""
     return error.what if isinstance(error, RlcliError) else f"{type(error).__name__}: {error}"

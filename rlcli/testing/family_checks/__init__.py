@@ -1,1 +1,1 @@
-"""What the contract of model families is made of."""
+"""The parts of the contract of model families."""

@@ -1,4 +1,4 @@
-"""Checks of what a family says about a model: its configuration, and the logits that follow from it."""
+"""Checks of how a family describes a model: its configuration, and the resulting logits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SENSELESS: tuple[tuple[str, Any], ...] = (
 
 
 class ConfigurationChecks(Contract):
-    """The configuration as theirs and as ours."""
+    """The configuration in transformers' form and in ours."""
 
     def test_registers(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """is found by its model_type; prefix fits the names"""
@@ -128,7 +128,7 @@ class ConfigurationChecks(Contract):
             )
 
     def test_senseless_configurations(self, family: HFFamily, examples: Sequence[Example]) -> None:
-        """a configuration without sense is refused"""
+        """a nonsensical configuration is refused"""
         hf = examples[0].hf
         names: Mapping[str, str] = getattr(type(getattr(examples[0].model, "config", None)), "attribute_map", {})
         names = {"hidden_act": "activation_function", **names}
@@ -175,7 +175,7 @@ def _first_difference(one: Mapping[str, Any], other: Mapping[str, Any], leave_ou
 
 
 def _gap(config: ModelConfig, ours: dict[str, torch.Tensor], tokens: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference of logits, relative where they are large; infinite where there is no result."""
+    """The largest difference of logits, relative where they are large; infinite if there is no result."""
     try:
         found = logits(config, ours, tokens)
     except (KeyError, RuntimeError, IndexError, AttributeError):
@@ -187,7 +187,7 @@ def _gap(config: ModelConfig, ours: dict[str, torch.Tensor], tokens: torch.Tenso
 
 
 def _cure(config: ModelConfig, ours: dict[str, torch.Tensor], tokens: torch.Tensor, expected: torch.Tensor) -> str:
-    """What alone would make the logits right, in words; empty if nothing does."""
+    """A single change that would make the logits right, in words; empty if there is none."""
     for words, other_config, other_weights in _changes(config, ours):
         if _gap(other_config, other_weights, tokens, expected) <= TOLERANCE:
             return words
@@ -197,7 +197,7 @@ def _cure(config: ModelConfig, ours: dict[str, torch.Tensor], tokens: torch.Tens
 def _changes(
     config: ModelConfig, ours: dict[str, torch.Tensor]
 ) -> Iterator[tuple[str, ModelConfig, dict[str, torch.Tensor]]]:
-    """Single changes, each in words: what is wrong is most often one of them."""
+    """Single changes, each in words: most faults are one of them."""
     fields: dict[str, list[Any]] = {
         "activation": ["silu", "gelu", "gelu_tanh"],
         "norm_offset": [0.0, 1.0],

@@ -1,4 +1,4 @@
-"""Tiny random models of a family, made and saved by transformers: one for every switch of its configuration."""
+"""Tiny random models of a family, built and saved by transformers: one for every switch in its configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZES: dict[str, Any] = {
     "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6, "max_window_layers": 1,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
-"""What a configuration is told, of these what it knows. A head is larger than hidden_size / heads."""
+"""Values for those of these keys that a configuration has. A head is larger than hidden_size / heads."""
 
 KNOBS: dict[str, list[Any]] = {
     "num_key_value_heads": [1, 4],
@@ -42,10 +42,10 @@ KNOBS: dict[str, list[Any]] = {
          "original_max_position_embeddings": 16},
     ],
 }  # fmt: skip
-"""What else the keys that have no two positions may be."""
+"""Further values of keys that are not on/off switches."""
 
 WITHOUT_EFFECT = ("use_cache", "summary_", "output_", "reorder_", "return_dict", "is_encoder_decoder")
-"""How switches begin that leave parameters and logits as they are."""
+"""Prefixes of switches that do not affect parameters or logits."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class Example:
     tensors: Mapping[str, torch.Tensor]
     """Its weights, as on disk."""
     model: Any = None
-    """The same in transformers, if that has it."""
+    """The transformers model, if there is one."""
 
 
 @lru_cache(maxsize=16)
 def made_examples(model_type: str) -> tuple[Example, ...]:
-    """Of a family whose `architecture` transformers has; Violation for any other."""
+    """Models of a family whose `architecture` transformers has; Violation for any other."""
     import transformers
 
     family = family_of(model_type)
@@ -91,7 +91,7 @@ def _with_value_head(architecture: str) -> str:
 
 
 def _variants(kind: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(what is special, settings): plain, then each switch turned and each knob at its other values."""
+    """(what is special, settings): plain, then each switch flipped and each knob at its other values."""
     usual = kind(**_known(kind, SIZES)).to_dict()
     yield "nothing special", {}
     for key, value in usual.items():
@@ -103,17 +103,17 @@ def _variants(kind: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _known(kind: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What such a configuration has a key for, under whichever name."""
+    """The settings that such a configuration has a key for, under any name."""
     keys = {*kind().to_dict(), *kind.attribute_map}
     return {key: value for key, value in settings.items() if key in keys}
 
 
 def _made(family: HFFamily, model_type: str, cls: Any, about: str, settings: Mapping[str, Any]) -> Example | None:
-    """None if there are no such models, or the family says that it does not know them."""
+    """None if there are no such models, or the family declares that it does not support them."""
     kind = cls.config_class
     try:
         config = kind(**{**_known(kind, SIZES), **settings})
-    except Exception:  # whichever a configuration raises that checks what it is told
+    except Exception:  # a configuration that validates its input may raise anything
         if not settings:
             raise
         return None
@@ -131,7 +131,7 @@ def _made(family: HFFamily, model_type: str, cls: Any, about: str, settings: Map
 
 
 def _as_saved(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors that `save_pretrained` writes, under the names that it gives them."""
+    """The tensors that `save_pretrained` writes, under their names there."""
     from safetensors.torch import load_file
     from transformers.utils import logging
 

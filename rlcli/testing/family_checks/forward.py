@@ -1,4 +1,4 @@
-"""A decoder's forward pass from our configuration and parameters alone: what every family is compared with."""
+"""A decoder's forward pass from our configuration and parameters alone: the reference for every family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the other checks need: the family, and models of it."""
+"""The prerequisites of the other checks: the family, and models of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlcli.testing.family_checks.examples import Example, made_examples
 
 
 class ModelChecks(Contract):
-    """Whether there is anything to check. Stands last among the bases, so that it is reported first."""
+    """Whether there is anything to check. Last among the bases, so that it is reported first."""
 
     @pytest.fixture
     def family(self) -> HFFamily:
@@ -31,7 +31,7 @@ class ModelChecks(Contract):
     def examples(self) -> Sequence[Example]:
         try:
             return self.make_examples()
-        except Exception:  # which one says the check that is about it
+        except Exception:  # reported by the check for it
             pytest.skip("not tried: there is no model to test it on")
 
     def test_examples(self, family: HFFamily) -> None:

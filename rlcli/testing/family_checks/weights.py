@@ -1,4 +1,4 @@
-"""Checks of a family's parameters: names, shapes, and the way there and back."""
+"""Checks of a family's parameters: names, shapes, and conversion in both directions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Weights = Mapping[str, torch.Tensor]
 
 
 class WeightChecks(Contract):
-    """Weights under their names and ours."""
+    """Weights under transformers' names and ours."""
 
     def test_weights_there_and_back(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """weights to our names and back are the same bits"""
@@ -168,14 +168,14 @@ def _demand_same(found: Weights, expected: Weights, about: str, family: HFFamily
 
 
 def _subsets(names: list[str]) -> list[list[str]]:
-    """Single parameters, and some subsets drawn once and for all."""
+    """Single parameters, and a few fixed random subsets."""
     rng = random.Random(0)
     drawn = [sorted(rng.sample(names, rng.randint(2, len(names) - 1))) for _ in range(4)]
     return [[], *([name] for name in rng.sample(names, min(6, len(names)))), *drawn]
 
 
 def _shape_of(name: str, config: ModelConfig) -> tuple[int, ...] | None:
-    """The shape that a parameter of ours must have; None for a name that is none of ours."""
+    """The shape that one of our parameters must have; None for a name that is not ours."""
     hidden, dim = config.hidden, config.head_dim
     queries, keys = config.heads * dim, config.kv_heads * dim
     experts = config.experts

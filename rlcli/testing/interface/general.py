@@ -1,4 +1,4 @@
-"""Checks of what an interface says of itself: no model is run."""
+"""Checks of an interface's declarations; no model is run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from rlcli.api.interface import ModelInterface
 from rlcli.testing.contract import Note, Violation, place_of
 from rlcli.testing.declaration import DeclaredSubject
-from rlcli.testing.interface.rehearsal import Batches, InterfaceSubject, Make, keys_in_source, overrides, untried
+from rlcli.testing.interface.training_trial import Batches, InterfaceSubject, Make, keys_in_source, overrides, untried
 
 CALLS = ("train_step", "inference", "generate", "evaluate")
 """The methods that a graph calls."""

@@ -1,4 +1,4 @@
-"""Checks of generation: limits, groups, ends, and log-probs that recomputation confirms."""
+"""Checks of generation: limits, groups, endings, and log-probs that recomputation confirms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlcli.registry import make_backend
 from rlcli.testing.contract import Violation
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.interface.inference import check_mock
-from rlcli.testing.interface.inferring import Calls, CallSubject, own_logprobs, usual_batch
+from rlcli.testing.interface.inference_trial import Calls, CallSubject, own_logprobs, usual_batch
 from rlcli.testing.interface.outputs import (
     check_form,
     check_numbers,
@@ -29,7 +29,7 @@ from rlcli.testing.interface.outputs import (
     sequences,
     tensor_of,
 )
-from rlcli.testing.interface.rehearsal import Batches, Make, overrides, untried
+from rlcli.testing.interface.training_trial import Batches, Make, overrides, untried
 
 USUAL = GenerationHyperparameters(responses_per_prompt=2, max_new_tokens=6, temperature=0.7)
 PROMPTS = [[(length, 1)] for length in (3, 1, 4, 2, 3, 5, 1, 2)]
@@ -40,10 +40,10 @@ LAYOUT = ("packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask
 
 @dataclasses.dataclass(frozen=True)
 class Response:
-    """One generated sequence, taken apart."""
+    """One generated sequence, split into its parts."""
 
     prompt: torch.Tensor
-    """[P] the prompt that it was asked to answer."""
+    """[P] the prompt that it answers."""
     tokens: torch.Tensor
     """[P + R] as returned."""
     mask: torch.Tensor
@@ -59,7 +59,7 @@ class Response:
 
 
 class Sampling(Calls):
-    """Generation, over and over."""
+    """Repeated generation."""
 
     def __init__(self, make: Make, batch: SequenceSample, tokenizer: Any):
         super().__init__(make, "generate", batch, tokenizer)
@@ -69,7 +69,7 @@ class Sampling(Calls):
         return self.with_settings()
 
     def with_settings(self, **changes: Any) -> Any:
-        """The interface that samples in the usual way, or in another."""
+        """The interface that samples with the usual settings, or with others."""
         if not hasattr(self.make(), "generation"):
             pytest.skip("not tried: takes no `generation`: its limits are its own")
         return self.make(generation=dataclasses.asdict(dataclasses.replace(USUAL, **changes)))
@@ -78,7 +78,7 @@ class Sampling(Calls):
         return getattr(interface, "generation_size", None) or interface.generation.responses_per_prompt
 
     def responses(self, output: SequenceSample, batch: SequenceSample, group: int) -> list[Response]:
-        """The sequences of an output, which must have so many for each prompt."""
+        """The sequences of an output, which must have this many for each prompt."""
         for key in LAYOUT:
             if key not in output.keys:
                 raise Violation(f"generate does not return {key}", "a rollout is made of it", self.where)
@@ -102,7 +102,7 @@ class Sampling(Calls):
 class GenerationChecks(CallSubject):
     @pytest.fixture
     def sampling(self, make: Make, tokenizer: Any, request: pytest.FixtureRequest) -> Sampling:
-        """Generation, over and over."""
+        """Repeated generation."""
         if not overrides(make(), "generate"):
             pytest.skip("does not generate")
         return Sampling(make, usual_batch(request.getfixturevalue("prompt_batches"), PROMPTS), tokenizer)
@@ -140,9 +140,9 @@ class GenerationChecks(CallSubject):
 
     @pytest.mark.parametrize("most", [1, 6])
     def test_responses_keep_their_limits(self, sampling: Sampling, most: int) -> None:
-        """responses keep max_new_tokens, and end where they end"""
+        """responses respect max_new_tokens, and stop where they should"""
         inner = [token for one in sampling.usual for token in one.response[:-1]] or [0]
-        stop = max(sorted(set(inner)), key=inner.count)  # one that would stand within responses
+        stop = max(sorted(set(inner)), key=inner.count)  # one that would occur within responses
         interface = sampling.with_settings(max_new_tokens=most, stop_token_ids=(stop,))
         ends = (sampling.tokenizer.eos_token_id, stop)
         output = sampling.run(sampling.batch, interface=interface)
@@ -282,7 +282,7 @@ class GenerationChecks(CallSubject):
 def _check_logprobs(
     one: Response, own: torch.Tensor, plain: torch.Tensor, temperature: float, where: str, tolerance: float = 1e-5
 ) -> None:
-    """Raise Violation unless the log-probs of a response are `own`; `plain` are those of temperature 1."""
+    """Raise Violation unless the log-probs of a response are `own`; `plain` are those at temperature 1."""
     start = len(one.prompt) - 1
     if len(one.logprobs) != len(own):
         what = f"packed_logprobs has {len(one.logprobs)} entries for a sequence of {len(one.tokens)} tokens"

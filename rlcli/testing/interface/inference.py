@@ -1,4 +1,4 @@
-"""Checks of inference: what a sample gets depends on this sample and the model, and on nothing around it."""
+"""Checks of inference: a sample's result depends on this sample and the model, and on nothing around it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlcli.api.key_meaning import MEANINGS
 from rlcli.api.model import call_interface
 from rlcli.testing.batches import DigitTokenizer
 from rlcli.testing.contract import Violation, place_of
-from rlcli.testing.interface.inferring import Calls, CallSubject, own_logprobs, usual_batch, with_temperature
+from rlcli.testing.interface.inference_trial import Calls, CallSubject, own_logprobs, usual_batch, with_temperature
 from rlcli.testing.interface.outputs import (
     check_drops,
     check_form,
@@ -23,7 +23,7 @@ from rlcli.testing.interface.outputs import (
     sequences,
     tensor_of,
 )
-from rlcli.testing.interface.rehearsal import WHOLE, Batches, Make, overrides, state_through_json, untried
+from rlcli.testing.interface.training_trial import WHOLE, Batches, Make, overrides, state_through_json, untried
 from rlcli.testing.tiny_engine import TinyRanks, tiny_model
 
 EDGES = {
@@ -32,7 +32,7 @@ EDGES = {
     "an empty response": [[(3, 0)], [(2, 2), (2, 0)]],
     "very ragged": [[(1, 1), (2, 60)], [(40, 1)], [(2, 2)] * 5],
 }
-"""(prompt, response) lengths of batches that break what was written with one batch in mind."""
+"""(prompt, response) lengths of batches that break code written with only one batch in mind."""
 
 STEPS_OF_A_CRITIC = 12
 
@@ -259,7 +259,7 @@ class InferenceChecks(CallSubject):
 def check_mock(calls: Calls) -> None:
     """Raise Violation unless the mock of a call that keeps lengths has the keys, lengths and dtypes of the call.
 
-    The mock that every interface has knows nothing of optional keys, metadata, and scores that are flags.
+    The default mock knows nothing about optional keys, metadata, or scores that are flags.
     """
     is_own = overrides(calls.interface, "mock")
     try:

@@ -1,4 +1,4 @@
-"""The check that a few steps on a toy problem do what they are for."""
+"""The check that a few steps on a toy problem achieve their goal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.model import Model, call_interface
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.loss import counts_tokens
-from rlcli.testing.interface.rehearsal import InterfaceSubject, Rehearsal, response_actions
+from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal, response_actions
 
 STEPS = 12
 REFERENCE = "packed_ref_logprobs"
@@ -42,7 +42,7 @@ class LearningChecks(InterfaceSubject):
 
 
 def _with_the_same_reference(batch: SequenceSample, sampled: SequenceSample) -> SequenceSample:
-    """The policy moves from step to step, its reference does not."""
+    """The policy changes from step to step, its reference does not."""
     assert batch.data is not None
     assert sampled.data is not None
     if REFERENCE in batch.keys:
@@ -52,11 +52,11 @@ def _with_the_same_reference(batch: SequenceSample, sampled: SequenceSample) -> 
 
 @torch.no_grad()
 def _policy_gain(rehearsal: Rehearsal, model: Model) -> dict[str, float] | None:
-    """What training should raise, one of them at least: the log-prob of responses; where there are rewards, by how much
-    it is higher where the reward is, or the log-prob of these responses, as likelihood alone makes all that are like
-    them likelier too.
+    """What training should raise, at least one of them: the log-prob of responses; with rewards, the margin by which it
+    is higher where the reward is, or the log-prob of these responses, since likelihood alone makes all similar ones
+    likelier too.
 
-    None where the batch has other keys that may say what is good, or the loss is no sum over tokens.
+    None if the batch has other keys that may define what is good, or the loss is not a sum over tokens.
     """
     batch = rehearsal.batch
     response = response_actions(batch)

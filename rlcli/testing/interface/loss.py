@@ -9,14 +9,14 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.micro_batches import one_per_sequence
-from rlcli.testing.interface.rehearsal import Outcome, Rehearsal, response_actions
-from rlcli.testing.interface.watched import HEADS, ForwardPass, TrainCall, WatchedEngine
+from rlcli.testing.interface.recording_engine import HEADS, ForwardPass, TrainCall, WatchedEngine
+from rlcli.testing.interface.training_trial import Outcome, Rehearsal, response_actions
 from rlcli.testing.tiny_engine import TinyLM
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What a loss function and its weight say of one micro-batch."""
+    """Results of a loss function and its weight for one micro-batch."""
 
     loss: float
     weight: float
@@ -37,9 +37,9 @@ def sums_of(engine: WatchedEngine, call: TrainCall, batch: SequenceSample) -> Su
 
 
 def in_parts(result: Outcome) -> tuple[TrainCall, Sums, list[Sums]]:
-    """An optimizer step of several samples: of all of them together, and of each alone."""
+    """An optimizer step on several samples: the sums for all of them together, and for each alone."""
     call = max(result.engine.calls, key=lambda call: call.batch.bs)
-    other = WatchedEngine(TinyLM(seed=1))  # far from the model that was trained, so that what clips does clip
+    other = WatchedEngine(TinyLM(seed=1))  # far from the trained model, so that clipping takes effect
     parts = [sums_of(other, call, sample) for sample in call.batch.unpack()]
     return call, sums_of(other, call, call.batch), parts
 
@@ -77,7 +77,7 @@ def cause_of_no_sum(whole: Sums, parts: list[Sums]) -> str:
 
 
 def cause_unless_no_sum(result: Outcome, cause: str) -> str:
-    """What a dependence on the cut comes from: first of all from a loss that is no sum, which is told elsewhere."""
+    """The cause of a dependence on the cut: primarily a loss that is not a sum, which is reported elsewhere."""
     _, whole, parts = in_parts(result)
     if is_sum(whole.loss, [part.loss for part in parts]) and is_sum(whole.weight, [part.weight for part in parts]):
         return cause
@@ -89,14 +89,14 @@ class TokenGradients:
     """One forward pass of a training step, by action."""
 
     size: torch.Tensor
-    """[T - N]: the size of the gradient that the model's output got at each action."""
+    """[T - N]: size of the gradient that the model's output received at each action."""
     response: torch.Tensor
     """[T - N] bool: whether the action chose a token of a response."""
     lengths: list[int]
     """N lengths in tokens."""
 
     def responses(self) -> Iterator[torch.Tensor]:
-        """The sizes at each response of two tokens or more that is trained on at all."""
+        """The sizes for each response of two or more tokens that is trained on at all."""
         actions = [length - 1 for length in self.lengths]
         for size, response in zip(self.size.split(actions), self.response.split(actions), strict=True):
             if int(response.sum()) > 1 and bool(size[response].any()):
@@ -104,7 +104,7 @@ class TokenGradients:
 
 
 def token_gradients(rehearsal: Rehearsal, result: Outcome) -> list[TokenGradients]:
-    """Of every forward pass; empty where the batch does not tell prompts from responses."""
+    """For every forward pass; empty if the batch does not distinguish prompts from responses."""
     batch = rehearsal.batch.select(key for key in ("packed_input_ids", "prompt_mask") if key in rehearsal.batch.keys)
     samples = {part.ids[0]: part for cut in (batch, one_per_sequence(batch)) for part in cut.unpack()}
     found = []

@@ -1,4 +1,4 @@
-"""What an interface returns, compared with what it returned elsewhere and with what it declares."""
+"""Compares what an interface returns with what it returned elsewhere and with what it declares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlcli.api.key_meaning import DROPPED
 from rlcli.testing.contract import Violation
 
 TOLERANCE = 1e-5
-"""Numbers that differ by no more, for their size, are the same but for rounding to float32."""
+"""Numbers with a smaller relative difference are the same up to rounding to float32."""
 
 DTYPES: Mapping[str, torch.dtype] = {
     **dict.fromkeys(("rewards", "values", "packed_logprobs", "packed_ref_logprobs"), torch.float32),
@@ -23,7 +23,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "seq_no_eos_mask": torch.bool,
     "answer_classes": torch.int64,
 }
-"""Of the keys that everybody knows; numbers are float32."""
+"""Dtypes of well-known keys; numbers are float32."""
 
 
 def tensor_of(sample: SequenceSample, key: str) -> torch.Tensor:
@@ -50,7 +50,7 @@ def drops(output: SequenceSample) -> dict[Hashable, Any]:
 
 
 def gap(one: SequenceSample, other: SequenceSample, exact: bool = False) -> str | None:
-    """What two outputs drop differently, or the number by which they differ most, for the ids of `other`; None if they
+    """What two outputs drop differently, or the number in which they differ most, for the ids of `other`; None if they
     are the same."""
     if set(one.keys) != set(other.keys):
         return f"the keys are {', '.join(sorted(one.keys))} once, {', '.join(sorted(other.keys))} the other time"
@@ -77,14 +77,14 @@ def gap(one: SequenceSample, other: SequenceSample, exact: bool = False) -> str 
 def check_same(
     one: SequenceSample, other: SequenceSample, between: str, cause: str, where: str, exact: bool = False
 ) -> None:
-    """Raise Violation if two outputs differ; `between` says how they were made."""
+    """Raise Violation if two outputs differ; `between` describes how they were made."""
     found = gap(one, other, exact)
     if found is not None:
         raise Violation(f"{found} {between}", cause, where)
 
 
 def check_form(output: SequenceSample, ids: list[Hashable], keys: DeclaredKeys | None, where: str) -> None:
-    """Raise Violation unless an output has the samples of its input in their order, and the declared keys."""
+    """Raise Violation unless an output has the samples of its input in order, and the declared keys."""
     if output.ids != ids:
         what = "other samples" if set(output.ids) != set(ids) else "the samples in another order"
         raise Violation(
@@ -97,7 +97,7 @@ def check_form(output: SequenceSample, ids: list[Hashable], keys: DeclaredKeys |
 
 
 def check_declared(returned: Collection[str], keys: DeclaredKeys, where: str) -> None:
-    """Raise Violation where the keys that are returned are not those of WRITES."""
+    """Raise Violation if the returned keys are not those of WRITES."""
     lacking = [key for key in keys.needed if key not in returned]
     if lacking:
         had = ", ".join(sorted(returned)) or "none"
@@ -110,7 +110,7 @@ def check_declared(returned: Collection[str], keys: DeclaredKeys, where: str) ->
 
 
 def check_drops(output: SequenceSample, reasons: Sequence[str], where: str) -> None:
-    """Raise Violation where a sample is dropped for a reason that DROPS does not name."""
+    """Raise Violation if a sample is dropped for a reason not named in DROPS."""
     unknown = sorted({str(reason) for reason in drops(output).values() if reason is not None} - set(reasons))
     if unknown:
         cause = "name the reason in DROPS: a run that meets it ends"
@@ -118,7 +118,7 @@ def check_drops(output: SequenceSample, reasons: Sequence[str], where: str) -> N
 
 
 def check_numbers(output: SequenceSample, where: str) -> None:
-    """Raise Violation for a dtype that nobody expects, a number that is not finite, or one that carries a gradient."""
+    """Raise Violation for an unexpected dtype, a number that is not finite, or one that carries a gradient."""
     for key in output.keys:
         tensor = tensor_of(output, key)
         expected = DTYPES.get(key, torch.float32 if tensor.is_floating_point() else tensor.dtype)
@@ -134,14 +134,14 @@ def check_numbers(output: SequenceSample, where: str) -> None:
 
 
 def frozen_copy(sample: SequenceSample) -> SequenceSample:
-    """A copy that shares nothing with the batch, to be compared with it later."""
+    """A copy that shares nothing with the batch, for later comparison."""
     copied = sample.meta()
     copied.data = {key: None if t is None else t.clone() for key, t in (sample.data or {}).items()}
     return copied
 
 
 def check_untouched(batch: SequenceSample, before: SequenceSample, where: str) -> None:
-    """Raise Violation if a batch is no longer what it was."""
+    """Raise Violation if a batch has changed."""
     cause = "other calls read the same tensors: work on a copy (clone, torch.where), never in place"
     if batch.ids != before.ids or batch.metadata != before.metadata:
         raise Violation("it changes the ids or the metadata of its input", cause, where)

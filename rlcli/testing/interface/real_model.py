@@ -1,4 +1,4 @@
-"""Checks over a transformers model of two layers and the default backend: number formats, real ranks, files."""
+"""Checks over a two-layer transformers model and the default backend: number formats, real ranks, files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rlcli.testing.batches import TOKENIZER_FILE, DigitTokenizer
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.interface.loss import cause_unless_no_sum
-from rlcli.testing.interface.rehearsal import InterfaceSubject, Rehearsal
+from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal
 
 _BF16 = 0.3
-"""How far bfloat16 may be from float32: numbers have two digits, and several optimizer steps drift apart."""
+"""Tolerance of bfloat16 against float32: numbers have two digits, and several optimizer steps drift apart."""
 
 
 class RealModelChecks(InterfaceSubject):
@@ -65,7 +65,7 @@ class RealModelChecks(InterfaceSubject):
         from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks, skip_without_forks
 
         skip_without_forks()
-        lr = 1e-5  # AdamW makes whole steps of rounding errors; these are to stay small
+        lr = 1e-5  # AdamW makes full steps of rounding errors; these must stay small
         alone = _model(rehearsal, lr=lr)
         batch = _batch(rehearsal, alone)
         expected = [_train(rehearsal, alone, batch) for _ in range(2)]
@@ -109,7 +109,7 @@ class RealModelChecks(InterfaceSubject):
 
 
 def _head(rehearsal: Rehearsal) -> str:
-    """Which head training asks for."""
+    """The head that training uses."""
     heads = rehearsal.result.engine.heads
     if len(heads) != 1:
         pytest.skip(f"not tried: asks for {len(heads)} heads of one model")
@@ -131,12 +131,12 @@ def _model(
 
 
 def _step(rehearsal: Rehearsal, model: Model, interface: ModelInterface | None = None) -> dict[str, float]:
-    """One step of a new interface on a batch that the model sampled."""
+    """One step of a new interface on a batch sampled by the model."""
     return _train(rehearsal, model, _batch(rehearsal, model), interface)
 
 
 def _batch(rehearsal: Rehearsal, model: Model) -> SequenceSample:
-    """What a model without a language-model head is trained on, another one sampled."""
+    """The training batch of a model without a language-model head, sampled by another one."""
     return rehearsal.fit(rehearsal.batches(), model if _head(rehearsal) == "lm" else None)
 
 

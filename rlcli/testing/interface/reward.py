@@ -1,4 +1,4 @@
-"""Checks of rewards: right answers earn more than wrong ones, nonsense does no harm, and each row gets its own."""
+"""Checks of rewards: correct answers earn more than wrong ones, nonsense does no harm, and each row gets its own."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 from rlcli.api.interface import ModelInterface
 from rlcli.testing.contract import Note, Violation, place_of
-from rlcli.testing.interface.inferring import Calls, CallSubject, Gold
+from rlcli.testing.interface.inference_trial import Calls, CallSubject, Gold
 from rlcli.testing.interface.outputs import rows, tensor_of
-from rlcli.testing.interface.rehearsal import Make, overrides
+from rlcli.testing.interface.training_trial import Make, overrides
 from rlcli.testing.ranks import run_on_ranks
 
 NONSENSE = (
@@ -22,10 +22,10 @@ NONSENSE = (
     "#### 1e999", "#### " + "9" * 5000, "The answer is", "The answer is .", "answer: " * 200, "a" * 20000, "$" * 99,
     "#### \\frac{1}{0}", "#### None", "#### {answer}", "<think>", "%s %d {0} {}", "'; DROP TABLE rows; --",
 )  # fmt: skip
-"""What models write before they have learned better, and what breaks parsers."""
+"""What models write before they have been trained, and what breaks parsers."""
 
 HARD = "x + 1"
-"""An answer that takes more than a look to be refused."""
+"""An answer that cannot be rejected at a glance."""
 
 ONE_FOR_EACH = "one reward for each response, in their order"
 
@@ -95,7 +95,7 @@ class RewardChecks(CallSubject):
     def test_nonsense_earns_nothing_and_breaks_nothing(
         self, scorer: ModelInterface, answers: Sequence[str], gold: Gold, record_property: Note
     ) -> None:
-        """malformed responses are survived, and earn nothing"""
+        """malformed responses break nothing, and earn nothing"""
         answer = answers[0]
         (right,) = _scores(scorer, [gold(answer)], [answer])
         where = place_of(type(scorer).score_texts)

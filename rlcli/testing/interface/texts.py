@@ -1,4 +1,4 @@
-"""Batches of texts for rewards that read them, and how a right response to them looks."""
+"""Batches of texts for rewards that read them, and the form of a correct response."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Rows = Sequence[tuple[str, Sequence[str]]]
 
 
 def text_batch(tokenizer: Any, rows: Rows, answers: Sequence[Any]) -> SequenceSample:
-    """`packed_input_ids` and `prompt_mask` of texts, each response closed by the token that ends; metadata `answer`."""
+    """`packed_input_ids` and `prompt_mask` of texts, each response ending with the end token; metadata `answer`."""
     tokens: list[int] = []
     mask: list[bool] = []
     lengths: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Checks of one training step: what it reads, what its loss is, what gets a gradient."""
+"""Checks of one training step: what it reads, what its loss is, what receives a gradient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlcli.api.model import call_interface
 from rlcli.testing.batches import KEYS, make_batch
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.loss import TokenGradients, cause_of_no_sum, in_parts, is_sum, token_gradients
-from rlcli.testing.interface.rehearsal import (
+from rlcli.testing.interface.training_trial import (
     InterfaceSubject,
     Outcome,
     Rehearsal,
@@ -51,7 +51,7 @@ class TrainingChecks(InterfaceSubject):
             found = difference(rehearsal.result, rehearsal.train(richer))
             if found:
                 raise Violation(
-                    found.told("without", f"with the key {key}") + ", which READS does not name",
+                    found.describe("without", f"with the key {key}") + ", which READS does not name",
                     f'if it is meant, declare it: "{key} if given"',
                     place_of(rehearsal.train_step),
                 )
@@ -69,7 +69,7 @@ class TrainingChecks(InterfaceSubject):
                 [k for k in KEYS if k not in (*few.keys, "packed_prompts")]
             )
             everything.update_(few)
-            rehearsal.train(everything)  # raises too if it is not for want of a key
+            rehearsal.train(everything)  # also raises if a missing key is not the reason
             raise Violation(
                 f"train_step fails on a batch with {', '.join(declared.needed)}: {type(error).__name__}: {error}",
                 "it reads a key that READS does not name",
@@ -200,7 +200,7 @@ class TrainingChecks(InterfaceSubject):
                 )
 
     def test_numbers_on_prompts_are_not_read(self, rehearsal: Rehearsal) -> None:
-        """numbers that stand at prompt positions do not matter"""
+        """numbers at prompt positions do not matter"""
         batch = rehearsal.batch
         response = response_actions(batch)
         if response is None:
@@ -209,7 +209,7 @@ class TrainingChecks(InterfaceSubject):
             found = difference(rehearsal.result, rehearsal.train(other))
             if found:
                 raise Violation(
-                    found.told("with one", f"with another {key} at prompt positions"),
+                    found.describe("with one", f"with another {key} at prompt positions"),
                     "use the mask before any mean, sum or normalisation",
                     place_of(rehearsal.train_step),
                 )
@@ -217,7 +217,7 @@ class TrainingChecks(InterfaceSubject):
     def test_its_input_stays_as_it_was(self, rehearsal: Rehearsal) -> None:
         """its input stays as it was"""
         batch, kept = rehearsal.batch, _copy(rehearsal.batch)
-        rehearsal.train(batch, batch)  # the second time its state has moved
+        rehearsal.train(batch, batch)  # at the second call its state has changed
         if (batch.ids, batch.seqlens, batch.metadata) != (kept.ids, kept.seqlens, kept.metadata):
             raise Violation("ids, lengths or metadata of the batch changed", _IN_PLACE, place_of(rehearsal.train_step))
         for key, before in (kept.data or {}).items():
@@ -240,7 +240,7 @@ class TrainingChecks(InterfaceSubject):
         found = difference(outcomes[0], outcomes[1], tolerance=0.0)
         if found:
             raise Violation(
-                found.told("once", "the second time"),
+                found.describe("once", "the second time"),
                 "it draws from a global random state; seed a generator with stable_seed(model.seed, …)",
                 place_of(rehearsal.train_step),
             )
@@ -265,7 +265,7 @@ class TrainingChecks(InterfaceSubject):
             )
 
     def test_goes_on_from_its_state(self, rehearsal: Rehearsal) -> None:
-        """state_dict is JSON; going on from it is as if never stopped"""
+        """state_dict is JSON; resuming from it is as if never stopped"""
         first, second = rehearsal.batch, rehearsal.fit(rehearsal.batches(seed=1))
         whole = rehearsal.train(first, second)
         half = rehearsal.train(first)
@@ -278,7 +278,7 @@ class TrainingChecks(InterfaceSubject):
         found = difference(whole, after, tolerance=0.0)
         if found:
             raise Violation(
-                found.told("without a break", "after a restart"),
+                found.describe("without a break", "after a restart"),
                 "state_dict leaves out what train_step changes in the interface, or load_state_dict ignores it",
                 place_of(type(resumed).state_dict if overrides(resumed, "state_dict") else rehearsal.train_step),
             )
@@ -304,7 +304,7 @@ def _same_without(rehearsal: Rehearsal, key: str) -> bool:
 
 
 def lengths_of(batch: SequenceSample) -> list[list[tuple[int, int]]]:
-    """(prompt, response) of each sequence; where no mask tells, the first token is the prompt."""
+    """(prompt, response) of each sequence; without a mask, the first token is the prompt."""
     masks = (batch.data or {}).get("prompt_mask")
     flat = batch.flat_seqlens("packed_input_ids")
     prompts = iter([1] * len(flat) if masks is None else [int(mask.sum()) for mask in masks.split(flat)])
@@ -312,7 +312,7 @@ def lengths_of(batch: SequenceSample) -> list[list[tuple[int, int]]]:
 
 
 def _with_noise_on_prompts(batch: SequenceSample, response: torch.Tensor) -> Iterator[tuple[str, SequenceSample]]:
-    """Copies of the batch in which one key of floats has other numbers at prompt positions."""
+    """Copies of the batch in which one float key has different numbers at prompt positions."""
     lengths = batch.flat_seqlens("packed_input_ids")
     for key, tensor in (batch.data or {}).items():
         if tensor is None or not tensor.is_floating_point() or key == "rewards":

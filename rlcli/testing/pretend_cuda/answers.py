@@ -1,4 +1,4 @@
-"""What `torch.cuda` and `torch.accelerator` answer while there are pretend devices."""
+"""Replacements for `torch.cuda` and `torch.accelerator` while there are pretend devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROCESSORS = 108
 
 
 class Stream:
-    """Work on it is done as soon as it is ordered."""
+    """Work on it is done as soon as it is queued."""
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any):
         self.device = torch.device("cuda", active().index(device))
@@ -44,7 +44,7 @@ class Stream:
 
 
 class Event:
-    """A moment; everything before it has been done by then."""
+    """A point in time; everything before it has been done by then."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **kwargs: Any):
         self._timed = enable_timing
@@ -99,7 +99,7 @@ def torch_accelerator() -> Answers:
 
 
 def torch_cuda_nvtx() -> Answers:
-    """Marks for a profiler, which is not there."""
+    """Markers for a profiler that does not exist."""
     return {"range_push": lambda msg: 0, "range_pop": lambda: 0, "mark": lambda msg: None}
 
 

@@ -1,4 +1,4 @@
-"""What else of torch is replaced meanwhile: what C++ would do on a device by itself, past Python."""
+"""Further torch functions replaced meanwhile: those where C++ would act on a device by itself, bypassing Python."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tensor_methods() -> dict[str, Any]:
 
 
 def _with_device(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """C++ knows no device by its number alone."""
+    """C++ cannot identify a device by its number alone."""
 
     @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -48,7 +48,7 @@ def _with_device(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 
 
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """C++ is to see that a tensor is where it is to go."""
+    """C++ must see that the tensor already is where it should go."""
     if "device" in kwargs:
         kwargs["device"] = labelled(kwargs["device"])
     moved: torch.Tensor = _TO(tensor, *map(labelled, args[:1]), *args[1:], **kwargs)
@@ -67,7 +67,7 @@ def _as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) 
 
 
 def _made_on_host(make: Callable[..., torch.Tensor], data: Any, device: Any, kwargs: dict[str, Any]) -> torch.Tensor:
-    """C++ would fill it on the device; so it is moved there."""
+    """C++ would fill it on the device, so it is made on the host and moved there."""
     if device is None:
         device = data.device if isinstance(data, torch.Tensor) else _device_of_context()
     if labelled(device) == device:
@@ -76,13 +76,13 @@ def _made_on_host(make: Callable[..., torch.Tensor], data: Any, device: Any, kwa
 
 
 def _device_of_context() -> Any:
-    """What `with torch.device(…)` says; the host without it."""
+    """The device set by `with torch.device(…)`; the host without it."""
     contexts = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)]
     return contexts[-1].device if contexts else "cpu"
 
 
 def _numbers(data: Any) -> Any:
-    """Nested lists with a number in place of each tensor of a device."""
+    """Nested lists with a number in place of each device tensor."""
     if isinstance(data, DeviceTensor):
         return data.cpu() if data.dim() else data.item()
     return [_numbers(one) for one in data] if isinstance(data, list | tuple) else data

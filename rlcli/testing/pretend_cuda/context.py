@@ -1,4 +1,4 @@
-"""`pretend_cuda()`: between its lines this process has CUDA devices."""
+"""`pretend_cuda()`: inside it, this process has CUDA devices."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _GIB = 1 << 30
 def pretend_cuda(
     devices: int = 1, memory: int = 80 * _GIB, capability: tuple[int, int] = (8, 0)
 ) -> Iterator[torch.device]:
-    """Give this thread `devices` CUDA devices of `memory` bytes each; the value is the first. Threads that are started
-    meanwhile have them too.
+    """Give this thread `devices` CUDA devices of `memory` bytes each; the value is the first one. Threads started
+    inside the context have them too.
 
-    Raises RuntimeError where torch has CUDA itself: what is to be tested then belongs on the real device.
+    Raises RuntimeError if torch has CUDA itself: then tests belong on the real device.
     """
     if torch.version.cuda is not None or torch.version.hip is not None:
         raise RuntimeError("this torch has GPUs of its own; the pretend device is for CPU builds")
     let_autograd_know_the_label()
-    _device_constructors()  # `with torch.device(…)` remembers torch's own functions, not those that replace them here
+    _device_constructors()  # `with torch.device(…)` remembers torch's own functions, not their replacements
     generators = tuple(DeviceGenerator.on(index) for index in range(devices))
     open_devices(Devices([Memory(memory) for _ in range(devices)], generators, capability))
     try:
@@ -82,7 +82,7 @@ def _threads_of_autograd() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _new_threads() -> Iterator[None]:
-    """Threads that are started now know the devices: a mode of torch holds for one thread alone."""
+    """Make the devices known to new threads: a torch mode applies to a single thread."""
     run = threading.Thread.run
 
     def run_there(thread: threading.Thread) -> None:

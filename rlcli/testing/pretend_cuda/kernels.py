@@ -1,4 +1,4 @@
-"""Operations that torch has on CUDA only, written for the host: attention over packed sequences."""
+"""Operations that torch has only on CUDA, written for the host: attention over packed sequences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def attend_packed(
     longest: int, longest_key: int, is_causal: bool = False, scale: float | None = None,
     window: Sequence[int] | None = None, *others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Of queries [T, H, D]: the result [T, H, D], log-sum-exp [H, T] float32, and a random state that is not used."""
+    """For queries [T, H, D]: the result [T, H, D], log-sum-exp [H, T] float32, and an unused random state."""
     if any(other is not None and other is not False and other is not True for other in others):
         raise NotImplementedError("the pretend device has no paged keys and values")
     out, normalizers = _attend(query, key, value, starts, key_starts, is_causal, scale, window)
@@ -58,7 +58,7 @@ def _attend(
 
 
 def _heads(part: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """[t, H_kv, D] → [H, t, D] float32: each head of keys and values serves a group of heads of queries."""
+    """[t, H_kv, D] → [H, t, D] float32: each head of keys and values serves a group of query heads."""
     return part.float().transpose(0, 1).repeat_interleave(query.shape[1] // part.shape[1], 0)
 
 
@@ -69,7 +69,7 @@ def _factor(query: torch.Tensor, scale: float | None) -> float:
 def _sequences(
     starts: torch.Tensor, key_starts: torch.Tensor | None, is_causal: bool, window: Sequence[int] | None
 ) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-    """Of each sequence the rows of its queries and of its keys, and [queries, keys] which of them they see."""
+    """For each sequence the rows of its queries and of its keys, and the mask [queries, keys] of visible ones."""
     before, after = window or (-1, -1)
     bounds, key_bounds = starts.tolist(), (starts if key_starts is None else key_starts).tolist()
     for begin, end, first, last in zip(bounds, bounds[1:], key_bounds, key_bounds[1:], strict=False):
@@ -77,7 +77,7 @@ def _sequences(
 
 
 def _seen(queries: int, keys: int, before: int, after: int) -> torch.Tensor:
-    """[queries, keys] bool; the last query stands at the last key. A negative limit is none."""
+    """[queries, keys] bool; the last query is aligned with the last key. A negative limit means none."""
     offset = torch.arange(keys)[None] - (torch.arange(queries)[:, None] + keys - queries)
     seen = torch.ones_like(offset, dtype=torch.bool)
     if after >= 0:

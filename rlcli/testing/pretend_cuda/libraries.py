@@ -1,4 +1,4 @@
-"""Libraries that decide once for a whole process whether it has CUDA devices."""
+"""Libraries that decide once per process whether it has CUDA devices."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def deepspeed_on_cuda() -> Iterator[None]:
-    """DeepSpeed, which must have been imported, takes the device of this process for a CUDA device, whatever it found
-    when it was imported."""
+    """Make DeepSpeed, which must have been imported, treat the device of this process as CUDA, whatever it detected
+    on import."""
     from deepspeed.accelerator import real_accelerator
     from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
 

@@ -1,4 +1,4 @@
-"""Device memory, counted: each storage once, for as long as a tensor of the device uses it."""
+"""Accounting of device memory: each storage counts once, as long as a tensor of the device uses it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import torch
 
 
 class Memory:
-    """What one device has handed out, in bytes."""
+    """The bytes that one device has allocated."""
 
     def __init__(self, total: int):
         self.total = total
         self.allocated = 0
         self.peak = 0
         self.allocations = 0
-        """How many there have been."""
+        """Number of allocations so far."""
         self._in_use: WeakValueDictionary[int, Allocation] = WeakValueDictionary()
 
     def allocation_of(self, host: torch.Tensor) -> Allocation:
-        """The memory that a tensor's storage stands for. Raises torch.OutOfMemoryError if there is not enough."""
+        """The allocation behind a tensor's storage. Raises torch.OutOfMemoryError if there is not enough memory."""
         storage = host.untyped_storage()
         place, size = storage.data_ptr(), storage.nbytes()
         known = self._in_use.get(place) if size else None
@@ -30,7 +30,7 @@ class Memory:
         return made
 
     def take(self, size: int) -> None:
-        """Count bytes, of which there must be enough."""
+        """Count bytes as used; there must be enough."""
         if self.allocated + size > self.total:
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {size} bytes. The device has {self.total} bytes, "
@@ -40,7 +40,7 @@ class Memory:
         self.peak = max(self.peak, self.allocated)
 
     def know(self, place: int, allocation: Allocation) -> None:
-        """From now on the storage at `place` is this one's."""
+        """Associate the storage at `place` with this allocation."""
         self._in_use[place] = allocation
 
     def forget(self, place: int) -> None:
@@ -51,7 +51,7 @@ class Memory:
 
 
 class Allocation:
-    """Bytes in use until the last tensor that holds this is gone."""
+    """Bytes in use until the last tensor holding this is gone."""
 
     def __init__(self, memory: Memory):
         self.size = 0
@@ -60,7 +60,7 @@ class Allocation:
         memory.allocations += 1
 
     def move(self, place: int, size: int) -> None:
-        """The storage has another size, and is elsewhere."""
+        """Record a new size and address of the storage."""
         if self.size:
             self._memory.forget(self._place)
         self._memory.allocated -= self.size

@@ -1,4 +1,4 @@
-"""Which functions know of devices, by their source, and which functions have run."""
+"""Finds functions that deal with devices, by their source, and functions that have run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MAKERS = frozenset((
     "arange", "as_tensor", "empty", "eye", "frombuffer", "from_numpy", "full", "linspace", "ones", "rand", "randint",
     "randn", "randperm", "tensor", "zeros",
 ))  # fmt: skip
-"""Functions of torch that make a tensor, on the host unless they are told otherwise."""
+"""Torch functions that create a tensor, on the host unless given a device."""
 _MOVES = frozenset(("cpu", "cuda", "is_cuda", "numpy", "pin_memory", "to", "type_as"))
 _DEVICES = frozenset(("cpu", "cuda"))
 
 
 @dataclass(frozen=True, order=True)
 class Function:
-    """A function by the file that it is written in and its name there: `FSDPEngine._move`."""
+    """A function, by its source file and its qualified name: `FSDPEngine._move`."""
 
     file: str
     name: str
@@ -31,8 +31,8 @@ class Function:
 
 
 def device_functions(files: Iterable[Path], root: Path) -> set[Function]:
-    """Those whose own lines name a device (a variable, argument or attribute `device`, the words "cuda" and "cpu"),
-    move a tensor (`.to(…)`, `.cpu()`), or make one. Files are named relative to `root`."""
+    """Functions whose own lines name a device (a variable, argument or attribute `device`, the words "cuda" and "cpu"),
+    move a tensor (`.to(…)`, `.cpu()`), or create one. Files are named relative to `root`."""
     found: set[Function] = set()
     for file in files:
         for name, function in _functions(ast.parse(file.read_text(encoding="utf-8"))):
@@ -43,9 +43,9 @@ def device_functions(files: Iterable[Path], root: Path) -> set[Function]:
 
 @contextlib.contextmanager
 def functions_run(root: Path) -> Iterator[set[Function]]:
-    """Of the files beneath `root`, the functions that this thread enters meanwhile."""
+    """The functions in files beneath `root` that this thread enters within the context."""
     run: set[Function] = set()
-    profiler = cProfile.Profile(subcalls=False, builtins=False)  # of C: a trace function in Python takes far longer
+    profiler = cProfile.Profile(subcalls=False, builtins=False)  # in C: a trace function in Python takes far longer
     profiler.enable()
     try:
         yield run
@@ -69,7 +69,7 @@ def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.Funct
 
 
 def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
-    """Without those of the functions and classes within; lambdas are its own."""
+    """Nodes outside nested functions and classes; lambdas count as its own."""
     waiting = [node for node in ast.iter_child_nodes(function) if not isinstance(node, ast.arguments)]
     waiting += ast.iter_child_nodes(function.args)
     while waiting:

@@ -1,4 +1,4 @@
-"""Which devices the tensors of an operation may be on, and where its result goes: the rules of CUDA."""
+"""CUDA's rules on which devices the tensors of an operation may be on, and where its result goes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 aten = torch.ops.aten
 
 _COPIES = frozenset({aten._to_copy.default, aten.copy_.default, aten._foreach_copy_.default, aten.fill_.Tensor})
-"""They read from any device and write to that of their first argument, or to the one that is asked for."""
+"""They read from any device and write to that of their first argument, or to the requested one."""
 
 _INDEXING = frozenset(
     {
@@ -23,10 +23,10 @@ _INDEXING = frozenset(
         aten._unsafe_index_put.default,
     }
 )
-"""A device tensor may be indexed by host tensors; a host tensor by host tensors alone."""
+"""A device tensor may be indexed by host tensors; a host tensor only by host tensors."""
 
 _SCALARS_MAY_MIX = frozenset({aten.masked_fill.Tensor, aten.masked_fill_.Tensor})
-"""Next to pointwise operations, those that take a host tensor without dimensions as a number."""
+"""In addition to pointwise operations, those that accept a zero-dimensional host tensor as a number."""
 
 Device = int | None
 """The index of a CUDA device; None for the host."""
@@ -37,7 +37,7 @@ def place_result(
 ) -> Device:
     """The device of an operation's result.
 
-    `asked` is the device that the call names, or "unnamed"; `placed` are all tensors among the arguments, in order.
+    `asked` is the device named in the call, or "unnamed"; `placed` are all tensors among the arguments, in order.
     Raises RuntimeError, as CUDA would, if the tensors are on devices that the operation cannot combine.
     """
     if operation in _COPIES:
@@ -58,7 +58,7 @@ def name_of(device: Device) -> str:
 
 
 def _devices_that_count(operation: Any, placed: Sequence[tuple[torch.Tensor, Device]]) -> list[Device]:
-    """Different ones, in order. A host tensor without dimensions is a number to pointwise operations."""
+    """The distinct devices, in order. To pointwise operations a zero-dimensional host tensor is just a number."""
     devices = _different(device for _, device in placed)
     if len(devices) < 2 or not (torch.Tag.pointwise in operation.tags or operation in _SCALARS_MAY_MIX):
         return devices

@@ -1,4 +1,4 @@
-"""Each device has a random stream of its own; the host's stays as it is."""
+"""Gives each device its own random stream; the host's is unaffected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlcli.testing.pretend_cuda.state import active
 
 
 class DeviceGenerator(torch._C.Generator):
-    """A random stream of a device. Its numbers are those of the host's algorithm, which differ from CUDA's."""
+    """A device's random stream. It uses the host's algorithm, whose numbers differ from CUDA's."""
 
     _of: int
 
@@ -31,7 +31,7 @@ class DeviceGenerator(torch._C.Generator):
 
 
 _of_devices: WeakValueDictionary[int, DeviceGenerator] = WeakValueDictionary()
-"""By address: C++ hands generators on without their Python class."""
+"""By address: C++ passes generators on without their Python class."""
 
 
 class _EitherKind(type):
@@ -40,7 +40,7 @@ class _EitherKind(type):
 
 
 class Generator(metaclass=_EitherKind):
-    """`torch.Generator` where there are devices: `Generator()` is of the host, `Generator("cuda")` of a device."""
+    """`torch.Generator` where there are devices: `Generator()` is for the host, `Generator("cuda")` for a device."""
 
     def __new__(cls, device: torch.device | str | int = "cpu") -> Any:
         if not isinstance(device, int) and torch.device(device).type == "cpu":
@@ -49,7 +49,7 @@ class Generator(metaclass=_EitherKind):
 
 
 def check_generator(generator: torch.Generator, place: Device) -> None:
-    """Raises RuntimeError unless the generator that a call was given belongs where its result goes."""
+    """Raises RuntimeError unless the generator passed to a call is on the device of its result."""
     found = "cuda" if generator._cdata in _of_devices else "cpu"  # type: ignore[attr-defined]
     wanted = "cpu" if place is None else "cuda"
     if found != wanted:
@@ -58,7 +58,7 @@ def check_generator(generator: torch.Generator, place: Device) -> None:
 
 @contextlib.contextmanager
 def random_stream_of(place: Device, operation: Any, given: Any) -> Iterator[None]:
-    """Random operations of a device draw from its stream, unless they are given another."""
+    """Random operations on a device draw from its stream, unless given another generator."""
     if place is None or given is not None or torch.Tag.nondeterministic_seeded not in operation.tags:
         yield
         return

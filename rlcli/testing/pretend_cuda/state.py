@@ -1,4 +1,4 @@
-"""What the pretend devices of this process are and remember, while the context is open."""
+"""State of this process's pretend devices while the context is open."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Devices:
         return len(self.memory)
 
     def index(self, device: torch.device | str | int | None) -> int:
-        """The number of a device as users name it; the current one where they name none.
+        """The number of a device as named by users; the current one if none is named.
 
-        Raises RuntimeError for a device that there is not, ValueError for one that is no CUDA device.
+        Raises RuntimeError for a device that does not exist, ValueError for one that is not a CUDA device.
         """
         if isinstance(device, str):
             device = torch.device(device)
@@ -55,7 +55,7 @@ def close_devices() -> None:
 
 
 def active() -> Devices:
-    """Raises RuntimeError outside of `pretend_cuda()`."""
+    """Raises RuntimeError outside `pretend_cuda()`."""
     if not _active:
         raise RuntimeError("a tensor of the pretend device is used outside of `pretend_cuda()`")
     return _active[0]

@@ -1,4 +1,4 @@
-"""Storages of the pretend device: engines give their memory back and fill them again while tensors stay as they are."""
+"""Storages of the pretend device: engines release and refill their memory while tensors stay the same objects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class DeviceStorage:
-    """What `tensor.untyped_storage()` is on the device: that of the host's numbers, counted as the device's memory."""
+    """`tensor.untyped_storage()` on the device: the storage of the host's numbers, counted as device memory."""
 
     def __init__(self, tensor: DeviceTensor):
         self.device = tensor.device

@@ -1,8 +1,8 @@
-"""Tensors of the pretend device, and how operations on them are carried out on the CPU.
+"""Tensors of the pretend device, and how operations on them are executed on the CPU.
 
-To Python such a tensor is on `cuda:0`. To torch's C++ it is on `xla:0`: a CPU build has no runtime for either, but of
-XLA it asks none. It is the one device type whose tensors take part in CUDA's autocast and need no streams in the
-backward pass. Python does not see that name, and C++ keeps host and device apart by it.
+To Python such a tensor is on `cuda:0`. To torch's C++ it is on `xla:0`: a CPU build has no runtime for either, but does
+not require one for XLA. It is the only device type whose tensors take part in CUDA's autocast and need no streams in
+the backward pass. Python does not see that name, and C++ uses it to keep host and device apart.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rlcli.testing.pretend_cuda.state import active
 from rlcli.testing.pretend_cuda.storage import DeviceStorage
 
 LABEL = "xla"
-"""What C++ takes the device for."""
+"""The device type that C++ sees."""
 
 DATA = torch.Tensor.data
-"""As torch has it."""
+"""Torch's own property."""
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 _OWN = ("host", "allocation", "_is_param")
-"""Attributes that belong to the place of a tensor, not to its user."""
+"""Attributes that belong to a tensor's memory, not to its user."""
 
 
 class DeviceTensor(torch.Tensor):
@@ -55,7 +55,7 @@ class DeviceTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return carry_out(func, args, kwargs or {})
+        return execute(func, args, kwargs or {})
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -111,7 +111,7 @@ class DeviceTensor(torch.Tensor):
         return False
 
     def record_stream(self, stream: Any) -> None:
-        """Work on a stream is done as soon as it is ordered; memory may be given back at once."""
+        """Work on a stream is done as soon as it is queued; memory may be released at once."""
 
     def type(self, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs:
@@ -140,16 +140,16 @@ class DeviceTensor(torch.Tensor):
 
 
 class Operations(TorchDispatchMode):
-    """Sees what has no tensor of the device yet: factories, and copies from the host."""
+    """Intercepts calls without any device tensor yet: factories, and copies from the host."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it calls again with its local tensors
-        return carry_out(func, args, kwargs or {})
+        return execute(func, args, kwargs or {})
 
 
-def carry_out(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation below autograd on the host's copies, as the rules of the device allow."""
+def execute(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run an operation below autograd on the host copies, following the device's rules."""
     leaves = list(_leaves((*args, *kwargs.values())))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     generator = next((leaf for leaf in leaves if isinstance(leaf, torch._C.Generator)), None)
@@ -175,7 +175,7 @@ def carry_out(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def replace_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
-    """`tensor.data = new`: the same object from now on has the memory, and the device, of another."""
+    """`tensor.data = new`: the same object takes on the memory, and the device, of another."""
     attributes = users_attributes(tensor)
     kept = {name: value for name in ("_is_param",) if (value := vars(tensor).get(name)) is not None}
     if isinstance(new, DeviceTensor) and isinstance(tensor, DeviceTensor):
@@ -194,13 +194,13 @@ _SWAP = torch.utils.swap_tensors
 def swap_tensors(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     """torch's way to move a parameter and keep the object; here its attributes stay with it too, as on a GPU.
 
-    Only a move between host and device needs it; else, as on a GPU, others may hold the parameter meanwhile.
+    Only a move between host and device needs it; otherwise, as on a GPU, others may hold the parameter meanwhile.
     """
     if isinstance(ours, DeviceTensor) and isinstance(theirs, DeviceTensor):
         replace_data(ours, theirs)
         return
     of_host = not (isinstance(ours, DeviceTensor) or isinstance(theirs, DeviceTensor))
-    if of_host and torch._has_compatible_shallow_copy_type(ours, theirs):  # not where one of them is a meta tensor
+    if of_host and torch._has_compatible_shallow_copy_type(ours, theirs):  # not if one of them is a meta tensor
         ours.data = theirs.data
         return
     attributes = users_attributes(ours)
@@ -213,15 +213,15 @@ def users_attributes(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Mark a host tensor as one whose memory is pinned."""
+    """Mark a host tensor as having pinned memory."""
     tensor.is_pinned_here = True  # type: ignore[attr-defined]
     return tensor
 
 
 def let_autograd_know_the_label() -> None:
-    """Autograd asks each device type of its tensors for a guard. That of `meta` does nothing; give it to ours too.
+    """Autograd requires a guard for each device type of its tensors. That of `meta` does nothing; use it for ours too.
 
-    There is no function for this in Python: it is one entry of a table that libc10 exports.
+    There is no Python function for this: it is one entry in a table that libc10 exports.
     """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     table = (ctypes.c_void_p * 20).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
@@ -231,7 +231,7 @@ def let_autograd_know_the_label() -> None:
 
 
 def _asked_device(named: Any) -> Device | str:
-    """The device that a call names, by its own name or by the label; "unnamed" if it names none."""
+    """The device named in a call, by its own name or by the label; "unnamed" if there is none."""
     if named is None:
         return "unnamed"
     device = torch.device(named)
@@ -239,7 +239,7 @@ def _asked_device(named: Any) -> Device | str:
 
 
 def labelled(device: Any) -> Any:
-    """A CUDA device under the name that C++ knows; what is none as it is."""
+    """A CUDA device under the name that C++ knows; anything else unchanged."""
     if not isinstance(device, str | torch.device | int):
         return device
     if isinstance(device, int) or torch.device(device).type == "cuda":
@@ -248,7 +248,7 @@ def labelled(device: Any) -> Any:
 
 
 def _without_lists(index: Any) -> Any:
-    """C++ would make a list of indices a tensor of the device by itself, past Python."""
+    """C++ would turn a list of indices into a device tensor by itself, bypassing Python."""
     if isinstance(index, tuple):
         return tuple(map(_without_lists, index))
     return torch.tensor(index) if isinstance(index, list) else index
@@ -259,7 +259,7 @@ def _device_of(tensor: torch.Tensor) -> Device:
 
 
 def _leaves(values: Iterable[Any]) -> Iterator[Any]:
-    """What lists and tuples hold. Below autograd there is nothing else; torch's pytree takes ten times as long."""
+    """The items of lists and tuples. Below autograd there is nothing else; torch's pytree takes ten times as long."""
     for value in values:
         if isinstance(value, list | tuple):
             yield from _leaves(value)
@@ -268,7 +268,7 @@ def _leaves(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A value, or what a list or tuple of them becomes."""
+    """A value, or each item of a list or tuple, after `change`."""
     if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
         return type(value)([_changed(one, change) for one in value])
     return change(value)

@@ -1,0 +1,139 @@
+"""Differences between two recipes, value by value, with the place where each was written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlcli.recipe.introspection.fields import completed, plain_leaves
+from rlcli.recipe.parsing.tree import DEFAULT, Path, dotted, is_default
+from rlcli.recipe.resolve import Resolved
+
+Kind = Literal["changed", "added", "removed"]
+
+
+@dataclass(frozen=True)
+class Values:
+    """A recipe as plain values for every key, including the defaults of all arguments."""
+
+    of: Mapping[Path, Any]
+    origins: Mapping[str, str]
+    """Key → `file:line:col`; keys that no layer sets are missing."""
+
+    def origin(self, path: Path) -> str:
+        return self.origins.get(dotted(path), DEFAULT)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A key that differs between the two."""
+
+    key: str
+    kind: Kind
+    before: Any
+    """None if it was added."""
+    now: Any
+    """None if it was removed."""
+    origin_before: str | None
+    origin_now: str | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The same difference at several keys, such as a value that one `${ppo}` passes to four calls."""
+
+    pattern: str
+    """The key, with `*` for the parts that vary."""
+    differences: tuple[Difference, ...]
+
+
+def values_of(recipe: Mapping[str, Any], origins: Mapping[str, str]) -> Values:
+    """The values of a resolved recipe. Defaults of arguments are the components' current ones."""
+    return Values(dict(plain_leaves(completed(dict(recipe)))), origins)
+
+
+def values_of_resolved(resolved: Resolved) -> Values:
+    return values_of(resolved.to_json(), resolved.origins)
+
+
+def differences(before: Values, now: Values) -> list[Difference]:
+    """Every key whose value differs, in the order of the recipes' keys."""
+    found = []
+    for path in dict.fromkeys([*before.of, *now.of]):
+        old, new = before.of.get(path), now.of.get(path)
+        is_old, is_new = path in before.of, path in now.of
+        if is_old and is_new and _same(old, new):
+            continue
+        kind: Kind = "changed" if is_old and is_new else "removed" if is_old else "added"
+        found.append(
+            Difference(
+                dotted(path),
+                kind,
+                old,
+                new,
+                before.origin(path) if is_old else None,
+                now.origin(path) if is_new else None,
+            )
+        )
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal, and of the same type: `1` and `true` differ."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+
+
+def grouped(found: Sequence[Difference]) -> list[Group]:
+    """Group differences with the same last key, values and origins, in the order of their first."""
+    groups: dict[str, list[Difference]] = {}
+    for one in found:
+        last = one.key.rpartition(".")[2]
+        chosen = any(is_default(origin or "") for origin in (one.origin_before, one.origin_now))
+        depth = one.key.count(".") if chosen else 0
+        same = repr((one.kind, last, depth, one.before, one.now, one.origin_before, one.origin_now))
+        groups.setdefault(same, []).append(one)
+    return [Group(_pattern([one.key for one in group]), tuple(group)) for group in groups.values()]
+
+
+def _pattern(keys: Sequence[str]) -> str:
+    """`graph.*.interface.args.kl_ctl`; parts outside the common prefix and suffix become one `*`."""
+    if len(keys) == 1:
+        return keys[0]
+    parts = [key.split(".") for key in keys]
+    if len({len(one) for one in parts}) == 1:
+        return ".".join(names[0] if len(set(names)) == 1 else "*" for names in zip(*parts, strict=True))
+    shared = _shared([one[::-1] for one in parts])[::-1]
+    return ".".join(["*", *shared])
+
+
+def _shared(lists: Sequence[Sequence[str]]) -> list[str]:
+    """The common prefix of all lists."""
+    result = []
+    for names in zip(*lists, strict=False):
+        if len(set(names)) > 1:
+            break
+        result.append(names[0])
+    return result
+
+
+def sections_of_one(found: Sequence[Difference], before: Values, now: Values) -> dict[str, str]:
+    """Key → the topmost section that contains it and that only one of the recipes has: `models.critic`."""
+    result = {}
+    for kind, here, there in (("removed", before, now), ("added", now, before)):
+        theirs = {path[:n] for path, value in there.of.items() if value is not None for n in range(1, len(path) + 1)}
+        paths = {dotted(path): path for path in here.of}
+        for one in (one for one in found if one.kind == kind):
+            path = paths[one.key]
+            top = next((path[:n] for n in range(1, len(path)) if path[:n] not in theirs), None)
+            if top is not None:
+                result[one.key] = dotted(top)
+    return result
+
+
+def implied(one: Difference) -> bool:
+    """Whether a key came or went with its component or section, without having been set explicitly."""
+    origin = one.origin_now if one.kind == "added" else one.origin_before
+    return one.kind != "changed" and is_default(origin or "")

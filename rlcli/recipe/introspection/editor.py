@@ -1,0 +1,174 @@
+"""Editor support for checking recipes while typing: the schema as a file, and the setting that points to it.
+
+The settings file belongs to its user: one entry is inserted into its text, comments and all else stay unchanged, and
+if that cannot be done reliably the file is left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rlcli.errors import ResourceError, UsageError
+from rlcli.recipe.introspection.json_schema import MADE_BY
+
+SCHEMA_FILE = Path(".rlcli/recipe.schema.json")
+SETTINGS_FILE = Path(".vscode/settings.json")
+SETTING = "yaml.schemas"
+"""Read by the YAML extension of VS Code, which other editors run as yaml-language-server."""
+RECIPES = "recipes/**/*.yaml"
+MODELINE = "# yaml-language-server: $schema="
+
+State = Literal["new", "changed", "unchanged", "left alone"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A project file with its new content."""
+
+    path: Path
+    """Relative to the project's folder."""
+    state: State
+    text: str
+    """The file's full new text; for one that is left alone, what its owner could add."""
+
+
+def planned(folder: Path, schema: dict[str, Any]) -> list[Change]:
+    """The changes that `install` makes to a project. Raises UsageError for a file that belongs to someone else."""
+    schema_text = json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+    old = _read(folder, SCHEMA_FILE)
+    if old is not None and MADE_BY not in old:
+        hint = "move it away, or name another project with --project"
+        raise UsageError("not written by rlcli; it is left as it is", where=str(folder / SCHEMA_FILE), hint=hint)
+    schema_state: State = "new" if old is None else "unchanged" if old == schema_text else "changed"
+    return [Change(SCHEMA_FILE, schema_state, schema_text), _settings(folder)]
+
+
+def install(folder: Path, changes: list[Change]) -> None:
+    """Write the files that are new or changed. Raises ResourceError F75 if that fails."""
+    for change in changes:
+        if change.state in ("new", "changed"):
+            _write(folder / change.path, change.text)
+
+
+def with_entry(text: str) -> str | None:
+    """VS Code settings (JSON with comments) with our entry inserted; None if that is not reliable."""
+    entry = {f"./{SCHEMA_FILE.as_posix()}": [RECIPES]}
+    try:
+        settings = json.loads(_bare(text)) if text.strip() else {}
+    except ValueError:
+        return None
+    if not text.strip():
+        return json.dumps({SETTING: entry}, indent=2) + "\n"
+    if not isinstance(settings, dict) or not isinstance(settings.get(SETTING, {}), dict):
+        return None
+    ((name, globs),) = entry.items()
+    if any(_same_file(known) for known in settings.get(SETTING, {})):
+        return text
+    if SETTING in settings:
+        result = _inserted(text, _opening(text, SETTING), name, globs)
+        wanted = {**settings, SETTING: {**settings[SETTING], **entry}}
+    else:
+        result = _inserted(text, _opening(text, None), SETTING, entry)
+        wanted = {**settings, SETTING: entry}
+    try:
+        return result if json.loads(_bare(result)) == wanted else None
+    except ValueError:
+        return None
+
+
+def _settings(folder: Path) -> Change:
+    old = _read(folder, SETTINGS_FILE)
+    new = with_entry(old or "")
+    if new is None:
+        entry = json.dumps({SETTING: {f"./{SCHEMA_FILE.as_posix()}": [RECIPES]}})
+        return Change(SETTINGS_FILE, "left alone", entry + "\n")
+    return Change(SETTINGS_FILE, "new" if old is None else "unchanged" if new == old else "changed", new)
+
+
+def _same_file(name: str) -> bool:
+    return os.path.normpath(name.removeprefix("/")) == os.path.normpath(SCHEMA_FILE)
+
+
+# -- JSON with comments -----------------------------------------------------------------------------------
+
+_TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/|[{}\[\]:,]', re.DOTALL)
+
+
+def _bare(text: str) -> str:
+    """The text with comments and trailing commas replaced by spaces; every position is preserved."""
+
+    def blank(match: re.Match[str]) -> str:
+        token = match.group()
+        return re.sub(r"[^\n]", " ", token) if token.startswith("/") else token
+
+    bare = _TOKEN.sub(blank, text)
+    parts = re.split(r'("(?:[^"\\\n]|\\.)*")', bare)
+    # Trailing commas: only outside strings, which are the odd parts.
+    return "".join(part if odd % 2 else re.sub(r",(\s*[}\]])", r" \1", part) for odd, part in enumerate(parts))
+
+
+def _opening(text: str, key: str | None) -> int:
+    """Where the outermost object opens, or the object under one of its keys."""
+    depth, last, named = 0, "", False
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        if token.startswith("/"):
+            continue
+        if token == "{" and ((key is None and depth == 0) or (depth == 1 and named)):
+            return match.start()
+        named = depth == 1 and token == ":" and last.startswith('"') and json.loads(last) == key
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(token, 0)
+        last = token
+    return -1
+
+
+def _inserted(text: str, opening: int, key: str, value: Any) -> str:
+    """The text with an entry inserted first into the object that opens there."""
+    line = text.rfind("\n", 0, opening) + 1
+    outer = re.match(r"[ \t]*", text[line:])
+    around = outer.group() if outer else ""
+    within = re.match(r"\r?\n([ \t]+)\S", text[opening + 1 :])
+    indent = within.group(1) if within and len(within.group(1)) > len(around) else around + "    "
+    newline = "\r\n" if "\r\n" in text else "\n"
+    is_empty = _bare(text)[opening + 1 :].lstrip().startswith("}")
+    rest = text[opening + 1 :]
+    entry = f"{newline}{indent}{json.dumps(key)}: {json.dumps(value)}{'' if is_empty else ','}"
+    joint = "" if rest[:1] in "\r\n" else f"{newline}{around if is_empty else indent}"
+    return text[: opening + 1] + entry + joint + (rest if rest[:1] in "\r\n" else rest.lstrip(" \t"))
+
+
+# -- files ------------------------------------------------------------------------------------------------
+
+
+def _read(folder: Path, name: Path) -> str | None:
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise UsageError("leads out of the project; it is left as it is", where=str(path), code="S7")
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}"
+        raise ResourceError(what, where=str(path), code="F75") from None
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        try:
+            temporary.write_bytes(text.encode())
+            if path.exists():
+                temporary.chmod(path.stat().st_mode & 0o777)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise ResourceError(f"not writable: {error.strerror or error}", where=str(path), code="F75") from None

@@ -1,0 +1,265 @@
+"""What is known about a key before any layer sets it: type, documentation, default, and where that is written."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import types
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path as File
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator
+from pydantic.fields import FieldInfo
+
+from rlcli.errors import ProjectError, UsageError
+from rlcli.project import roots
+from rlcli.recipe.annotations import annotation_at, field_at, fields_of, inside, named_section_of, section_of
+from rlcli.recipe.components import signature_of
+from rlcli.recipe.introspection.docs import doc_of
+from rlcli.recipe.parsing.layers import shown
+from rlcli.recipe.parsing.places import component_paths, kind_at
+from rlcli.recipe.parsing.tree import dotted
+from rlcli.recipe.schema import Call, Component, Recipe
+from rlcli.recipe.suggest import PLACEHOLDERS
+from rlcli.registry import COMPUTED, Argument, Signature
+
+Path = tuple["str | int", ...]
+
+
+@dataclass(frozen=True)
+class Field:
+    """A schema key, or an argument of a component."""
+
+    type: str
+    doc: str
+    required: bool
+    default: Any
+    """The value; COMPUTED if only the source knows it; None if `required`."""
+    default_text: str | None
+    """As written in a recipe; None if `required`."""
+    place: str | None = None
+    """`file:line` of a component's argument."""
+
+
+def field_of(path: Path, recipe: Mapping[str, Any]) -> Field | None:
+    """The field behind a key of a recipe (as plain values, defaults included); None for a free-form key, or one that
+    does not exist."""
+    found = component_at(path, recipe)
+    if found is None:
+        return _section_field(path)
+    signature, inside = found
+    argument = next((a for name, a in arguments_in(signature) if name == inside), None)
+    return _argument_field(signature, argument) if argument is not None else None
+
+
+def fields_under(name: str) -> list[tuple[str, Field]]:
+    """The keys of a schema section, nested sections included, or the single key of that name; none if there is no such
+    section. `<role>` stands for a user-defined name."""
+    path = tuple(name.split("."))
+    found = _section_field(path)
+    below = list(_fields_in(annotation_at(Recipe, path), path)) if annotation_at(Recipe, path) is not None else []
+    return [(dotted(path), found)] if found is not None and not below else below
+
+
+def _fields_in(annotation: Any, path: Path) -> Iterator[tuple[str, Field]]:
+    section = section_of(annotation)
+    if named_section_of(annotation) not in (None, Component):
+        yield from _fields_in(inside(annotation, "*"), (*path, PLACEHOLDERS.get(str(path[-1]), "<name>")))
+    elif section is not None and section is not Component:
+        for key, info in fields_of(section).items():
+            if deeper := list(_fields_in(info.annotation, (*path, key))) if section_of(info.annotation) else []:
+                yield from deeper
+            else:
+                yield dotted((*path, key)), _described(section, key, info)
+
+
+def component_at(path: Path, recipe: Mapping[str, Any]) -> tuple[Signature, str] | None:
+    """The component whose argument a key is, and the argument's dotted name."""
+    for size, part in enumerate(path[:-1]):
+        kind = kind_at(path[:size]) if part == "args" else None
+        name = _value(recipe, (*path[:size], "type"))
+        if kind is None or not isinstance(name, str):
+            continue
+        try:
+            return signature_of(kind, name), ".".join(map(str, path[size + 1 :]))
+        except UsageError:
+            break
+    return None
+
+
+def components_in(recipe: Mapping[str, Any]) -> Iterator[tuple[Path, Signature]]:
+    """Every component that a recipe names, with the path of its section."""
+
+    def keys(path: Path) -> Collection[str]:
+        section = _value(recipe, path)
+        return section if isinstance(section, dict) else ()
+
+    for path, kind in component_paths(keys):
+        name = _value(recipe, (*path, "type"))
+        try:
+            if isinstance(name, str):
+                yield path, signature_of(kind, name)
+        except UsageError:
+            continue
+
+
+def completed(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe as plain values, with the defaults of all component arguments."""
+    result = copy.deepcopy(recipe)
+    for path, signature in components_in(recipe):
+        section = _value(result, path)
+        section["args"] = _with_defaults(signature.arguments, section.get("args") or {})
+    return result
+
+
+def _with_defaults(arguments: tuple[Argument, ...], given: dict[str, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for argument in arguments:
+        value = given.get(argument.name)
+        if argument.name in given:
+            inside = argument.fields and isinstance(value, dict)
+            result[argument.name] = _with_defaults(argument.fields, value or {}) if inside else value
+        elif argument.presets is not None:
+            result[argument.name] = _with_defaults(argument.fields, {})
+        elif not argument.required:
+            computed = argument.default is COMPUTED
+            result[argument.name] = f"<{argument.default_text}>" if computed else _as_json(argument.default)
+    return result | {name: value for name, value in given.items() if name not in result}
+
+
+def _as_json(value: Any) -> Any:
+    return [_as_json(item) for item in value] if isinstance(value, list | tuple | set | frozenset) else value
+
+
+def plain_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every value of a recipe that is set as a whole: everything except non-empty mappings."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from plain_leaves(item, (*path, key))
+    elif path and not (value == {} and path[-1] == "args"):
+        yield path, value
+
+
+def arguments_in(signature: Signature) -> Iterator[tuple[str, Argument]]:
+    """A component's arguments by dotted name, nested ones after the one that contains them."""
+    yield from _arguments(signature.arguments, "")
+
+
+def _arguments(arguments: tuple[Argument, ...], prefix: str) -> Iterator[tuple[str, Argument]]:
+    for argument in arguments:
+        yield prefix + argument.name, argument
+        yield from _arguments(argument.fields, f"{prefix}{argument.name}.")
+
+
+def default_text(argument: Argument) -> str:
+    """An argument's default in recipe syntax, or as in its source."""
+    if argument.default is COMPUTED:
+        return argument.default_text or "computed"
+    return yaml_word(argument.default)
+
+
+def yaml_word(value: Any) -> str:
+    """A plain value as YAML, on one line."""
+    from rlcli.recipe.parsing.write import to_yaml
+
+    if isinstance(value, dict) and value:
+        return "{" + ", ".join(f"{key}: {yaml_word(item)}" for key, item in value.items()) + "}"
+    return to_yaml({"v": value}, room=sys.maxsize).removeprefix("v: ").rstrip("\n")
+
+
+def argument_type(signature: Signature, argument: Argument) -> str:
+    """The type in words, with bounds or choices; as in the source if recipes have no words for it."""
+    from rlcli.registry.arguments import type_of_argument
+
+    try:
+        bounds = signature.limits.get(argument.name, {}) if argument in signature.arguments else {}
+        return type_text(type_of_argument(argument), [SimpleNamespace(**bounds)])
+    except (ProjectError, _Wordless):
+        return argument.annotation
+
+
+def _argument_field(signature: Signature, argument: Argument) -> Field:
+    return Field(
+        type=argument_type(signature, argument),
+        doc=" ".join(argument.doc.split()),
+        required=argument.required,
+        default=argument.default,
+        default_text=None if argument.required else default_text(argument),
+        place=f"{_short(argument.path)}:{argument.line}",
+    )
+
+
+def _short(path: File) -> str:
+    """A component's file: relative to the working directory, otherwise to the folder of its kind."""
+    homes = [root for root in roots() if path.is_relative_to(root)]
+    return shown(path) if path.is_relative_to(File.cwd()) or not homes else path.relative_to(homes[-1]).as_posix()
+
+
+def _section_field(path: Path) -> Field | None:
+    annotation: Any = Recipe
+    field: FieldInfo | None = None
+    section: type[BaseModel] | None = None
+    for part in path:
+        section = section_of(annotation)
+        field = field_at(annotation, part)  # None for a user-defined name: models.<role>
+        annotation = inside(annotation, part)
+        if annotation is None and part != path[-1]:
+            return None
+    return _described(section, str(path[-1]), field) if field is not None and section is not None else None
+
+
+def _described(section: type[BaseModel], key: str, field: FieldInfo) -> Field:
+    default = field.get_default(call_default_factory=True) if not field.is_required() else None
+    plain = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
+    text = None if field.is_required() else yaml_word(plain)
+    if section is Call and key in ("inputs", "outputs"):
+        text = "as its interface declares"
+    return Field(
+        type=type_text(field.annotation, field.metadata),
+        doc=doc_of(section, key),
+        required=field.is_required(),
+        default=list(plain) if isinstance(plain, tuple) else plain,
+        default_text=text,
+    )
+
+
+_WORDS: dict[Any, str] = {str: "text", File: "text", int: "int", float: "float", bool: "bool", Any: "anything"}
+_WORDS |= {type(None): "null", None: "null"}
+_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+class _Wordless(Exception):
+    """A type that cannot be described in words."""
+
+
+def type_text(annotation: Any, metadata: Any = ()) -> str:
+    """A field's type in words: `int >= 1`, `text | null`, `lm | value`."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        details = [d for item in inner[1:] for d in (item.metadata if isinstance(item, FieldInfo) else [item])]
+        if any(isinstance(one, BeforeValidator) for one in details) and inner[0] is Any:
+            raise _Wordless
+        return type_text(inner[0], [*metadata, *details])
+    if origin is Literal:
+        return " | ".join(map(str, inner))
+    if origin in (Union, types.UnionType):
+        return " | ".join(type_text(part, metadata) for part in inner)
+    if origin in (list, tuple, set, frozenset):
+        return f"list of {type_text(inner[0])}"
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        return "section"
+    if annotation not in _WORDS:
+        raise _Wordless
+    bounds = [f"{sign} {getattr(d, name)}" for d in metadata for name, sign in _BOUNDS.items() if hasattr(d, name)]
+    return " ".join([_WORDS[annotation], *(bounds if annotation in (int, float) else ())])
+
+
+def _value(value: Any, path: Path) -> Any:
+    for part in path:
+        if not isinstance(value, dict) or part not in value:
+            return None
+        value = value[part]
+    return value

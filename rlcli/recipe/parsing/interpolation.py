@@ -1,0 +1,249 @@
+"""`${a.b}` and `${env:NAME}`: a value taken from elsewhere in the recipe or from the environment.
+
+If no layer sets `a.b`, its default in the schema is used; defaults of components are not looked up.
+A value that is only a reference becomes the whole target, even a mapping, and each leaf keeps its origin.
+Within other text the target's text is inserted. `$${` stands for a literal `${`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from collections.abc import Mapping as Environment
+from dataclasses import dataclass, replace
+
+from rlcli.recipe.parsing.defaults import default_at
+from rlcli.recipe.parsing.merge import merge, whole_reference
+from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.reader import MAX_DEPTH, MAX_NODES, MAX_TEXT
+from rlcli.recipe.parsing.removal import null_means, place_of, removed_at
+from rlcli.recipe.parsing.scalars import ScalarError, core_scalar
+from rlcli.recipe.parsing.tree import Entry, Listing, Mapping, Mark, Node, Path, Scalar, at, kind_of, nodes
+from rlcli.recipe.schema import Recipe
+from rlcli.recipe.suggest import close_to
+
+MAX_TEXT_IN_ALL = 4 * 1024 * 1024
+MAX_HOPS = 64
+
+_TOKEN = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
+_KEYS = re.compile(r"[^\s.{}$:]+(\.[^\s.{}$:]+)*")
+_VARIABLE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
+_SECRET = re.compile(
+    r"TOKEN(?!IZ)|SECRET|PASS(W|P|_|$)|PRIVATE|CREDENTIAL|API_?KEY|ACCESS_?KEY|_PWD$|(^|_)(KEY|AUTH|BEARER|COOKIE|DSN)$",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A `${a.b}` in a recipe."""
+
+    path: Path
+    """The key whose value contains it."""
+    target: Path
+    """`("a", "b")`."""
+    whole: bool
+    """Whether the value is only the reference, so that it may bring in whole sections."""
+
+
+def referenced_blocks(node: Node) -> set[str]:
+    """The top-level names that some `${name...}` refers to, or did before a null removed it."""
+    removed = [one.over for _, one in nodes(node) if isinstance(one, Scalar) and one.over is not None]
+    found = {str(reference.target[0]) for reference in references_in(node)}
+    return found.union(*(referenced_blocks(one) for one in removed))
+
+
+def references_in(node: Node, path: Path = ()) -> Iterator[Reference]:
+    """Every reference in a tree with unresolved references."""
+    if isinstance(node, Mapping):
+        if node.under is not None:
+            yield from references_in(node.under, path)
+        for key, entry in node.entries.items():
+            yield from references_in(entry.node, (*path, key))
+    elif isinstance(node, Listing):
+        for index, item in enumerate(node.items):
+            yield from references_in(item, (*path, index))
+    elif isinstance(node.value, str) and "${" in node.value:
+        whole = whole_reference(node) is not None
+        for match in _TOKEN.finditer(node.value):
+            if match.group(1) is not None:
+                yield Reference(path, tuple(match.group(1).strip().split(".")), whole)
+
+
+def interpolate(root: Mapping, problems: Problems, environment: Environment[str, str]) -> Mapping:
+    """The tree with all references resolved; unresolvable ones are reported, and their values are not `valid`."""
+    resolved = _Interpolator(root, problems, environment).value(root, 0)
+    assert isinstance(resolved, Mapping)
+    return resolved
+
+
+class _Interpolator:
+    def __init__(self, root: Mapping, problems: Problems, environment: Environment[str, str]):
+        self.root = root
+        self.problems = problems
+        self.environment = environment
+        self.known: dict[str, Node] = {}
+        self.open: list[str] = []
+        self.nodes = 0
+        self.characters = 0
+        self.too_large = False
+
+    def value(self, node: Node, depth: int) -> Node:
+        """The node with all references below it resolved."""
+        self.nodes += 1
+        if self.too_large or self.nodes > MAX_NODES or depth > MAX_DEPTH:
+            limit = f"nests deeper than {MAX_DEPTH}" if depth > MAX_DEPTH else f"holds more than {MAX_NODES} values"
+            if not self.too_large:
+                self.problems.add("R65", f"with its references resolved the recipe {limit}", node.mark)
+            self.too_large = self.problems.is_cut_off = True
+            return Scalar(None, node.mark, valid=False)
+        if isinstance(node, Listing):
+            return replace(node, items=tuple(self.value(item, depth + 1) for item in node.items))
+        if isinstance(node, Mapping):
+            node = self.over_reference(node, depth)
+            entries = {key: Entry(e.key, self.value(e.node, depth + 1)) for key, e in node.entries.items()}
+            return replace(node, entries=entries)
+        if not isinstance(node.value, str) or "${" not in node.value:
+            return node
+        reference = whole_reference(node)
+        if reference is not None and not node.value.startswith("$$"):
+            return self.recounted(self.target(reference, node.mark, depth), depth)
+        return self.text(node, depth)
+
+    def over_reference(self, node: Mapping, depth: int) -> Mapping:
+        """Entries set on top of `${a.b}`, merged with its target."""
+        if node.under is None:
+            return node
+        reference = whole_reference(node.under)
+        assert reference is not None
+        below = self.target(reference, node.under.mark, depth)
+        lacks = isinstance(below, Scalar) and not below.valid
+        merged = merge(below, replace(node, under=None, valid=node.valid and not lacks), self.problems)
+        assert isinstance(merged, Mapping)
+        return merged
+
+    def recounted(self, node: Node, depth: int) -> Node:
+        """Resolved already, but each copy counts towards the limits."""
+        if isinstance(node, Scalar):
+            return node
+        return self.value(node, depth)
+
+    def target(self, reference: str, mark: Mark, depth: int) -> Node:
+        """The resolved target of `${reference}`."""
+        nothing = Scalar(None, mark, valid=False)
+        if reference.startswith("env:"):
+            return self.variable(reference, mark)
+        if not _KEYS.fullmatch(reference):
+            hint = "nesting and defaults (:-) are not part of the language"
+            self.problems.add("R63", f"${{{reference}}} is not a valid reference", mark, hint)
+            return nothing
+        if reference in self.known:
+            return self.known[reference]
+        if reference in self.open:
+            circle = " → ".join([*self.open[self.open.index(reference) :], reference])
+            self.problems.add("R64", f"circular reference: {circle}", mark)
+            return nothing
+        if len(self.open) >= MAX_HOPS:
+            self.problems.add("R65", f"more than {MAX_HOPS} references lead on from one to the next", mark)
+            return nothing
+        self.open.append(reference)
+        found = self.find(reference, mark, depth)
+        result = nothing if found is None else self.value(found, depth)
+        self.open.pop()
+        self.known[reference] = result
+        return result
+
+    def find(self, reference: str, mark: Mark, depth: int) -> Node | None:
+        node: Node = self.root
+        path = tuple(reference.split("."))
+        for walked, part in enumerate(path):
+            if (through := whole_reference(node)) is not None:
+                node = self.target(through, node.mark, depth)
+            if isinstance(node, Mapping):
+                node = self.over_reference(node, depth)
+            child = node.get(part) if isinstance(node, Mapping) else None
+            if isinstance(child, Scalar) and child.value is None and child.valid:
+                meaning = null_means(Recipe, path[: walked + 1])
+                if meaning == "gone":
+                    what = f"${{{reference}}}: {'.'.join(path[: walked + 1])} is removed {place_of(child.mark)}"
+                    self.problems.add("R61", what, mark)
+                    return None
+                child = None if meaning == "default" else child
+            if child is None:
+                if isinstance(node, Mapping) and not node.valid:
+                    return None
+                default = default_at(path, walked)
+                if default is None:
+                    self.nothing_there(reference, path[: walked + 1], mark)
+                return default
+            node = child
+        return node
+
+    def nothing_there(self, reference: str, path: tuple[str, ...], mark: Mark) -> None:
+        *walked, part = path
+        place = f"under {'.'.join(walked)}" if walked else "at the top level"
+        above = at(self.root, tuple(walked))
+        near = close_to(part, above.entries) if isinstance(above, Mapping) else None
+        hint = f"did you mean {near}?" if near else None
+        if removed := removed_at(self.root, tuple(walked)):
+            hint = f"{'.'.join(walked)} is removed {place_of(removed)}"
+        elif "args" in walked:
+            hint = hint or "a component's defaults cannot be referred to; write the value out"
+        self.problems.add("R61", f"${{{reference}}}: nothing is set at {part} {place}", mark, hint)
+
+    def variable(self, reference: str, mark: Mark) -> Node:
+        match = _VARIABLE.fullmatch(reference)
+        value = self.environment.get(match.group(1)) if match else None
+        if match is None:
+            hint = "nesting and defaults (:-) are not part of the language"
+            self.problems.add("R63", f"${{{reference}}} is not a valid reference", mark, hint)
+        elif _SECRET.search(match.group(1)):
+            what = f"{match.group(1)} looks like a secret; recipes are copied into run directories"
+            self.problems.add("R62", what, mark, "programs that need it read it from the environment themselves")
+        elif not value:
+            state = "is not set" if value is None else "is empty"
+            self.problems.add("R62", f"the environment variable {match.group(1)} {state}", mark)
+        elif len(value) > MAX_TEXT or not value.isprintable():
+            self.problems.add("R62", f"the environment variable {match.group(1)} holds no plain text", mark)
+        else:
+            try:
+                return Scalar(core_scalar(value), mark, value)
+            except ScalarError:
+                return Scalar(value, mark, value, plain=False)
+        return Scalar(None, mark, valid=False)
+
+    def text(self, node: Scalar, depth: int) -> Scalar:
+        """Text with references inside."""
+        assert isinstance(node.value, str)
+        nothing = Scalar(None, node.mark, valid=False)
+        parts: list[str] = []
+        length = end = 0
+        for match in _TOKEN.finditer(node.value):
+            part = self.part(match, node.mark, depth)
+            if part is None:
+                return nothing
+            parts += [node.value[end : match.start()], part]
+            end = match.end()
+            length += len(parts[-1]) + len(parts[-2])
+            self.characters += len(part)
+            if length > MAX_TEXT or self.characters > MAX_TEXT_IN_ALL:
+                self.problems.add("R65", "with its references put in, the text is longer than 64 KiB", node.mark)
+                return nothing
+        parts.append(node.value[end:])
+        return Scalar("".join(parts), node.mark, "".join(parts), plain=False)
+
+    def part(self, match: re.Match[str], mark: Mark, depth: int) -> str | None:
+        """The text for one reference; None, with the reason reported, if there is none."""
+        if match.group() == "$${":
+            return "${"
+        if match.group(1) is None:
+            hint = "nesting is not part of the language; write $${ for a literal ${"
+            self.problems.add("R63", "${ without its closing brace", mark, hint)
+            return None
+        target = self.target(match.group(1).strip(), mark, depth)
+        if not isinstance(target, Scalar):
+            self.problems.add("R37", f"{match.group()} is {kind_of(target)}; inside text it must be a scalar", mark)
+            return None
+        if not target.valid:
+            return None
+        return target.text if target.plain else str(target.value)

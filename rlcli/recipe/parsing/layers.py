@@ -1,0 +1,263 @@
+"""Find and read the layers of a recipe: `extends:` first, in order, then the file itself, then those of `--with`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlcli.recipe.parsing.merge import spell_out_types, with_valid_markers
+from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.reader import parse, read_file
+from rlcli.recipe.parsing.tree import Listing, Mapping, Mark, Node, Scalar, kind_of
+
+MAX_LAYERS = 64
+
+PROFILES = "profiles/"
+"""Subfolder of recipes to apply on top of others: a cluster, a size, never a complete recipe."""
+PARTS = ("base/", "data/", "rewards/")
+"""Subfolders of layers that recipes extend: graphs and defaults, datasets, rewards."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One file of a recipe."""
+
+    file: str
+    """Name used in messages: relative to the working directory if possible."""
+    label: str
+    """A relative name, unique among the layers, for the copy in the run directory."""
+    path: Path
+    text: str
+    """The file as written."""
+    tree: Mapping
+    """Without `extends:`; component shorthands spelt out."""
+    pulled_in_by: Mark | None
+    """The `extends:` entry or `--with` option that names it; None for the recipe itself."""
+
+
+def recipe_roots() -> list[Path]:
+    """Folders that contain recipes: the user's project first, the built-in ones last."""
+    from rlcli.project import search_path
+
+    roots: list[Path] = []
+    for folder in reversed([Path(entry) for entry in search_path("recipes")]):
+        if folder.is_dir() and folder.resolve() not in [root.resolve() for root in roots]:
+            roots.append(folder)
+    return roots
+
+
+def recipe_names(roots: list[Path] | None = None) -> dict[str, Path]:
+    """Every recipe's name (`ppo_math`, `base/ppo`), with its file."""
+    found: dict[str, Path] = {}
+    for root in recipe_roots() if roots is None else roots:
+        for path in sorted(root.rglob("*.yaml")):
+            if not any(part.startswith(".") for part in path.relative_to(root).parts):
+                found.setdefault(path.relative_to(root).with_suffix("").as_posix(), path)
+    return dict(sorted(found.items()))
+
+
+def profile_names(roots: list[Path] | None = None) -> dict[str, Path]:
+    """Names that `--with` accepts (`gpu8`), with their files."""
+    return {
+        name.removeprefix(PROFILES): path for name, path in recipe_names(roots).items() if name.startswith(PROFILES)
+    }
+
+
+def whole_recipe_names(roots: list[Path] | None = None) -> dict[str, Path]:
+    """The recipes that can be trained, without layers that are only parts of one."""
+    return {name: path for name, path in recipe_names(roots).items() if not name.startswith((PROFILES, *PARTS))}
+
+
+def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:
+    """A recipe by path (`.yaml` optional) or by name; None, with the reason reported, if not found."""
+    text = os.fspath(recipe)
+    found, refused = _existing(text, problems)
+    if found is not None or refused:
+        return found
+    names = recipe_names()
+    name = text.removesuffix(".yaml")
+    if name in names and not name.startswith(PROFILES):
+        return names[name]
+    from rlcli.recipe.suggest import close_to
+
+    profile = name.removeprefix(PROFILES)
+    close, known = close_to(name, whole_recipe_names()), ", ".join(whole_recipe_names())
+    if profile in profile_names():
+        hint: str | None = f"{profile} is a profile; apply it to a recipe: RECIPE --with {profile}"
+    else:
+        hint = f"did you mean {close}?" if close else f"available: {known}" if known else None
+    problems.add("R51", f"recipe {text!r} not found (not a file, and no recipe has that name)", hint=hint)
+    return None
+
+
+def find_profile(profile: str, problems: Problems) -> Path | None:
+    """A layer for the command line: a file (`.yaml` optional; any readable one, as the user names it), a profile by
+    name, or another layer by name. None, with the reason reported, if not found."""
+    mark = with_option(profile)
+    found, refused = _existing(profile, problems, mark)
+    if found is not None or refused:
+        return found
+    profiles, name = profile_names(), profile.removesuffix(".yaml")
+    for known in (profiles, recipe_names()):
+        if name in known:
+            return known[name]
+    from rlcli.recipe.suggest import close_to
+
+    near = close_to(name, profiles)
+    hint = f"did you mean {near}?" if near else f"profiles: {', '.join(profiles)}" if profiles else None
+    problems.add("R51", f"layer {profile!r} not found (not a file, and no profile has that name)", mark, hint)
+    return None
+
+
+def with_option(profile: str) -> Mark:
+    """The place of a command-line layer, for messages."""
+    return Mark(f"--with {profile[:200]}", 0, 0)
+
+
+def _existing(text: str, problems: Problems, mark: Mark | None = None) -> tuple[Path | None, bool]:
+    """The file of that name, if there is one; and whether the name is refused, with the reason reported."""
+    if "\0" in text or not text:
+        problems.add("R59", f"{text!r} is not a possible file name", mark)
+        return None, True
+    try:
+        candidates = [path for path in (Path(text), Path(f"{text}.yaml")) if path.exists() and not path.is_dir()]
+    except OSError as error:
+        code = "R58" if isinstance(error, PermissionError) else "R59"
+        problems.add(code, f"{text[:200]!r}: {error.strerror}", mark)
+        return None, True
+    return (candidates[0] if candidates else None), False
+
+
+def collect(path: Path, problems: Problems, profiles: Sequence[str] = ()) -> list[Layer]:
+    """All layers of a recipe, lowest first, those of `--with` last. A layer reached twice counts where it came
+    first; one named by `--with` must be new, because otherwise it would not be on top."""
+    collector = _Collector(recipe_roots(), problems)
+    collector.add(path, path.name, None)
+    for profile in profiles:
+        if found := find_profile(profile, problems):
+            collector.lay(found, with_option(profile))
+        else:
+            problems.is_cut_off = True
+    return collector.layers
+
+
+def shown(path: Path) -> str:
+    """A path as shown in messages."""
+    try:
+        return path.resolve().relative_to(Path.cwd().resolve()).as_posix()
+    except (ValueError, OSError):
+        return str(path)
+
+
+class _Collector:
+    def __init__(self, roots: list[Path], problems: Problems):
+        self.roots = roots
+        self.problems = problems
+        self.layers: list[Layer] = []
+        self.open: list[tuple[Path, str]] = []
+        self.seen: set[Path] = set()
+
+    def lay(self, path: Path, asked_by: Mark) -> None:
+        """Add a layer named on the command line."""
+        if path.resolve() in self.seen:
+            below = next((layer for layer in self.layers if layer.path.resolve() == path.resolve()), None)
+            by = below.pulled_in_by if below else None
+            place = f"already a layer, pulled in by {by.file_and_line}" if by else "the recipe itself"
+            self.problems.add("R05", f"{shown(path)} is {place}", asked_by, "name each layer once")
+            return
+        self.add(path, self.label(path, path.parent), asked_by)
+
+    def add(self, path: Path, label: str, asked_by: Mark | None) -> None:
+        """Add a layer, after all layers that it extends."""
+        real = path.resolve()
+        if real in [opened for opened, _ in self.open]:
+            names = [name for opened, name in self.open]
+            circle = names[[opened for opened, _ in self.open].index(real) :]
+            return self.refuse("R52", "the layers extend each other: " + " → ".join([*circle, circle[0]]), asked_by)
+        if real in self.seen:
+            return None
+        self.seen.add(real)
+        if len(self.seen) > MAX_LAYERS:
+            return self.refuse("R52", f"more than {MAX_LAYERS} layers", asked_by)
+        file = shown(path)
+        text = read_file(path, file, self.problems, asked_by)
+        if text is None:
+            self.problems.is_cut_off = True
+            return None
+        self.problems.add_source(file, text, asked_by)
+        tree = parse(text, file, self.problems)
+        if tree is None or (isinstance(tree, Scalar) and not tree.valid):
+            self.problems.is_cut_off = True
+            return None
+        if not isinstance(tree, Mapping):
+            found = "nothing" if isinstance(tree, Scalar) and tree.value is None else kind_of(tree)
+            return self.refuse("R02", f"expected a mapping at the top level, found {found}", tree.mark)
+        self.open.append((real, file))
+        self.extend(tree.get("extends"), path)
+        self.open.pop()
+        entries = {key: entry for key, entry in tree.entries.items() if key != "extends"}
+        spelt = spell_out_types(with_valid_markers(replace(tree, entries=entries), self.problems))
+        assert isinstance(spelt, Mapping)
+        self.layers.append(Layer(file, self.unique(label), path, text, spelt, asked_by))
+        return None
+
+    def refuse(self, code: str, what: str, mark: Mark | None, hint: str | None = None) -> None:
+        """Report why a layer is missing; the recipe cannot be judged without it."""
+        self.problems.add(code, what, mark, hint)
+        self.problems.is_cut_off = True
+
+    def unique(self, label: str) -> str:
+        taken = {layer.label for layer in self.layers}
+        while label in taken:
+            label = f"also/{label}"
+        return label
+
+    def extend(self, node: Node | None, child: Path) -> None:
+        if node is None:
+            return
+        for item in node.items if isinstance(node, Listing) else (node,):
+            if isinstance(item, Scalar) and not item.valid:
+                self.problems.is_cut_off = True
+            elif not isinstance(item, Scalar) or not isinstance(item.value, str) or not item.value.strip():
+                self.refuse("R37", f"extends: names recipe files, found {kind_of(item)}", item.mark)
+            elif found := self.find(item.value, child, item.mark):
+                self.add(*found, item.mark)
+
+    def find(self, name: str, child: Path, mark: Mark) -> tuple[Path, str] | None:
+        """The file of a layer and its label; None, with the reason reported, if not found."""
+        refused = None
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", name) or "\\" in name or "\0" in name or "${" in name:
+            refused = "a layer is a file, named by a relative path"
+        elif name.startswith("~") or ".." in Path(name).parts or (Path(name).is_absolute() and not self.inside(name)):
+            refused = "a layer must be in the recipe's folder or below it, or in a recipes folder"
+        if refused:
+            self.refuse("R55", f"extends {name}: {refused}", mark)
+            return None
+        folders = [child.parent, *self.roots]
+        for folder in folders:
+            for candidate in (folder / name, folder / f"{name}.yaml"):
+                try:
+                    if not candidate.is_file():
+                        continue
+                except OSError:
+                    continue
+                if not candidate.resolve().is_relative_to(folder.resolve()) and not Path(name).is_absolute():
+                    self.refuse("R55", f"extends {name}: {candidate} leads out of {folder}", mark)
+                    return None
+                return candidate, candidate.name if Path(name).is_absolute() else self.label(candidate, folder)
+        chain = " → ".join([*(opened for _, opened in self.open), name])
+        looked = ", ".join(shown(folder) or "." for folder in folders)
+        self.refuse("R51", f"no such layer: {chain}", mark, f"looked in {looked}")
+        return None
+
+    def label(self, path: Path, folder: Path) -> str:
+        for root in self.roots:
+            if path.resolve().is_relative_to(root.resolve()):
+                return path.resolve().relative_to(root.resolve()).as_posix()
+        return path.relative_to(folder).as_posix()
+
+    def inside(self, name: str) -> bool:
+        return any(Path(name).resolve().is_relative_to(root.resolve()) for root in self.roots)

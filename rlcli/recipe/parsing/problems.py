@@ -1,0 +1,115 @@
+"""Problems of a recipe, each with the offending line, a caret, and the layers that pulled the file in."""
+
+from __future__ import annotations
+
+from rlcli.errors import Problem, RecipeError, escape_control
+from rlcli.recipe.parsing.tree import COMMAND_LINE, Mark, Node, dotted, key_mark, nodes
+
+MAX_SHOWN = 40
+
+
+class Problems:
+    """Collects problems. `sources` maps a file, as named in marks, to its lines."""
+
+    def __init__(self) -> None:
+        self.found: list[Problem] = []
+        self._marks: list[Mark | None] = []
+        self._known: set[tuple[str, str | None, str]] = set()
+        self.sources: dict[str, list[str]] = {}
+        self.pulled_in_by: dict[str, Mark] = {}
+        """File → the `extends:` entry or the option that names it."""
+        self.written: Node | None = None
+        """All layers merged, references as written."""
+        self.values = 0
+        """Values read so far, from all layers and overrides."""
+        self.unlisted = 0
+        """Problems that were counted but not reported, because there were too many."""
+        self.is_cut_off = False
+        """Whether part of the recipe was not read at all, so that nothing can be said about missing keys."""
+
+    def add_source(self, file: str, text: str, pulled_in_by: Mark | None = None) -> None:
+        self.sources[file] = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        if pulled_in_by is not None:
+            self.pulled_in_by[file] = pulled_in_by
+
+    def add(
+        self,
+        code: str,
+        what: str,
+        mark: Mark | None = None,
+        hint: str | None = None,
+        width: int = 0,
+        same: str | None = None,
+    ) -> None:
+        """Report a problem. `width`: characters under the caret. Problems with the same `same` (default: the text)
+        at one place are one problem, even if an interpolation carries it to many keys."""
+        where = str(mark) if mark else None
+        identity = (code, repr(mark), same or what)
+        if identity in self._known:
+            return
+        self._known.add(identity)
+        self.found.append(Problem(code, what, where, hint, self._excerpt(mark, width) if mark else None))
+        self._marks.append(mark)
+
+    def name_at(self, mark: Mark, of_key: bool = False) -> str | None:
+        """The key written at a place, from where a reference may have carried it elsewhere."""
+        written = self.written
+        if written is None:
+            return None
+        for path, node in nodes(written):
+            if (key_mark(written, path) if of_key else node.mark) == mark:
+                return dotted(path)
+        return None
+
+    def raise_if_any(self) -> None:
+        """Raise RecipeError with everything found, in the order of the files' lines."""
+        if not self.found:
+            return
+        files = list(dict.fromkeys(mark.file for mark in self._marks if mark))
+        places = [(files.index(mark.file), mark.line, mark.column) if mark else (-1, 0, 0) for mark in self._marks]
+        order = sorted(range(len(self.found)), key=places.__getitem__)
+        shown = [self.found[i] for i in order[:MAX_SHOWN]]
+        if (more := len(order) - len(order[:MAX_SHOWN]) + self.unlisted) > 0:
+            shown.append(Problem("RECIPE", f"and {more} more problems"))
+        raise RecipeError(shown)
+
+    def chain(self, file: str) -> list[Mark]:
+        """The `extends:` entries from a file up to the recipe itself, or to the option that adds it."""
+        marks: list[Mark] = []
+        while (mark := self.pulled_in_by.get(file)) is not None and mark not in marks:
+            marks.append(mark)
+            file = mark.file
+        return marks
+
+    def _excerpt(self, mark: Mark, width: int) -> str | None:
+        lines = self.sources.get(mark.file)
+        if mark.is_default or not lines or not 1 <= mark.line <= len(lines):
+            return None
+        shown: list[str] = []
+        gutter = "" if mark.file == COMMAND_LINE else f"{mark.line} | "
+        line, column = _windowed(lines[mark.line - 1], mark.column)
+        previous = lines[mark.line - 2] if gutter and mark.line >= 2 else ""
+        if previous.strip():
+            shown.append(f"{mark.line - 1:>{len(str(mark.line))}} | {_windowed(previous, 1)[0]}")
+        shown.append(gutter + line)
+        carets = max(1, min(width or _word_length(line, column), len(line) - column + 1))
+        shown.append(" " * len(gutter) + " " * (column - 1) + "^" * carets)
+        if chain := self.chain(mark.file):
+            shown.append("pulled in by " + ", ".join(m.file_and_line for m in chain))
+        return escape_control("\n".join("    " + row for row in shown))
+
+
+def _windowed(line: str, column: int, size: int = 90) -> tuple[str, int]:
+    """At most `size` characters of a line around a column, and the column within them. Tabs become spaces."""
+    line = line.replace("\t", " ")
+    column = min(column, len(line) + 1)
+    start = max(0, column - 1 - size // 2) if len(line) > size else 0
+    return line[start : start + size], column - start
+
+
+def _word_length(line: str, column: int) -> int:
+    rest = line[column - 1 :]
+    for end, character in enumerate(rest):
+        if character in ":,]} \"'=" and end:
+            return end
+    return len(rest) or 1

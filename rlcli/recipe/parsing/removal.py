@@ -1,0 +1,91 @@
+"""What `null` removes, when a layer or the command line sets it.
+
+A role, a dataset, a call or any other entry under a user-defined name is removed; an optional key gets its default
+back, as if no layer set it. Where null is allowed (`models.actor.tokenizer`), it is the key's value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import NoneType
+from typing import Any, Literal
+
+from rlcli.recipe.annotations import annotation_at, field_at, inside, options
+from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.tree import COMMAND_LINE, Entry, Mapping, Mark, Node, Path, Scalar, at, dotted
+from rlcli.recipe.schema import Recipe
+from rlcli.recipe.suggest import close_to
+
+Meaning = Literal["value", "default", "gone"]
+
+
+def null_means(model: Any, path: Path) -> Meaning:
+    """The meaning of null at a path of a model: a value (an invalid one, if the key is required or unknown), the key's
+    default, or the removal of an entry."""
+    holder = annotation_at(model, path[:-1])
+    annotation, field = inside(holder, path[-1]), field_at(holder, path[-1])
+    if annotation is None or any(option in (Any, None, NoneType) for option in options(annotation)):
+        return "value"
+    if field is None:
+        return "gone" if isinstance(path[-1], str) else "value"
+    return "value" if field.is_required() else "default"
+
+
+def is_entry(path: Path) -> bool:
+    """Whether a path is that of a role, a dataset, a call or a block."""
+    return null_means(Recipe, path) == "gone" or (len(path) == 1 and inside(Recipe, path[0]) is None)
+
+
+def without_removed(model: Any, tree: Mapping, problems: Problems, prefix: Path = ()) -> Mapping:
+    """The tree without what null removes; `prefix` is its path in the recipe. A name that no layer below has is
+    reported: it was probably misspelt."""
+    return _Remover(model, problems, prefix).without(tree, ())
+
+
+class _Remover:
+    def __init__(self, model: Any, problems: Problems, prefix: Path):
+        self.model = model
+        self.problems = problems
+        self.prefix = prefix
+
+    def without(self, section: Mapping, path: Path) -> Mapping:
+        entries = {key: self.kept(entry, section, (*path, key)) for key, entry in section.entries.items()}
+        return replace(section, entries={key: entry for key, entry in entries.items() if entry is not None})
+
+    def kept(self, entry: Entry, section: Mapping, path: Path) -> Entry | None:
+        node = entry.node
+        if isinstance(node, Mapping):
+            return Entry(entry.key, self.without(node, path))
+        if not isinstance(node, Scalar) or node.value is not None:
+            return entry
+        meaning = null_means(self.model, path)
+        is_block = not self.prefix and len(path) == 1 and node.over is not None
+        if meaning == "value" and not (is_block and inside(self.model, path[0]) is None):
+            return entry
+        if meaning == "gone" and node.over is None:
+            name, others = str(path[-1]), [key for key in section.entries if key != path[-1]]
+            near = close_to(name, others)
+            hint = f"did you mean {near}?" if near else f"there is {', '.join(others) or 'none'}"
+            what = f"null removes {dotted((*self.prefix, *path))}, which no layer below has"
+            self.problems.add("R42", what, entry.key, hint, width=len(name))
+        return None
+
+
+def removed_at(written: Node | None, path: Path) -> Mark | None:
+    """Where an entry is removed; `written`: all layers, merged."""
+    node = at(written, path) if written is not None else None
+    return node.mark if isinstance(node, Scalar) and node.value is None and node.over is not None else None
+
+
+def removed_calls(written: Node | None, graph: Path) -> Iterator[tuple[str, Mapping, Mark]]:
+    """The calls that null removes from a graph: name, what the layers below say about it, where."""
+    section = at(written, graph) if written is not None else None
+    for name, entry in section.entries.items() if isinstance(section, Mapping) else ():
+        if isinstance(entry.node, Scalar) and isinstance(entry.node.over, Mapping):
+            yield name, entry.node.over, entry.node.mark
+
+
+def place_of(mark: Mark) -> str:
+    """`on the command line`, or `at recipes/mine.yaml:3:8`."""
+    return f"on the {COMMAND_LINE}" if mark.file == COMMAND_LINE else f"at {mark}"

@@ -1,0 +1,202 @@
+"""The tree that a recipe is parsed into: plain YAML values, each with its position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+COMMAND_LINE = "command line"
+DEFAULT = "default"
+
+Path = tuple["str | int", ...]
+"""Keys and list indices from the top of a recipe down to a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A position in a file; line and column count from 1. On the command line, line n is the n-th override, and line 0
+    an option such as `--with gpu8`, which then replaces the file name."""
+
+    file: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        whole = self.file == COMMAND_LINE or self.is_default or not self.line
+        return self.file if whole else f"{self.file}:{self.line}:{self.column}"
+
+    @property
+    def is_default(self) -> bool:
+        """Whether no layer wrote the value."""
+        return is_default(self.file)
+
+    @property
+    def file_and_line(self) -> str:
+        """`recipes/mine.yaml:3`."""
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+def is_default(origin: str) -> bool:
+    """Whether an origin is the default; what chose the value may follow: `default, READS of ppo_actor`."""
+    return origin.split(",")[0] == DEFAULT
+
+
+def default_mark(chosen_by: str = "") -> Mark:
+    """The mark of a value that no layer wrote."""
+    return Mark(f"{DEFAULT}, {chosen_by}" if chosen_by else DEFAULT, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    value: bool | int | float | str | None
+    mark: Mark
+    text: str = ""
+    """As written, without quotes."""
+    plain: bool = True
+    """Written without quotes: a field of type str may still need the text `1.10` and not the number."""
+    valid: bool = True
+    """False for an unusable value. That is already reported, so nothing may be concluded from it."""
+    over: Node | None = field(default=None, repr=False)
+    """For a null: what the layers below say here, which it removes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    items: tuple[Node, ...]
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    key: Mark
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    entries: dict[str, Entry]
+    mark: Mark
+    under: Scalar | None = field(default=None)
+    """A whole-value reference `${a.b}` in a lower layer: these entries override its target."""
+    valid: bool = True
+    """False if some key was unusable, which is already reported."""
+
+    def get(self, key: str) -> Node | None:
+        entry = self.entries.get(key)
+        return entry.node if entry else None
+
+
+Node = Scalar | Mapping | Listing
+
+
+def plain(node: Node) -> Any:
+    """The Python value of a tree: dict, list, str, int, float, bool or None."""
+    if isinstance(node, Mapping):
+        return {key: plain(entry.node) for key, entry in node.entries.items()}
+    if isinstance(node, Listing):
+        return [plain(item) for item in node.items]
+    return node.value
+
+
+def at(node: Node, path: Path) -> Node | None:
+    """The node at a path, or None if the path does not exist."""
+    for part in path:
+        child: Node | None = None
+        if isinstance(node, Mapping) and isinstance(part, str):
+            child = node.get(part)
+        elif isinstance(node, Listing) and isinstance(part, int) and part < len(node.items):
+            child = node.items[part]
+        if child is None:
+            return None
+        node = child
+    return node
+
+
+def keys_at(node: Node, path: Path) -> list[str]:
+    """The keys of the mapping at a path; none where there is no mapping."""
+    found = at(node, path)
+    return list(found.entries) if isinstance(found, Mapping) else []
+
+
+def nearest(node: Node, path: Path) -> Node:
+    """The deepest node along a path: where a message about a missing value points."""
+    for depth in range(len(path), 0, -1):
+        if (found := at(node, path[:depth])) is not None:
+            return found
+    return node
+
+
+def key_mark(node: Node, path: Path) -> Mark | None:
+    """Where the last key of a path is written."""
+    parent = at(node, path[:-1])
+    if isinstance(parent, Mapping) and path and path[-1] in parent.entries:
+        return parent.entries[str(path[-1])].key
+    return None
+
+
+def with_value(node: Node, path: Path, value: Node | None) -> Node:
+    """A copy of the tree with the node at an existing path replaced, or removed (None)."""
+    if not path:
+        assert value is not None
+        return value
+    head, rest = path[0], path[1:]
+    if isinstance(node, Mapping):
+        entries = dict(node.entries)
+        entry = entries[str(head)]
+        if value is None and not rest:
+            del entries[str(head)]
+        else:
+            entries[str(head)] = Entry(entry.key, with_value(entry.node, rest, value))
+        return replace(node, entries=entries)
+    assert isinstance(node, Listing)
+    assert isinstance(head, int)
+    items = list(node.items)
+    items[head : head + 1] = [] if value is None and not rest else [with_value(items[head], rest, value)]
+    return replace(node, items=tuple(items))
+
+
+def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
+    """Every value of a recipe that was set as a whole: scalars, lists and empty mappings."""
+    if isinstance(node, Mapping) and node.entries:
+        for key, entry in node.entries.items():
+            yield from leaves(entry.node, (*path, key))
+    else:
+        yield path, node
+
+
+def nodes(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
+    """Every value with its path, sections and lists before their contents."""
+    yield path, node
+    if isinstance(node, Mapping):
+        for key, entry in node.entries.items():
+            yield from nodes(entry.node, (*path, key))
+    elif isinstance(node, Listing):
+        for index, item in enumerate(node.items):
+            yield from nodes(item, (*path, index))
+
+
+def dotted(path: Path) -> str:
+    """`models.actor.path`, and `graph.x.inputs[1]` for list items."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
+    return text
+
+
+def kind_of(node: Node) -> str:
+    """The word for a kind of value in messages."""
+    if isinstance(node, Mapping):
+        return "a mapping"
+    if isinstance(node, Listing):
+        return "a list"
+    match node.value:
+        case None:
+            return "null"
+        case bool():
+            return "bool"
+        case int():
+            return "int"
+        case float():
+            return "float"
+    return "text"

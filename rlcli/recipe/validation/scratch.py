@@ -1,0 +1,118 @@
+"""Checks `models.<role>.scratch` against its family's configuration class, read from transformers' source."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping as ReadMapping
+from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path as File
+from typing import Any, cast
+
+from rlcli.errors import ProjectError
+from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.tree import Mapping, Path, Scalar, at, plain, with_value
+from rlcli.recipe.suggest import close_to
+from rlcli.recipe.validation.unresolved import Unresolved
+from rlcli.recipe.validation.validate import check_against
+from rlcli.registry import Argument
+from rlcli.registry.arguments import arguments_model
+from rlcli.registry.class_fields import arguments_of
+from rlcli.registry.source import Definition, read_module
+
+_COMMON = (
+    "model_type architectures dtype torch_dtype attn_implementation rope_theta rope_scaling rope_parameters "
+    "partial_rotary_factor tie_word_embeddings is_decoder use_cache bos_token_id eos_token_id pad_token_id id2label "
+    "label2id num_labels problem_type transformers_version"
+)
+"""Keys that transformers accepts in any family's configuration."""
+
+
+def check_scratch(tree: Mapping, problems: Problems, unresolved: Unresolved) -> Mapping:
+    """Check names, types and heads of every configuration. Returns the tree without invalid parts."""
+    models = tree.get("models")
+    for name in models.entries if isinstance(models, Mapping) else ():
+        section, path = at(tree, ("models", name, "scratch")), ("models", name, "scratch")
+        kind = section.get("model_type") if isinstance(section, Mapping) else None
+        if not isinstance(section, Mapping) or not isinstance(kind, Scalar) or not isinstance(kind.value, str):
+            continue  # reported with the rest of the role
+        family = _arguments(kind.value)
+        if family is not None:
+            tree = cast(Mapping, with_value(tree, path, _checked(section, family, path, problems, unresolved)))
+        elif (near := close_to(kind.value, _families())) is not None and not _is_part(kind.value):
+            problems.add("R70", f"transformers has no model_type {kind.value!r}", kind.mark, f"did you mean {near}?")
+    return tree
+
+
+def _checked(
+    section: Mapping, family: ReadMapping[str, Argument], path: Path, problems: Problems, unresolved: Unresolved
+) -> Mapping:
+    own = {key: entry for key, entry in section.entries.items() if key in family or key not in _COMMON.split()}
+    model = arguments_model("scratch", [replace(family[key], name=key) for key in own if key in family])
+    checked = check_against(model, replace(section, entries=own), problems, unresolved, prefix=path, legal=family)
+    valid = replace(section, entries={k: e for k, e in section.entries.items() if k not in own} | checked.tree.entries)
+    _check_heads(valid, family, problems)
+    return valid
+
+
+def _check_heads(section: Mapping, family: ReadMapping[str, Argument], problems: Problems) -> None:
+    given = plain(section)
+    sizes = {key: given.get(key, argument.default) for key, argument in family.items()}
+    pairs = [("num_attention_heads", "num_key_value_heads")]
+    pairs += [("hidden_size", "num_attention_heads")] if sizes.get("head_dim") is None else []
+    for whole, part in pairs:
+        large, small = sizes.get(whole), sizes.get(part)
+        written = next((node for key in (part, whole) if (node := section.get(key)) is not None), None)
+        if written is None or not isinstance(large, int) or not isinstance(small, int) or small <= 0:
+            continue
+        if large % small:
+            problems.add("R49", f"{whole} ({large}) must be a multiple of {part} ({small})", written.mark)
+
+
+# -- transformers' source ---------------------------------------------------------------------------------
+
+
+@cache
+def _families() -> tuple[str, ...]:
+    """The model folders in transformers; none if it is not installed."""
+    spec = find_spec("transformers")
+    folders = [File(place) / "models" for place in (spec.submodule_search_locations or ())] if spec is not None else []
+    return tuple(sorted(file.parent.name for folder in folders for file in folder.glob("*/configuration_*.py")))
+
+
+def _is_part(model_type: str) -> bool:
+    """Whether it may be part of a larger model, such as `gemma3_text`, defined in that model's file."""
+    return any(model_type.startswith(f"{family}_") for family in _families())
+
+
+@cache
+def _arguments(model_type: str) -> ReadMapping[str, Argument] | None:
+    """The fields of a family's configuration, aliases included; None if they cannot be read."""
+    spec = find_spec("transformers")
+    name = model_type.replace("-", "_")
+    for place in (spec.submodule_search_locations or ()) if spec is not None and name.isidentifier() else ():
+        file = File(place) / "models" / name / f"configuration_{name}.py"
+        if not file.is_file():
+            continue
+        try:
+            module = read_module(f"transformers.models.{name}.configuration_{name}", file)
+            for node in module.classes.values():
+                constants = dict(_constants(node))
+                if constants.get("model_type") == model_type:
+                    fields = {one.name: one for one in arguments_of(Definition(module, node.name, node))}
+                    aliases = constants.get("attribute_map", {})
+                    others = {alias: fields[meant] for alias, meant in aliases.items() if meant in fields}
+                    return {**others, **fields} if fields else None
+        except ProjectError:
+            return None
+    return None
+
+
+def _constants(node: ast.ClassDef) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for statement in node.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=("model_type" | "attribute_map") as name)], value=value):
+                found.append((name, ast.literal_eval(value)))
+    return found

@@ -1,0 +1,221 @@
+"""Checks that calls connect by their keys, and that each is supported by its interface, role and backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as ReadMapping
+
+from rlcli.api.default_backends import TRAINED, WEIGHTLESS
+from rlcli.recipe.components import argument_of, dataset_keys, declared, has_method, lacks_method
+from rlcli.recipe.graph import GraphProblem, graph_problems, producers
+from rlcli.recipe.lengths import responses_of, written_beyond
+from rlcli.recipe.parsing.tree import Path, dotted
+from rlcli.recipe.schema import Call
+from rlcli.recipe.suggest import close_to
+from rlcli.recipe.validation.semantics.keys import (
+    check_declared,
+    check_made,
+    check_read,
+    check_renames,
+    check_written,
+    is_listed,
+    place_of_key,
+    removed_maker,
+)
+from rlcli.recipe.validation.semantics.models import sources
+from rlcli.recipe.validation.semantics.notes import Notes
+
+MODELLESS_CALLS = ("inference", "evaluate")
+"""Calls that an interface may answer without a model."""
+
+ABILITIES = (
+    (("train_step",), "TRAINS", "train"),
+    (("inference", "evaluate"), "SCORES", "score"),
+    (("generate",), "GENERATES", "generate"),
+)
+"""For each call, what the backend must declare for it, and a verb for it."""
+
+
+def check(notes: Notes) -> None:
+    train = notes.recipe.train
+    _graph(notes, notes.recipe.graph, ("graph",), train.dataset, ("train", "dataset"))
+    if train.eval.dataset is not None:
+        place: Path = ("train", "eval", "dataset")
+        _graph(notes, train.eval.graph, ("train", "eval", "graph"), train.eval.dataset, place)
+    if not notes.recipe.graph:
+        notes.note("R39", "the graph has no calls", ("graph",))
+    _shared_interfaces(notes)
+
+
+def _shared_interfaces(notes: Notes) -> None:
+    """Calls of the same role and interface share its state, so they need the same arguments. If nothing is trained and
+    no state is kept, each call may have its own."""
+    sharing: dict[tuple[str, str], list[str]] = {}
+    for name, call in notes.recipe.graph.items():
+        sharing.setdefault((call.model, call.interface.type), []).append(name)
+    for (role, interface), names in sharing.items():
+        trains = any(notes.recipe.graph[name].call == "train_step" for name in names)
+        if trains or not lacks_method(interface, "state_dict"):
+            for name in names[1:]:
+                _same_arguments(notes, role, interface, names[0], name)
+
+
+def _same_arguments(notes: Notes, role: str, interface: str, first: str, second: str) -> None:
+    given = {name: notes.recipe.graph[name].interface.args for name in (first, second)}
+    for argument in sorted({*given[first], *given[second]}):
+        values = {name: argument_of("interfaces", interface, args, argument) for name, args in given.items()}
+        if values[first] == values[second]:
+            continue
+        places: dict[str, Path] = {name: ("graph", name, "interface", "args", argument) for name in values}
+        what = (
+            f"{first} and {second} share the interface {interface} of the role {role}, but {argument} is "
+            f"{values[first]!r} in one and {values[second]!r} in the other"
+        )
+        needs: list[Path] = [("graph", name, key) for name in values for key in ("model", "call")]
+        place = notes.first_set(places[second], places[first])
+        notes.note("R71", what, place, f"set {argument} to the same value for both", needs=needs)
+
+
+def _graph(notes: Notes, calls: ReadMapping[str, Call], path: Path, dataset: str, dataset_key: Path) -> None:
+    for name, call in calls.items():
+        _call(notes, call, (*path, name))
+        _group(notes, call, calls, (*path, name), path)
+    keys = dataset_keys(notes.recipe.datasets, dataset)
+    if notes.unresolved.about_entries(path):
+        return
+    made: list[Path] = [(*path, name, field) for name in calls for field in ("outputs", "output_key_remap")]
+    made += [dataset_key, ("datasets", dataset, "type")]
+    unmade: dict[str, list[str]] = {}
+    for problem in graph_problems(calls, keys):
+        if problem.is_unmade and problem.key and not is_listed(notes, (*path, problem.call), "inputs"):
+            unmade.setdefault(problem.key, []).append(problem.call)
+        else:
+            _linked_wrongly(notes, problem, calls, path, dataset, made)
+    check_made(notes, unmade, calls, path, made)
+    for name, call in calls.items():
+        check_read(notes, call, (*path, name), producers(calls))
+
+
+def _linked_wrongly(
+    notes: Notes, problem: GraphProblem, calls: ReadMapping[str, Call], path: Path, dataset: str, made: list[Path]
+) -> None:
+    keys = dataset_keys(notes.recipe.datasets, dataset)
+    read: list[Path] = [(*path, name, "inputs") for name in calls]
+    needs = [*made, *(read if problem.key is None else [(*path, problem.call, "inputs")])]
+    near = close_to(problem.key, [*producers(calls), *(keys or ())]) if problem.key else None
+    hint = f"did you mean {near}?" if near and near != problem.key else None
+    if problem.is_unmade and problem.key:
+        hint = removed_maker(notes, path, problem.key) or hint
+        hint = hint or (f"rows of {dataset} bring {', '.join(keys)}" if keys else None)
+    notes.note("R71", problem.what, _place(notes, problem, calls, path), hint, needs=needs, same=problem.key)
+
+
+def _place(notes: Notes, problem: GraphProblem, calls: ReadMapping[str, Call], path: Path) -> Path:
+    place: Path = (*path, problem.call)
+    if problem.key is None:
+        return place
+    call = calls[problem.call]
+    if problem.key in call.inputs:
+        return place_of_key(notes, call, place, "inputs", problem.key)
+    made = {call.output_key_remap.get(key, key): key for key in call.outputs}
+    return place_of_key(notes, call, place, "outputs", made.get(problem.key, ""))
+
+
+def _call(notes: Notes, call: Call, path: Path) -> None:
+    kind = (*path, "interface", "type")
+    if lacks_method(call.interface.type, call.call):
+        what = f"the interface {call.interface.type} has no {call.call}"
+        hint = f"rlcli show interface {call.interface.type} lists what it does"
+        notes.note("R71", what, (*path, "call"), hint, needs=[kind])
+    check_declared(notes, call, path)
+    check_written(notes, call, path)
+    check_renames(notes, call, path)
+    if call.model not in notes.recipe.models:
+        hint = f"remove the call too: {dotted(path)}=null"
+        notes.unknown("role", call.model, ("models",), (*path, "model"), hint)
+    else:
+        _role(notes, call, path)
+    _hooks(notes, call, path)
+
+
+def _role(notes: Notes, call: Call, path: Path) -> None:
+    """Check that the role named by a call can perform it."""
+    name, role = call.model, notes.recipe.models[call.model]
+    backend = role.backend.type if role.backend is not None else ""
+    asked = (*path, "call")
+    if not role.has_weights and call.call not in MODELLESS_CALLS:
+        what = f"models.{name} has no weights, which {dotted(path)} ({call.call}) needs"
+        if declared("backends", backend, "RUNS_MODEL") is False:  # otherwise the error is the role's own
+            notes.note("R39", what, ("models", name), "give one of path, init, scratch", needs=[*sources(name), asked])
+        return
+    if declared("backends", backend, "POOLED"):
+        _pooled(notes, call, path)
+        return
+    if call.call == "generate" and role.head == "value":
+        what = f"models.{name} has the head value; {dotted(path)} generates, which needs the head lm"
+        notes.note("R71", what, ("models", name, "head"), needs=[asked, (*path, "model")])
+    for kinds, able, verb in ABILITIES:
+        if call.call in kinds and declared("backends", backend, able) is False:
+            if able == "SCORES" and written_beyond(call) is not None:
+                continue  # its interface answers by generating
+            what = f"the backend {backend} of models.{name} cannot {verb}, which {dotted(path)} asks of it"
+            place = ("models", name, "backend", "type")
+            notes.note("R71", what, place, f"for example {TRAINED}", needs=[asked, (*path, "model")])
+
+
+def _pooled(notes: Notes, call: Call, path: Path) -> None:
+    """A process of a pool may be replaced at any time, so its results must depend only on its inputs."""
+    backend, interface = ("models", call.model, "backend", "type"), call.interface.type
+    needs: list[Path] = [(*path, "call"), (*path, "model"), (*path, "interface", "type")]
+    if call.call != "inference":
+        what = f"{dotted(path)} ({call.call}) cannot run in a pool, which does inference"
+        notes.note("R71", what, backend, f"models.{call.model}.backend={WEIGHTLESS}", needs=needs)
+    elif has_method(interface, "state_dict"):
+        what = f"{dotted(path)} cannot run in a pool: the interface {interface} keeps a state"
+        notes.note("R71", what, backend, f"models.{call.model}.backend={WEIGHTLESS}", needs=needs)
+
+
+def _group(notes: Notes, call: Call, calls: ReadMapping[str, Call], path: Path, graph: Path) -> None:
+    """An interface whose class declares `NEEDS_GROUP: ClassVar[int]` compares the responses to a prompt."""
+    needed = declared("interfaces", call.interface.type, "NEEDS_GROUP")
+    if not isinstance(needed, int) or call.call != "train_step":
+        return
+    for name, generating in calls.items():
+        if generating.call != "generate":
+            continue
+        responses, written = responses_of(notes.recipe, generating)
+        if responses < needed:
+            place = (*graph, name, "interface", "args", *written) if written[0] != "generation" else None
+            told: Path = (*graph, name, "interface", "args", "generation", "responses_per_prompt")
+            where = place or (told if notes.is_set(told) else ("generation", "responses_per_prompt"))
+            what = (
+                f"{call.interface.type} compares the responses to one prompt and needs at least {needed}, "
+                f"but {name} makes {responses}"
+            )
+            needs: list[Path] = [(*path, "interface", "type"), (*path, "call"), (*graph, name, "call"), told]
+            notes.note("R49", what, where, f"generation.responses_per_prompt={max(needed, 8)}", needs=needs)
+
+
+def _hooks(notes: Notes, call: Call, path: Path) -> None:
+    """Weights are copied between roles with the same parameters, to one that is not trained."""
+    recipe, target = notes.recipe, call.hooks.copy_to
+    trained: list[Path] = [("graph", name, key) for name in recipe.graph for key in ("model", "call")]
+    source = recipe.models.get(call.model)
+    if source is not None and not source.has_weights:
+        for key, verb in (("copy_to", "copy"), ("offload", "offload")):
+            if getattr(call.hooks, key):
+                needs = [*sources(call.model), (*path, "model")]
+                notes.note("R71", f"{call.model} has no weights to {verb}", (*path, "hooks", key), needs=needs)
+    elif target is not None:
+        place = (*path, "hooks", "copy_to")
+        role = recipe.models.get(target)
+        if role is None:
+            notes.unknown("role", target, ("models",), place)
+        elif target == call.model or target in recipe.trained_roles:
+            what = f"{target} is trained by itself and cannot follow {call.model}"
+            notes.note("R71", what, place, needs=trained)
+        elif not role.has_weights:
+            what = f"{target} has no weights and cannot follow {call.model}"
+            notes.note("R71", what, place, needs=sources(target))
+        elif source is not None and role.head != source.head:
+            what = f"{call.model} and {target} must have the same head"
+            notes.note("R71", what, place, needs=[("models", name, "head") for name in (call.model, target)])

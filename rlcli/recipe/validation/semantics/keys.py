@@ -1,0 +1,174 @@
+"""Checks the keys of calls against those that their interfaces' classes declare to read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Mapping as ReadMapping
+
+from rlcli.api.declared_keys import DeclaredKeys
+from rlcli.api.interface import RETURN_NUMBERS
+from rlcli.recipe.call_keys import DECLARED_IN, Field, keys_of, made_by
+from rlcli.recipe.components import lacks_method
+from rlcli.recipe.parsing.removal import place_of, removed_calls
+from rlcli.recipe.parsing.tree import Path, dotted
+from rlcli.recipe.schema import Call
+from rlcli.recipe.suggest import close_to
+from rlcli.recipe.validation.semantics.notes import Notes
+
+VERBS: ReadMapping[Field, str] = {"inputs": "read", "outputs": "write"}
+
+
+def is_listed(notes: Notes, path: Path, field: Field) -> bool:
+    """Whether some layer lists the keys of a call."""
+    return not notes.mark((*path, field)).is_default
+
+
+def place_of_key(notes: Notes, call: Call, path: Path, field: Field, key: str) -> Path:
+    """Where to point for a key of a call: at its entry in the list, or at the interface that declares it."""
+    listed = getattr(call, field)
+    if not is_listed(notes, path, field):
+        return (*path, "interface", "type")
+    return (*path, field, listed.index(key)) if key in listed else (*path, field)
+
+
+def check_declared(notes: Notes, call: Call, path: Path) -> None:
+    """A call that lists no keys uses those its interface declares, so the interface must declare them."""
+    fields = [field for field in DECLARED_IN if not is_listed(notes, path, field) and keys_of(field, call) is None]
+    if not fields or lacks_method(call.interface.type, call.call):
+        return
+    kind, verbs = call.interface.type, " and ".join(f"{VERBS[field]}s" for field in fields)
+    what = f"{dotted(path)} lists no {' and no '.join(fields)}, and {kind} does not declare what {call.call} {verbs}"
+    example = f'{DECLARED_IN[fields[0]]} = {{"{call.call}": ("a_key",)}}'
+    hint = f"list the keys, or declare them in its class: {example}"
+    needs = [(*path, field) for field in fields]
+    notes.note("R39", what, (*path, "interface", "type"), hint, needs, same=f"{kind} declares no {fields}")
+    notes.unresolved.values.update(needs)
+
+
+def check_written(notes: Notes, call: Call, path: Path) -> None:
+    """Every output must be a key that the interface returns. A reader of a wrong one gets no second report."""
+    keys = keys_of("outputs", call)
+    if keys is None or not is_listed(notes, path, "outputs"):
+        return
+    for index, key in enumerate(call.outputs):
+        if key not in keys.all:
+            what = f"{dotted(path)} lists the output {key}, which {call.call} of {call.interface.type} does not write"
+            near = close_to(key, [other for other in keys.all if other not in call.outputs])
+            does = "returns numbers for the log" if call.call in RETURN_NUMBERS else f"writes {', '.join(keys.all)}"
+            hint = f"did you mean {near}?" if near else f"{call.call if not keys.all else 'it'} {does}"
+            notes.note("R71", what, (*path, "outputs", index), hint, _basis(path))
+            notes.unresolved.values.add((*path, "outputs"))
+
+
+def check_renames(notes: Notes, call: Call, path: Path) -> None:
+    """A rename must be of a key that the call has, and no key may be listed twice."""
+    for field in DECLARED_IN:
+        listed, keys = getattr(call, field), keys_of(field, call)
+        for index, key in enumerate(listed):
+            if key in listed[:index]:
+                notes.note("R71", f"{dotted((*path, field))} lists {key} twice", (*path, field, index))
+        remap = f"{field.removesuffix('s')}_key_remap"
+        for key, meant in getattr(call, remap).items():
+            if key in listed:
+                continue
+            name, others, why = key, listed, "which the call does not list"
+            if not is_listed(notes, path, field):
+                if field == "inputs" and keys is not None and key in keys.needed:
+                    continue  # `check_read` reports what the call lacks because of that
+                name, others = (meant, keys.all if keys else ()) if field == "inputs" else (key, listed)
+                why = f"and {call.call} of {call.interface.type} does not {VERBS[field]} {name}"
+            near = close_to(name, others)
+            what, hint = f"{dotted((*path, remap))} renames {key}, {why}", f"did you mean {near}?" if near else None
+            notes.note("R71", what, (*path, remap, key), hint, needs=[(*path, field)])
+
+
+def check_read(notes: Notes, call: Call, path: Path, makers: ReadMapping[str, list[str]]) -> None:
+    """Every key that the interface needs must be an input. `makers`: batch key → the calls that produce it."""
+    keys = keys_of("inputs", call)
+    if keys is None:
+        return
+    received = {call.input_key_remap.get(key, key): index for index, key in enumerate(call.inputs)}
+    lacking = [key for key in keys.needed if key not in received]
+    unread = [key for key in received if key not in keys.all]
+    for key in list(lacking):
+        near = close_to(key, unread)
+        if near is not None:  # a typo: reported at its place, by the first check that sees it
+            lacking.remove(key)
+            unread.remove(near)
+            index = received[near]
+            what, place = _what(call, path, [key]), (*path, "inputs", index)
+            notes.note("R71", what, place, f"did you mean {key}?", _basis(path), same=call.inputs[index])
+    if lacking:
+        arguments = [keys.due_to[key] for key in lacking if key in keys.due_to]
+        needs = [*_basis(path), *((*path, "interface", "args", name) for name in arguments)]
+        what, hint = _what(call, path, lacking), _remedy(call, keys, lacking, makers)
+        place = place_of_key(notes, call, path, "inputs", "")
+        notes.note("R71", what, place, hint, needs, same=f"lacks {lacking}")
+
+
+def check_made(
+    notes: Notes, unmade: ReadMapping[str, list[str]], calls: ReadMapping[str, Call], graph: Path, made: Iterable[Path]
+) -> None:
+    """Report keys that calls read, as their interfaces declare, but that nothing makes: at the first reader, and once
+    for all keys of one removed call. `unmade`: key → its readers."""
+    remedies: dict[str, list[str]] = {}
+    for key in unmade:
+        remedies.setdefault(_remedy_for(notes, key, calls, graph), []).append(key)
+    for remedy, keys in remedies.items():
+        readers = list(dict.fromkeys(name for key in keys for name in unmade[key]))
+        reads = "read" if len(readers) > 1 else "reads"
+        what = f"{_listed(readers)} {reads} {_listed(keys)}, which no call produces and the dataset does not bring"
+        argument = _due_to(keys[0], calls[readers[0]]) if len(keys) == 1 else None
+        hint = f"{remedy}, or change {argument}" if argument else remedy
+        needs = [*made, *((*graph, name, "inputs") for name in readers)]
+        notes.note("R71", what, (*graph, readers[0], "interface", "type"), hint, needs, same=f"nobody makes {keys}")
+
+
+def _remedy_for(notes: Notes, key: str, calls: ReadMapping[str, Call], graph: Path) -> str:
+    if removed := removed_maker(notes, graph, key):
+        return f"{removed}: keep it"
+    for name, call in calls.items():
+        if key in call.outputs:
+            return f"{name} makes it as {call.output_key_remap[key]}: rename it in input_key_remap too"
+    return f"add a call that makes {key}"
+
+
+def _due_to(key: str, call: Call) -> str | None:
+    """The argument that makes a call read a key."""
+    keys = keys_of("inputs", call)
+    return keys.due_to.get(call.input_key_remap.get(key, key)) if keys is not None else None
+
+
+def _listed(names: Iterable[str]) -> str:
+    """`a, b and c`."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def removed_maker(notes: Notes, graph: Path, key: str) -> str | None:
+    """`critic_inf, which made it, is removed at mine.yaml:3:8`, if that is why a key is missing."""
+    for name, call, mark in removed_calls(notes.problems.written, graph):
+        if key in made_by(call):
+            return f"{name}, which made it, is removed {place_of(mark)}"
+    return None
+
+
+def _what(call: Call, path: Path, keys: list[str]) -> str:
+    return f"{dotted(path)} lacks the input {', '.join(keys)}, which {call.call} of {call.interface.type} reads"
+
+
+def _remedy(call: Call, keys: DeclaredKeys, lacking: list[str], makers: ReadMapping[str, list[str]]) -> str:
+    first = lacking[0]
+    if first in call.input_key_remap:
+        return f"its input_key_remap renames {first} to {call.input_key_remap[first]}"
+    if len(lacking) > 1:
+        return f"add {'both' if len(lacking) == 2 else 'all'} to its inputs"
+    made = f" ({makers[first][0]} makes it)" if first in makers else ""
+    instead = f", or change {keys.due_to[first]}" if first in keys.due_to else ""
+    return f"add it to its inputs{made}{instead}"
+
+
+def _basis(path: Path) -> list[Path]:
+    """The paths that a verdict about a call's keys depends on."""
+    fields = (("interface", "type"), ("call",), ("inputs",), ("input_key_remap",))
+    return [(*path, *field) for field in fields]

@@ -1,0 +1,101 @@
+"""Checks that each role has a single source of weights, and that roles do not start from each other in a cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rlcli.api.default_backends import WEIGHTLESS
+from rlcli.recipe.components import declared
+from rlcli.recipe.parsing.removal import place_of, removed_calls
+from rlcli.recipe.parsing.tree import Path, Scalar, dotted
+from rlcli.recipe.schema import Role
+from rlcli.recipe.validation.semantics.notes import Notes
+
+SOURCES = ("path", "init", "scratch")
+"""Possible sources of weights: one of these."""
+
+
+def check(notes: Notes) -> None:
+    for name, role in notes.recipe.models.items():
+        _weights(notes, role, ("models", name))
+    _circles(notes)
+    _in_use(notes)
+
+
+def sources(role: str) -> list[Path]:
+    """The keys that determine where a role's weights come from, and whether it has any."""
+    return [*(("models", role, source) for source in SOURCES), ("models", role, "backend", "type")]
+
+
+def _weights(notes: Notes, role: Role, path: Path) -> None:
+    name = str(path[-1])
+    kind = role.backend.type if role.backend is not None else ""
+    given = [key for key in SOURCES if getattr(role, key) is not None]
+    if len(given) > 1:
+        places = ", ".join(f"{key} at {notes.mark((*path, key))}" for key in given)
+        notes.note("R47", f"{dotted(path)} has {' and '.join(given)}; keep one ({places})", (*path, given[-1]))
+    runs_model = declared("backends", kind, "RUNS_MODEL") is not False
+    if not given and runs_model:
+        what = f"{dotted(path)} has no weights: give one of path, init, scratch"
+        notes.note("R39", what, path, f"a role that needs no weights has `backend: {WEIGHTLESS}`", needs=sources(name))
+    if given and not runs_model:
+        what = f"{dotted(path)} has {given[0]}, but its backend `{kind}` runs no model"
+        notes.note("R47", what, (*path, "backend", "type"), "drop one of the two")
+    if role.init is not None and role.init not in notes.recipe.models:
+        notes.unknown("role", role.init, ("models",), (*path, "init"))
+    if role.scratch is not None and len(given) == 1:
+        if not isinstance(role.scratch.get("model_type"), str):
+            where = (*path, "scratch")
+            notes.note("R39", f"{dotted(path)}.scratch.model_type is required", where, needs=[where])
+        if role.tokenizer is None:
+            what = f"{dotted(path)}.tokenizer is required with scratch"
+            notes.note("R39", what, path, needs=[(*path, "tokenizer")])
+    if role.path is not None and role.warm_start is not None and not all(role.warm_start):
+        what = f"{role.path!r} does not say which role of which recipe"
+        notes.note("R45", what, (*path, "path"), "write recipe:<name or path>#<role>")
+
+
+def _circles(notes: Notes) -> None:
+    models = notes.recipe.models
+    reported: set[str] = set()
+    for start in models:
+        walked: list[str] = []
+        name: str | None = start
+        while name in models and name not in walked:
+            walked.append(name)
+            name = models[name].init
+        if name in walked and not reported & set(walked):
+            circle = [*walked[walked.index(name) :], name]
+            reported |= set(walked)
+            notes.note("R47", "the roles start from each other: " + " → ".join(circle), ("models", name, "init"))
+
+
+def _in_use(notes: Notes) -> None:
+    graphs: list[tuple[Path, list[str]]] = [
+        (("graph",), list(notes.recipe.graph)),
+        (("train", "eval", "graph"), list(notes.recipe.train.eval.graph)),
+    ]
+    calls = [*notes.recipe.graph.values(), *notes.recipe.train.eval.graph.values()]
+    used = {call.model for call in calls} | {role.init for role in notes.recipe.models.values()}
+    needs: list[Path] = [("models", name, "init") for name in notes.recipe.models]
+    needs += [(*path, name, "model") for path, names in graphs for name in names]
+    strangers = {name for name in used if name is not None and name not in notes.recipe.models}
+    if strangers or any(notes.unresolved.about_entries(path) for path, _ in graphs):
+        return  # one of them may have been intended
+    removed = _removed_calls(notes, [path for path, _ in graphs])
+    for name in notes.recipe.models:
+        if name not in used:
+            hint = f"models.{name}=null removes it too" if name in removed else f"models.{name}=null removes it"
+            last = f": {removed[name]}" if name in removed else ""
+            notes.note("R71", f"no call uses the role {name}{last}", ("models", name), hint, needs=needs)
+
+
+def _removed_calls(notes: Notes, graphs: Iterable[Path]) -> dict[str, str]:
+    """Role → which of its calls a null removes, and where."""
+    found: dict[str, str] = {}
+    for path in graphs:
+        for name, call, mark in removed_calls(notes.problems.written, path):
+            role = call.get("model")
+            if isinstance(role, Scalar):
+                found.setdefault(str(role.value), f"{name} is removed {place_of(mark)}")
+    return found

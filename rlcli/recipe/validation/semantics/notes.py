@@ -1,0 +1,92 @@
+"""Reports contradictions between sections, unless they only follow from a problem reported earlier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Mapping as ReadMapping
+
+from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.removal import place_of, removed_at
+from rlcli.recipe.parsing.tree import Mapping, Mark, Path, at, key_mark, nearest
+from rlcli.recipe.schema import Recipe
+from rlcli.recipe.suggest import close_to
+from rlcli.recipe.validation.unresolved import Unresolved
+
+
+class Notes:
+    """A recipe, and where to report its problems."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        tree: Mapping,
+        problems: Problems,
+        unresolved: Unresolved,
+        positions: ReadMapping[str, int] | None = None,
+    ):
+        self.recipe = recipe
+        self.tree = tree
+        self.problems = problems
+        self.unresolved = unresolved
+        self.positions = positions or {}
+        """Positions of models of roles that start from another recipe, once that is loaded."""
+        self.told: set[tuple[object, ...]] = set()
+
+    def note(
+        self,
+        code: str,
+        what: str,
+        path: Path,
+        hint: str | None = None,
+        needs: Iterable[Path] = (),
+        same: str | None = None,
+    ) -> None:
+        """Point at a value, or at the key if the value is a mapping or a default. `needs`: what the verdict depends on
+        in addition to the value itself; if any of it is in doubt, so is the verdict. Problems with the same `same` are
+        reported once per place in a file, which aliases may have carried to several calls."""
+        if self.unresolved.about(path) or self.unresolved.about_absence(self.tree, path):
+            return
+        if any(self.is_doubtful(one) for one in needs):
+            return
+        self.problems.add(code, what, self.mark(path), hint, same=same)
+
+    def note_once(
+        self, same: tuple[object, ...], code: str, what: str, path: Path, hint: str | None, needs: Iterable[Path]
+    ) -> None:
+        """Like `note`, for a value shared by several calls: reported only for the first of them."""
+        if same not in self.told:
+            known = len(self.problems.found)
+            self.note(code, what, path, hint, needs)
+            if len(self.problems.found) > known:
+                self.told.add(same)
+
+    def is_doubtful(self, path: Path) -> bool:
+        """Whether a value is known not to be what its user intended."""
+        return self.unresolved.about_part(path) or self.unresolved.about_absence(self.tree, path)
+
+    def mark(self, path: Path) -> Mark:
+        """Where a value is written."""
+        node = nearest(self.tree, path)
+        key = key_mark(self.tree, path)
+        return key if key is not None and isinstance(node, Mapping) else node.mark
+
+    def is_set(self, path: Path) -> bool:
+        """Whether some layer sets a value."""
+        return at(self.tree, path) is not None
+
+    def first_set(self, *paths: Path) -> Path:
+        """The first of several values set by a layer, as the place to point at for a contradiction; else the last."""
+        return next((path for path in paths if self.is_set(path)), paths[-1])
+
+    def unknown(self, what: str, name: str, section: Path, path: Path, instead: str | None = None) -> None:
+        """Report a name missing from a section of names. `instead`: what helps if a layer removed it."""
+        if self.unresolved.about(section):
+            return
+        node = at(self.tree, section)
+        known = list(node.entries) if isinstance(node, Mapping) else []
+        near = close_to(name, known)
+        hint = f"did you mean {near}?" if near else f"there is {', '.join(known) or 'none'}"
+        if removed := removed_at(self.problems.written, (*section, name)):
+            self.note("R71", f"the {what} {name} is removed {place_of(removed)}", path, instead)
+        else:
+            self.note("R71", f"no {what} is named {name!r}", path, hint)

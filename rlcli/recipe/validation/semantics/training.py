@@ -1,0 +1,128 @@
+"""Checks how long to train, on which data, in which portions, and what is kept."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path as FilePath
+
+from rlcli.api.dataflow import calls_ahead
+from rlcli.recipe.components import declared, sources_of
+from rlcli.recipe.graph import train_graph
+from rlcli.recipe.parsing.tree import COMMAND_LINE, Path
+from rlcli.recipe.validation.semantics.notes import Notes
+
+EVALUATIONS = "eval/"
+"""Prefix of the metrics that an evaluation reports."""
+LONGEST_PATH = 4096
+"""Linux's limit. It also bounds the time spent looking at all parent folders."""
+
+
+def check(notes: Notes) -> None:
+    _length(notes)
+    _data(notes)
+    _portions(notes)
+    _draws(notes)
+    _kept(notes)
+    _folder(notes)
+
+
+def _length(notes: Notes) -> None:
+    train = notes.recipe.train
+    if train.steps is not None and train.epochs is not None:
+        places = f"steps at {notes.mark(('train', 'steps'))}, epochs at {notes.mark(('train', 'epochs'))}"
+        lower = next((key for key in ("steps", "epochs") if notes.mark(("train", key)).file != COMMAND_LINE), "epochs")
+        hint = f"train.{lower}=null takes that one away"
+        notes.note("R47", f"train has both steps and epochs; keep one ({places})", ("train", "epochs"), hint)
+    if train.steps is None and train.epochs is None:
+        needs = [("train", "steps"), ("train", "epochs")]
+        notes.note("R39", "train needs steps or epochs", ("train",), needs=needs)
+
+
+def _data(notes: Notes) -> None:
+    train = notes.recipe.train
+    if train.dataset not in notes.recipe.datasets:
+        notes.unknown("dataset", train.dataset, ("datasets",), ("train", "dataset"))
+    for name, dataset in notes.recipe.datasets.items():
+        for source in sources_of(dataset):
+            if source not in notes.recipe.datasets:
+                argument = declared("datasets", dataset.type, "KEYS_OF")
+                notes.unknown("dataset", source, ("datasets",), ("datasets", name, "args", argument, source))
+    held_out = train.eval.dataset
+    if held_out is not None and held_out not in notes.recipe.datasets:
+        notes.unknown(
+            "dataset",
+            held_out,
+            ("datasets",),
+            ("train", "eval", "dataset"),
+            "train.eval.dataset=null evaluates nothing",
+        )
+    elif held_out is not None and not train.eval.graph:
+        what = "train.eval.graph is required: which calls evaluate?"
+        notes.note("R39", what, ("train", "eval"), needs=[("train", "eval", "graph")])
+
+
+def _portions(notes: Notes) -> None:
+    """Uneven portions are fine, and a default that was not chosen may leave some empty; explicitly setting more
+    portions than there are prompts is a mistake."""
+    rows = notes.recipe.train.prompts_per_step
+    for name, call in notes.recipe.graph.items():
+        parts, place = call.interface.args.get("minibatches"), ("graph", name, "interface", "args", "minibatches")
+        if call.call == "train_step" and isinstance(parts, int) and parts > rows:
+            what = f"{name} spreads a step over {parts} minibatches, but a step has {rows} prompt{'s'[: rows > 1]}"
+            hint = f"use minibatches of at most {rows}, or train.prompts_per_step of at least {parts}"
+            needs: list[Path] = [("train", "prompts_per_step"), ("graph", name, "call")]
+            notes.note_once(("minibatches", parts), "R49", what, place, hint, needs)
+
+
+def _draws(notes: Notes) -> None:
+    """Prompts are drawn a few at a time where calls drop some of them, or where they are sampled ahead of training; and
+    which of the latter are kept must not depend on the weights of their step."""
+    recipe, graph = notes.recipe, train_graph(notes.recipe)
+    dropping = [mfc.name for mfc in graph if mfc.drops]
+    ahead = [mfc.name for mfc in calls_ahead(graph)] if recipe.train.max_staleness else []
+    if recipe.train.prompts_per_draw is not None and not dropping and not ahead:
+        what = "train.prompts_per_draw has no effect: no call drops prompts, and none samples them ahead of training"
+        needs: list[Path] = [("graph",), ("train", "max_staleness")]
+        hint = "train.prompts_per_draw=null takes it away"
+        notes.note("R71", what, ("train", "prompts_per_draw"), hint, needs=needs)
+    for name in dropping if ahead else ():
+        if name not in ahead:
+            what = f"{name} drops samples by the weights of their step, so none can be sampled ahead of it"
+            notes.note("R71", what, ("graph", name), "set train.max_staleness=0", needs=[("train", "max_staleness")])
+
+
+def _kept(notes: Notes) -> None:
+    recipe, kept = notes.recipe, notes.recipe.checkpoint
+    for index, name in enumerate(kept.roles or ()):
+        if name not in recipe.models:
+            notes.unknown("role", name, ("models",), ("checkpoint", "roles", index))
+        elif not recipe.models[name].has_weights:
+            needs: list[Path] = [("models", name)]
+            notes.note("R49", f"{name} has no weights to save", ("checkpoint", "roles", index), needs=needs)
+    evaluated = recipe.train.eval.dataset is not None
+    if kept.keep_best and kept.best_metric.startswith(EVALUATIONS) and not evaluated:
+        what = f"checkpoint.keep_best goes by {kept.best_metric}, but nothing is evaluated"
+        hint = "set train.eval.dataset, or a checkpoint.best_metric of training such as reward"
+        needs = [("train", "eval", "dataset"), ("checkpoint", "best_metric")]
+        notes.note("R71", what, ("checkpoint", "keep_best"), hint, needs=needs)
+
+
+def _folder(notes: Notes) -> None:
+    """Runs are written next to their inputs, never into them."""
+    text = notes.recipe.log.dir
+    if re.search(r"(^|/)\.\.(/|$)|\0", text) or not text.strip():
+        notes.note("R68", f"log.dir {text!r} is not a folder for runs", ("log", "dir"), "for example runs")
+        return
+    try:
+        if len(text) > LONGEST_PATH:
+            raise ValueError("longer than any path may be")
+        folder = FilePath(text).expanduser().absolute()
+        above = next((part for part in (folder, *folder.parents) if part.exists()), folder)
+        if not above.is_dir():
+            notes.note("R69", f"log.dir {text!r} is below a file: {above}", ("log", "dir"), "for example runs")
+        for name, role in notes.recipe.models.items():
+            if role.path and folder.is_relative_to(FilePath(role.path).absolute()) and FilePath(role.path).is_dir():
+                what = f"log.dir {text!r} is inside the folder of models.{name}.path, which is only read"
+                notes.note("R69", what, ("log", "dir"), "for example runs")
+    except (OSError, ValueError, RuntimeError):
+        notes.note("R59", f"log.dir {text[:200]!r} is not a possible folder", ("log", "dir"), "for example runs")

@@ -1,0 +1,52 @@
+"""What is already known to be broken, so that no follow-up problem is reported."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from rlcli.recipe.parsing.tree import Mapping, Node, Path, Scalar, at, nodes, with_value
+
+
+class Unresolved:
+    """Places in a recipe for which a problem was reported."""
+
+    def __init__(self) -> None:
+        self.values: set[Path] = set()
+        """Values that were dropped or replaced."""
+        self.lacking: set[Path] = set()
+        """Mappings with a dropped key, which may have been meant as any key they lack."""
+
+    def about(self, path: Path) -> bool:
+        """Whether a value was dropped, alone or with a section around it."""
+        return any(path[: len(one)] == one for one in self.values)
+
+    def about_entries(self, path: Path) -> bool:
+        """Whether a section, or one of its entries as a whole, was dropped."""
+        return self.about(path) or any(one[:-1] == path for one in self.values)
+
+    def about_part(self, path: Path) -> bool:
+        """Whether a value or any part of it was dropped, or may lack something."""
+        return self.about(path) or any(one[: len(path)] == path for one in (*self.values, *self.lacking))
+
+    def about_absence(self, tree: Node, path: Path) -> bool:
+        """Whether a key that no layer sets, or that is null, may have been intended to have a value."""
+        for depth in range(len(path)):
+            node = at(tree, path[: depth + 1])
+            if node is None or (isinstance(node, Scalar) and node.value is None):
+                return self.about(path) or path[:depth] in self.lacking
+        return self.about(path)
+
+    def without_invalid(self, tree: Mapping) -> Mapping:
+        """The tree without its unusable values, which are recorded here."""
+        for path in [path for path, node in nodes(tree) if isinstance(node, Scalar) and not node.valid]:
+            tree = self.drop_from(tree, path)
+        self.lacking |= {path for path, node in nodes(tree) if isinstance(node, Mapping) and not node.valid}
+        return tree
+
+    def drop_from(self, tree: Mapping, path: Path) -> Mapping:
+        """The tree without a value; for a list item, without the whole list, because other items would shift."""
+        path = next((path[:depth] for depth, part in enumerate(path) if isinstance(part, int)), path)
+        self.values.add(path)
+        if not path:
+            return Mapping({}, tree.mark)
+        return cast(Mapping, with_value(tree, path, None)) if at(tree, path) is not None else tree

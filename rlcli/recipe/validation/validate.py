@@ -1,0 +1,327 @@
+"""Validates a tree against a pydantic model: every mismatch at once, each where its value is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+
+from rlcli.recipe.annotations import annotation_at, fields_of, section_of, stand_in
+from rlcli.recipe.parsing.merge import whole_reference
+from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.tree import (
+    Entry,
+    Listing,
+    Mapping,
+    Node,
+    Path,
+    Scalar,
+    at,
+    default_mark,
+    dotted,
+    key_mark,
+    kind_of,
+    leaves,
+    nearest,
+    nodes,
+    plain,
+    with_value,
+)
+from rlcli.recipe.suggest import A_SLIP, close_to, suggest_key
+from rlcli.recipe.synonyms import called_here, translated, word_here
+from rlcli.recipe.validation.unresolved import Unresolved
+
+M = TypeVar("M", bound=BaseModel)
+
+MAX_REPAIRS = 12
+MAX_ERRORS = 200
+"""With more errors than this a text is not a recipe with mistakes: the first few are reported, nothing is repaired."""
+FEW = 40
+
+_EXPECTED = {
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "string": "text",
+    "dict": "a mapping",
+    "model": "a mapping",
+    "dataclass": "a mapping",
+    "mapping": "a mapping",
+    "list": "a list",
+    "tuple": "a list",
+    "set": "a list",
+    "none": "null",
+}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The outcome. Whatever did not fit was reported, dropped or replaced by a stand-in, and is unresolved."""
+
+    tree: Mapping
+    """The tree, with text where it is expected."""
+    value: Any
+    """The model; None only if not even stand-ins fit."""
+
+
+def check_against(
+    model: type[BaseModel],
+    tree: Mapping,
+    problems: Problems,
+    unresolved: Unresolved,
+    prefix: Path = (),
+    blocks: Iterable[str] = (),
+    legal: Iterable[str] = (),
+) -> Checked:
+    """Validate `tree`; `prefix` is its path in the recipe, for messages. `legal`: keys allowed at its top, if the
+    model does not have them all; `blocks`: the recipe's own."""
+    top = [*(legal or fields_of(model)), *blocks]
+    checker = _Checker(model, problems, unresolved, prefix, top if prefix else ["extends", *top])
+    for _ in range(MAX_REPAIRS):
+        tree, errors, value = _validated(model, tree)
+        if not errors:
+            return Checked(tree, value)
+        too_many = len(errors) > MAX_ERRORS
+        if too_many:
+            problems.unlisted += len(errors) - FEW
+            errors = errors[:FEW]
+        by_path: dict[Path, list[Any]] = {}
+        for error in errors:
+            by_path.setdefault(_tree_path(error, tree), []).append(error)
+        for path, group in by_path.items():
+            checker.note(group, tree, path)
+        if too_many:
+            problems.is_cut_off = True
+            break
+        for path, group in by_path.items():
+            tree = checker.repaired(group, tree, path)
+    return Checked(tree, None)
+
+
+def _validated(model: type[M], tree: Mapping) -> tuple[Mapping, list[Any], M | None]:
+    """Validate; where a field of type str got an unquoted `1.10`, give it the text and validate again."""
+    while True:
+        try:
+            return tree, [], model.model_validate(plain(tree))
+        except ValidationError as error:
+            errors = error.errors(include_url=False)
+        texts = 0
+        if len(errors) > MAX_ERRORS:
+            return tree, errors, None
+        for item in errors:
+            path = _tree_path(item, tree)
+            node = at(tree, path)
+            wants_text = item["type"] == "string_type" and isinstance(node, Scalar)
+            if wants_text and isinstance(node, Scalar) and node.plain and not isinstance(node.value, str | None):
+                tree = cast(Mapping, with_value(tree, path, replace(node, value=node.text, plain=False)))
+                texts += 1
+        if not texts:
+            return tree, errors, None
+
+
+def _tree_path(error: Any, tree: Node) -> Path:
+    """Path of an error, without the union member that pydantic tried, and without its marker for keys."""
+    path: Path = tuple(part for part in error["loc"] if part != "[key]")
+    while error["type"] != "missing" and path and at(tree, path) is None:
+        path = path[:-1]
+    return path
+
+
+class _Checker:
+    """Reports pydantic's errors in terms of recipes, and removes their causes from the tree."""
+
+    def __init__(
+        self,
+        model: type[BaseModel],
+        problems: Problems,
+        unresolved: Unresolved,
+        prefix: Path,
+        top: list[str],
+    ):
+        self.model = model
+        self.problems = problems
+        self.unresolved = unresolved
+        self.prefix = prefix
+        self.top = top
+
+    @property
+    def roles(self) -> list[str]:
+        """The names of the recipe's roles, if it got that far."""
+        models = at(self.problems.written, ("models",)) if self.problems.written is not None else None
+        return list(models.entries) if isinstance(models, Mapping) else []
+
+    @cached_property
+    def words(self) -> dict[str, str]:
+        """Other frameworks' names for arguments of the recipe's interfaces."""
+        from rlcli.recipe.validation.argument_words import argument_words
+
+        return argument_words(self.problems.written)
+
+    def note(self, errors: Sequence[Any], tree: Mapping, path: Path) -> None:
+        """Report what pydantic says about the value at a path; several errors are the members of one union."""
+        error, whole = errors[0], (*self.prefix, *path)
+        if error["type"] == "extra_forbidden":
+            self.note_unknown(tree, path)
+        elif "[key]" in error["loc"] or error["type"] == "string_pattern_mismatch":
+            mark = key_mark(tree, path) if "[key]" in error["loc"] else None
+            word = path[-1] if "[key]" in error["loc"] else getattr(at(tree, path), "value", "")
+            signs = "'_' or '-'" if "[key]" in error["loc"] else "'.', '_' or '-'"
+            hint = f"use up to 64 letters, digits, {signs}, starting with a letter or digit"
+            self.problems.add("R68", f"invalid name {word!r}", mark or nearest(tree, path).mark, hint)
+        elif error["type"] == "missing":
+            if not self.unresolved.about(whole) and whole[:-1] not in self.unresolved.lacking:
+                self.problems.add("R39", f"{dotted(whole)} is required", nearest(tree, path).mark)
+        elif not (error["type"] == "value_error" and self.rests_on_doubt(error, whole)):
+            self.note_value(errors, tree, path)
+
+    def rests_on_doubt(self, error: Any, path: Path) -> bool:
+        """Whether a section's own check names a dropped value, or concerns nothing else."""
+        if self.unresolved.about(path):
+            return True
+        words = re.findall(r"\w+", str(error["ctx"]["error"]))
+        dropped = {str(one[len(path)]) for one in self.unresolved.values if one[: len(path)] == path}
+        return any(word in dropped for word in words)
+
+    def note_unknown(self, tree: Mapping, path: Path) -> None:
+        """Report an unknown key; if a whole section of another framework was pasted, key by key."""
+        whole, node = (*self.prefix, *path), at(tree, path)
+        section = section_of(annotation_at(self.model, path[:-1]))
+        legal = self.top if len(path) == 1 else list(fields_of(section)) if section else []
+        foreign = [found for found, _ in leaves(node) if found] if isinstance(node, Mapping) else []
+        meant = {one: translated(map(str, (*whole, *one)), self.words, self.roles) for one in foreign}
+        homes = self.written_homes(path)
+        is_call = dotted(("graph", *path)) in homes
+        if any(meant.values()) and not is_call and close_to(str(path[-1]), legal, cutoff=A_SLIP) is None:
+            for inside, target in meant.items():
+                known = called_here(dotted((*path, *inside)[-2:]), target) if target else None
+                self.note_key("R42", (*path, *inside), tree, known)
+            return
+        code, hint = suggest_key(str(path[-1]), legal, self.words, whole[:-1], self.roles, homes)
+        self.note_key(code, path, tree, hint)
+
+    def written_homes(self, path: Path) -> list[str]:
+        """Where else in the recipe a key of that name is written: in a role, a call, or a block's argument."""
+        written = self.problems.written
+        found = [one for one, _ in nodes(written) if one and one[-1] == path[-1]] if written is not None else []
+        homes = [one for one in found if len(one) > 1 and not any(isinstance(part, int) for part in one)]
+        return [dotted(one) for one in sorted(homes, key=len) if one != (*self.prefix, *path)]
+
+    def note_key(self, code: str, path: Path, tree: Mapping, hint: str | None) -> None:
+        key = str(path[-1])
+        mark = key_mark(tree, path) or nearest(tree, path).mark
+        name = self.problems.name_at(mark, of_key=True) or dotted((*self.prefix, *path))
+        self.problems.add(code, f"unknown key {name}", mark, hint, width=len(key), same=key)
+
+    def note_value(self, errors: Sequence[Any], tree: Mapping, path: Path) -> None:
+        node, error = at(tree, path), errors[0]
+        assert node is not None
+        user, written = self.user_of(path), self.problems.name_at(node.mark)
+        name = (written if user is None else None) or dotted((*self.prefix, *path)) or "the recipe"
+        code, what, advice = _describe(error, node, name) if len(errors) == 1 else _describe_union(errors, node, name)
+        mark = node.mark
+        if user is not None:
+            mark, what = user.mark, f"{what}, which it takes from {written or user.text} ({node.mark})"
+        elif isinstance(node, Mapping) and (entry := _blamed(error, node)) is not None:
+            mark = node.entries[entry].node.mark
+        self.problems.add(code, what, mark, advice, same=str(path[-1]) if path else None)
+
+    def user_of(self, path: Path) -> Scalar | None:
+        """Where the reference `${…}` is written that is itself the value at a path; None if it came another way."""
+        written = at(self.problems.written, (*self.prefix, *path)) if self.problems.written is not None else None
+        return written if isinstance(written, Scalar) and whole_reference(written) is not None else None
+
+    def repaired(self, errors: Sequence[Any], tree: Mapping, path: Path) -> Mapping:
+        """The tree without the faults at a path."""
+        error, whole = errors[0], (*self.prefix, *path)
+        if error["type"] == "missing":
+            self.unresolved.values.add(whole)
+            return self.with_stand_in(tree, path)
+        if error["type"] == "extra_forbidden":
+            self.unresolved.lacking.add(whole[:-1])
+            return cast(Mapping, with_value(tree, path, None)) if at(tree, path) is not None else tree
+        if "[key]" in error["loc"]:
+            self.unresolved.values.add(whole[:-1])
+        node = at(tree, path)
+        blamed = _blamed(error, node) if isinstance(node, Mapping) else None
+        local = Unresolved()
+        tree = local.drop_from(tree, (*path, blamed) if blamed else path)
+        self.unresolved.values |= {(*self.prefix, *one) for one in local.values}
+        return tree
+
+    def with_stand_in(self, tree: Mapping, path: Path) -> Mapping:
+        """The tree with a stand-in for a missing required key."""
+        mark = default_mark()
+        value = stand_in(annotation_at(self.model, path))
+        node: Node = Mapping({}, mark) if value == {} else Listing((), mark) if value == [] else Scalar(value, mark)
+        above = at(tree, path[:-1])
+        if not isinstance(above, Mapping):
+            return tree
+        holder = replace(above, entries={**above.entries, str(path[-1]): Entry(mark, node)})
+        return cast(Mapping, with_value(tree, path[:-1], holder))
+
+
+def _blamed(error: Any, node: Mapping) -> str | None:
+    """The key that a section's own check names first, if a layer sets it."""
+    if error["type"] != "value_error":
+        return None
+    named = re.match(r"\w+", str(error["ctx"]["error"]))
+    return named.group() if named and named.group() in node.entries else None
+
+
+def _describe_union(errors: Sequence[Any], node: Node, name: str) -> tuple[str, str, str | None]:
+    """Like `_describe`, for a field that may have several types, none of which fits."""
+    words = []
+    for error in errors:
+        if error["type"] == "literal_error":
+            words.append(error["ctx"]["expected"])
+        elif (expected := _EXPECTED.get(error["type"].split("_")[0])) is not None:
+            words.append(expected)
+        else:
+            return _describe(error, node, name)
+    text = f" {node.text!r}" if isinstance(node, Scalar) and node.text else ""
+    what = f"{name} must be {' or '.join(dict.fromkeys(words))}, found {kind_of(node)}{text}"
+    return "R37", what, None
+
+
+def _describe(error: Any, node: Node, name: str) -> tuple[str, str, str | None]:
+    """(message id, fault, hint) for a value that does not fit its field."""
+    kind = error["type"]
+    text = f" {node.text!r}" if isinstance(node, Scalar) and node.text else ""
+    if kind == "value_error":
+        return "R49", f"{name}: {error['ctx']['error']}", None
+    if kind == "literal_error":
+        legal = re.findall(r"'([^']*)'", error["ctx"]["expected"])
+        word = str(node.value) if isinstance(node, Scalar) else ""
+        near = word_here(word, legal) or close_to(word, legal)
+        what = f"{name} is{text or ' ' + kind_of(node)}; it must be {error['ctx']['expected']}"
+        return "R37", what, f"did you mean {near}?" if near else None
+    expected = _EXPECTED.get(kind.split("_")[0])
+    if expected is not None and re.search(r"_(type|parsing|from_float|attributes_type|exact_type)$", kind):
+        if isinstance(node, Scalar) and node.value is None:
+            return "R39", f"{name} is required: {expected}, found null", None
+        return "R37", f"{name} must be {expected}, found {kind_of(node)}{text}", _type_hint(expected, node)
+    message = error["msg"].removeprefix("Input should be ")
+    return "R35", f"{name} is{text or ' ' + kind_of(node)}; it must be {message}", None
+
+
+def _type_hint(expected: str, node: Node) -> str | None:
+    if not isinstance(node, Scalar):
+        return None
+    word = node.text.lower()
+    if word in ("none", "nil", "nothing"):
+        return "write null"
+    if expected == "bool":
+        return "only true and false are booleans"
+    if expected == "int" and isinstance(node.value, float) and node.value == int(node.value):
+        return f"write {int(node.value)}"
+    if (
+        expected in ("int", "float")
+        and isinstance(node.value, str)
+        and word.replace("_", "").replace(",", "").isdigit()
+    ):
+        return f"write {word.replace('_', '').replace(',', '')}" + ("" if node.plain else " without quotes")
+    return None

@@ -1,0 +1,252 @@
+"""Everything one of several ranks does in a backend's checks, in one process; its results go to the parent."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.api.model import ForwardEngine, GenerationEngine, TrainEngine
+from rlcli.api.weight_blocks import WeightBlock
+from rlcli.testing.backend.base import (
+    LENGTHS,
+    PROMPTS,
+    SETTINGS,
+    BackendChecks,
+    Weights,
+    answer_loss,
+    answer_weight,
+    batch,
+    distance,
+    export,
+    exported,
+    meet,
+    offers,
+    prompts,
+    weights_apart,
+)
+from rlcli.testing.backend.forward import scores
+from rlcli.testing.backend.generation import NEW_TOKENS, generate, loaded
+from rlcli.testing.backend.plain import greedy_answers, scores_of
+from rlcli.testing.backend.state import restore, save
+from rlcli.testing.ranks import mesh_of_ranks
+from rlcli.testing.tiny_models import tiny_model
+
+ALONE = "one rank"
+EXPORT = "export"
+OWN, OF_ONE = "their own checkpoint", "the checkpoint of one rank"
+ON_ONE, OF_OTHERS = "the ranks' checkpoint, on one rank,", "the checkpoint of the layout before"
+WHOLE = len(LENGTHS)
+SHARES = (4, 5, WHOLE, 4)
+"""Sequences of the first of two replicas at each step: the other gets fewer; then some of zero weight; then none."""
+SCOPES = ("global", "global", "global", "dp")
+LATER = len(SHARES)
+"""The step after the checkpoint."""
+
+RankReport = dict[str, Any]
+StepIf = Callable[[Mapping[str, float]], bool]
+
+
+@dataclass(frozen=True)
+class Life:
+    """One rank of a layout; its files are in a folder named after the layout, next to those of the single-rank run."""
+
+    checks: BackendChecks
+    layout: Mapping[str, int]
+    folder: Path
+    rank: int = 0
+    before: Life | None = None
+    """An earlier one, in another layout."""
+
+    def live(self) -> RankReport:
+        """Forward passes, training, steps that must be refused, an export, answers, a checkpoint and its resumption."""
+        with self.checks.at_device():
+            return self._live()
+
+    def _live(self) -> RankReport:
+        others = held_bytes()
+        engine = self._engine()
+        report: RankReport = {"forward": self._forward(engine), "answers": {}}
+        self._answer(engine)  # with weights that will soon be outdated
+        if self.checks.trains():
+            report["steps"] = [self._train(engine, step) for step in range(LATER)]
+            before = self._weights(engine)
+            save_file(before, str(self.home / f"weights-{self.rank}.safetensors"))
+            before |= self._moments(engine)
+            for which, step_if in {"spoiled": None, "refused": lambda stats: False}.items():
+                skipped = self._train(engine, 0, which == "spoiled", step_if)["update_skipped"]
+                report[which] = [skipped, weights_apart(self._weights(engine) | self._moments(engine), before)]
+            del before
+        export(engine, self.home / EXPORT)
+        report["exported"] = weights_apart(exported(self.home / EXPORT), self._weights(engine))
+        report["answers"]["after training"] = self._answers(engine, self.home / EXPORT)
+        if offers(engine, "offload"):
+            engine.offload()
+            if offers(engine, "state"):
+                report["held"] = (held_bytes() - others) / state_bytes(engine)
+            report["answers"]["after offload"] = self._answers(engine, self.home / EXPORT)
+        report["blocks"] = self._blocks(engine)
+        if offers(engine, "take_parameters"):
+            report |= self._mixture(engine, report["answers"])
+        if self.checks.trains() and offers(engine, "state"):
+            report |= self._checkpoint(engine)
+        return report
+
+    def live_on(self, other: Life) -> RankReport:
+        """Continue from the results of `other`."""
+        with self.checks.at_device():
+            return self.go_on(other)
+
+    def go_on(self, other: Life, mesh: Any = None) -> RankReport:
+        """Load the checkpoint of `other`, answer, train a step: the difference from the results of `other`."""
+        engine = self._engine(mesh, seed=1)
+        self._answer(engine)
+        restore(engine, other.home)
+        answers = self._answers(engine, other.home / EXPORT)
+        self._train(engine, LATER)
+        exact = other.layout == self.layout
+        certain = None if exact else self.checks.certain()
+        return {"apart": weights_apart(self._weights(engine), load_file(other.later), certain), "answers": answers}
+
+    @property
+    def home(self) -> Path:
+        home = self.folder / layout_name(self.layout)
+        home.mkdir(exist_ok=True)
+        return home
+
+    @property
+    def later(self) -> Path:
+        """The weights one step after the checkpoint."""
+        return self.home / "later.safetensors"
+
+    # -- parts of it -----------------------------------------------------------------------------------------
+
+    def _weights(self, engine: ForwardEngine) -> Weights:
+        return self.checks.weights(engine, self.home / "look")
+
+    def _moments(self, engine: ForwardEngine) -> Weights:
+        """A copy of this rank's part of the optimizer state."""
+        moments = engine.state().optimizer.items() if offers(engine, "state") else ()
+        return {name: local_part(tensor).clone().cpu() for name, tensor in moments}
+
+    def _engine(self, mesh: Any = None, **changes: Any) -> Any:
+        return self.checks.engine(mesh=mesh or mesh_of_ranks(**self.layout), **(SETTINGS | changes))
+
+    def _share(self, sample: SequenceSample, cut: int) -> SequenceSample:
+        """Data-parallel ranks get different samples, others the same."""
+        replicas = self.layout.get("dp", 1)
+        if replicas == 1:
+            return sample
+        is_first = self.rank < math.prod(self.layout.values()) // replicas
+        return sample.select_indices(range(cut) if is_first else range(cut, sample.bs))
+
+    def _train(
+        self, engine: TrainEngine, step: int, spoiled: bool = False, step_if: StepIf | None = None
+    ) -> dict[str, float]:
+        cut, scope = (SHARES[step], SCOPES[step]) if step < LATER else (3, "global")
+        last = math.prod(self.layout.values()) - 1  # a rank of the last stage, which computes losses
+
+        def loss(output: Any, sample: SequenceSample) -> Any:
+            summed, stats = answer_loss(output, sample)
+            return (summed * float("nan") if spoiled and self.rank == last else summed), stats
+
+        cuts = MicroBatchSpec(n_mbs=1 + step)
+        share = self._share(batch(step), cut)
+        return engine.train_batch(share, loss, answer_weight, scope, cuts, step, step_if)
+
+    def _forward(self, engine: ForwardEngine) -> float:
+        """Error of the log-probs: with uneven shares, then with everything on one rank."""
+        plain, worst = tiny_model(self.checks.families[0]).double(), 0.0
+        for cut in (5, WHOLE):
+            share = self._share(batch(), cut)
+            found = scores(engine, share, "log-probs", cut=MicroBatchSpec(n_mbs=2))
+            if share.bs:
+                with torch.no_grad():
+                    worst = max(worst, distance(found, scores_of(plain, share)[0]))
+        return worst
+
+    def _answer(self, engine: ForwardEngine) -> list[list[int]]:
+        """Greedy answers to this rank's prompts; none if the engine does not generate."""
+        if not isinstance(engine, GenerationEngine):
+            return []
+        return [tokens.tolist() for tokens in generate(engine, self._prompts(), greedy=True).tokens]
+
+    def _answers(self, engine: ForwardEngine, folder: Path) -> list[list[list[int]]]:
+        """The engine's answers, and transformers' with the weights in a folder."""
+        if not isinstance(engine, GenerationEngine):
+            return [[], []]
+        return [self._answer(engine), greedy_answers(loaded(folder), self._prompts(), NEW_TOKENS)]
+
+    def _prompts(self) -> SequenceSample:
+        return self._share(prompts(), len(PROMPTS) - 1)
+
+    def _blocks(self, engine: ForwardEngine) -> float:
+        """Difference between the rank's blocks and the same numbers in whole weights."""
+        whole, found, wanted = self._weights(engine), {}, {}
+        for number, (block, held) in enumerate(engine.parameter_blocks() if offers(engine, "weight_blocks") else ()):
+            found[str(number)] = held.detach().cpu().float()
+            wanted[str(number)] = whole[block.name][block.within(WeightBlock.whole(block.name, block.shape))]
+        return weights_apart(found, wanted)
+
+    def _mixture(self, engine: ForwardEngine, answers: RankReport) -> RankReport:
+        """Another engine takes its parameters: the difference of its weights from the expected mixture."""
+        other = self._engine(seed=1)
+        self._answer(other)
+        before, theirs = self._weights(other), self._weights(engine)
+        other.take_parameters(engine, 0.25)
+        export(other, self.home / "mixture")
+        answers["after take_parameters"] = self._answers(other, self.home / "mixture")
+        mixed = {name: 0.25 * theirs[name] + 0.75 * weight for name, weight in before.items()}
+        return {"taken": weights_apart(self._weights(other), mixed)}
+
+    def _checkpoint(self, engine: TrainEngine) -> RankReport:
+        """Save, continue training, and check that others arrive at the same weights."""
+        save(engine, self.home, self.rank)
+        self._train(engine, LATER)
+        later = self._weights(engine)
+        if self.rank == 0:
+            save_file(later, str(self.later))
+        if not self.layout:
+            return {}
+        meet()  # all have written
+        mesh = mesh_of_ranks(**self.layout)
+        others = {OWN: self, OF_ONE: Life(self.checks, {}, self.folder)}
+        if self.before is not None:
+            others[OF_OTHERS] = self.before
+        return {which: self.go_on(other, mesh) for which, other in others.items()}
+
+
+def held_bytes() -> int:
+    """Bytes of all dense tensors of this process, shared memory counted once. Subclasses such as DTensor wrap other
+    tensors and have no memory of their own."""
+    gc.collect()
+    alive = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, nn.Parameter)]
+    dense = (tensor for tensor in alive if tensor.layout is torch.strided)
+    storages = (tensor.untyped_storage() for tensor in dense)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def state_bytes(engine: ForwardEngine) -> int:
+    """Bytes of this rank's part of weights and optimizer."""
+    state = engine.state()
+    tensors = (*state.weights.values(), *state.optimizer.values())
+    return sum(part.numel() * part.element_size() for part in map(local_part, tensors))
+
+
+def local_part(tensor: Any) -> torch.Tensor:
+    """This rank's part of a tensor that may be sharded over ranks."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def layout_name(layout: Mapping[str, int]) -> str:
+    """`dp 2`."""
+    return " ".join(f"{name} {degree}" for name, degree in layout.items()) or ALONE

@@ -1,0 +1,126 @@
+"""Checks of edge-case batches: nothing may fail, and nothing may become NaN."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.testing.batches import Lengths
+from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.interface.loss import counts_tokens
+from rlcli.testing.interface.training_trial import InterfaceSubject, Outcome, Rehearsal, place_of_number
+
+
+class EdgeChecks(InterfaceSubject):
+    def test_one_sample(self, rehearsal: Rehearsal) -> None:
+        """a batch of one sample"""
+        _survive(rehearsal, _batch(rehearsal, [[(2, 4)]]), "a batch of one sample")
+
+    def test_one_token(self, rehearsal: Rehearsal) -> None:
+        """one token: as a response, as a sequence, among others"""
+        _survive(rehearsal, _batch(rehearsal, [[(2, 1)]]), "a response of one token")
+        batch = _batch(rehearsal, [[(1, 0)]])
+        outcome = _survive(rehearsal, batch, "a batch of one token")
+        if "prompt_mask" in batch.keys:
+            _nothing_learned(rehearsal, outcome, "a batch of one token")
+        _survive(rehearsal, _batch(rehearsal, [[(1, 0)], [(2, 3)], [(1, 0)]]), "sequences of one token among others")
+
+    def test_all_masked(self, rehearsal: Rehearsal) -> None:
+        """a batch with nothing to train on leaves the model alone"""
+        batch = _batch(rehearsal, [[(2, 3)], [(3, 2)]])
+        if "prompt_mask" not in batch.keys:
+            pytest.skip("reads no prompt_mask")
+        assert batch.data is not None
+        batch.data["prompt_mask"] = torch.ones_like(batch.data["prompt_mask"])  # type: ignore[arg-type]
+        outcome = _survive(rehearsal, batch, "a batch of prompts only")
+        _nothing_learned(rehearsal, outcome, "a batch of prompts only")
+        weight = outcome.stats.get("loss_weight", 0.0)
+        if weight and counts_tokens(rehearsal):
+            raise Violation(
+                f"a batch of prompts only has the loss weight {weight:g}",
+                "count the tokens that the mask keeps, not all of them",
+                place_of_number(rehearsal, "loss_weight", outcome),
+            )
+
+    def test_empty_response(self, rehearsal: Rehearsal) -> None:
+        """responses without a token, alone and among others"""
+        batch = _batch(rehearsal, [[(3, 0)], [(2, 0)]])
+        outcome = _survive(rehearsal, batch, _EMPTY)
+        if "prompt_mask" in batch.keys:
+            _nothing_learned(rehearsal, outcome, _EMPTY)
+        _survive(rehearsal, _batch(rehearsal, [[(3, 0)], [(2, 3)], [(2, 0)]]), _EMPTY)
+
+    def test_equal_rewards(self, rehearsal: Rehearsal) -> None:
+        """equal rewards, all 1 or all 0"""
+        batch = _batch(rehearsal, [[(2, 3), (2, 4)], [(1, 2), (1, 5)]])
+        if "rewards" not in batch.keys:
+            pytest.skip("reads no rewards")
+        for reward in (0.0, 1.0):
+            assert batch.data is not None
+            batch.data["rewards"] = torch.full_like(batch.data["rewards"], reward)  # type: ignore[arg-type]
+            _survive(rehearsal, batch, f"rewards that are all {reward:g}")
+
+    def test_very_ragged(self, rehearsal: Rehearsal) -> None:
+        """very ragged lengths, cut to the longest"""
+        lengths: Lengths = [[(1, 1)], [(40, 1)], [(1, 120)], [(2, 0)], [(7, 30), (7, 1)], [(1, 1)]]
+        batch = _batch(rehearsal, lengths)
+        longest = max(map(sum, batch.seqlens["packed_input_ids"]))
+        _survive(rehearsal, batch, "lengths from 2 to 121", MicroBatchSpec(max_tokens_per_mb=longest))
+
+    def test_identical_responses(self, rehearsal: Rehearsal) -> None:
+        """samples that are all the same"""
+        one = _batch(rehearsal, [[(2, 4)]])
+        copies = []
+        for number in range(4):
+            copied = one.select(one.keys)
+            copied.ids = [f"copy{number}"]
+            copied.metadata = {**copied.metadata, "batch_index": [number]}
+            copies.append(copied)
+        _survive(rehearsal, SequenceSample.gather(copies), "four equal samples")
+
+    def test_no_samples(self, rehearsal: Rehearsal) -> None:
+        """a rank without samples"""
+        outcome = _survive(rehearsal, rehearsal.batch.select_indices([]), "a batch without samples")
+        _nothing_learned(rehearsal, outcome, "a batch without samples")
+
+
+_ROUNDING = 1e-9
+"""Relative to a weight's size: the residue of gradients that cancel each other."""
+
+_EMPTY = "responses without a token"
+
+
+def _batch(rehearsal: Rehearsal, lengths: Lengths) -> SequenceSample:
+    try:
+        batch = rehearsal.batches(lengths)
+    except ValueError as error:
+        pytest.skip(f"not tried: no batch of these lengths: {error}")
+    return rehearsal.fit(batch)
+
+
+def _survive(rehearsal: Rehearsal, batch: SequenceSample, what: str, spec: MicroBatchSpec | None = None) -> Outcome:
+    outcome = rehearsal.train(batch, spec=spec or MicroBatchSpec())
+    numbers = {**outcome.stats, **{name: float(tensor.sum()) for name, tensor in outcome.weights.items()}}
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            raise Violation(
+                f"{what}: {name} becomes {value}",
+                "a division by a count or a spread that is 0: clamp it, or add a small number",
+                place_of_number(rehearsal, name, outcome),
+            )
+    return outcome
+
+
+def _nothing_learned(rehearsal: Rehearsal, outcome: Outcome, what: str) -> None:
+    fresh = dict(rehearsal.model().module.model.named_parameters())
+    moved = max(float((tensor - fresh[name].detach()).abs().max()) for name, tensor in outcome.weights.items())
+    if moved > _ROUNDING * max(float(tensor.abs().max()) for tensor in outcome.weights.values()):
+        raise Violation(
+            f"{what}: the weights still move, by up to {moved:.3g}",
+            "count and train only the tokens that the mask keeps",
+            place_of(rehearsal.train_step),
+        )

@@ -1,0 +1,111 @@
+"""Invariants of any algorithm that learns from rewards or stays near a reference, whatever its formula.
+
+One response's number is changed, a small step is taken, and the checks look at which responses became more likely (or,
+for a critic, more valuable). To first order the effects form the matrix of a scalar product, so the changed response
+gains, and no other gains more under any fixed displacement: this reveals mixed-up rows, and wrong signs too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.testing.batches import PAIRS
+from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal, response_actions
+
+
+class LawChecks(InterfaceSubject):
+    def test_a_reward_raises_its_own_response(self, rehearsal: Rehearsal) -> None:
+        """a higher reward raises its own response, most of all"""
+        batch = _batch(rehearsal, "rewards")
+        assert batch.data is not None
+        rewards = batch.data["rewards"]
+        assert rewards is not None
+        _holds(
+            rehearsal,
+            _with(batch, "rewards", torch.zeros_like(rewards)),
+            [_with(batch, "rewards", one.to(rewards)) for one in torch.eye(len(rewards))],
+            "a higher reward",
+            "scores, advantages and sequences are paired by place: check what was rolled, sorted, masked or expanded",
+        )
+
+    def test_a_reference_pulls_towards_itself(self, rehearsal: Rehearsal) -> None:
+        """a response like the reference beats one that strayed"""
+        batch = _batch(rehearsal, "packed_ref_logprobs")
+        if "packed_logprobs" not in batch.keys:
+            pytest.skip("does not compare with the policy's log-probs")
+        assert batch.data is not None
+        own = batch.data["packed_logprobs"]
+        assert own is not None
+        strayed = _with(batch, "packed_ref_logprobs", own - 1.0)
+        counts = torch.tensor([length - 1 for length in batch.flat_seqlens("packed_input_ids")])
+        back = [torch.repeat_interleave(one, counts) for one in torch.eye(len(counts))]
+        _holds(
+            rehearsal,
+            strayed,
+            [_with(batch, "packed_ref_logprobs", own - 1.0 + near) for near in back],
+            "a reference that is equal rather than less likely",
+            "the sign of the KL: a penalty is subtracted from rewards, added to a loss, and is policy minus reference",
+        )
+
+
+def _batch(rehearsal: Rehearsal, key: str) -> SequenceSample:
+    """Six responses; skips the check if they cannot be made, or do not depend on `key`."""
+    if key not in rehearsal.batch.keys:
+        pytest.skip(f"reads no {key}")
+    if len(rehearsal.result.engine.heads) != 1 or response_actions(rehearsal.batch) is None:
+        pytest.skip("trains no responses of one head")
+    return rehearsal.fit(rehearsal.batches(PAIRS[:3], seed=2))
+
+
+def _with(batch: SequenceSample, key: str, tensor: torch.Tensor) -> SequenceSample:
+    other = batch.select(batch.keys)
+    assert other.data is not None
+    other.data[key] = tensor
+    return other
+
+
+def _holds(rehearsal: Rehearsal, batch: SequenceSample, changed: list[SequenceSample], what: str, cause: str) -> None:
+    plain = _after_a_step(rehearsal, batch)
+    gains = torch.stack([_after_a_step(rehearsal, other) - plain for other in changed])
+    count = len(gains)
+    by_shift = [float(gains.diagonal().mean())]
+    by_shift += [float(torch.stack([gains[i, (i + s) % count] for i in range(count)]).mean()) for s in range(1, count)]
+    best = max(range(count), key=by_shift.__getitem__)
+    if by_shift[0] <= 0:
+        found = f"{what} lowers its own response: by {-by_shift[0]:.3g} on average"
+        raise Violation(found, f"a sign. {cause}", place_of(rehearsal.train_step))
+    if best:
+        raise Violation(
+            f"{what} of response i raises response i + {best} by {by_shift[best]:.3g}, its own by {by_shift[0]:.3g}",
+            cause,
+            place_of(rehearsal.train_step),
+        )
+
+
+def _after_a_step(rehearsal: Rehearsal, batch: SequenceSample) -> torch.Tensor:
+    """[N]: the likelihood, or value, of each response after a training step so small that its effects add up."""
+    model = rehearsal.model(lr=1e-3)
+    heads = rehearsal.train(batch, model=model).engine.heads
+    lengths = batch.flat_seqlens("packed_input_ids")
+    shift = [[length - 1 for length in group] for group in batch.seqlens["packed_input_ids"]]
+    score: Callable[..., torch.Tensor] = _logprobs if heads == {"lm"} else _values
+    rows = model.module.forward(batch, post_hook=score, output_seqlens=shift)
+    response = response_actions(batch)
+    assert response is not None
+    return torch.stack([row.sum() for row in (rows * response).split([length - 1 for length in lengths])])
+
+
+def _logprobs(output: object, micro_batch: SequenceSample) -> torch.Tensor:
+    scores: torch.Tensor = output.logprobs  # type: ignore[attr-defined]
+    return scores
+
+
+def _values(output: object, micro_batch: SequenceSample) -> torch.Tensor:
+    """[T - N] values of the states in which the actions were taken."""
+    values: torch.Tensor = output.values  # type: ignore[attr-defined]
+    return torch.cat([row[:-1] for row in values.split(micro_batch.flat_seqlens("packed_input_ids"))])

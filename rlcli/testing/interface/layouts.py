@@ -1,0 +1,226 @@
+"""Checks that a step is the same however its batch is cut, ordered and distributed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.api.interface import cut_of
+from rlcli.api.model import call_interface
+from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.interface.loss import cause_unless_no_sum
+from rlcli.testing.interface.training_trial import (
+    Difference,
+    InterfaceSubject,
+    Make,
+    Rehearsal,
+    difference,
+    overrides,
+    place_of_difference,
+    response_actions,
+)
+
+_SPANS = (
+    "something is computed over a part of the batch (a mean, a count, a normalisation); compute it over the whole, "
+    "before train_batch, and return sums from the loss"
+)
+
+
+_BY_THEIR_ENDS = ("rewards", "dense_rewards", "values", "seq_no_eos_mask", "solved")
+"""Keys that concern the last state of a sequence: a reward given there, or a value to continue from."""
+
+
+class InvarianceChecks(InterfaceSubject):
+    def test_micro_batches_change_nothing(self, rehearsal: Rehearsal) -> None:
+        """the same for any number of micro-batches"""
+        batch = rehearsal.batch
+        longest = max(sum(lengths) for lengths in batch.seqlens["packed_input_ids"])
+        whole = rehearsal.result
+        for spec in (MicroBatchSpec(n_mbs=2), MicroBatchSpec(n_mbs=3), MicroBatchSpec(max_tokens_per_mb=longest)):
+            cut = rehearsal.train(batch, spec=spec)
+            found = difference(whole, cut)
+            if found:
+                n_mbs = cut.engine.micro_batches / max(1, whole.engine.micro_batches)
+                raise Violation(
+                    found.describe("in one micro-batch", f"in {n_mbs:.3g} of them"),
+                    _cause_of_cut(found, n_mbs) or cause_unless_no_sum(whole, _SPANS),
+                    place_of_difference(rehearsal, found, cut),
+                )
+
+    def test_packing_changes_nothing(self, rehearsal: Rehearsal) -> None:
+        """samples packed together count as each of them alone"""
+        batch = rehearsal.batch
+        apart = rehearsal.train(batch, spec=MicroBatchSpec(n_mbs=batch.bs))
+        found = difference(rehearsal.result, apart)
+        if found:
+            raise Violation(
+                found.describe("packed", "with each sample in a micro-batch of its own"),
+                cause_unless_no_sum(
+                    rehearsal.result, "rows of one sequence are mistaken for its neighbour's; split by flat_seqlens"
+                ),
+                place_of_difference(rehearsal, found, apart),
+            )
+
+    def test_groups_may_be_cut_where_it_says_so(self, rehearsal: Rehearsal) -> None:
+        """groups that may be cut count the same whole and cut"""
+        cuts = {call.cut for call in rehearsal.result.engine.calls}
+        declared = cut_of(rehearsal.make().CUT, "train_step")
+        if cuts and cuts != {declared}:
+            raise Violation(
+                f"CUT is {declared!r}, and train_batch is called with cut={' and '.join(sorted(map(repr, cuts)))}",
+                "pass cut=self.CUT: the memory that rlcli plan reports depends on it",
+                place_of(rehearsal.train_step),
+            )
+        if declared == "sample":
+            pytest.skip("keeps groups whole")
+        batch, model = rehearsal.batch, rehearsal.model()
+        model.module.keeps_groups = True
+        whole = rehearsal.train(batch, model=model)
+        apart = rehearsal.train(batch, spec=MicroBatchSpec(n_mbs=len(batch.flat_seqlens("packed_input_ids"))))
+        found = difference(whole, apart)
+        if found:
+            raise Violation(
+                found.describe("with whole groups", "with each sequence in a micro-batch of its own"),
+                cause_unless_no_sum(
+                    whole,
+                    "the loss compares sequences of a group; do that before train_batch, or leave out CUT and cut",
+                ),
+                place_of_difference(rehearsal, found, apart),
+            )
+
+    def test_order_changes_nothing(self, rehearsal: Rehearsal) -> None:
+        """the same for any order of the batch"""
+        batch = rehearsal.batch
+        for order in (list(reversed(range(batch.bs))), [*range(1, batch.bs, 2), *range(0, batch.bs, 2)]):
+            reordered = rehearsal.train(batch.reorder(order))
+            found = difference(rehearsal.result, reordered)
+            if found:
+                raise Violation(
+                    found.describe("in one order", "in another"),
+                    "rows are paired by place rather than by sample, or minibatches by place rather than by "
+                    'metadata["batch_index"]',
+                    place_of_difference(rehearsal, found, reordered),
+                )
+
+    def test_padding_changes_nothing(self, rehearsal: Rehearsal) -> None:
+        """masked padding behind the sequences changes nothing"""
+        batch = rehearsal.batch
+        if response_actions(batch) is None:
+            pytest.skip("reads no prompt_mask")
+        by_ends = [key for key in _BY_THEIR_ENDS if key in batch.keys]
+        if by_ends:
+            pytest.skip(f"reads {by_ends[0]}: where a sequence ends counts")
+        padded = rehearsal.train(_padded(batch))
+        found = difference(rehearsal.result, padded)
+        if found:
+            raise Violation(
+                found.describe("without", "with masked padding behind the sequences"),
+                "padding is counted or trained on: use the mask for the loss and for its weight",
+                place_of_difference(rehearsal, found, padded),
+            )
+
+    def test_memory_layout_changes_nothing(self, rehearsal: Rehearsal) -> None:
+        """tensors that are views of larger ones are read right"""
+        batch = rehearsal.batch
+        found = difference(rehearsal.result, rehearsal.train(_as_views(batch)), tolerance=0.0)
+        if found:
+            raise Violation(
+                found.describe("from tensors of their own", "from views"),
+                "read tensors by torch's operations, not by their storage",
+                place_of(rehearsal.train_step),
+            )
+
+    def test_ranks_change_nothing(self, rehearsal: Rehearsal) -> None:
+        """the same on one rank and on several, one of them idle"""
+        batch = rehearsal.batch
+        alone, even = rehearsal.result, list(range(0, batch.bs, 2))
+        odd = [i for i in range(batch.bs) if i not in even]
+        for shares in ([[0, *odd], even[1:]], [list(range(batch.bs)), []]):
+            for outcome in rehearsal.train_on_ranks(batch, shares):
+                found = difference(alone, outcome)
+                if found:
+                    raise Violation(
+                        found.describe(
+                            "on one rank", f"on {len(shares)} that have {' and '.join(map(_samples, shares))}"
+                        ),
+                        cause_unless_no_sum(alone, _cause_of_ranks(found)),
+                        place_of_difference(rehearsal, found, outcome),
+                    )
+
+    def test_evaluation_weighs_batches_by_their_tokens(self, make: Make, rehearsal: Rehearsal) -> None:
+        """evaluation is the same for any cut, and trains nothing"""
+        if not overrides(make(), "evaluate"):
+            pytest.skip("does not evaluate")
+        batch, model = rehearsal.batch, rehearsal.model()
+        before = {name: parameter.clone() for name, parameter in model.module.model.named_parameters()}
+        where = place_of(type(make()).evaluate)
+        first, rest = batch.select_indices([0]), batch.select_indices(range(1, batch.bs))
+        whole, cut = (call_interface(make(), "evaluate", model, parts) for parts in ([batch], [first, rest]))
+        for name, value in whole.items():
+            if not abs(cut[name] - value) <= 1e-6 * max(1.0, abs(value)):
+                raise Violation(
+                    f"{name} is {value:.6g} over one batch, {cut[name]:.6g} over the same in two",
+                    cause_unless_no_sum(rehearsal.result, "weigh each batch's numbers by its tokens"),
+                    where,
+                )
+        trained = any(not torch.equal(before[n], p) for n, p in model.module.model.named_parameters())
+        if trained or model.version.global_step:
+            raise Violation("evaluate changed the model or its version", "use eval_batch, not train_batch", where)
+
+
+def _cause_of_cut(found: Difference, n_mbs: float) -> str:
+    ratio = found.other / found.one if found.one else 0.0
+    if found.name == "loss" and abs(ratio - n_mbs) < 0.35 * n_mbs:
+        return "the loss is a mean of the micro-batch; return a sum, the engine divides"
+    return ""
+
+
+def _cause_of_ranks(found: Difference) -> str:
+    reduced = "masked_normalize and masked_moments take all_reduce; model.module.all_reduce(sum) does for the rest"
+    if found.kind == "state":
+        return f"the state follows one rank's share of the batch: {reduced}"
+    return f"something is computed over one rank's share of the batch (a mean, a count, a normalisation): {reduced}"
+
+
+def _samples(share: list[int]) -> str:
+    return f"{len(share)} samples"
+
+
+def _padded(batch: SequenceSample, padding: int = 3) -> SequenceSample:
+    """Each sequence with some extra tokens, which the mask excludes; other keys have noise there."""
+    other = batch.select(batch.keys)
+    assert other.data is not None
+    tokens = batch.seqlens["packed_input_ids"]
+    per_token = (tokens, [[length - 1 for length in group] for group in tokens])
+    for key, lengths in batch.seqlens.items():
+        tensor = other.data[key]
+        assert tensor is not None
+        if lengths not in per_token:
+            if lengths != [[1] * len(group) for group in tokens]:
+                pytest.skip(f"not tried: nobody knows how long {key} is in a longer sequence")
+            continue
+        pieces = [torch.cat([one, _noise(key, one, padding)]) for one in tensor.split(batch.flat_seqlens(key))]
+        other.data[key] = torch.cat(pieces)
+        other.seqlens[key] = [[length + padding for length in group] for group in lengths]
+    return other
+
+
+def _noise(key: str, tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """[count, …] rows of padding: token 0, masked, or numbers that would be noticed if they were read."""
+    rows = tensor.new_zeros(count, *tensor.shape[1:])
+    if key == "prompt_mask":
+        return ~rows
+    return rows - 1.0 if tensor.is_floating_point() else rows
+
+
+def _as_views(batch: SequenceSample) -> SequenceSample:
+    """The same numbers, each tensor every other row of a larger one."""
+    other = batch.select(batch.keys)
+    assert other.data is not None
+    for key, tensor in other.data.items():
+        assert tensor is not None
+        wide = torch.stack([tensor, torch.ones_like(tensor)], 1).flatten(0, 1)
+        other.data[key] = wide[::2]
+    return other

@@ -1,0 +1,137 @@
+"""A tiny engine that records what an interface requested from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from rlcli.api.config import MicroBatchSpec
+from rlcli.api.data import SequenceSample
+from rlcli.api.engine import LossFn, ModelOutput
+from rlcli.api.micro_batches import Cut
+from rlcli.testing.tiny_engine import TinyEngine
+
+T = TypeVar("T")
+
+HEADS = {"logprobs": "lm", "entropy": "lm", "logits": "lm", "values": "value"}
+"""Output of a forward pass → the head that it comes from."""
+
+
+@dataclass(frozen=True)
+class TrainCall:
+    """One call of `train_batch`: one optimizer step."""
+
+    batch: SequenceSample
+    loss_fn: LossFn
+    loss_weight_fn: Callable[[SequenceSample], torch.Tensor | float]
+    cut: Cut
+
+
+@dataclass
+class ForwardPass:
+    """One pass over a micro-batch, with the outputs that were requested."""
+
+    ids: list[Hashable]
+    """Ids of the samples in it."""
+    lengths: list[list[int]]
+    """Lengths of their sequences, in tokens."""
+    asked: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    """Name of an output → the tensors that were handed out. They keep their gradients."""
+
+    def gradient(self, name: str) -> torch.Tensor | None:
+        """For everything handed out under this name, [rows]: the size of each row's gradient."""
+        gradients = [tensor.grad for tensor in self.asked.get(name, []) if tensor.grad is not None]
+        if not gradients:
+            return None
+        total = torch.stack(gradients).sum(0).abs()
+        return total.flatten(1).sum(1) if total.dim() > 1 else total
+
+
+class WatchedOutput:
+    """Hands out the outputs of a `ModelOutput` and records them."""
+
+    def __init__(self, output: ModelOutput, asked: dict[str, list[torch.Tensor]]):
+        self._output = output
+        self._asked = asked
+
+    @property
+    def temperature(self) -> float:
+        return self._output.temperature
+
+    @temperature.setter
+    def temperature(self, value: float) -> None:
+        self._output.temperature = value
+
+    def _ask(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = getattr(self._output, name)
+        if tensor.requires_grad:
+            tensor.retain_grad()
+        self._asked.setdefault(name, []).append(tensor)
+        return tensor
+
+    @property
+    def logprobs(self) -> torch.Tensor:
+        return self._ask("logprobs")
+
+    @property
+    def entropy(self) -> torch.Tensor:
+        return self._ask("entropy")
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self._ask("values")
+
+    @property
+    def logits(self) -> torch.Tensor:
+        return self._ask("logits")
+
+    @property
+    def zero(self) -> torch.Tensor:
+        return self._output.zero
+
+
+class WatchedEngine(TinyEngine):
+    """A `TinyEngine` that records its training calls and the forward passes in them."""
+
+    def __init__(self, *args: Any, **settings: Any):
+        super().__init__(*args, **settings)
+        self.calls: list[TrainCall] = []
+        self.passes: list[ForwardPass] = []
+        self.keeps_groups = False
+        """Whatever the call requests: no group is cut."""
+        self.mode: bool | None = None
+        """Whether it was last switched to training mode; None before any switch."""
+
+    @property
+    def heads(self) -> set[str]:
+        """The heads that training used."""
+        return {HEADS[name] for one in self.passes for name in one.asked}
+
+    def train(self, mode: bool = True) -> None:
+        self.mode = mode
+
+    def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
+        made = ForwardPass(list(micro_batch.ids), micro_batch.seqlens["packed_input_ids"])
+        if torch.is_grad_enabled():
+            self.passes.append(made)
+        return super().forward_micro_batch(micro_batch, lambda output: then(WatchedOutput(output, made.asked)))
+
+    def train_batch(
+        self,
+        input_: SequenceSample,
+        loss_fn: LossFn,
+        loss_weight_fn: Callable[[SequenceSample], torch.Tensor | float],
+        token_normalize_scope: str = "global",
+        mb_spec: MicroBatchSpec | None = None,
+        version_steps: int | None = None,
+        step_if: Callable[[Mapping[str, float]], bool] | None = None,
+        cut: Cut = "sample",
+    ) -> dict[str, float]:
+        self.calls.append(TrainCall(input_, loss_fn, loss_weight_fn, cut))
+        cut = "sample" if self.keeps_groups else cut
+        return super().train_batch(
+            input_, loss_fn, loss_weight_fn, token_normalize_scope, mb_spec, version_steps, step_if, cut
+        )

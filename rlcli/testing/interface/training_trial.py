@@ -1,0 +1,346 @@
+"""Training steps of an interface over the watched tiny engine, and the differences between two of them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pytest
+import torch
+
+from rlcli.api.component import module_name
+from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
+from rlcli.api.data import SequenceSample
+from rlcli.api.interface import ModelInterface
+from rlcli.api.model import Model, call_interface
+from rlcli.registry import make_interface, signature
+from rlcli.testing.batches import KEYS, PAIRS, DigitTokenizer, Lengths, make_batch
+from rlcli.testing.contract import Contract, Violation, place_of
+from rlcli.testing.interface.recording_engine import TrainCall, WatchedEngine
+from rlcli.testing.tiny_engine import TinyLM, TinyRanks
+
+WHOLE = MicroBatchSpec()
+"""One micro-batch."""
+
+
+class Make(Protocol):
+    """Builds a new interface with the contract's arguments, some of them possibly changed."""
+
+    def __call__(self, **changes: Any) -> ModelInterface: ...
+
+
+class Batches(Protocol):
+    """Makes a batch with the keys that the interface's training reads, with sequences of the given lengths."""
+
+    def __call__(self, lengths: Lengths = PAIRS, seed: int = 0) -> SequenceSample: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The results of one or several training steps."""
+
+    stats: dict[str, float]
+    """Stats of the last step."""
+    weights: dict[str, torch.Tensor]
+    state: dict[str, Any]
+    """The interface's own state, after a round trip through JSON."""
+    model: Model
+    interface: ModelInterface
+
+    @property
+    def engine(self) -> WatchedEngine:
+        engine: WatchedEngine = self.model.module
+        return engine
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The number with the largest relative difference between two outcomes."""
+
+    name: str
+    """Name of the stat, the parameter or the entry of the state."""
+    kind: str
+    """stat, weights or state"""
+    one: float
+    other: float
+
+    @property
+    def size(self) -> float:
+        return abs(self.one - self.other) / max(1.0, abs(self.one))
+
+    def describe(self, how_one: str, how_other: str) -> str:
+        """`loss is 0.31 with …, 0.62 with …`"""
+        if self.kind == "weights":
+            return f"{self.name} differs by up to {abs(self.one - self.other):.3g} between {how_one} and {how_other}"
+        return f"{self.name} is {self.one:.6g} {how_one}, {self.other:.6g} {how_other}"
+
+
+def difference(one: Outcome, other: Outcome, tolerance: float = 1e-6) -> Difference | None:
+    """None if both are the same up to rounding: the loss first, then other stats, then weights and state."""
+    for found in (_in_stats(one.stats, other.stats), _in_weights(one, other), _in_state(one.state, other.state)):
+        worst = [entry for entry in found if not entry.size <= tolerance]
+        if worst:
+            return max(worst, key=lambda entry: (entry.name == "loss", entry.size))
+    return None
+
+
+def _in_stats(one: Mapping[str, float], other: Mapping[str, float]) -> list[Difference]:
+    nan = float("nan")
+    names = [*one, *(name for name in other if name not in one)]
+    return [Difference(name, "stat", one.get(name, nan), other.get(name, nan)) for name in names]
+
+
+def _in_weights(one: Outcome, other: Outcome) -> list[Difference]:
+    gaps = {name: (tensor - other.weights[name]).abs().max() for name, tensor in one.weights.items()}
+    return [Difference(f"weight {name}", "weights", 0.0, float(gap)) for name, gap in gaps.items()]
+
+
+def _in_state(one: Any, other: Any, name: str = "state") -> list[Difference]:
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [entry for key in one for entry in _in_state(one[key], other[key], f"{name} {key}")]
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [entry for a, b in zip(one, other, strict=True) for entry in _in_state(a, b, name)]
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return [Difference(name, "state", float(one), float(other))]
+    return [] if one == other else [Difference(name, "state", 0.0, float("nan"))]
+
+
+class Rehearsal:
+    """Trains an interface on tiny models with identical initial weights."""
+
+    def __init__(self, make: Make, batches: Batches):
+        self.make = make
+        self.batches = batches
+
+    @functools.cached_property
+    def batch(self) -> SequenceSample:
+        """The usual batch; after `fit`, and never changed by a check."""
+        return self.fit(self.batches())
+
+    @functools.cached_property
+    def result(self) -> Outcome:
+        """One step on `batch` in one micro-batch, used by most checks."""
+        return self.train(self.batch)
+
+    @property
+    def train_step(self) -> Callable[..., Any]:
+        return type(self.make()).train_step
+
+    def model(self, ranks: TinyRanks | None = None, rank: int = 0, lr: float = 0.01) -> Model:
+        engine = WatchedEngine(TinyLM(), lr, ranks, rank)
+        return Model("tested", engine, DigitTokenizer(), torch.device("cpu"))
+
+    def fit(
+        self, batch: SequenceSample, model: Model | None = None, interface: ModelInterface | None = None
+    ) -> SequenceSample:
+        """The batch as a rollout of the model would have left it: log-probs and values are the model's own."""
+        return as_sampled(interface or self.make(), model or self.model(), batch)
+
+    def train(self, *batches: SequenceSample, spec: MicroBatchSpec = WHOLE, model: Model | None = None) -> Outcome:
+        """One step on each batch."""
+        model = model or self.model()
+        return _trained(self.make(), model, batches, spec)
+
+    def train_on_ranks(
+        self, batch: SequenceSample, shares: Sequence[Sequence[int]], spec: MicroBatchSpec = WHOLE
+    ) -> list[Outcome]:
+        """One step on a batch of which each rank has a share; the outcome on each rank."""
+        ranks = TinyRanks(len(shares))
+
+        def one_rank(rank: int) -> Outcome:
+            model = self.model(ranks, rank)
+            return _trained(self.make(), model, [batch.select_indices(shares[rank])], spec)
+
+        return ranks.run(one_rank)
+
+
+def _trained(
+    interface: ModelInterface, model: Model, batches: Sequence[SequenceSample], spec: MicroBatchSpec
+) -> Outcome:
+    stats: dict[str, float] = {}
+    for batch in batches:
+        stats = call_interface(interface, "train_step", model, batch, spec)
+    weights = {name: parameter.detach().clone() for name, parameter in model.module.model.named_parameters()}
+    return Outcome(dict(stats), weights, _own_state(interface), model, interface)
+
+
+def _own_state(interface: ModelInterface) -> dict[str, Any]:
+    """State after a round trip through JSON; empty if it is not JSON, which has its own check."""
+    try:
+        return state_through_json(interface)
+    except Violation:
+        return {}
+
+
+def state_through_json(interface: ModelInterface) -> dict[str, Any]:
+    """The interface's own state as a checkpoint restores it. Raises Violation if it is not JSON."""
+    try:
+        state: dict[str, Any] = json.loads(json.dumps(interface.state_dict(), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise Violation(
+            f"state_dict is not JSON: {error}",
+            "return plain numbers, strings, lists and dicts",
+            place_of(type(interface).state_dict),
+        ) from error
+    return state
+
+
+def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -> SequenceSample:
+    """A copy of the batch in which everything that a rollout computes with the trained model is computed with it.
+
+    Keys returned by the interface's own inference come from there, log-probs and values otherwise directly from the
+    model. Log-probs of other policies are made slightly different from its own.
+    """
+    own = batch.select(batch.keys)
+    written, read = interface.writes("inference"), interface.reads("inference")
+    has_inputs = read is None or set(read.needed) <= set(batch.keys)
+    if written is not None and has_inputs and overrides(interface, "inference") and set(written.all) & set(batch.keys):
+        made: SequenceSample = call_interface(interface, "inference", model, batch, WHOLE)
+        own.update_(made.select(key for key in made.keys if key in batch.keys))
+    assert own.data is not None
+    shift = [[length - 1 for length in lengths] for lengths in batch.seqlens["packed_input_ids"]]
+    if "packed_logprobs" in batch.keys and not (written and "packed_logprobs" in written.all):
+        scores = model.module.forward(batch, post_hook=lambda output, _: output.logprobs, output_seqlens=shift)
+        own.data["packed_logprobs"] = scores.float()
+    for key in {"packed_ref_logprobs", "proximal_logprobs"} & set(batch.keys):
+        drawn = own.data[key]
+        assert drawn is not None
+        base = own.data["packed_logprobs"] if "packed_logprobs" in batch.keys else drawn
+        assert base is not None
+        own.data[key] = base + 0.2 * (drawn - drawn.mean())
+    return own
+
+
+def usual_batches(interface: ModelInterface) -> Batches:
+    """Makes batches with the keys that training declares, in groups of the required size. If it declares none, all
+    known keys; a key that it reads but nobody knows must be supplied."""
+    declared = interface.reads("train_step")
+    keys = dict.fromkeys((*KEYS, *keys_in_source(interface, "train_step"))) if declared is None else declared.needed
+    size = getattr(interface, "NEEDS_GROUP", 1)
+
+    def made(lengths: Lengths = PAIRS, seed: int = 0) -> SequenceSample:
+        return make_batch(keys, [list(group) * -(-size // len(group)) for group in lengths], seed)
+
+    return made
+
+
+def keys_in_source(interface: ModelInterface, call: str) -> tuple[str, ...]:
+    """The strings with which the method's file indexes `.data`, as far as can be determined."""
+    try:
+        tree = ast.parse(inspect.getsource(inspect.getmodule(getattr(type(interface), call))))  # type: ignore[arg-type]
+    except (OSError, TypeError, SyntaxError):
+        return ("packed_input_ids",)
+    found = (
+        node.slice.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.ctx, ast.Load)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr in ("data", "seqlens")
+        and isinstance(node.slice, ast.Constant)
+        and isinstance(node.slice.value, str)
+    )
+    return tuple(dict.fromkeys(("packed_input_ids", *found)))
+
+
+def overrides(interface: ModelInterface, method: str) -> bool:
+    """Whether the interface defines the method itself."""
+    return getattr(type(interface), method) is not getattr(ModelInterface, method)
+
+
+def response_actions(batch: SequenceSample) -> torch.Tensor | None:
+    """[T - N] bool: the actions that chose a token of a response; None if the batch does not mark prompts."""
+    if batch.data is None or "prompt_mask" not in batch.keys:
+        return None
+    mask = batch.data["prompt_mask"]
+    assert mask is not None
+    return torch.cat([~one[1:] for one in mask.split(batch.flat_seqlens("packed_input_ids"))] or [~mask])
+
+
+def place_of_loss(call: TrainCall) -> str:
+    """The line of the loss function."""
+    return _place_of_partial(call.loss_fn)
+
+
+def place_of_weight(call: TrainCall) -> str:
+    """The line of the function that computes the loss weight."""
+    return _place_of_partial(call.loss_weight_fn)
+
+
+def _place_of_partial(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return place_of(function)
+
+
+def place_of_number(rehearsal: Rehearsal, name: str, one: Outcome, other: Outcome | None = None) -> str:
+    """The source of a number of a training step that is wrong in `one`, or differs from `other`.
+
+    The loss is blamed for its numbers only if it is computed directly from the input of train_step.
+    """
+    call = next(iter(one.engine.calls), None)
+    if call is None:
+        return place_of(rehearsal.train_step)
+    weights = [outcome.stats.get("loss_weight", 0.0) for outcome in (one, other or one)]
+    if name == "loss_weight" or (name in ("loss", "grad_norm") and not math.isclose(*weights)):
+        return place_of_weight(call)
+    if name in ("loss", "grad_norm") and set(call.batch.keys) <= set(rehearsal.batch.keys):
+        return place_of_loss(call)
+    return place_of(rehearsal.train_step)
+
+
+def place_of_difference(rehearsal: Rehearsal, found: Difference, other: Outcome) -> str:
+    """The source of another step's difference from the usual one."""
+    return place_of_number(rehearsal, found.name, rehearsal.result, other)
+
+
+def untried(name: str, call: str, fixture: str, interface: ModelInterface, error: ValueError) -> Violation:
+    """Report that no batch can be made for a call, and how its author can provide one."""
+    file = f"tests/interfaces/test_{module_name(name)}.py"
+    return Violation(
+        f"no batch can be made for {call}: {error}",
+        f"give TestContract in {file} a fixture `{fixture}`, whose value is a function (lengths, seed) -> batch",
+        place_of(type(interface)),
+    )
+
+
+class InterfaceSubject(Contract):
+    """The interface under test; all fixtures may be overridden in a subclass."""
+
+    kind = "interface"
+
+    @pytest.fixture
+    def make(self, request: pytest.FixtureRequest) -> Make:
+        """Builds the interface. `args`, if it is a fixture, is resolved here."""
+        args = self.args if isinstance(self.args, Mapping) else request.getfixturevalue("args")
+        required = [argument.name for argument in signature("interfaces", self.name).arguments if argument.required]
+        lacking = [name for name in required if name not in args]
+        if lacking:
+            pytest.skip(f"not tried: needs arguments: rlcli test interface {self.name} {'=… '.join(lacking)}=…")
+
+        def made(**changes: Any) -> ModelInterface:
+            return make_interface(ModelInterfaceAbstraction(self.name, {**args, **changes}))
+
+        return made
+
+    @pytest.fixture
+    def batches(self, make: Make) -> Batches:
+        """Makes batches. Override if the interface reads its own keys; groups are as large as NEEDS_GROUP requires."""
+        return usual_batches(make())
+
+    @pytest.fixture
+    def rehearsal(self, make: Make, batches: Batches) -> Rehearsal:
+        """Training steps of the interface on tiny models."""
+        if not overrides(make(), "train_step"):
+            pytest.skip("does not train")
+        try:
+            batches()
+        except ValueError as error:
+            pytest.skip(f"not tried: no batch: {error}")
+        return Rehearsal(make, batches)

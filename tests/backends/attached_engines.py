@@ -1,0 +1,46 @@
+"""Engines of sglang whose servers are fakes in this process, with a real model in each."""
+
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pytest
+
+from rlcli.testing.backend import BackendContract
+from rlcli.testing.fake_sglang import FakeSGLang
+from rlcli.testing.fake_sglang_model import TransformersModel
+from rlcli.testing.held_source import HeldSource
+from rlcli.testing.tiny_models import tiny_model
+
+
+class Attached(BackendContract):
+    """Engines whose servers are fakes in this process."""
+
+    name = "sglang"
+    servers = 1
+    update = "process_group"
+
+    @pytest.fixture(autouse=True)
+    def _fakes(self, tmp_path):
+        self.tmp_path = tmp_path
+        with ExitStack() as self.stack:
+            self.fakes: list[FakeSGLang] = []
+            yield
+
+    def engine(self, family=None, **wanted):
+        lm = wanted.get("lm") or tiny_model(family or self.families[0])
+        mine = [self.stack.enter_context(FakeSGLang(TransformersModel(lm.config))) for _ in range(self.servers)]
+        self.fakes += mine
+        self.args = {
+            "urls": [fake.url for fake in mine], "update": self.update, "weights_folder": str(self.tmp_path),
+            "start_deadline_s": 20.0, "request_deadline_s": 20.0, "update_deadline_s": 20.0,
+        }  # fmt: skip
+        made = super().engine(family, **wanted)
+        self.stack.callback(made.close)
+        return made
+
+
+def follow(engine, seed):
+    """Have it follow a model of another seed."""
+    source = HeldSource(tiny_model("llama", seed=seed))
+    blocks = [(block, source.read(block.name)) for block in engine.weight_blocks()]
+    engine.take_parameters(SimpleNamespace(parameter_blocks=lambda: iter(blocks)), 1.0)

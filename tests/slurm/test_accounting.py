@@ -1,0 +1,186 @@
+"""`rlcli status` of runs whose jobs have ended and left the queue: with Slurm's accounting, by what the real `sacct`
+says, and without, by the runs' files alone."""
+
+import json
+import os
+import subprocess
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from rlcli.launch.slurm.jobs import look_up
+
+from .accounting import AccountedCluster
+from .cluster import Cluster, wait_for
+from .runs import PATIENCE, Project
+
+FORGETS = {"MinJobAge": 2}
+LOST = "node3"
+SLEEP = "sleep 300"
+
+Case = namedtuple("Case", "in_accounts, with_accounts, without")
+"""The end of a run: its job's state as sacct calls it, and the run's state where there is a sacct, and where not."""
+
+ENDS = {
+    # what a run could record itself is the same both ways
+    "done": Case("COMPLETED", "done", "done"),
+    "failed": Case("FAILED", "failed", "failed"),
+    "stopped": Case("CANCELLED", "cancelled", "stopped"),  # by scancel, which gives a run the time to record its end
+    # of the others only the accounting knows how they ended
+    "silent": Case("COMPLETED", "died", "died"),
+    "killed": Case("FAILED", "died", "died"),
+    "cancelled": Case("CANCELLED", "cancelled", "died"),
+    "held": Case("CANCELLED", "cancelled", "died"),
+    "late": Case("TIMEOUT", "out of time", "died"),
+    "lost": Case("NODE_FAIL", "node failed", "died"),
+    "again": Case("COMPLETED", "died", "died"),  # was put back into the queue
+    "part": Case("FAILED", "failed", "failed"),  # of an array
+}
+STATES = {"COMPLETED": "done", "FAILED": "failed", "CANCELLED": "cancelled", "TIMEOUT": "out of time",
+          "NODE_FAIL": "node failed"}  # fmt: skip
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module", params=[AccountedCluster, Cluster], ids=["accounting", "none"])
+def cluster(request, bring_up, tmp_path_factory):
+    """In place of the one of the other tests: its controller soon forgets a job that has ended."""
+    with bring_up(request.param(tmp_path_factory.mktemp("slurm"), FORGETS)) as made:
+        yield made
+
+
+@pytest.fixture
+def has_accounts(cluster):
+    return isinstance(cluster, AccountedCluster)
+
+
+@pytest.fixture(scope="module")
+def project(cluster, tmp_path_factory):
+    return Project(cluster, tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(scope="module")
+def jobs(cluster, project):
+    """The ids of the jobs of the runs in ENDS, which the controller has forgotten."""
+    runs = {
+        "done": project.submit(run_dir="runs/toy/done"),
+        "stopped": project.submit("train.steps=9999", "toy.seconds=0.1", run_dir="runs/toy/stopped"),
+        "failed": project.pretend("failed", "failed", "exit 3"),
+        "silent": project.pretend("silent", "running", "exit 0"),
+        "killed": project.pretend("killed", "running", "kill -9 $$"),
+        "cancelled": project.pretend("cancelled", "running", SLEEP),
+        "held": project.pretend("held", "submitted", SLEEP, "--hold"),
+        "late": project.pretend("late", "running", SLEEP),
+        "lost": project.pretend("lost", "running", SLEEP, f"--nodelist={LOST}", "--no-requeue"),
+        "again": project.pretend("again", "running", f'[ -n "$SLURM_RESTART_COUNT" ] || {SLEEP}'),
+        "part": project.pretend("part", "failed", "exit $SLURM_ARRAY_TASK_ID", "--array=2", part="_2"),
+    }
+    ids = {name: run.job for name, run in runs.items()}
+    wait_for(lambda: all(is_running(cluster, ids[name]) for name in ("cancelled", "late", "lost", "again")), 30)
+    end_otherwise(cluster, ids)
+    put_back(cluster, runs["again"])
+    wait_for(lambda: runs["stopped"].steps > 0, PATIENCE)
+    cluster.run("scancel", ids["stopped"])
+    wait_for(lambda: not cluster.run("squeue", "--noheader", "--states=all"), PATIENCE)
+    cluster.bring_back(LOST)
+    return ids
+
+
+def is_running(cluster, job):
+    return cluster.field(job, "JobState") == "RUNNING"
+
+
+def end_otherwise(cluster, ids):
+    for name in ("cancelled", "held"):
+        cluster.run("scancel", ids[name])
+    cluster.run("scontrol", "update", f"jobid={ids['late']}", "endtime=now")
+    cluster.lose_node(LOST)
+
+
+def put_back(cluster, run):
+    cluster.run("scontrol", "requeue", run.job)
+    wait_for(lambda: cluster.field(run.job, "JobState") == "PENDING", 30)
+    run.begin_again()
+
+
+def shown(project):
+    """What `rlcli status` says of every run, by name."""
+    return {Path(one["run"]).name: one for one in json.loads(project.rlcli("status", "--json").stdout)["runs"]}
+
+
+def states_shown(project):
+    return {name: one["state"] for name, one in shown(project).items()}
+
+
+def states_expected(has_accounts):
+    return {name: end.with_accounts if has_accounts else end.without for name, end in ENDS.items()}
+
+
+def test_the_queue_knows_none_of_them_and_the_accounts_all(cluster, jobs, has_accounts):
+    """What the tests below rely on, and the stand-ins of tests/launch."""
+    for job in jobs.values():
+        with pytest.raises(subprocess.CalledProcessError) as refused:
+            cluster.run("scontrol", "show", "job", job)
+        assert "Invalid job id" in refused.value.stderr
+    listed = ",".join(jobs.values())
+    asked = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State", f"--jobs={listed}"]
+    if not has_accounts:
+        with pytest.raises(subprocess.CalledProcessError) as refused:
+            cluster.run(*asked)
+        assert "Slurm accounting storage is disabled" in refused.value.stderr
+        return
+    said = dict(line.split("|") for line in cluster.run(*asked).splitlines())
+    assert {name: said[job].split()[0] for name, job in jobs.items()} == {
+        name: end.in_accounts for name, end in ENDS.items()
+    }
+    assert said[jobs["held"]] == f"CANCELLED by {os.getuid()}"
+    # a job that was put back has a record for each time; the last counts
+    assert "REQUEUED" in cluster.run(*asked, "--duplicates")
+
+
+def test_the_states_of_jobs(jobs, has_accounts):
+    found = look_up([*jobs.values(), "999999"])
+    if not has_accounts:
+        assert found == {}
+        return
+    assert {name: found[job].state for name, job in jobs.items()} == {
+        name: STATES[end.in_accounts] for name, end in ENDS.items()
+    }
+    assert len(found) == len(jobs)
+    assert (found[jobs["lost"]].nodes, found[jobs["held"]].nodes) == (LOST, None)
+    assert found[jobs["late"]].starts.startswith("20")
+    assert not any(job.is_alive for job in found.values())
+
+
+def test_status_of_all_runs(project, jobs, has_accounts):
+    told = shown(project)
+    assert states_shown(project) == states_expected(has_accounts)
+    assert {name: one["job"] for name, one in told.items()} == {**jobs, "done": None}  # of a done run it is of no use
+    assert (told["done"]["step"], told["failed"]["step"]) == (3, 2)
+    reason = "its job ended: TIMEOUT" if has_accounts else f"job {jobs['late']} is not in the queue any more"
+    assert told["late"]["message"].startswith(reason)
+    if has_accounts:
+        assert "its job is over (COMPLETED)" in told["silent"]["message"]
+        assert "before the run began" not in told["held"]["message"]
+    assert told["lost"]["nodes"] == (LOST if has_accounts else None)
+
+
+@pytest.mark.parametrize("name", ["done", "stopped", "late", "lost"])
+def test_status_of_one_run(project, jobs, has_accounts, name):
+    end, expected = ENDS[name], states_expected(has_accounts)[name]
+    assert json.loads(project.rlcli("status", name, "--json").stdout)["state"] == expected
+    head, *rows = project.rlcli("status", name).stdout.splitlines()
+    assert f"  {expected}" in head
+    if has_accounts and name != "done":
+        assert any(f"its job ended: {end.in_accounts}" in row for row in rows)
+
+
+@pytest.mark.parametrize("cluster", [AccountedCluster], indirect=True, ids=["accounting"])
+def test_while_accounting_is_down_the_files_answer(cluster, project, jobs):
+    cluster.stop_slurmdbd()
+    try:
+        assert states_shown(project) == states_expected(False)
+    finally:
+        cluster.start_slurmdbd()
+    assert states_shown(project) == states_expected(True)

@@ -37,7 +37,7 @@ def check_before_start(
             datasets, faults = _open_datasets(one)
             found += (error for error in faults if error.what not in reported)
             opened.append((one, datasets))
-    found += _folder_faults(resolved, run_dir)
+    found += _folder_faults(resolved, run_dir, is_sized=len(opened) > len(runs_first))
     raise_all(found)
     raise_all(error for one in (*runs_first, resolved) for error in component_faults(one))
     if warn is not None:
@@ -126,8 +126,9 @@ def _with_place(resolved: Resolved, name: str, error: RlcliError) -> RlcliError:
     return DataError(error.what, where=str(place), hint=error.hint, code=error.code)
 
 
-def _folder_faults(resolved: Resolved, run_dir: Path | None) -> Iterator[RlcliError]:
-    """Check that the run has a folder of its own that can be made, with enough disk space for what it keeps."""
+def _folder_faults(resolved: Resolved, run_dir: Path | None, *, is_sized: bool) -> Iterator[RlcliError]:
+    """Check that the run has a folder of its own that can be made, and if its models' sizes can be believed, with
+    enough disk space for what it keeps."""
     from rlcli.checkpoint.disk import check_free_space
     from rlcli.observe.run_directory import check_new_folder
     from rlcli.topology.report import make_plan
@@ -141,7 +142,7 @@ def _folder_faults(resolved: Resolved, run_dir: Path | None) -> Iterator[RlcliEr
             yield ResourceError(what, where="--run-dir", hint="choose another --run-dir", code="R69")
     try:
         check_new_folder(folder, is_run=run_dir is not None)
-        needed = make_plan(resolved).storage.needed
+        needed = make_plan(resolved).storage.needed if is_sized else None
         if needed is not None:
             check_free_space(folder, needed, "what the run keeps")
     except ResourceError as error:

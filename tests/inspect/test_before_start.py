@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -188,6 +189,14 @@ def test_train_and_check_refuse_a_folder_that_is_not_whole_or_not_harmless(proje
         main(["check", "mine.yaml"])
     assert ended.value.code == 5
     assert not (project / "runs").exists()
+
+
+def test_a_model_whose_sizes_are_wrong_says_nothing_about_the_disk(project, monkeypatch):
+    usage = shutil.disk_usage(project)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=1 << 10))
+    assert [fault.code for fault in faults()] == ["F28"]
+    spoil(project, "a larger embedding")
+    assert [fault.code for fault in faults()] == ["MODEL"]
 
 
 @pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"])

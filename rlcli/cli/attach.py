@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from rlcli.cli import output
 from rlcli.cli.run_arguments import RUNS, AsJson, RunName, RunsFolder, overview_of
+from rlcli.cli.status import as_document, steps_of
+from rlcli.observe.run_search import short_name
 
 DIED = 7
 """Exit code for a run whose processes are gone."""
@@ -15,12 +18,9 @@ def attach(run: RunName, runs: RunsFolder = RUNS, as_json: AsJson = False) -> in
 
     Example: rlcli attach runs/ppo_math/20260412-093011
     """
-    from rlcli.cli import output
-    from rlcli.cli.status import as_document, steps_of
     from rlcli.launch.run_jobs import Look
     from rlcli.observe.display import open_display
     from rlcli.observe.replay import follow
-    from rlcli.observe.run_search import short_name
 
     folder = overview_of(run, runs, is_running=True).folder
     name = short_name(folder, runs)

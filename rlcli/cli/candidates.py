@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.api.run_folder import RESOLVED_RECIPE
+from rlcli.cli.help import choices_of
 from rlcli.errors import RlcliError
+from rlcli.observe.run_search import RUNS, find_run, find_runs, short_name
+from rlcli.observe.series import NAMES, find_key
 from rlcli.recipe.introspection.candidate import Candidate
 
 KINDS = {"interface": "interfaces", "backend": "backends", "dataset": "datasets"}
@@ -143,8 +146,6 @@ def _summary(command: Any, name: str) -> str:
 
 def _values_of(parameter: Any, line: Line, last: str) -> Iterator[Candidate]:
     """Values of an argument or option: its choices, or candidates according to its name."""
-    from rlcli.cli.help import choices_of
-
     if words := choices_of(parameter):
         yield from map(Candidate, words)
         return
@@ -251,8 +252,6 @@ def _tested_with(line: Line, last: str) -> Iterator[Candidate]:
 
 def _runs(line: Line, last: str) -> Iterator[Candidate]:
     """Runs by name or folder, the newest first, and any other folder."""
-    from rlcli.observe.run_search import RUNS, find_runs, short_name
-
     root = Path((line.options.get("runs") or [str(RUNS)])[-1])
     for run in find_runs(root)[:200]:
         yield Candidate(str(run) if last.startswith(str(root)) else short_name(run, root))
@@ -262,8 +261,6 @@ def _runs(line: Line, last: str) -> Iterator[Candidate]:
 def _runs_and_metrics(line: Line, last: str) -> Iterator[Candidate]:
     """Runs, and the keys and curves of the first one."""
     from rlcli.observe.run_overview import last_numbers
-    from rlcli.observe.run_search import find_run
-    from rlcli.observe.series import NAMES, find_key
 
     if line.positionals:
         keys = last_numbers(find_run(line.positionals[0]) / "metrics.jsonl")

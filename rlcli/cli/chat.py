@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from rlcli.cli import model_arguments as options
+from rlcli.cli.output import flush, print_piece, print_talk, print_text
+from rlcli.errors import ModelError
 
 if TYPE_CHECKING:
     from rlcli.api.config import GenerationHyperparameters
@@ -30,8 +33,6 @@ def chat(
 
     Example: rlcli chat runs/ppo_gsm8k/20261121-120000
     """
-    from rlcli.cli.output import print_talk
-
     settings = options.sampling(max_new_tokens, temperature, top_p)
     with options.answering(model, role, step, seed) as (found, answerer):
         answerer.tokens_of([{"role": "user", "content": "?"}])  # a model without a template is refused here
@@ -41,9 +42,6 @@ def chat(
 
 def _talk(answerer: Answerer, settings: GenerationHyperparameters, system: str | None) -> None:
     """Read prompts and print answers until the input ends."""
-    from rlcli.cli.output import print_talk, print_text
-    from rlcli.errors import ModelError
-
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - makes input() edit lines and remember them
     first = [{"role": "system", "content": system}] if system is not None else []
@@ -67,8 +65,6 @@ def _talk(answerer: Answerer, settings: GenerationHyperparameters, system: str |
 
 def _next_line() -> str | None:
     """The user's next line; None at the end of the input. Ctrl-C discards the line."""
-    from rlcli.cli.output import flush, print_text
-
     while True:
         try:
             flush()
@@ -83,10 +79,6 @@ def _answer(
     answerer: Answerer, conversation: list[dict[str, str]], settings: GenerationHyperparameters, turn: int
 ) -> str:
     """Print an answer while it is sampled. After Ctrl-C it is the text sampled so far."""
-    from contextlib import closing
-
-    from rlcli.cli.output import print_piece, print_text
-
     said = ""
     tokens = answerer.tokens_of(conversation)
     with closing(answerer.stream(tokens, settings, turn)) as pieces:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from rlcli.cli.findings import print_findings
+from rlcli.cli.output import print_json
 from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
 
 
@@ -20,8 +22,6 @@ def check(
 
     Example: rlcli check ppo_math --rows 50
     """
-    from rlcli.cli.findings import print_findings
-    from rlcli.cli.output import print_json
     from rlcli.inspect.checklist import preflight
     from rlcli.inspect.findings import exit_code
 

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlcli.cli.help import VerbCommand, new_typer
+from rlcli.cli.output import print_error, print_json, print_table, print_text
+from rlcli.cli.units import age, count, size
+from rlcli.errors import UsageError
 
 if TYPE_CHECKING:
     from rlcli.checkpoint.manifest import Manifest
@@ -59,8 +62,6 @@ def ls(run: Run, best_metric: Metric = None, best_is: BestIs = None, as_json: As
     Example: rlcli ckpt ls runs/ppo_math/20260412-093011
     """
     from rlcli.checkpoint.overview import find_checkpoints, leftovers, overview
-    from rlcli.cli.output import print_json, print_table, print_text
-    from rlcli.cli.units import count
 
     place = find_checkpoints(run)
     best = _best(place, 1, best_metric, best_is)
@@ -89,7 +90,6 @@ def verify(run: Run, step: Steps = None, as_json: AsJson = False) -> int:
     """
     from rlcli.checkpoint.overview import find_checkpoints
     from rlcli.checkpoint.verify import examine
-    from rlcli.cli.output import print_error, print_json, print_text
 
     place = find_checkpoints(run)
     reports = []
@@ -124,8 +124,6 @@ def prune(
     from rlcli.checkpoint.commit import clear_leftovers
     from rlcli.checkpoint.overview import find_checkpoints, overview
     from rlcli.checkpoint.retention import prune as delete
-    from rlcli.cli.output import print_json, print_text
-    from rlcli.errors import UsageError
 
     if keep_last < 1 or keep_best < 0:
         raise UsageError("at least one checkpoint stays", hint="--keep-last 1 or more, --keep-best 0 or more")
@@ -163,8 +161,6 @@ def show(
     """
     from rlcli.checkpoint.manifest import read_manifest
     from rlcli.checkpoint.overview import find_checkpoints
-    from rlcli.cli.output import print_json, print_table, print_text
-    from rlcli.cli.units import size
 
     place = find_checkpoints(run)
     path = place.select([] if step is None else [step])[0]
@@ -183,8 +179,6 @@ def show(
 
 
 def _facts(path: Path, manifest: Manifest) -> list[tuple[str, str]]:
-    from rlcli.cli.units import count, size
-
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / "MANIFEST.json").stat().st_mtime))
     return [
         ("step", str(manifest.step)),
@@ -197,8 +191,6 @@ def _facts(path: Path, manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _row(entry: Entry, best: Best | None) -> tuple[str, ...]:
-    from rlcli.cli.units import age, size
-
     report = entry.report
     marks = ["LATEST"] if entry.is_latest else []
     if entry.is_best and best is not None and report.manifest is not None:
@@ -217,8 +209,6 @@ def _name(report: Report) -> str:
 
 
 def _verdict(report: Report) -> str:
-    from rlcli.cli.units import count, size
-
     line = f"step {_name(report)}  {report.state}"
     if report.manifest is not None:
         line += f"  {count(len(report.manifest.files), 'file')}, {size(report.manifest.size)}"
@@ -228,8 +218,6 @@ def _verdict(report: Report) -> str:
 
 
 def _steps(entries: Sequence[Entry]) -> str:
-    from rlcli.cli.units import size
-
     if not entries:
         return "nothing"
     total = sum(entry.report.manifest.size for entry in entries if entry.report.manifest is not None)

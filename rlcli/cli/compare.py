@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli.output import print_json, print_table, print_talk, print_text
+from rlcli.cli.plot import picture, print_charts, usual_metrics
 from rlcli.cli.run_arguments import RUNS, AsJson, RunsFolder, runs_and_metrics
+from rlcli.observe.run_search import find_run, find_runs, folder_of_runs
+from rlcli.observe.series import short
 
 if TYPE_CHECKING:
     from rlcli.observe.group_comparison import Result, RunGroup
@@ -40,8 +44,6 @@ def compare(
 
     Example: rlcli compare runs/ppo_math/20260412-093011 reward
     """
-    from rlcli.cli.output import print_json, print_talk, print_text
-    from rlcli.cli.plot import picture, print_charts, usual_metrics
     from rlcli.observe.group_comparison import as_document, group_chart, groups_of
 
     folders, metrics = runs_and_metrics(words, lambda word: _runs_of(word, runs))
@@ -62,8 +64,6 @@ def compare(
 
 def print_groups(groups: Sequence[RunGroup]) -> None:
     """Print the table: a row for each group."""
-    from rlcli.cli.output import print_table
-
     found = [group.results() for group in groups]
     known = {name for results in found for name in results}
     names = [next(iter(some)) for names in COLUMNS if (some := [name for name in names if name in known])]
@@ -75,8 +75,6 @@ def print_groups(groups: Sequence[RunGroup]) -> None:
 
 
 def _text(result: Result | None) -> str:
-    from rlcli.observe.series import short
-
     if result is None:
         return "-"
     return short(result.mean) + (f"±{result.spread:.2g}" if result.spread is not None else "")
@@ -84,7 +82,5 @@ def _text(result: Result | None) -> str:
 
 def _runs_of(word: str, runs: Path) -> list[Path]:
     """The run that a word names, or all runs of a folder."""
-    from rlcli.observe.run_search import find_run, find_runs, folder_of_runs
-
     several = folder_of_runs(word, runs)
     return sorted(find_runs(several)) if several is not None else [find_run(word, runs)]

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli.output import print_json, print_talk, write_text
+from rlcli.errors import ResourceError, UsageError
+
 if TYPE_CHECKING:
     from rlcli.recipe.introspection.candidate import Candidate
 
@@ -81,8 +84,6 @@ def completion(
 
     Example: source <(rlcli completion bash)
     """
-    from rlcli.cli.output import print_json, print_talk, write_text
-
     shell = shell or _current_shell()
     place = _place(shell)
     if install:
@@ -96,8 +97,6 @@ def completion(
 
 
 def _current_shell() -> Shell:
-    from rlcli.errors import UsageError
-
     name = Path(os.environ.get("SHELL", "")).name
     if name not in list(Shell):
         raise UsageError("which shell?" if not name else f"no completion for the shell {name}",
@@ -107,8 +106,6 @@ def _current_shell() -> Shell:
 
 def _place(shell: Shell) -> Path:
     """The path where a shell looks for a user's completions."""
-    from rlcli.errors import ResourceError
-
     try:
         data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
         config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
@@ -122,8 +119,6 @@ def _place(shell: Shell) -> Path:
 
 
 def _install(place: Path, script: str) -> None:
-    from rlcli.errors import ResourceError
-
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(script, encoding="utf-8")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli.output import print_json, print_text
 from rlcli.cli.units import size
+from rlcli.errors import UsageError
 
 if TYPE_CHECKING:
     from rlcli.checkpoint.conversion_check import Checked
@@ -74,11 +80,8 @@ def convert(
 
     Example: rlcli convert runs/ppo_math/20260412-093011 --to-hf out/model
     """
-    import time
-
     from rlcli.checkpoint import convert as conversions
     from rlcli.checkpoint.role_folders import check_digests, find_role
-    from rlcli.cli.output import print_json
 
     started = time.monotonic()
     found = find_role(_only(source, to_hf, from_hf, to), role, step)
@@ -128,8 +131,6 @@ def _convert(plan: Conversion, verify: bool) -> tuple[Checked | None, int]:
 
 def _only(source: Path | None, to_hf: Path | None, from_hf: Path | None, to: Path | None) -> Path:
     """The folder to read. Raises UsageError unless the arguments are unambiguous."""
-    from rlcli.errors import UsageError
-
     example = "rlcli convert RUN --to-hf DIR, or rlcli convert --from-hf DIR --to DIR --ranks 2"
     if to_hf is not None and from_hf is None and to is None:
         if source is None:
@@ -192,8 +193,6 @@ def _is_rounded(plan: Conversion) -> bool:
 
 
 def _as_json(plan: Conversion, found: RoleFolder, checked: Checked | None, dry_run: bool) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {
         "ok": True,
         "source": str(found.folder),
@@ -214,8 +213,6 @@ def _as_json(plan: Conversion, found: RoleFolder, checked: Checked | None, dry_r
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar on a terminal; nothing elsewhere."""
-    import sys
-
     if not sys.stderr.isatty():
         yield lambda written: None
         return
@@ -246,7 +243,6 @@ def _duration(seconds: float) -> str:
 def _peak() -> int:
     """Peak memory of this process, in bytes."""
     import resource
-    import sys
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
@@ -254,10 +250,6 @@ def _peak() -> int:
 
 def _say(lines: Iterable[str]) -> None:
     """Print lines whose second column begins after their first word and wraps below itself."""
-    import textwrap
-
-    from rlcli.cli.output import print_text
-
     wrap = textwrap.TextWrapper(80, subsequent_indent=" " * 9, break_long_words=False, break_on_hyphens=False)
     for line in lines:
         print_text(wrap.fill(line))

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from rlcli.cli.output import print_json, print_talk, print_text
 from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
+from rlcli.errors import UsageError
 
 
 def cp(
@@ -25,8 +27,6 @@ def cp(
 
     Example: rlcli cp ppo_math mine.yaml ppo.kl_ctl=0.02
     """
-    from rlcli.cli.output import print_json, print_talk, print_text
-    from rlcli.errors import UsageError
     from rlcli.recipe.child import child_of, write_child
 
     if new.exists() or new.is_symlink():

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from rlcli.cli.output import print_json, print_text
+from rlcli.observe.series import short
 
 if TYPE_CHECKING:
     from rlcli.observe.run_comparison import Pair, Recorded
@@ -36,7 +41,6 @@ def diff(
 
     Example: rlcli diff ppo_math mine.yaml
     """
-    from rlcli.cli.output import print_json
     from rlcli.recipe.introspection.difference import differences
 
     one, other = _side(before), _side(now)
@@ -79,15 +83,12 @@ def _side(given: str) -> Side:
 
 
 def _print_sides(one: Side, other: Side) -> None:
-    from rlcli.cli.output import print_text
-
     for letter, side in (("A", one), ("B", other)):
         print_text(f"{letter}  {'run' if side.run else 'recipe'} {side.given}")
     print_text()
 
 
 def _print_recipe(found: list[Difference], one: Side, other: Side) -> None:
-    from rlcli.cli.output import print_text
     from rlcli.recipe.introspection.difference import grouped, implied, sections_of_one
     from rlcli.recipe.introspection.fields import yaml_word
 
@@ -134,8 +135,6 @@ def _place(origin: str | None, side: Side) -> str:
 
 
 def _print_pairs(title: str, pairs: list[Pair]) -> None:
-    from rlcli.cli.output import print_text
-
     print_text()
     if not pairs:
         print_text(f"{title:<12} no difference")
@@ -153,9 +152,6 @@ def _fact(value: Any) -> str:
 
 
 def _print_results(pairs: list[Pair]) -> None:
-    from rlcli.cli.output import print_text
-    from rlcli.observe.series import short
-
     def text(value: Any) -> str:
         return "-" if value is None else str(value) if isinstance(value, str | int) else short(value)
 
@@ -168,16 +164,12 @@ def _print_results(pairs: list[Pair]) -> None:
 
 
 def _change(pair: Pair) -> str:
-    from rlcli.observe.series import short
-
     if not (isinstance(pair.before, float) and isinstance(pair.now, float)) or pair.before == pair.now:
         return ""
     return f"{'+' if pair.now > pair.before else '-'}{short(abs(pair.now - pair.before))}"
 
 
 def _wrapped(text: str) -> str:
-    import textwrap
-
     return textwrap.fill(text, 79, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
@@ -187,7 +179,6 @@ def _as_json(side: Side) -> dict[str, Any]:
 
 def _strict(pair: Pair) -> dict[str, Any]:
     """A pair as strict JSON, which cannot express non-finite numbers."""
-    import math
 
     def plain(value: Any) -> Any:
         return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli.findings import finding_lines, print_findings, summary
+from rlcli.cli.output import print_json, print_text
+
 if TYPE_CHECKING:
     from rlcli.inspect.findings import Finding
 
@@ -20,8 +23,6 @@ def doctor(
 
     Example: rlcli doctor --report
     """
-    from rlcli.cli.findings import print_findings
-    from rlcli.cli.output import print_json
     from rlcli.inspect.doctor import examine, packages, variables
 
     findings = list(examine())
@@ -39,9 +40,6 @@ def doctor(
 def _print_report(findings: Sequence[Finding], packages: dict[str, str | None], variables: Sequence[str]) -> None:
     """Print a report without the home folder, host, user or values of environment variables."""
     import platform
-
-    from rlcli.cli.findings import finding_lines, summary
-    from rlcli.cli.output import print_text
 
     widest = max(len(finding.about) for finding in findings) + 2
     lines = [

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlcli.cli.model_arguments import ModelName, RoleName, StepNumber
+from rlcli.cli.output import print_json, print_table, print_text
 from rlcli.cli.recipe_arguments import Overrides
+from rlcli.observe.series import short
 
 if TYPE_CHECKING:
     from rlcli.launch.trained_model import TrainedModel
@@ -64,8 +67,6 @@ def eval(  # the verb's name
 
     Example: rlcli eval runs/ppo_math/20261121-120000 --dataset gsm8k/test.jsonl -n 8
     """
-    from dataclasses import replace
-
     from rlcli.launch.evaluation import check_exam, exam_recipe, examine, find_exam, read_component
     from rlcli.launch.harness import run_tasks
     from rlcli.launch.trained_model import trained_model
@@ -99,8 +100,6 @@ def eval(  # the verb's name
 
 def _print_tasks(found: TrainedModel, results: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
     """Print lm-eval's results: `acc,none` is a metric and the filter applied before it."""
-    from rlcli.cli.output import print_json, print_table, print_text
-
     read = {
         task: {
             name.removesuffix(",none"): {"value": value, "standard_error": _number(_error_of(name, numbers))}
@@ -143,8 +142,6 @@ def _save(evaluated: Evaluated, file: Path) -> None:
 
 
 def _print_json(found: TrainedModel, recipe: Recipe, evaluated: Evaluated, shown: Sequence[dict[str, Any]]) -> None:
-    from rlcli.cli.output import print_json
-
     results = {
         name: {"mean": _number(one.mean), "standard_error": _number(one.standard_error), "prompts": one.count}
         for name, one in evaluated.scores.items()
@@ -167,8 +164,6 @@ def _number(value: float | None) -> float | None:
 
 
 def _print(found: TrainedModel, recipe: Recipe, evaluated: Evaluated, shown: Sequence[dict[str, Any]]) -> None:
-    from rlcli.cli.output import print_table, print_text
-
     print_text(f"model    {found.described}")
     print_text(f"rows     {_rows(recipe, evaluated)}")
     print_text()
@@ -205,9 +200,6 @@ def _rows(recipe: Recipe, evaluated: Evaluated) -> str:
 
 def _print_responses(texts: Sequence[dict[str, Any]]) -> None:
     """Print the responses to one prompt."""
-    from rlcli.cli.output import print_text
-    from rlcli.observe.series import short
-
     first = texts[0]
     answer = f"  (answer: {first['answer']})" if first["answer"] is not None else ""
     print_text(f"\n{first['id']}{answer}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli.output import print_json, print_talk, print_text
 from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
+from rlcli.errors import UsageError
 
 if TYPE_CHECKING:
     from rlcli.recipe.introspection.explanation import Explanation, Leaf, Use
@@ -42,7 +45,6 @@ def explain(
 
     Example: rlcli explain ppo_math ppo.kl_ctl
     """
-    from rlcli.cli.output import print_json
     from rlcli.recipe.introspection.explanation import explain as explained
 
     if key is None:
@@ -66,9 +68,6 @@ def explain(
 def _explain_code(code: str, as_json: bool) -> None:
     from importlib.resources import files
 
-    from rlcli.cli.output import print_json, print_text
-    from rlcli.errors import UsageError
-
     lines = files("rlcli.cli").joinpath("codes.txt").read_text(encoding="utf-8").splitlines()
     meanings = dict(line.split(" ", 1) for line in lines)
     if code not in meanings:
@@ -80,7 +79,6 @@ def _explain_code(code: str, as_json: bool) -> None:
 
 
 def _print_section(key: str, leaves: list[Leaf], recipe: str, resolved: Resolved) -> None:
-    from rlcli.cli.output import print_talk, print_text
     from rlcli.recipe.introspection.fields import yaml_word
     from rlcli.recipe.introspection.readable import by_label
 
@@ -96,7 +94,6 @@ def _print_section(key: str, leaves: list[Leaf], recipe: str, resolved: Resolved
 
 
 def _print_value(found: Explanation, reached: list[tuple[Use, str]], resolved: Resolved) -> None:
-    from rlcli.cli.output import print_text
     from rlcli.recipe.introspection.fields import yaml_word
     from rlcli.recipe.introspection.readable import by_label
 
@@ -195,8 +192,6 @@ _PARTS = {
 
 
 def _wrapped(text: str, indent: str = "") -> str:
-    import textwrap
-
     return textwrap.fill(text, 79, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 

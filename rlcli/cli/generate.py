@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlcli.cli import model_arguments as options
+from rlcli.cli.output import print_json, print_piece, print_text
+from rlcli.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from rlcli.launch.answering import Answer, Answerer
@@ -58,8 +61,6 @@ def generate(
 
 def _prompts(given: Sequence[str] | None, file: Path | None) -> list[str]:
     """Prompts of the command line, then of the file; none may be empty. Raises UsageError, DataError."""
-    from rlcli.errors import UsageError
-
     prompts = list(given or ())
     if file is not None:
         prompts += [line for line in _read(file).splitlines() if line.strip()]
@@ -73,7 +74,6 @@ def _prompts(given: Sequence[str] | None, file: Path | None) -> list[str]:
 
 
 def _read(file: Path) -> str:
-    from rlcli.errors import DataError
     from rlcli.files import read_regular
 
     try:
@@ -94,16 +94,12 @@ def _tokens(answerer: Answerer, text: str, system: str | None, raw: bool) -> lis
 
 
 def _print_stream(pieces: Iterable[str]) -> None:
-    from rlcli.cli.output import print_piece, print_text
-
     for piece in pieces:
         print_piece(piece)
     print_text()
 
 
 def _print(prompts: Sequence[str], answers: Sequence[Sequence[Answer]]) -> None:
-    from rlcli.cli.output import print_text
-
     several = len(prompts) > 1
     for number, (prompt, group) in enumerate(zip(prompts, answers, strict=True)):
         if several:
@@ -115,10 +111,6 @@ def _print(prompts: Sequence[str], answers: Sequence[Sequence[Answer]]) -> None:
 
 
 def _print_json(prompts: Sequence[str], answers: Sequence[Sequence[Answer]]) -> None:
-    from dataclasses import asdict
-
-    from rlcli.cli.output import print_json
-
     responses = [
         {"prompt": prompt, "number": number, **asdict(answer)}
         for prompt, group in zip(prompts, answers, strict=True)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcli.cli.output import print_json, print_text
+
 if TYPE_CHECKING:
     from rlcli.launch.slurm.submit import Batch
 
 
 def tell_script(batch: Batch, as_json: bool) -> int:
     """Print what would be submitted."""
-    from rlcli.cli.output import print_json, print_text
-
     script = batch.script()
     if as_json:
         runs = [str(run) for run in batch.runs]
@@ -26,7 +26,6 @@ def tell_script(batch: Batch, as_json: bool) -> int:
 
 def tell_submitted(job_id: str, folder: Path, runs: Sequence[Path], as_json: bool) -> int:
     """Print what was submitted, and the commands to type next."""
-    from rlcli.cli.output import print_json, print_text
     from rlcli.observe.terminal import short_path
 
     if as_json:

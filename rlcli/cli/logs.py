@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli.output import flush, print_json, print_text, write_text
 from rlcli.cli.run_arguments import RUNS, AsJson, RunName, RunsFolder, overview_of
+from rlcli.errors import ResourceError
 
 if TYPE_CHECKING:
     from rlcli.observe.run_overview import Overview
@@ -33,7 +35,6 @@ def logs(
 
     Example: rlcli logs runs/ppo_math/20260412-093011 --rank 0
     """
-    from rlcli.cli.output import print_json
     from rlcli.observe.run_logs import as_text
     from rlcli.observe.tail import last_lines
 
@@ -55,7 +56,6 @@ def logs(
 
 def _files(overview: Overview, rank: int | None, may_come: bool) -> Mapping[str, Path]:
     """The requested logs. Raises ResourceError if there are none and none can be expected."""
-    from rlcli.errors import ResourceError
     from rlcli.observe.run_logs import run_logs
 
     files = run_logs(overview.folder)
@@ -71,8 +71,6 @@ def _files(overview: Overview, rank: int | None, may_come: bool) -> Mapping[str,
 
 def _as_text(files: Mapping[str, Path]) -> Callable[[str, str], None]:
     """A function that prints lines, with their origin if there are several files."""
-    from rlcli.cli.output import flush, print_text
-
     width = max(map(len, files), default=0)
 
     def say(name: str, line: str) -> None:
@@ -83,7 +81,6 @@ def _as_text(files: Mapping[str, Path]) -> Callable[[str, str], None]:
 
 
 def _as_json_line(name: str, line: str) -> None:
-    from rlcli.cli.output import flush, write_text
     from rlcli.observe.json_lines import encode
 
     write_text(encode({"log": name, "line": line}) + "\n")

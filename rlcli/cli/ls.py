@@ -9,6 +9,9 @@ from typing import Annotated
 
 import typer
 
+from rlcli.cli.output import print_json, print_table, print_text
+from rlcli.errors import RlcliError
+
 
 class Kind(StrEnum):
     """What can be listed."""
@@ -35,8 +38,6 @@ def ls(
 
     Example: rlcli ls datasets
     """
-    from rlcli.cli.output import print_json, print_table
-
     found = {one.value: _entries(one) for one in ([kind] if kind else list(Kind))}
     if as_json:
         print_json(
@@ -55,8 +56,6 @@ def ls(
 
 def _print_names(found: Mapping[str, Sequence[tuple[str, Path, str]]]) -> None:
     """Print everything on one screen."""
-    from rlcli.cli.output import print_table, print_text
-
     rows = []
     for kind, entries in found.items():
         names: dict[str, list[str]] = {}
@@ -90,7 +89,6 @@ def _entries(kind: Kind) -> list[tuple[str, Path, str]]:
 def _doc(kind: str, name: str) -> str:
     """The component's docstring, or the problem of a broken file."""
     from rlcli import registry
-    from rlcli.errors import RlcliError
 
     try:
         return registry.signature(kind, name).doc

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.errors import UsageError
+
 if TYPE_CHECKING:
     from rlcli.api.config import GenerationHyperparameters
     from rlcli.launch.answering import Answerer
@@ -34,7 +36,6 @@ Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Random seed of t
 def sampling(max_new_tokens: int, temperature: float, top_p: float, samples: int = 1) -> GenerationHyperparameters:
     """The generation settings that the options describe. Raises UsageError."""
     from rlcli.api.config import GenerationHyperparameters
-    from rlcli.errors import UsageError
 
     try:
         return GenerationHyperparameters(

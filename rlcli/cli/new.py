@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli.output import print_json, print_table, print_talk
+from rlcli.errors import ProjectError, UsageError
+
 if TYPE_CHECKING:
     from rlcli.scaffold import Scaffold
 
@@ -42,7 +45,6 @@ def new(
 
     Example: rlcli new project my-project
     """
-    from rlcli.cli.output import print_json, print_table, print_talk
     from rlcli.scaffold import write
     from rlcli.scaffold.files import refuse_existing
 
@@ -59,7 +61,6 @@ def new(
 
 
 def _planned(kind: NewKind, name: str, like: str | None) -> Scaffold:
-    from rlcli.errors import UsageError
     from rlcli.scaffold import plan, plan_project
 
     if kind is not NewKind.PROJECT:
@@ -70,7 +71,6 @@ def _planned(kind: NewKind, name: str, like: str | None) -> Scaffold:
 
 
 def _project() -> Path:
-    from rlcli.errors import ProjectError
     from rlcli.project import current_project
 
     project = current_project()

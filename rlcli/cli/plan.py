@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from rlcli.cli.output import print_json, print_talk, print_text
 from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
+from rlcli.errors import UsageError
 from rlcli.recipe.mesh import MAX_DEVICES_PER_NODE, MAX_NODES
 
 
@@ -38,8 +40,6 @@ def plan(
 
     Example: rlcli plan ppo_math launch=local cluster.devices_per_node=2 --device-memory 80
     """
-    from rlcli.cli.output import print_json, print_talk, print_text
-    from rlcli.errors import UsageError
     from rlcli.inspect.doubtful import recipe_warnings
     from rlcli.topology.memory import GIB
     from rlcli.topology.report import make_plan, plan_json

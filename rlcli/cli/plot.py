@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli.output import has_colour, print_json, print_styled, print_talk
 from rlcli.cli.run_arguments import RUNS, AsJson, RunsFolder, runs_and_metrics
+from rlcli.errors import ResourceError, UsageError
+from rlcli.observe.run_search import find_run, short_name
 
 if TYPE_CHECKING:
     from rlcli.observe.charts import Chart
@@ -40,7 +43,6 @@ def plot(
     Example: rlcli plot runs/ppo_math/20260412-093011 reward kl -o curves.png
     """
     from rlcli.observe.charts import chart
-    from rlcli.observe.run_search import find_run, short_name
 
     folders, metrics = runs_and_metrics(words, lambda word: [find_run(word, runs)])
     found = {short_name(folder, runs): _records(folder) for folder in folders}
@@ -50,8 +52,6 @@ def plot(
 
 def show_charts(charts: Sequence[Chart], output: Path | None, title: str, as_json: bool) -> None:
     """Show charts in the terminal, as a picture, or as JSON."""
-    from rlcli.cli.output import print_json, print_talk
-
     if output is not None:
         picture(charts, output, title)
         print_talk(f"wrote {output}")
@@ -62,7 +62,6 @@ def show_charts(charts: Sequence[Chart], output: Path | None, title: str, as_jso
 
 
 def print_charts(charts: Sequence[Chart]) -> None:
-    from rlcli.cli.output import has_colour, print_styled
     from rlcli.observe.terminal_chart import chart_lines
 
     unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
@@ -93,7 +92,6 @@ def usual_metrics(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
 
 def picture(charts: Sequence[Chart], file: Path, title: str) -> None:
     """Write charts as a PNG. Raises UsageError, ResourceError F75."""
-    from rlcli.errors import ResourceError, UsageError
     from rlcli.files import replace_file
     from rlcli.observe.chart_picture import draw_charts
 

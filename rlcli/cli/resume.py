@@ -8,9 +8,13 @@ from typing import Annotated
 
 import typer
 
+from rlcli.cli.jobs import tell_submitted
+from rlcli.cli.output import print_text
 from rlcli.cli.recipe_arguments import Overrides
 from rlcli.cli.run_arguments import RunName
 from rlcli.cli.supervision import NoSupervisor, is_to_supervise, supervise
+from rlcli.cli.train import tell
+from rlcli.observe.run_search import find_run
 
 
 def resume(
@@ -35,12 +39,8 @@ def resume(
     """
     is_parent = is_to_supervise(context, no_supervisor)
 
-    from rlcli.cli.jobs import tell_submitted
-    from rlcli.cli.output import print_text
-    from rlcli.cli.train import tell
     from rlcli.launch.resume import resume_run
     from rlcli.observe.display import open_display
-    from rlcli.observe.run_search import find_run
 
     folder = find_run(run)
     if in_job and is_parent:

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.errors import ResourceError
+from rlcli.observe.run_search import NoSuchRun, find_run
+
 if TYPE_CHECKING:
     from rlcli.observe.run_overview import Overview
 
@@ -21,8 +24,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def runs_and_metrics(words: Sequence[str], find: Callable[[str], Sequence[Path]]) -> tuple[list[Path], list[str]]:
     """The folders that words name, each once, and the words after the first that name no folder: metrics. Raises
     ResourceError F72."""
-    from rlcli.observe.run_search import NoSuchRun
-
     folders: list[Path] = []
     metrics: list[str] = []
     for word in words:
@@ -38,10 +39,8 @@ def runs_and_metrics(words: Sequence[str], find: Callable[[str], Sequence[Path]]
 def overview_of(name: str, runs: Path, is_running: bool = False) -> Overview:
     """The state of the named run; for a recipe, of its newest run or (`is_running`) of the one that is running.
     Raises ResourceError F72."""
-    from rlcli.errors import ResourceError
     from rlcli.launch.run_jobs import with_jobs
     from rlcli.observe.run_overview import read_overview
-    from rlcli.observe.run_search import find_run
 
     def is_under_way(folder: Path) -> bool:
         overview = read_overview(folder)

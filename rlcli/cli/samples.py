@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlcli.cli.run_arguments import RUNS, AsJson, RunName, RunsFolder
+from rlcli.cli.output import print_json, print_styled, print_talk, print_text
+from rlcli.cli.run_arguments import RUNS, AsJson, RunName, RunsFolder, overview_of
+from rlcli.errors import ResourceError, UsageError
+from rlcli.observe.series import short
 
 if TYPE_CHECKING:
     from rlcli.observe.samples import SampleRecord, Wanted
@@ -52,8 +55,6 @@ def samples(
 
     Example: rlcli samples runs/ppo_math/20260412-093011 --worst 3
     """
-    from rlcli.cli.output import print_json, print_talk
-    from rlcli.errors import UsageError
     from rlcli.observe.samples import Wanted, by_reward, changed_between, iterate_samples, select_samples
 
     if sum((worst is not None, best is not None, changed)) > 1:
@@ -84,9 +85,6 @@ def samples(
 
 
 def _file(run: str, runs: Path) -> Path:
-    from rlcli.cli.run_arguments import overview_of
-    from rlcli.errors import ResourceError
-
     folder = overview_of(run, runs).folder
     if not (folder / "samples.jsonl").is_file():
         hint = "a run that generates nothing has none; log.samples_per_step says how many are kept"
@@ -95,8 +93,6 @@ def _file(run: str, runs: Path) -> Path:
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:
-    from rlcli.errors import UsageError
-
     try:
         return re.compile(text) if text is not None else None
     except (re.error, RecursionError, OverflowError) as error:
@@ -121,14 +117,10 @@ def _print_pair(number: int, one: SampleRecord, other: SampleRecord, full: bool)
 
 
 def _rewarded(one: SampleRecord) -> str:
-    from rlcli.observe.series import short
-
     return f"  [reward {short(one.reward)}]" if one.reward is not None else ""
 
 
 def _print_head(number: int, one: SampleRecord) -> None:
-    from rlcli.cli.output import print_styled
-    from rlcli.observe.series import short
     from rlcli.observe.terminal import one_line
 
     reward = f"reward {short(one.reward)}  " if one.reward is not None else ""
@@ -139,8 +131,6 @@ def _print_head(number: int, one: SampleRecord) -> None:
 
 
 def _print_text(label: str, text: str, full: bool) -> None:
-    from rlcli.cli.output import print_text
-
     text = text.strip("\n")
     half = LONGEST // 2
     if len(text) > LONGEST and not full:

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli.output import print_json, print_talk, print_text
+from rlcli.errors import UsageError
+
 if TYPE_CHECKING:
     from rlcli.recipe.introspection.editor import Change
 
@@ -24,8 +27,6 @@ def schema(
 
     Example: rlcli schema train.eval
     """
-    from rlcli.cli.output import print_json
-    from rlcli.errors import UsageError
     from rlcli.recipe.introspection.json_schema import schema_of
 
     if install and what is not None:
@@ -41,7 +42,6 @@ def schema(
 def _install(dry_run: bool, as_json: bool) -> None:
     from pathlib import Path
 
-    from rlcli.cli.output import print_json
     from rlcli.project import current_project
     from rlcli.recipe.introspection import editor
     from rlcli.recipe.introspection.json_schema import recipe_schema
@@ -58,7 +58,6 @@ def _install(dry_run: bool, as_json: bool) -> None:
 
 
 def _say(folder: object, changes: list[Change], dry_run: bool) -> None:
-    from rlcli.cli.output import print_talk, print_text
     from rlcli.recipe.introspection import editor
 
     print_text(f"{'would write' if dry_run else 'wrote'} for editors, in {folder}")

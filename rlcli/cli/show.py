@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli.output import print_json, print_talk, print_text
 from rlcli.cli.recipe_arguments import With, load
+from rlcli.errors import UsageError
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
@@ -43,8 +45,6 @@ def show(
 
     Example: rlcli show ppo_math --origins
     """
-    from rlcli.errors import UsageError
-
     of_recipe = bool(with_) or origins or every
     kind = KINDS.get(what[0].removesuffix("s"))
     if kind is not None and len(what) > 1:
@@ -63,7 +63,6 @@ def show(
 
 def _show_section(name: str, as_json: bool) -> bool:
     """Print the keys of a section, whose name no recipe may have; False if it is not a section."""
-    from rlcli.cli.output import print_json, print_text
     from rlcli.recipe.introspection.fields import fields_under
     from rlcli.recipe.schema import SECTIONS
 
@@ -82,8 +81,6 @@ _COLUMNS = ("name", "type", "default", "doc")
 
 def _print_keys(rows: Sequence[tuple[str, str, str | None, str]]) -> None:
     """Print each key with its type, its default (None: required) and its meaning."""
-    from rlcli.cli.output import print_text
-
     for name, kind, default, doc in rows:
         print_text(f"  {name}  {kind}" + (", required" if default is None else f" = {default}" if default else ""))
         if doc:
@@ -103,7 +100,6 @@ def _homes(name: str) -> list[tuple[str, str]]:
 
 def _show_components(homes: list[tuple[str, str]], as_json: bool) -> None:
     from rlcli import registry
-    from rlcli.cli.output import print_json
 
     signatures = [registry.signature(kind, name) for kind, name in homes]
     if as_json:
@@ -115,7 +111,6 @@ def _show_components(homes: list[tuple[str, str]], as_json: bool) -> None:
 
 
 def _print_component(signature: Signature) -> None:
-    from rlcli.cli.output import print_talk, print_text
     from rlcli.recipe.introspection.fields import arguments_in
     from rlcli.recipe.parsing.layers import shown
 
@@ -184,7 +179,6 @@ def _component_json(signature: Signature) -> dict[str, Any]:
 
 
 def _show_recipe(resolved: Resolved, origins: bool, every: bool, as_json: bool) -> None:
-    from rlcli.cli.output import print_json, print_talk, print_text
     from rlcli.recipe.introspection.readable import COLUMN, by_label, defaults_left_out, what_is_set, with_origins
     from rlcli.recipe.parsing.write import to_yaml
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+import shlex
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli.output import print_json, print_styled, print_table, print_talk, print_text
 from rlcli.cli.run_arguments import RUNS, AsJson, RunsFolder, overview_of
+from rlcli.cli.units import age, count
+from rlcli.observe.run_search import find_runs, short_name
+from rlcli.observe.series import clock_time, short, sparkline
 
 if TYPE_CHECKING:
     from rlcli.observe.progress import Progress
@@ -33,8 +40,6 @@ def status(
 
     Example: rlcli status
     """
-    from rlcli.cli.output import print_json
-
     if run is not None:
         overview = overview_of(run, runs)
         progress = _progress(overview)
@@ -45,7 +50,6 @@ def status(
         return
     from rlcli.launch.run_jobs import with_jobs
     from rlcli.observe.run_overview import read_overview
-    from rlcli.observe.run_search import find_runs
 
     folders = find_runs(runs)
     shown = folders if every else folders[:SHOWN]
@@ -57,11 +61,6 @@ def status(
 
 
 def _print_all(found: list[Overview], left_out: int, runs: Path) -> None:
-    from rlcli.cli.output import print_table, print_talk, print_text
-    from rlcli.cli.units import age, count
-    from rlcli.observe.run_search import short_name
-    from rlcli.observe.series import short
-
     if not found:
         print_text(f"no runs in {runs}")
         return
@@ -98,9 +97,6 @@ def _progress(one: Overview) -> Progress:
 
 
 def _print_one(one: Overview, progress: Progress, runs: Path) -> None:
-    from rlcli.cli.output import print_styled, print_text
-    from rlcli.observe.run_search import short_name
-
     code = f", exit code {one.exit_code}" if one.exit_code else ""
     style = {"running": "green", "done": "green", "failed": "red", "died": "red"}.get(one.state, "yellow")
     head = (short_name(one.folder, runs), "bold"), ("  ", ""), (f"{one.state}{code}", style)
@@ -118,10 +114,8 @@ def _print_one(one: Overview, progress: Progress, runs: Path) -> None:
 
 def _facts(one: Overview, progress: Progress) -> list[tuple[str, str]]:
     """The facts to show, one per line."""
-    from rlcli.cli.units import age
     from rlcli.observe.progress import EVALUATED
     from rlcli.observe.run_overview import read_processes
-    from rlcli.observe.series import clock_time, short, sparkline
 
     facts = []
     if one.message:
@@ -166,8 +160,6 @@ def _machine(one: Overview) -> str:
 
 
 def _unicode() -> bool:
-    import sys
-
     return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
 
 
@@ -180,8 +172,6 @@ def _committed(one: Overview) -> int | None:
 
 def _commands(one: Overview, name: str) -> list[str]:
     """The commands to type next."""
-    import shlex
-
     name = shlex.quote(name)
     if one.is_under_way:
         return [f"follow it: rlcli attach {name}; stop it: rlcli stop {name}"]
@@ -213,8 +203,6 @@ def as_document(one: Overview) -> dict[str, Any]:
 
 
 def _details(one: Overview, progress: Progress) -> dict[str, Any]:
-    from dataclasses import asdict
-
     from rlcli.observe.run_overview import read_processes
 
     finite = {key: value if math.isfinite(value) else None for key, value in one.last.items()}

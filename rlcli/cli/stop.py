@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli.output import print_json, print_talk, print_text
 from rlcli.cli.run_arguments import RUNS, AsJson, RunName, RunsFolder, overview_of
+from rlcli.cli.status import as_document, steps_of
 
 if TYPE_CHECKING:
     from rlcli.observe.run_overview import Overview
@@ -29,8 +32,6 @@ def stop(
 
     Example: rlcli stop runs/ppo_math/20260412-093011
     """
-    from rlcli.cli.output import print_json, print_talk
-    from rlcli.cli.status import as_document
     from rlcli.launch.run_jobs import stop_job
     from rlcli.launch.stop_run import stop_here
 
@@ -57,11 +58,6 @@ def _grace(run: Overview) -> float:
 
 
 def _print(after: Overview, how: str) -> None:
-    import shlex
-
-    from rlcli.cli.output import print_text
-    from rlcli.cli.status import steps_of
-
     state = "" if how == "asked to stop" else f": {after.state}"
     print_text(f"{after.folder} {how}{state} at step {steps_of(after)}")
     if not after.is_under_way and after.state != "done":

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from rlcli.cli.checks import CheckPrinter, SilentPrinter
+from rlcli.cli.output import print_json
+
 
 def test(
     kind: Annotated[
@@ -34,8 +37,6 @@ def test(
 
     Example: rlcli test dataset arithmetic
     """
-    from rlcli.cli.checks import CheckPrinter, SilentPrinter
-    from rlcli.cli.output import print_json
     from rlcli.testing.results import exit_code
     from rlcli.testing.subjects import subjects
 

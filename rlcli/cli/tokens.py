@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli.output import has_colour, print_json, print_talk, print_text, write_text
 from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
+from rlcli.errors import ResourceError, UsageError
 
 if TYPE_CHECKING:
     from rlcli.api.data import Preview
@@ -38,7 +40,6 @@ def tokens(
 
     Example: rlcli tokens sft_math --row 17
     """
-    from rlcli.cli.output import print_json
     from rlcli.inspect.rows import open_dataset
     from rlcli.inspect.token_marks import tokens_of
 
@@ -60,8 +61,6 @@ def tokens(
 
 
 def _known(resolved: Resolved, dataset: str) -> str:
-    from rlcli.errors import UsageError
-
     names = list(resolved.recipe.datasets)
     if dataset not in names:
         what = f"the recipe has no dataset {dataset!r}"
@@ -70,8 +69,6 @@ def _known(resolved: Resolved, dataset: str) -> str:
 
 
 def _in_range(row: int, rows: int, dataset: str) -> int:
-    from rlcli.errors import UsageError
-
     if not 0 <= row < rows:
         raise UsageError(f"dataset {dataset} has no row {row}", hint=f"its rows are 0 to {rows - 1}")
     return row
@@ -102,8 +99,6 @@ def _facts(preview: Preview) -> list[tuple[str, str]]:
 
 def _print_marked(title: str, preview: Preview, sequences: Sequence[Sequence[Token]], follows: str) -> None:
     """Print tokens coloured on a terminal, with marks elsewhere."""
-    from rlcli.cli.output import has_colour, print_talk, print_text, write_text
-
     coloured = has_colour(sys.stdout)
     print_text(title)
     for number, tokens in enumerate(sequences, start=1):
@@ -137,8 +132,6 @@ def _painted(text: str, codes: str) -> str:
 
 
 def _print_ids(title: str, preview: Preview, sequences: Sequence[Sequence[Token]]) -> None:
-    from rlcli.cli.output import print_text
-
     print_text(title)
     for tokens in sequences:
         print_text(f"{'place':>6}{'id':>8}  trained  text")
@@ -150,8 +143,6 @@ def _print_ids(title: str, preview: Preview, sequences: Sequence[Sequence[Token]
 
 
 def _write_page(file: Path, title: str, preview: Preview, sequences: Sequence[Sequence[Token]], follows: str) -> None:
-    from rlcli.cli.output import print_text
-    from rlcli.errors import ResourceError
     from rlcli.inspect.token_page import token_page
 
     try:

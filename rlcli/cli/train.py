@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli.compare import print_groups
+from rlcli.cli.jobs import tell_script, tell_submitted
+from rlcli.cli.output import print_json, print_talk
 from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
+from rlcli.cli.status import as_document
 from rlcli.cli.supervision import NoSupervisor, is_to_supervise, supervise
 from rlcli.errors import UsageError
 
@@ -78,8 +83,6 @@ def train(
 
 
 def _submit(resolved: Resolved, run_dir: Path | None, dry_run: bool, no_check: bool, as_json: bool) -> int:
-    from rlcli.cli.jobs import tell_script, tell_submitted
-    from rlcli.cli.output import print_talk
     from rlcli.launch.slurm.submit import planned, submit_run
 
     if dry_run:
@@ -99,11 +102,6 @@ def _sweep(
     run_dir: Path | None, dry_run: bool, no_check: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Run a sweep; returns the exit code."""
-    import sys
-
-    from rlcli.cli.compare import print_groups
-    from rlcli.cli.output import print_json, print_talk
-    from rlcli.cli.status import as_document
     from rlcli.launch.commands import place_of
     from rlcli.launch.sweep import Local, Sweep, again, check_all, first_goes_alone, open_sweep, slots
     from rlcli.observe.group_comparison import groups_of
@@ -146,8 +144,6 @@ def _submit_sweep(
     run_dir: Path | None, dry_run: bool, no_check: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Submit a sweep as one array of jobs."""
-    from rlcli.cli.jobs import tell_script, tell_submitted
-    from rlcli.cli.output import print_talk
     from rlcli.launch.commands import place_of
     from rlcli.launch.slurm.submit import planned_sweep, submit_sweep
     from rlcli.launch.sweep import Sweep
@@ -163,7 +159,6 @@ def _submit_sweep(
 
 def tell(finished: Finished, as_json: bool) -> int:
     """Print how a run ended, as text or as JSON; returns its exit code."""
-    from rlcli.cli.output import print_json, print_talk
     from rlcli.observe.report import before_and_after, print_report
     from rlcli.observe.terminal import short_path
 

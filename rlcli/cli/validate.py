@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
+from rlcli.cli.output import print_json, print_talk, print_text
 from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
+from rlcli.errors import raise_all
 
 
 def validate(
@@ -20,8 +22,6 @@ def validate(
 
     Example: rlcli validate ppo_math train.steps=100
     """
-    from rlcli.cli.output import print_json, print_talk, print_text
-    from rlcli.errors import raise_all
     from rlcli.inspect.doubtful import recipe_warnings
     from rlcli.recipe.libraries import libraries_to_install
     from rlcli.recipe.parsing.layers import shown

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rlcli.cli import output
-from rlcli.cli.run_arguments import RUNS, AsJson, RunName, RunsFolder, overview_of
+from rlcli.cli.run_arguments import AsJson, RunName, RunsFolder, overview_of
 from rlcli.cli.status import as_document, steps_of
-from rlcli.observe.run_search import short_name
+from rlcli.observe.run_search import RUNS, short_name
 
 DIED = 7
 """Exit code for a run whose processes are gone."""

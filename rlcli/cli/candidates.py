@@ -10,12 +10,11 @@ from typing import Any
 
 from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.cli.help import choices_of
+from rlcli.cli.show import KINDS
 from rlcli.errors import RlcliError
 from rlcli.observe.run_search import RUNS, find_run, find_runs, short_name
 from rlcli.observe.series import NAMES, find_key
 from rlcli.recipe.introspection.candidate import Candidate
-
-KINDS = {"interface": "interfaces", "backend": "backends", "dataset": "datasets"}
 
 
 @dataclass

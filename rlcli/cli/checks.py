@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from rlcli.cli.output import print_styled, print_talk
+from rlcli.cli.output import print_styled, print_talk, terminal_width, wrapped
+from rlcli.cli.units import count
 from rlcli.errors import escape_control
 from rlcli.observe.terminal import one_line
 
@@ -66,7 +65,7 @@ class SilentPrinter:
     def _live(self, text: str) -> None:
         """Print a line that the next one replaces."""
         if self._is_live:
-            self._write(f"\r\x1b[2K\x1b[2m{one_line(text)[: _width() - 1]}\x1b[0m")
+            self._write(f"\r\x1b[2K\x1b[2m{one_line(text)[: terminal_width() - 1]}\x1b[0m")
 
     def _clear(self) -> None:
         if self._is_live:
@@ -100,9 +99,10 @@ class CheckPrinter(SilentPrinter):
         super().component(subject, checks)
         self._skipped, self._last, self._variant, self._repeated = {}, None, "", 0
         self._clear()
-        number = f"{checks} check{'' if checks == 1 else 's'}"
         file = shown(subject.file)
-        print_styled((subject.title, "bold"), (f" ({file}) · {number} · {KINDS[subject.kind].runs_on}", ""))
+        print_styled(
+            (subject.title, "bold"), (f" ({file}) · {count(checks, 'check')} · {KINDS[subject.kind].runs_on}", "")
+        )
         print_styled()
 
     def end(self, check: Check) -> None:
@@ -188,7 +188,7 @@ def _print_line(level: str, words: str, note: str = "") -> None:
     said = STYLES[level] if level == "skip" else ""
     first, *rest = _wrapped(one_line(words), MARGIN)
     beside = f"   {one_line(note)}" if note and not rest else ""
-    if MARGIN + len(first) + len(beside) > _width():
+    if MARGIN + len(first) + len(beside) > terminal_width():
         beside = ""
     print_styled((f"  {level:<{MARGIN - 2}}", STYLES[level]), (first, said), (beside, "dim"))
     for line in rest:
@@ -205,9 +205,4 @@ def _print_below(text: str) -> None:
 
 
 def _wrapped(text: str, margin: int) -> list[str]:
-    width = max(_width() - margin, 40)
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False) or [""]
-
-
-def _width() -> int:
-    return shutil.get_terminal_size((80, 24)).columns
+    return wrapped(text, width=max(terminal_width() - margin, 40)).split("\n")

@@ -10,8 +10,8 @@ import typer
 
 from rlcli.cli.output import print_json, print_table, print_talk, print_text
 from rlcli.cli.plot import picture, print_charts, usual_metrics
-from rlcli.cli.run_arguments import RUNS, AsJson, RunsFolder, runs_and_metrics
-from rlcli.observe.run_search import find_run, find_runs, folder_of_runs
+from rlcli.cli.run_arguments import AsJson, RunsFolder, runs_and_metrics
+from rlcli.observe.run_search import RUNS, find_run, find_runs, folder_of_runs
 from rlcli.observe.series import short
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.cli.output import print_json, print_text
-from rlcli.cli.units import size
+from rlcli.cli.model_arguments import RoleName, StepNumber
+from rlcli.cli.output import print_json, print_text, wrapped
+from rlcli.cli.units import count, size
 from rlcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,12 +55,8 @@ def convert(
         typer.Option("--to", metavar="DIR", help="With --from-hf: the folder to write."),
     ] = None,
     ranks: Annotated[int, typer.Option("--ranks", metavar="N", help="With --from-hf: how many ranks share it.")] = 1,
-    role: Annotated[
-        str | None, typer.Option("--role", metavar="ROLE", help="Which model of a run; default: its actor.")
-    ] = None,
-    step: Annotated[
-        int | None, typer.Option("--step", metavar="N", help="Which checkpoint of a run; default: the newest.")
-    ] = None,
+    role: RoleName = None,
+    step: StepNumber = None,
     dtype: Annotated[Type, typer.Option("--dtype", help="Type of the numbers.")] = Type.KEEP,
     max_shard_size: Annotated[
         str, typer.Option("--max-shard-size", metavar="SIZE", help="Largest file, such as 500MB.")
@@ -148,7 +144,7 @@ def _only(source: Path | None, to_hf: Path | None, from_hf: Path | None, to: Pat
 def _reading(plan: Conversion, found: RoleFolder) -> str:
     dtypes = sorted({_type(tensor.spec.dtype) for move in plan.moves for tensor in move.sources})
     form = "sharded" if plan.source_is_sharded else "whole"
-    files = f"{plan.source_files} {form} file{'' if plan.source_files == 1 else 's'}"
+    files = count(plan.source_files, f"{form} file")
     return f"reading  {found.folder}: {files}, {plan.model_type}, {'+'.join(dtypes)}"
 
 
@@ -168,10 +164,9 @@ def _writing(plan: Conversion, dry_run: bool) -> str:
         "chat template": {"chat_template.jinja"},
     }
     along = [what for what, files in shown.items() if files & names]
-    count = len(plan.files)
     verb = "would be" if dry_run else "writing "
     types = "+".join(map(_type, plan.dtypes))
-    weights = f"{count} safetensors ({size(plan.bytes)}, {types})"
+    weights = f"{len(plan.files)} safetensors ({size(plan.bytes)}, {types})"
     return f"{verb} {plan.target}: {', '.join([weights, *along])}"
 
 
@@ -179,9 +174,9 @@ def _checked(plan: Conversion, found: RoleFolder, result: Checked | None) -> Ite
     if result is None:
         yield "checking nothing, as --no-verify says"
         return
-    count = len(plan.outputs)
     tied = "tied" if result.tied else "untied"
-    yield f"checking names and shapes {result.tensors}/{count} · embeddings {tied} as in the source · no NaN"
+    shapes = f"{result.tensors}/{len(plan.outputs)}"
+    yield f"checking names and shapes {shapes} · embeddings {tied} as in the source · no NaN"
     what = "training checkpoint" if found.checkpoint is not None else "source"
     rounded = f" rounded to {_type(plan.dtypes[0])}" if _is_rounded(plan) else ""
     yield f"         all {result.parameters} parameters equal those of the {what}{rounded}"
@@ -250,6 +245,5 @@ def _peak() -> int:
 
 def _say(lines: Iterable[str]) -> None:
     """Print lines whose second column begins after their first word and wraps below itself."""
-    wrap = textwrap.TextWrapper(80, subsequent_indent=" " * 9, break_long_words=False, break_on_hyphens=False)
     for line in lines:
-        print_text(wrap.fill(line))
+        print_text(wrapped(line, rest=" " * 9))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.cli.output import print_json, print_text
+from rlcli.cli.output import print_json, print_text, wrapped
+from rlcli.cli.units import count
 from rlcli.observe.series import short
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ def _print_recipe(found: list[Difference], one: Side, other: Side) -> None:
     silent = [difference for difference in found if difference.key not in of_one and implied(difference)]
     for group in grouped([d for d in found if d.key not in of_one and d not in silent]):
         first = group.differences[0]
-        count = len(group.differences)
-        print_text(f"  {group.pattern}{f'  ({count} keys)' if count > 1 else ''}")
+        keys = len(group.differences)
+        print_text(f"  {group.pattern}{f'  ({keys} keys)' if keys > 1 else ''}")
         rows = [
             (letter, yaml_word(value) if origin is not None else "not set", _place(origin, side))
             for letter, side, value, origin in (
@@ -116,10 +116,10 @@ def _print_recipe(found: list[Difference], one: Side, other: Side) -> None:
         tops = dict.fromkeys(of_one[d.key] for d in found if d.kind == kind and d.key in of_one)
         if tops:
             other_side = other if letter == "A" else one
-            print_text(_wrapped(f"only in {letter}: " + ", ".join(_with_removal(top, other_side) for top in tops)))
+            sections = ", ".join(_with_removal(top, other_side) for top in tops)
+            print_text(wrapped(f"only in {letter}: {sections}", "  ", "    "))
     if silent:
-        keys = f"{len(silent)} default{'s' if len(silent) > 1 else ''}"
-        print_text(f"  {keys} that only one of the two knows: --json")
+        print_text(f"  {count(len(silent), 'default')} that only one of the two knows: --json")
 
 
 def _with_removal(key: str, side: Side) -> str:
@@ -167,10 +167,6 @@ def _change(pair: Pair) -> str:
     if not (isinstance(pair.before, float) and isinstance(pair.now, float)) or pair.before == pair.now:
         return ""
     return f"{'+' if pair.now > pair.before else '-'}{short(abs(pair.now - pair.before))}"
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 79, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _as_json(side: Side) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.cli.output import print_json, print_talk, print_text
+from rlcli.cli.output import print_json, print_talk, print_text, wrapped
 from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
 from rlcli.errors import UsageError
 
@@ -101,9 +100,9 @@ def _print_value(found: Explanation, reached: list[tuple[Use, str]], resolved: R
     head = f"{found.key} = {yaml_word(found.value)}{kind}"
     if found.removed:
         head = by_label(f"{found.key}: removed {found.removed}", resolved)
-    print_text(head if len(head) <= 80 else _wrapped(head, "  "))
+    print_text(head if len(head) <= 80 else wrapped(head, rest="  "))
     if found.field and found.field.doc:
-        print_text(_wrapped(found.field.doc))
+        print_text(wrapped(found.field.doc))
     print_text()
     rows = [(by_label(step.where, resolved), _cut(step.value), step) for step in found.steps]
     places = max((len(where) for where, _, _ in rows), default=0)
@@ -117,7 +116,7 @@ def _print_value(found: Explanation, reached: list[tuple[Use, str]], resolved: R
     print_text()
     for line in _used_by(reached):
         print_text(line)
-    print_text(_wrapped(f"{TOPOLOGY[found.topology]} {ON_RESUME[found.on_resume.value]}"))
+    print_text(wrapped(f"{TOPOLOGY[found.topology]} {ON_RESUME[found.on_resume.value]}"))
 
 
 def _cut(value: str) -> str:
@@ -189,10 +188,6 @@ _PARTS = {
     "checkpoint": "what is saved",
     "log": "what is written while running",
 }
-
-
-def _wrapped(text: str, indent: str = "") -> str:
-    return textwrap.fill(text, 79, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _as_json(found: Explanation, reached: list[tuple[Use, str]]) -> dict[str, Any]:

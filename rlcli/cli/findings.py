@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlcli.cli.output import print_text
+from rlcli.cli.output import print_text, terminal_width, wrapped
+from rlcli.cli.units import count
 
 if TYPE_CHECKING:
     from rlcli.inspect.findings import Finding
@@ -20,7 +19,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
     """Print one line each, with its cause and fix below, then the number of failures and warnings."""
     about_width = max((len(finding.about) for finding in findings), default=0) + 2
     for finding in findings:
-        for line in finding_lines(finding, about_width, shutil.get_terminal_size((80, 24)).columns):
+        for line in finding_lines(finding, about_width, terminal_width()):
             print_text(line)
     print_text(summary(findings))
 
@@ -40,20 +39,12 @@ def finding_lines(finding: Finding, about_width: int, width: int) -> list[str]:
 
 def _wrapped(text: str, first: str, rest: str, width: int) -> list[str]:
     whole_numbers = re.sub(r"(?<=\d) (?=\d{3}(?!\d))", "\0", text)
-    lines = textwrap.wrap(
-        whole_numbers, max(width, 40), initial_indent=first, subsequent_indent=rest, break_long_words=False,
-        break_on_hyphens=False, replace_whitespace=False, drop_whitespace=True,
-    )  # fmt: skip
-    return [line.replace("\0", " ") for line in lines]
+    return wrapped(whole_numbers, first, rest, max(width, 40)).replace("\0", " ").split("\n")
 
 
 def summary(findings: Sequence[Finding]) -> str:
     """`1 failure, 2 warnings`."""
     failures = sum(finding.level == "FAIL" for finding in findings)
     warnings = sum(finding.level == "warn" for finding in findings)
-    words = [
-        f"{number} {word}{'' if number == 1 else 's'}"
-        for number, word in ((failures, "failure"), (warnings, "warning"))
-        if number
-    ]
+    words = [count(number, word) for number, word in ((failures, "failure"), (warnings, "warning")) if number]
     return ", ".join(words) or "no problems found"

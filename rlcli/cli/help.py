@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import shutil
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -13,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from rlcli.cli.mistakes import unknown_verb
-from rlcli.cli.output import write_text
+from rlcli.cli.output import wrapped, write_text
 
 SHARED = {"with_": "Recipe", "as_json": "Output", "quiet": "Output", "help": "Output"}
 """Options that several verbs share, and the group in which they are listed."""
@@ -90,7 +89,7 @@ def page(command: Any, ctx: Any, verbs: Sequence[tuple[str, list[tuple[str, str]
     """Usage, description, parameters and an example, as plain text that fits the terminal."""
     width = max(NARROWEST, min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns))
     doc, example = split_example(command.help or "")
-    parts = [_usage(command, ctx, width), _wrapped(" ".join(doc.split()), width)]
+    parts = [_usage(command, ctx, width), wrapped(" ".join(doc.split()), width=width)]
     arguments, groups = _parameters(command, ctx)
     parts += [_verb_rows([(group, rows) for group, rows in verbs if rows], width)] if verbs else []
     parts += [_rows(arguments, width)] if arguments else []
@@ -112,7 +111,7 @@ def _usage(command: Any, ctx: Any, width: int) -> str:
             name = argument_name(parameter)
             words.append(name if parameter.required or name.startswith("[") else f"[{name}]")
     words.append("VERB [ARGUMENTS]" if isinstance(command, TyperGroup) else "[OPTIONS]")
-    return _wrapped(" ".join(words), width, hanging="    ")
+    return wrapped(" ".join(words), rest="    ", width=width)
 
 
 def argument_name(parameter: Any) -> str:
@@ -167,15 +166,15 @@ def _verb_rows(groups: Sequence[tuple[str, list[tuple[str, str]]]], width: int) 
     for group, verbs in groups:
         for number, (name, what) in enumerate(verbs):
             head = f"  {group if number == 0 else '':<{left}}{'  ' if left else ''}{name:<{wide}}  "
-            lines.append(_wrapped(head + what, width, hanging=" " * len(head)))
+            lines.append(wrapped(what, head, " " * len(head), width))
     return "\n".join(lines)
 
 
 def _rows(rows: Sequence[tuple[str, str]], width: int) -> str:
     """Name and meaning in two columns; a long name gets its own line."""
     if width < NARROW:
-        indented = (f"  {name}\n{_wrapped('    ' + what, width)}" if what else f"  {name}" for name, what in rows)
-        return "\n".join(indented)
+        below = [f"\n{wrapped(what, '    ', '    ', width)}" if what else "" for _, what in rows]
+        return "\n".join(f"  {name}{text}" for (name, _), text in zip(rows, below, strict=True))
     column = min(max(len(name) for name, _ in rows), 26)
     lines = []
     for name, what in rows:
@@ -183,13 +182,5 @@ def _rows(rows: Sequence[tuple[str, str]], width: int) -> str:
         if len(name) > column:
             lines.append(f"  {name}")
             head = " " * (column + 4)
-        lines.append(_wrapped(head + what, width, hanging=" " * (column + 4)) if what else head.rstrip())
+        lines.append(wrapped(what, head, " " * (column + 4), width) if what else head.rstrip())
     return "\n".join(lines)
-
-
-def _wrapped(text: str, width: int, hanging: str = "") -> str:
-    lead = text[: len(text) - len(text.lstrip())]
-    return textwrap.fill(
-        text, width, initial_indent="", subsequent_indent=hanging or lead, break_on_hyphens=False,
-        break_long_words=False, drop_whitespace=True, replace_whitespace=False,
-    )  # fmt: skip

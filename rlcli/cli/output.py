@@ -59,7 +59,7 @@ def print_talk(text: str) -> None:
 
 def print_error(error: RlcliError) -> None:
     """Print an error on stderr, each hint on its own line, wrapped to the terminal, with ids and hints highlighted."""
-    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else sys.maxsize
+    width = terminal_width() if sys.stderr.isatty() else sys.maxsize
     text = "\n".join(_error_lines(error, width))
     if has_colour(sys.stderr):
         text = re.sub(r"^error\[\w+\]", "\x1b[1;31m\\g<0>\x1b[0m", text, flags=re.MULTILINE)
@@ -74,11 +74,27 @@ def _error_lines(error: RlcliError | Problem, width: int) -> Iterator[str]:
         return
     said = render(error.code, error.what, error.where, None).splitlines()
     said += escape_control(f"  hint: {error.hint}").splitlines() if error.hint else []
-    layout = textwrap.TextWrapper(width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
     for line in said:
-        yield from layout.wrap(line) if len(line) > width else [line]
+        yield from wrapped(line, rest="    ", width=width).split("\n") if len(line) > width else [line]
     if isinstance(error, Problem) and error.excerpt:
         yield error.excerpt
+
+
+def wrapped(text: str, first: str = "", rest: str = "", width: int = 79) -> str:
+    """The text in lines of at most `width` columns, unless a word is longer; `first` and `rest` begin the lines."""
+    return textwrap.fill(
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def speaks_unicode() -> bool:
+    """Whether stdout can show all characters."""
+    return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+
+
+def terminal_width() -> int:
+    """Columns of the terminal; 80 if there is none."""
+    return shutil.get_terminal_size((80, 24)).columns
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:

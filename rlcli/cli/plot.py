@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.cli.output import has_colour, print_json, print_styled, print_talk
-from rlcli.cli.run_arguments import RUNS, AsJson, RunsFolder, runs_and_metrics
+from rlcli.cli.output import has_colour, print_json, print_styled, print_talk, speaks_unicode, terminal_width
+from rlcli.cli.run_arguments import AsJson, RunsFolder, runs_and_metrics
 from rlcli.errors import ResourceError, UsageError
-from rlcli.observe.run_search import find_run, short_name
+from rlcli.observe.run_search import RUNS, find_run, short_name
 
 if TYPE_CHECKING:
     from rlcli.observe.charts import Chart
@@ -64,12 +63,11 @@ def show_charts(charts: Sequence[Chart], output: Path | None, title: str, as_jso
 def print_charts(charts: Sequence[Chart]) -> None:
     from rlcli.observe.terminal_chart import chart_lines
 
-    unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
-    width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
+    width = min(terminal_width(), WIDEST)
     for number, one in enumerate(charts):
         if number:
             print_styled(("", ""))
-        for parts in chart_lines(one, width, colours=has_colour(sys.stdout), unicode=unicode):
+        for parts in chart_lines(one, width, colours=has_colour(sys.stdout), unicode=speaks_unicode()):
             print_styled(*parts)
 
 

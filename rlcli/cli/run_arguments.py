@@ -14,8 +14,6 @@ from rlcli.observe.run_search import NoSuchRun, find_run
 if TYPE_CHECKING:
     from rlcli.observe.run_overview import Overview
 
-RUNS = Path("runs")
-
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder or name, or a recipe: its newest run.")]
 RunsFolder = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder of all runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.cli.output import print_json, print_talk, print_text
+from rlcli.cli.output import print_json, print_talk, print_text, wrapped
 from rlcli.cli.recipe_arguments import With, load
 from rlcli.errors import UsageError
 
@@ -24,8 +23,6 @@ SET_BY = {
     "datasets": "datasets.<name>.args.<arg>",
 }
 """Where a recipe holds the arguments of components of each kind."""
-
-WIDTH = 80
 
 
 def show(
@@ -84,7 +81,7 @@ def _print_keys(rows: Sequence[tuple[str, str, str | None, str]]) -> None:
     for name, kind, default, doc in rows:
         print_text(f"  {name}  {kind}" + (", required" if default is None else f" = {default}" if default else ""))
         if doc:
-            print_text(_filled(doc, indent=6))
+            print_text(wrapped(doc, " " * 6, " " * 6))
 
 
 def _homes(name: str) -> list[tuple[str, str]]:
@@ -116,7 +113,7 @@ def _print_component(signature: Signature) -> None:
 
     print_text(f"{signature.kind.removesuffix('s')} {signature.name} · {shown(signature.path)}:{signature.line}")
     if signature.doc:
-        print_text(_filled(signature.doc))
+        print_text(wrapped(signature.doc))
     if signature.kind == "interfaces":
         print_text("calls: " + ", ".join(_calls(signature)))
     print_text()
@@ -132,11 +129,6 @@ def _print_component(signature: Signature) -> None:
         ]
     )
     print_talk(f"in a recipe: {SET_BY[signature.kind]}")
-
-
-def _filled(text: str, indent: int = 0) -> str:
-    space = " " * indent
-    return textwrap.fill(text, WIDTH - 1, initial_indent=space, subsequent_indent=space, break_on_hyphens=False)
 
 
 def _type_and_default(signature: Signature, argument: Argument) -> tuple[str, str | None]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.cli.output import print_json, print_styled, print_table, print_talk, print_text
-from rlcli.cli.run_arguments import RUNS, AsJson, RunsFolder, overview_of
+from rlcli.cli.output import print_json, print_styled, print_table, print_talk, print_text, speaks_unicode
+from rlcli.cli.run_arguments import AsJson, RunsFolder, overview_of
 from rlcli.cli.units import age, count
-from rlcli.observe.run_search import find_runs, short_name
+from rlcli.observe.run_search import RUNS, find_runs, short_name
 from rlcli.observe.series import clock_time, short, sparkline
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def _facts(one: Overview, progress: Progress) -> list[tuple[str, str]]:
         old = f", last update {age(one.age)} ago" if one.age is not None else ""
         facts.append(("started", f"{one.started}{old}"))
     for name, values in progress.telling_curves():
-        facts.append((name, f"{short(values[-1]):<8}{sparkline(values, CURVE_WIDTH, ascii_only=not _unicode())}"))
+        facts.append((name, f"{short(values[-1]):<8}{sparkline(values, CURVE_WIDTH, ascii_only=not speaks_unicode())}"))
     for name in EVALUATED:
         if values := progress.evaluated(name):
             before = f"{short(values[0])} -> " if len(values) > 1 else ""
@@ -157,10 +156,6 @@ def _allocations(one: Overview) -> str:
 
 def _machine(one: Overview) -> str:
     return f"{one.host} (this machine)" if one.is_here else str(one.host)
-
-
-def _unicode() -> bool:
-    return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
 
 
 def _committed(one: Overview) -> int | None:

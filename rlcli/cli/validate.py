@@ -8,6 +8,7 @@ import typer
 
 from rlcli.cli.output import print_json, print_talk, print_text
 from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
+from rlcli.cli.units import count
 from rlcli.errors import raise_all
 
 
@@ -49,6 +50,6 @@ def validate(
         print_talk(f"warning: {warning}")
     if quiet:
         return
-    words = f"{len(layers)} layer{'s' if len(layers) > 1 else ''}, {resolved.values_set} values set"
+    words = f"{count(len(layers), 'layer')}, {resolved.values_set} values set"
     after = f"; runs after {', '.join(first)}" if first else ""
     print_text(f"ok  {shown(resolved.path)}\n    {words}{after}")

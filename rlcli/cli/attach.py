@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlcli.cli import output
-from rlcli.cli.run_arguments import AsJson, RunName, RunsFolder, overview_of
+from rlcli.cli.arguments import AsJson, RunName, RunsFolder, overview_of
 from rlcli.cli.status import as_document, steps_of
 from rlcli.observe.run_search import RUNS, short_name
 

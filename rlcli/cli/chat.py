@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from rlcli.cli import model_arguments as options
+from rlcli.cli import arguments as options
 from rlcli.cli.output import flush, print_piece, print_talk, print_text
 from rlcli.errors import ModelError
 

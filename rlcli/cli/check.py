@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from rlcli.cli.arguments import AsJson, Overrides, RecipeName, With, load
 from rlcli.cli.findings import print_findings
 from rlcli.cli.output import print_json
-from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
 
 
 def check(
@@ -16,7 +16,7 @@ def check(
     overrides: Overrides = None,
     with_: With = None,
     rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Rows of each dataset to look at.")] = 200,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Check a recipe's rows and files: masks, templates, lengths, tokens, rewards, arguments. Loads no model.
 

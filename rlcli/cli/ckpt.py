@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli.arguments import AsJson
 from rlcli.cli.help import VerbCommand, new_typer
 from rlcli.cli.output import print_error, print_json, print_table, print_text
 from rlcli.cli.units import age, count, size
@@ -50,7 +51,6 @@ Metric = Annotated[
 BestIs = Annotated[
     Which | None, typer.Option("--best-is", help="Whether the highest or lowest is best; default: the recipe's.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @ckpt.command(cls=VerbCommand)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli.arguments import AsJson, RunsFolder, runs_and_metrics
 from rlcli.cli.output import print_json, print_table, print_talk, print_text
 from rlcli.cli.plot import picture, print_charts, usual_metrics
-from rlcli.cli.run_arguments import AsJson, RunsFolder, runs_and_metrics
 from rlcli.observe.run_search import RUNS, find_run, find_runs, folder_of_runs
 from rlcli.observe.series import short
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli.arguments import AsJson
 from rlcli.cli.output import print_json, print_talk, write_text
 from rlcli.errors import ResourceError, UsageError
 
@@ -78,7 +79,7 @@ SCRIPTS = {Shell.BASH: BASH, Shell.ZSH: ZSH, Shell.FISH: FISH}
 def completion(
     shell: Annotated[Shell | None, typer.Argument(metavar="SHELL", help="bash, zsh or fish; default: $SHELL.")] = None,
     install: Annotated[bool, typer.Option("--install", help="Write the script where the shell finds it.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the script that completes verbs, recipes, keys and values in your shell, or install it.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.cli.model_arguments import RoleName, StepNumber
+from rlcli.cli.arguments import AsJson, DryRun, RoleName, StepNumber
 from rlcli.cli.output import print_json, print_text, wrapped
 from rlcli.cli.units import count, size
 from rlcli.errors import UsageError
@@ -67,8 +67,8 @@ def convert(
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Load both models and compare all there is to compare.")
     ] = True,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be written.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Convert a trained model to Hugging Face's format, or the other way round.
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from rlcli.cli.arguments import AsJson, DryRun, Overrides, RecipeName, With, load
 from rlcli.cli.output import print_json, print_talk, print_text
-from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
 from rlcli.errors import UsageError
 
 
@@ -20,8 +20,8 @@ def cp(
     ],
     overrides: Overrides = None,
     with_: With = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be written.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Create a recipe that extends another one and holds only the values that you give.
 

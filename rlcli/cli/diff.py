@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli.arguments import AsJson
 from rlcli.cli.output import print_json, print_text, wrapped
 from rlcli.cli.units import count
 from rlcli.observe.series import short
@@ -35,7 +36,7 @@ class Side:
 def diff(
     before: Annotated[str, typer.Argument(metavar="A", help="A recipe's name or file, or a run's folder.")],
     now: Annotated[str, typer.Argument(metavar="B", help="The one to compare with.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what differs between two recipes, or two runs: values and their origins, code, environment, results.
 

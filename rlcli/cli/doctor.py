@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli.arguments import AsJson
 from rlcli.cli.findings import finding_lines, print_findings, summary
 from rlcli.cli.output import print_json, print_text
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def doctor(
     report: Annotated[bool, typer.Option("--report", help="Print a text to paste into an issue.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Check packages and the machine; report what is missing and how to get it.
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.cli.model_arguments import ModelName, RoleName, StepNumber
+from rlcli.cli.arguments import AsJson, ModelName, Overrides, RoleName, StepNumber
 from rlcli.cli.output import print_json, print_table, print_text
-from rlcli.cli.recipe_arguments import Overrides
 from rlcli.observe.series import short
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def eval(  # the verb's name
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE", help="Write all responses to a .jsonl file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on held-out rows: accuracy, pass@k, majority vote, lengths.
 

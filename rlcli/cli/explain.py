@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli.arguments import AsJson, Overrides, RecipeName, With, load
 from rlcli.cli.output import print_json, print_talk, print_text, wrapped
-from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
 from rlcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def explain(
     ] = None,
     overrides: Overrides = None,
     with_: With = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show where a value comes from, through all layers and references, and where it goes; or what a code of an error
     means (`rlcli explain R42`).

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlcli.cli import model_arguments as options
+from rlcli.cli import arguments as options
 from rlcli.cli.output import print_json, print_piece, print_text
 from rlcli.errors import DataError, UsageError
 
@@ -38,7 +38,7 @@ def generate(
     seed: options.Seed = 1,
     role: options.RoleName = None,
     step: options.StepNumber = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Generate responses to prompts; without --prompt and --file, standard input is one prompt.
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli.arguments import AsJson, RunName, RunsFolder, overview_of
 from rlcli.cli.output import flush, print_json, print_text, write_text
-from rlcli.cli.run_arguments import AsJson, RunName, RunsFolder, overview_of
 from rlcli.errors import ResourceError
 from rlcli.observe.run_search import RUNS
 

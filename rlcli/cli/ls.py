@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from rlcli.cli.arguments import AsJson
 from rlcli.cli.output import print_json, print_table, print_text
 from rlcli.errors import RlcliError
 
@@ -32,7 +33,7 @@ TITLES = {
 
 def ls(
     kind: Annotated[Kind | None, typer.Argument(help="Which of them; default: the names of all.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List interfaces, backends, datasets, model families, recipes and profiles; those of one kind with what they are.
 

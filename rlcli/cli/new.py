@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli.arguments import AsJson, DryRun
 from rlcli.cli.output import print_json, print_table, print_talk
 from rlcli.errors import ProjectError, UsageError
 
@@ -38,8 +39,8 @@ def new(
     like: Annotated[
         str | None, typer.Option("--like", metavar="INTERFACE", help="Start from a copy of this interface.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be written.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Create a component, a recipe or a project: working files with a passing test. Nothing is overwritten.
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from rlcli.cli.arguments import AsJson, Overrides, RecipeName, With, load
 from rlcli.cli.output import print_json, print_talk, print_text
-from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
 from rlcli.errors import UsageError
 from rlcli.recipe.mesh import MAX_DEVICES_PER_NODE, MAX_NODES
 
@@ -34,7 +34,7 @@ def plan(
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", metavar="DIR", help="For --commands: folder of the run.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show who computes what on which devices, the batch arithmetic, memory and disk, without starting anything.
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli.arguments import AsJson, RunsFolder, runs_and_metrics
 from rlcli.cli.output import has_colour, print_json, print_styled, print_talk, speaks_unicode, terminal_width
-from rlcli.cli.run_arguments import AsJson, RunsFolder, runs_and_metrics
 from rlcli.errors import ResourceError, UsageError
 from rlcli.observe.run_search import RUNS, find_run, short_name
 

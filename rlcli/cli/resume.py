@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
+from rlcli.cli.arguments import Overrides, Quiet, RunName
 from rlcli.cli.jobs import tell_submitted
 from rlcli.cli.output import print_text
-from rlcli.cli.recipe_arguments import Overrides
-from rlcli.cli.run_arguments import RunName
 from rlcli.cli.supervision import NoSupervisor, is_to_supervise, supervise
 from rlcli.cli.train import tell
 from rlcli.observe.run_search import find_run
@@ -28,7 +27,7 @@ def resume(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Let changes alter how the rest of the run learns.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and the report.")] = False,
+    quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     no_supervisor: NoSupervisor = False,
     in_job: Annotated[bool, typer.Option("--in-job", hidden=True)] = False,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli.arguments import AsJson, RunName, RunsFolder, overview_of
 from rlcli.cli.output import print_json, print_styled, print_talk, print_text
-from rlcli.cli.run_arguments import AsJson, RunName, RunsFolder, overview_of
 from rlcli.errors import ResourceError, UsageError
 from rlcli.observe.run_search import RUNS
 from rlcli.observe.series import short

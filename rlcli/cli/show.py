@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli.arguments import With, load
 from rlcli.cli.output import print_json, print_talk, print_text, wrapped
-from rlcli.cli.recipe_arguments import With, load
 from rlcli.errors import UsageError
 
 if TYPE_CHECKING:

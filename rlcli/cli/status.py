@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli.arguments import AsJson, RunsFolder, overview_of
 from rlcli.cli.output import print_json, print_styled, print_table, print_talk, print_text, speaks_unicode
-from rlcli.cli.run_arguments import AsJson, RunsFolder, overview_of
 from rlcli.cli.units import age, count
 from rlcli.observe.run_search import RUNS, find_runs, short_name
 from rlcli.observe.series import clock_time, short, sparkline

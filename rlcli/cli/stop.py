@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli.arguments import AsJson, RunName, RunsFolder, overview_of
 from rlcli.cli.output import print_json, print_talk, print_text
-from rlcli.cli.run_arguments import AsJson, RunName, RunsFolder, overview_of
 from rlcli.cli.status import as_document, steps_of
 from rlcli.observe.run_search import RUNS
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rlcli.cli.arguments import AsJson
 from rlcli.cli.checks import CheckPrinter, SilentPrinter
 from rlcli.cli.output import print_json
 
@@ -31,7 +32,7 @@ def test(
     junit: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Write the results as JUnit XML too.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Run the conformance tests of a component and its own tests, on the CPU, with tiny models.
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli.arguments import AsJson, Overrides, RecipeName, With, load
 from rlcli.cli.output import has_colour, print_json, print_talk, print_text, write_text
-from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
 from rlcli.errors import ResourceError, UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def tokens(
     ] = None,
     ids: Annotated[bool, typer.Option("--ids", help="One line for each token, with its id.")] = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a row's tokens, and which of them are trained on.
 

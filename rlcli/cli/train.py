@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli.arguments import Overrides, Quiet, RecipeName, With, load
 from rlcli.cli.compare import print_groups
 from rlcli.cli.jobs import tell_script, tell_submitted
 from rlcli.cli.output import print_json, print_talk
-from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
 from rlcli.cli.status import as_document
 from rlcli.cli.supervision import NoSupervisor, is_to_supervise, supervise
 from rlcli.errors import UsageError
@@ -49,7 +49,7 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With launch=slurm: print the batch script, and submit nothing.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and the report.")] = False,
+    quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     no_supervisor: NoSupervisor = False,
 ) -> int:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from rlcli.cli.arguments import AsJson, Overrides, RecipeName, With, load
 from rlcli.cli.output import print_json, print_talk, print_text
-from rlcli.cli.recipe_arguments import Overrides, RecipeName, With, load
 from rlcli.cli.units import count
 from rlcli.errors import raise_all
 
@@ -17,7 +17,7 @@ def validate(
     overrides: Overrides = None,
     with_: With = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing if the recipe is valid.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check a recipe, and those it starts from, without starting anything.
 

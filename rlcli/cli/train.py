@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.cli.arguments import Overrides, Quiet, RecipeName, With, load
 from rlcli.cli.compare import print_groups
 from rlcli.cli.jobs import tell_script, tell_submitted
@@ -16,12 +17,13 @@ from rlcli.cli.status import as_document
 from rlcli.cli.supervision import NoSupervisor, is_to_supervise, supervise
 from rlcli.errors import UsageError
 
-SWEEP = "Sweep"
-
 if TYPE_CHECKING:
     from rlcli.launch.run import Finished
+    from rlcli.launch.sweep import Sweep
     from rlcli.recipe.resolve import Resolved
-    from rlcli.recipe.sweep import SweepRun
+
+SWEEP = "Sweep"
+"""The group of these options on the help page."""
 
 
 def train(
@@ -58,8 +60,13 @@ def train(
     Example: rlcli train ppo_math ppo.kl_ctl=0.02 launch=local cluster.devices_per_node=2
     """
     if sweep or seeds is not None:
-        swept = sweep or []
-        return _sweep(recipe, with_ or [], overrides or [], swept, seeds, at_once, run_dir, dry_run, no_check, as_json)
+        from rlcli.launch.sweep import Sweep
+        from rlcli.recipe.sweep import sweep_runs
+
+        base = load(recipe, overrides, with_)
+        runs = sweep_runs(sweep or (), seeds, base.recipe.seed)
+        planned = Sweep.from_here(recipe, with_ or (), overrides or (), runs)
+        return _sweep(planned, base, at_once, run_dir, dry_run, no_check, as_json)
     if at_once is not None:
         raise UsageError("--at-once is for sweeps", hint="add --sweep KEY=VALUE,VALUE or --seeds N")
     is_parent = is_to_supervise(context, no_supervisor)
@@ -98,32 +105,31 @@ def _refuse_dry_run(dry_run: bool) -> None:
 
 
 def _sweep(
-    recipe: str, with_: list[str], overrides: list[str], swept: list[str], seeds: int | None, at_once: int | None,
-    run_dir: Path | None, dry_run: bool, no_check: bool, as_json: bool,
-) -> int:  # fmt: skip
+    sweep: Sweep,
+    base: Resolved,
+    at_once: int | None,
+    run_dir: Path | None,
+    dry_run: bool,
+    no_check: bool,
+    as_json: bool,
+) -> int:
     """Run a sweep; returns the exit code."""
-    from rlcli.launch.commands import place_of
-    from rlcli.launch.sweep import Local, Sweep, again, check_all, first_goes_alone, open_sweep, slots
+    from rlcli.launch.sweep import Local, again, check_all, first_goes_alone, open_sweep, slots
     from rlcli.observe.group_comparison import groups_of
     from rlcli.observe.run_directory import fresh_folder
     from rlcli.observe.status_line import status_line
     from rlcli.observe.terminal import short_path
-    from rlcli.recipe.sweep import sweep_runs
 
-    base = load(recipe, overrides, with_)
-    log_dir = Path(base.recipe.log.dir).expanduser()
-    runs = sweep_runs(swept, seeds, base.recipe.seed)
-    check_all(recipe, with_, overrides, runs)
+    check_all(sweep)
     if base.recipe.launch.type == "slurm":
-        return _submit_sweep(recipe, with_, overrides, runs, base, at_once, run_dir, dry_run, no_check, as_json)
+        return _submit_sweep(sweep, base, at_once, run_dir, dry_run, no_check, as_json)
     _refuse_dry_run(dry_run)
+    log_dir = Path(base.recipe.log.dir).expanduser()
     folder = run_dir or fresh_folder(log_dir / base.recipe.name)
-    here = Path.cwd()
-    layers = tuple(place_of(layer, here) for layer in with_)
-    sweep = Sweep(place_of(recipe, here), layers, tuple(overrides), tuple(runs))
     open_sweep(folder, sweep)
-    print_talk(f"{len(runs)} runs -> {short_path(folder)}; rlcli status and rlcli attach show them")
-    local = Local(sweep, folder, slots(base, at_once), print_talk, first_goes_alone(base, str(log_dir)))
+    print_talk(f"{len(sweep.runs)} runs -> {short_path(folder)}; rlcli status and rlcli attach show them")
+    goes_first = first_goes_alone(base, str(log_dir))
+    local = Local(sweep, folder, slots(base, at_once), print_talk, goes_first, is_checked=not no_check)
     with status_line() as look:
         code = local.run(look)
     found = local.overviews()
@@ -131,7 +137,7 @@ def _sweep(
         shown = [{"name": one.name, "settings": one.settings} | (as_document(o) if o else {}) for one, o in found]
         print_json({"ok": code == 0, "exit_code": code, "sweep": str(folder), "runs": shown})
     else:
-        whole = [o.folder for _, o in found if o is not None and (o.folder / "recipe.resolved.yaml").is_file()]
+        whole = [o.folder for _, o in found if o is not None and (o.folder / RESOLVED_RECIPE).is_file()]
         if whole:
             print_groups(groups_of(whole))
     name = short_path(folder)
@@ -140,16 +146,17 @@ def _sweep(
 
 
 def _submit_sweep(
-    recipe: str, with_: list[str], overrides: list[str], runs: list[SweepRun], base: Resolved, at_once: int | None,
-    run_dir: Path | None, dry_run: bool, no_check: bool, as_json: bool,
-) -> int:  # fmt: skip
+    sweep: Sweep,
+    base: Resolved,
+    at_once: int | None,
+    run_dir: Path | None,
+    dry_run: bool,
+    no_check: bool,
+    as_json: bool,
+) -> int:
     """Submit a sweep as one array of jobs."""
-    from rlcli.launch.commands import place_of
     from rlcli.launch.slurm.submit import planned_sweep, submit_sweep
-    from rlcli.launch.sweep import Sweep
 
-    here = Path.cwd()
-    sweep = Sweep(place_of(recipe, here), tuple(place_of(one, here) for one in with_), tuple(overrides), tuple(runs))
     batch = planned_sweep(base, sweep, run_dir, at_once)
     if dry_run:
         return tell_script(batch, as_json)

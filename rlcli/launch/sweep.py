@@ -20,6 +20,7 @@ from rlcli.errors import ResourceError, UsageError
 from rlcli.files import known_object, make_folder, private_file, replace_file
 from rlcli.inspect.cores import available_cores
 from rlcli.inspect.devices import list_gpus
+from rlcli.launch.commands import place_of
 from rlcli.launch.stopping import heeded
 from rlcli.observe.results import runs_first
 from rlcli.observe.run_overview import Overview, read_overview
@@ -46,6 +47,12 @@ class Sweep:
     """Overrides that all runs share."""
     runs: tuple[SweepRun, ...]
 
+    @classmethod
+    def from_here(cls, recipe: str, layers: Sequence[str], overrides: Sequence[str], runs: Sequence[SweepRun]) -> Sweep:
+        """A sweep of what the user named in the working directory."""
+        places = [place_of(one, Path.cwd()) for one in (recipe, *layers)]
+        return cls(places[0], tuple(places[1:]), tuple(overrides), tuple(runs))
+
     def write(self, folder: Path) -> None:
         replace_file(folder / SWEEP_FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
@@ -71,6 +78,8 @@ class Local:
     say: Callable[[str], None]
     goes_first: bool = False
     """Whether the first run must finish before the others begin."""
+    is_checked: bool = True
+    """Whether each run looks at rows and rewards before it trains."""
     exit_codes: dict[str, int] = field(default_factory=dict)
     """Run → exit code."""
     _busy: dict[int, tuple[SweepRun, subprocess.Popen[bytes]]] = field(default_factory=dict)
@@ -122,8 +131,8 @@ class Local:
         if (folder / RESOLVED_RECIPE).is_file():
             return ["resume", "--quiet", "--", str(folder)]
         layers = [word for layer in self.sweep.layers for word in ("--with", layer)]
-        overrides = [*self.sweep.overrides, *one.settings]
-        return ["train", "--quiet", "--run-dir", str(folder), *layers, "--", self.sweep.recipe, *overrides]
+        options = ["--quiet", *([] if self.is_checked else ["--no-check"]), "--run-dir", str(folder), *layers]
+        return ["train", *options, "--", self.sweep.recipe, *self.sweep.overrides, *one.settings]
 
     def _collect(self) -> None:
         for slot, (one, process) in list(self._busy.items()):
@@ -167,13 +176,13 @@ class Local:
                 signal.signal(number, handler)
 
 
-def check_all(recipe: str, with_: Sequence[str], overrides: Sequence[str], runs: Sequence[SweepRun]) -> None:
+def check_all(sweep: Sweep) -> None:
     """Check that each run's recipe is valid before any run starts. Raises the RecipeError of the first that is not."""
     from rlcli.recipe.resolve import load_recipe
     from rlcli.recipe.warm_start import chain
 
-    for number, one in enumerate(runs):
-        chain(load_recipe(recipe, [*overrides, *one.settings], with_, fresh=number == 0))
+    for number, one in enumerate(sweep.runs):
+        chain(load_recipe(sweep.recipe, [*sweep.overrides, *one.settings], sweep.layers, fresh=number == 0))
 
 
 def open_sweep(folder: Path, sweep: Sweep) -> None:

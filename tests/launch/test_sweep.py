@@ -82,6 +82,8 @@ def test_what_was_done_is_left_and_what_was_begun_is_resumed(project, sweep):
         "train", "--quiet", "--run-dir", str(project / "s/3-seed-3"), "--with", "more.yaml", "--", "toy.yaml",
         "train.steps=2", "seed=3",
     ]  # fmt: skip
+    local.is_checked = False
+    assert local._arguments(new)[:3] == ["train", "--quiet", "--no-check"]
     open_sweep(project / "s", sweep)
     with pytest.raises(UsageError, match="holds another sweep"):
         open_sweep(project / "s", Sweep("toy.yaml", (), (), sweep.runs))

@@ -87,8 +87,12 @@ def private_file(path: Path, flags: int) -> int:
     try:
         return open_private(path, os.O_WRONLY | flags)
     except OSError as error:
-        what = f"not writable: {error.strerror or error}"
-        raise ResourceError(what, where=str(path), hint="remove it, or choose another folder", code="F75") from None
+        raise not_writable(path, error, "remove it, or choose another folder") from None
+
+
+def not_writable(path: Path, error: OSError, hint: str | None = None) -> ResourceError:
+    """The error F75 for a place that the user must make writable, or choose another."""
+    return ResourceError(f"not writable: {error.strerror or error}", where=str(path), hint=hint, code="F75")
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -10,7 +10,7 @@ from rlcli.api.run_folder import CHECKPOINTS, is_run
 from rlcli.checkpoint.commit import DELETING, TEMPORARY
 from rlcli.checkpoint.manifest import MANIFEST
 from rlcli.checkpoint.retention import Best, best_of, latest_name
-from rlcli.checkpoint.verify import NAME, Report, checkpoints_in, examine
+from rlcli.checkpoint.verify import NAME, Report, checkpoints_in, examine, step_of
 from rlcli.errors import ModelError, UsageError
 
 
@@ -42,7 +42,6 @@ class Entry:
     """One checkpoint."""
 
     report: Report
-    step: int | None
     written: float | None
     """When, in seconds since 1970."""
     is_latest: bool
@@ -69,8 +68,7 @@ def overview(place: Place, best: Best | None) -> list[Entry]:
     marked = {report.path for report in best_of([one for one in reports if not one.faults], best)}
     latest = latest_name(place.folder)
     return [
-        Entry(report, step_of(report.path), _written(report.path), report.path.name == latest, report.path in marked)
-        for report in reports
+        Entry(report, _written(report.path), report.path.name == latest, report.path in marked) for report in reports
     ]
 
 
@@ -79,12 +77,6 @@ def leftovers(place: Place) -> Iterator[Path]:
     for path in sorted(place.folder.iterdir()) if place.folder.is_dir() else ():
         if path.name.startswith((TEMPORARY, DELETING)):
             yield path
-
-
-def step_of(checkpoint: Path) -> int | None:
-    """The step in its name."""
-    named = NAME.fullmatch(checkpoint.name)
-    return int(named["step"]) if named else None
 
 
 def _run_of(checkpoints: Path) -> Path | None:

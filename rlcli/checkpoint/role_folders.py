@@ -7,8 +7,7 @@ from pathlib import Path
 
 from rlcli.api.run_folder import CHECKPOINTS, STATUS
 from rlcli.checkpoint.manifest import MANIFEST, read_manifest
-from rlcli.checkpoint.overview import step_of
-from rlcli.checkpoint.verify import NAME, checkpoints_in, examine
+from rlcli.checkpoint.verify import NAME, checkpoints_in, examine, step_of
 from rlcli.errors import ModelError, UsageError
 from rlcli.files import known_object
 

@@ -41,10 +41,21 @@ class Report:
     strangers: tuple[str, ...] = ()
 
     @property
+    def step(self) -> int | None:
+        """The step that its manifest or else its name tells."""
+        return self.manifest.step if self.manifest is not None else step_of(self.path)
+
+    @property
     def state(self) -> State:
         """`incomplete`: something is missing altogether."""
         missing = any(fault.code == "F20" for fault in self.faults)
         return "incomplete" if missing else "corrupt" if self.faults else "ok"
+
+
+def step_of(checkpoint: Path) -> int | None:
+    """The step in its name."""
+    named = NAME.fullmatch(checkpoint.name)
+    return int(named["step"]) if named else None
 
 
 def checkpoints_in(folder: Path) -> list[Path]:

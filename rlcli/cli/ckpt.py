@@ -15,7 +15,7 @@ from rlcli.cli.arguments import AsJson
 from rlcli.cli.help import VerbCommand, new_typer
 from rlcli.cli.output import print_error, print_json, print_table, print_text
 from rlcli.cli.units import age, count, size
-from rlcli.errors import UsageError
+from rlcli.errors import RlcliError, UsageError
 
 if TYPE_CHECKING:
     from rlcli.checkpoint.manifest import Manifest
@@ -202,10 +202,7 @@ def _row(entry: Entry, best: Best | None) -> tuple[str, ...]:
 
 
 def _name(report: Report) -> str:
-    from rlcli.checkpoint.overview import step_of
-
-    step = report.manifest.step if report.manifest is not None else step_of(report.path)
-    return report.path.name if step is None else str(step)
+    return report.path.name if report.step is None else str(report.step)
 
 
 def _verdict(report: Report) -> str:
@@ -225,19 +222,15 @@ def _steps(entries: Sequence[Entry]) -> str:
 
 
 def _entry_as_json(entry: Entry) -> dict[str, Any]:
-    from rlcli.checkpoint.overview import step_of
-
     manifest = entry.report.manifest
     more = {"written": entry.written, "latest": entry.is_latest, "best": entry.is_best}
     metrics = dict(manifest.metrics) if manifest is not None else None
-    return _report_as_json(entry.report) | {"step": step_of(entry.report.path)} | more | {"metrics": metrics}
+    return _report_as_json(entry.report) | more | {"metrics": metrics}
 
 
 def _report_as_json(report: Report) -> dict[str, Any]:
-    from rlcli.checkpoint.overview import step_of
-
     return {
-        "step": report.manifest.step if report.manifest is not None else step_of(report.path),
+        "step": report.step,
         "path": str(report.path),
         "state": report.state,
         "bytes": report.manifest.size if report.manifest is not None else None,
@@ -260,20 +253,11 @@ def _best(place: Place, count: int, metric: str | None, which: Which | None) -> 
 
 def _recipe_settings(place: Place) -> dict[str, Any]:
     """The section `checkpoint:` of the run's recipe, empty if it cannot be read."""
-    from rlcli.api.run_folder import RESOLVED_RECIPE
-    from rlcli.recipe.parsing.problems import Problems
-    from rlcli.recipe.parsing.reader import parse
-    from rlcli.recipe.parsing.tree import plain
+    from rlcli.observe.run_comparison import recorded_recipe
 
-    if place.run is None:
-        return {}
-    file = place.run / RESOLVED_RECIPE
-    try:
-        tree = parse(file.read_text(encoding="utf-8"), str(file), Problems())
-    except (OSError, UnicodeDecodeError):
-        return {}
-    recipe = plain(tree) if tree is not None else None
-    section = recipe.get("checkpoint") if isinstance(recipe, dict) else None
+    section = None
+    with contextlib.suppress(RlcliError):
+        section = recorded_recipe(place.run).get("checkpoint") if place.run is not None else None
     return section if isinstance(section, dict) else {}
 
 

@@ -13,6 +13,7 @@ import typer
 from rlcli.cli.arguments import AsJson
 from rlcli.cli.output import print_json, print_talk, write_text
 from rlcli.errors import ResourceError, UsageError
+from rlcli.files import not_writable
 
 if TYPE_CHECKING:
     from rlcli.recipe.introspection.candidate import Candidate
@@ -124,7 +125,7 @@ def _install(place: Path, script: str) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(script, encoding="utf-8")
     except OSError as error:
-        raise ResourceError(f"cannot be written: {error.strerror}", where=str(place)) from error
+        raise not_writable(place, error) from None
 
 
 def _next_step(shell: Shell, place: Path) -> str:

@@ -12,7 +12,7 @@ import typer
 
 from rlcli.cli.arguments import AsJson, RunsFolder, runs_and_metrics
 from rlcli.cli.output import has_colour, print_json, print_styled, print_talk, speaks_unicode, terminal_width
-from rlcli.errors import ResourceError, UsageError
+from rlcli.errors import UsageError
 from rlcli.observe.run_search import RUNS, find_run, short_name
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def usual_metrics(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
 
 def picture(charts: Sequence[Chart], file: Path, title: str) -> None:
     """Write charts as a PNG. Raises UsageError, ResourceError F75."""
-    from rlcli.files import replace_file
+    from rlcli.files import not_writable, replace_file
     from rlcli.observe.chart_picture import draw_charts
 
     if file.suffix.lower() != ".png":
@@ -98,7 +98,7 @@ def picture(charts: Sequence[Chart], file: Path, title: str) -> None:
     try:
         replace_file(file, draw_charts(charts, title))
     except OSError as error:
-        raise ResourceError(f"cannot be written: {error.strerror or error}", where=str(file), code="F75") from None
+        raise not_writable(file, error, "give another --output FILE.png") from None
 
 
 def _as_document(one: Chart) -> dict[str, Any]:

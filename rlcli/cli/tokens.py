@@ -11,7 +11,8 @@ import typer
 
 from rlcli.cli.arguments import AsJson, Overrides, RecipeName, With, load
 from rlcli.cli.output import has_colour, print_json, print_talk, print_text, write_text
-from rlcli.errors import ResourceError, UsageError
+from rlcli.errors import UsageError
+from rlcli.files import not_writable
 
 if TYPE_CHECKING:
     from rlcli.api.data import Preview
@@ -148,7 +149,7 @@ def _write_page(file: Path, title: str, preview: Preview, sequences: Sequence[Se
     try:
         file.write_text(token_page(title, _facts(preview), sequences, follows), encoding="utf-8")
     except OSError as error:
-        raise ResourceError(f"cannot write {file}: {error.strerror}", hint="give another --html FILE") from error
+        raise not_writable(file, error, "give another --html FILE") from None
     print_text(f"wrote {file}")
 
 

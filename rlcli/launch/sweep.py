@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.errors import ResourceError, UsageError
-from rlcli.files import known_object, make_folder, private_file, replace_file
+from rlcli.files import known_object, make_folder, not_writable, private_file, replace_file
 from rlcli.inspect.cores import available_cores
 from rlcli.inspect.devices import list_gpus
 from rlcli.launch.commands import place_of
@@ -197,8 +197,7 @@ def open_sweep(folder: Path, sweep: Sweep) -> None:
         make_folder(folder.absolute())
         sweep.write(folder)
     except OSError as error:
-        what = f"not writable: {error.strerror or error}"
-        raise ResourceError(what, where=str(folder), hint="choose another --run-dir", code="F75") from None
+        raise not_writable(folder, error, "choose another --run-dir") from None
 
 
 def slots(resolved: Resolved, at_once: int | None) -> list[dict[str, str]]:

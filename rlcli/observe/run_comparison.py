@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.errors import ResourceError
 from rlcli.files import known_object
 from rlcli.observe.metrics import read_metrics
@@ -53,7 +54,7 @@ class Pair:
 def read_run(path: Path) -> Recorded:
     """Read a run, finished or not. Raises ResourceError F72 if its recipe is missing."""
     run = RunDirectory.open(path)
-    recipe = _recipe(run.resolved_recipe)
+    recipe = recorded_recipe(path)
     origins = known_object(run.origins)
     return Recorded(
         path=run.path,
@@ -86,15 +87,15 @@ def _pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Pair]:
     return [Pair(name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)]
 
 
-def _recipe(path: Path) -> dict[str, Any]:
-    problems = Problems()
+def recorded_recipe(run: Path) -> dict[str, Any]:
+    """The recipe as the run used it. Raises ResourceError F72, RecipeError."""
+    path, problems = run / RESOLVED_RECIPE, Problems()
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        what = f"{path.parent} has no recipe to compare: {getattr(error, 'strerror', None) or 'not UTF-8'}"
-        raise ResourceError(
-            what, where=str(path), hint="the run ended before it wrote its recipe", code="F72"
-        ) from None
+        what = f"{run} has no recipe to compare: {getattr(error, 'strerror', None) or 'not UTF-8'}"
+        hint = "the run ended before it wrote its recipe"
+        raise ResourceError(what, where=str(path), hint=hint, code="F72") from None
     tree = parse(text, str(path), problems)
     problems.raise_if_any()
     if not isinstance(tree, Tree):

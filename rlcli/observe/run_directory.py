@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from rlcli.api.run_folder import CHECKPOINTS, LOCK, LOGS, RESOLVED_RECIPE, STATUS
 from rlcli.errors import ResourceError, UsageError
-from rlcli.files import FOLDER_MODE, make_folder, open_private, replace_file
+from rlcli.files import FOLDER_MODE, make_folder, not_writable, open_private, replace_file
 from rlcli.observe.environment import describe_environment
 from rlcli.observe.json_lines import Dropped, keep_until
 from rlcli.observe.run_lock import RunLock
@@ -292,9 +292,7 @@ def _refuse_used(folder: Path) -> None:
 
 
 def _not_writable(path: Path, error: OSError) -> ResourceError:
-    hint = "choose a folder you may write to with --run-dir"
-    what = f"not writable: {error.strerror or error}"
-    return ResourceError(what, where=str(error.filename or path), hint=hint, code="F75")
+    return not_writable(Path(error.filename or path), error, "choose a folder you may write to with --run-dir")
 
 
 def _now() -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from rlcli.errors import ResourceError, UsageError
+from rlcli.errors import UsageError
+from rlcli.files import not_writable
 from rlcli.scaffold.plan import Scaffold
 
 
@@ -31,7 +32,7 @@ def write(scaffold: Scaffold) -> None:
         if isinstance(error, FileExistsError):
             raise _exists(Path(error.filename)) from error
         if isinstance(error, OSError) and error.filename is not None:
-            raise ResourceError(f"cannot write {error.filename}: {error.strerror}") from error
+            raise not_writable(Path(error.filename), error) from error
         raise
 
 

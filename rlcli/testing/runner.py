@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from rlcli import registry
-from rlcli.errors import ResourceError, RlcliError, UsageError
+from rlcli.errors import RlcliError, UsageError
+from rlcli.files import not_writable
 from rlcli.garbage import collect_as_usual
 from rlcli.project import current_project
 from rlcli.recipe.parsing.merge import merge
@@ -78,7 +79,7 @@ def _check_writable(file: Path) -> None:
         with file.open("a"):
             pass
     except OSError as error:
-        raise ResourceError(f"cannot write {file}: {error.strerror}") from error
+        raise not_writable(file, error, "give another --junit FILE") from None
 
 
 def _loaded(subjects: Sequence[Subject]) -> tuple[list[Subject], list[Examined]]:

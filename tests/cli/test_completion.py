@@ -222,7 +222,7 @@ def test_a_place_that_cannot_be_written(rlcli, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     code, out, err = rlcli("completion", "bash", "--install")
     assert (code, out) == (6, "")
-    assert err.startswith("error[RESOURCE]")
+    assert err.startswith("error[F75]")
 
 
 def test_answers_never_disturb_the_line(rlcli):

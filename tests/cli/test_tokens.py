@@ -99,7 +99,7 @@ def test_json(rlcli):
         (["--row", "2"], "dataset train has no row 2\n  hint: its rows are 0 to 1"),
         (["--row", "-1"], "has no row -1"),
         (["--dataset", "trian"], "no dataset 'trian'\n  hint: it has train, pairs"),
-        (["--html", "none/x.html"], "cannot write none/x.html"),
+        (["--html", "none/x.html"], "none/x.html: not writable"),
     ],
 )
 def test_mistakes(rlcli, arguments, says):

@@ -251,8 +251,10 @@ def test_a_server_that_nobody_can_run_any_more_ends_the_run_at_once(train_with, 
 
     def kill():
         if (tmp_path / "run" / "metrics.jsonl").exists():
-            for one in processes("rlcli.launch.server", str(folder)):
+            found = processes("rlcli.launch.server", str(folder))  # a fork of it that has become nothing else yet, too
+            for one in found:
                 one.kill()
+            if found:
                 killed.append(time.monotonic())
 
     in_background(kill)

@@ -118,7 +118,7 @@ def test_nothing_is_overwritten_and_nothing_is_left_half_done(project):
 
 def test_a_failure_takes_back_what_was_written(project):
     (project / "tests").write_text("a file where a folder should be")
-    with pytest.raises(ResourceError, match="cannot write"):
+    with pytest.raises(ResourceError, match="not writable"):
         write(plan("dataset", "qa", project))
     assert not (project / "datasets" / "qa.py").exists()
     assert (project / "tests").read_text() == "a file where a folder should be"

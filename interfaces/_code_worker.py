@@ -14,8 +14,6 @@ from rlcli.interfaces._sandbox import Ended, Limits, NoSandbox, Program
 from rlcli.interfaces._worker import Broken, Work, serve
 
 HERE = Path(__file__).parent
-VERDICTS = 1 << 20
-"""Most bytes of the tests' final report."""
 
 
 def prepare(settings: dict[str, Any]) -> Work:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.cli.help import choices_of
@@ -15,6 +15,9 @@ from rlcli.errors import RlcliError
 from rlcli.observe.run_search import RUNS, find_run, find_runs, short_name
 from rlcli.observe.series import NAMES, find_key
 from rlcli.recipe.introspection.candidate import Candidate
+
+if TYPE_CHECKING:
+    from rlcli.recipe.parsing.tree import Mapping
 
 
 @dataclass
@@ -41,6 +44,12 @@ class Line:
 
                 return str(find_run(given) / RESOLVED_RECIPE)
         return ""
+
+    def sketch(self, recipe: str) -> Mapping:
+        """What the line makes of a recipe, as far as it goes."""
+        from rlcli.recipe.introspection.typing_ahead import sketch
+
+        return sketch(recipe, self.overrides(), self.options.get("with_", ()))
 
     def arguments(self) -> list[Any]:
         return [p for p in self.command.params if p.param_type_name == "argument"]
@@ -166,38 +175,33 @@ def _overrides(line: Line, last: str) -> Iterator[Candidate]:
 
 
 def _overrides_of(line: Line, recipe: str, last: str) -> Iterator[Candidate]:
-    from rlcli.recipe.introspection.typing_ahead import override_candidates, sketch
+    from rlcli.recipe.introspection.typing_ahead import override_candidates
 
-    given = line.overrides()
-    tree = sketch(recipe, given, line.options.get("with_", ()))
-    found = override_candidates(tree, last, given)
-    yield from found
+    yield from override_candidates(line.sketch(recipe), last, line.overrides())
     key, equals, value = last.partition("=")
     if equals and key.endswith((".path", ".tokenizer", ".dir")):
         yield from (Candidate(f"{key}={one.text}") for one in _any_file(line, value))
 
 
 def _keys(line: Line, last: str) -> Iterator[Candidate]:
-    from rlcli.recipe.introspection.typing_ahead import key_candidates, sketch
+    from rlcli.recipe.introspection.typing_ahead import key_candidates
 
-    tree = sketch(line.recipe(), line.overrides(), line.options.get("with_", ()))
-    yield from key_candidates(tree, last)
+    yield from key_candidates(line.sketch(line.recipe()), last)
 
 
 def _sections(line: Line, last: str) -> Iterator[Candidate]:
     """Arguments of `schema`: sections and components."""
-    from rlcli.recipe.introspection.typing_ahead import key_candidates, sketch
+    from rlcli.recipe.introspection.typing_ahead import key_candidates
 
-    found = key_candidates(sketch(""), last)
+    found = key_candidates(line.sketch(""), last)
     yield from (Candidate(one.text.removesuffix("."), one.doc) for one in found if one.text.endswith("."))
     yield from _components(line, last)
 
 
 def _datasets(line: Line, last: str) -> Iterator[Candidate]:
-    from rlcli.recipe.introspection.typing_ahead import sketch, values
+    from rlcli.recipe.introspection.typing_ahead import values
 
-    tree = sketch(line.recipe(), line.overrides(), line.options.get("with_", ()))
-    yield from (Candidate(name) for name, _ in values(tree, "train.dataset"))
+    yield from (Candidate(name) for name, _ in values(line.sketch(line.recipe()), "train.dataset"))
 
 
 def _profiles(line: Line, last: str) -> Iterator[Candidate]:

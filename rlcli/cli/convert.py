@@ -141,15 +141,10 @@ def _only(source: Path | None, to_hf: Path | None, from_hf: Path | None, to: Pat
     raise UsageError("rlcli convert needs either --to-hf, or --from-hf and --to", hint=example)
 
 
-def _reading(plan: Conversion, found: RoleFolder) -> str:
-    dtypes = sorted({_type(tensor.spec.dtype) for move in plan.moves for tensor in move.sources})
-    form = "sharded" if plan.source_is_sharded else "whole"
-    files = count(plan.source_files, f"{form} file")
-    return f"reading  {found.folder}: {files}, {plan.model_type}, {'+'.join(dtypes)}"
-
-
 def _planned(plan: Conversion, found: RoleFolder, dry_run: bool) -> Iterator[str]:
-    yield _reading(plan, found)
+    dtypes = sorted({tensor.spec.dtype.lower() for move in plan.moves for tensor in move.sources})
+    files = count(plan.source_files, "sharded file" if plan.source_is_sharded else "whole file")
+    yield f"reading  {found.folder}: {files}, {plan.model_type}, {'+'.join(dtypes)}"
     for note in plan.notes:
         yield f"note     {note}"
     yield _writing(plan, dry_run)
@@ -165,7 +160,7 @@ def _writing(plan: Conversion, dry_run: bool) -> str:
     }
     along = [what for what, files in shown.items() if files & names]
     verb = "would be" if dry_run else "writing "
-    types = "+".join(map(_type, plan.dtypes))
+    types = "+".join(plan.dtypes).lower()
     weights = f"{len(plan.files)} safetensors ({size(plan.bytes)}, {types})"
     return f"{verb} {plan.target}: {', '.join([weights, *along])}"
 
@@ -178,7 +173,7 @@ def _checked(plan: Conversion, found: RoleFolder, result: Checked | None) -> Ite
     shapes = f"{result.tensors}/{len(plan.outputs)}"
     yield f"checking names and shapes {shapes} · embeddings {tied} as in the source · no NaN"
     what = "training checkpoint" if found.checkpoint is not None else "source"
-    rounded = f" rounded to {_type(plan.dtypes[0])}" if _is_rounded(plan) else ""
+    rounded = f" rounded to {plan.dtypes[0].lower()}" if _is_rounded(plan) else ""
     yield f"         all {result.parameters} parameters equal those of the {what}{rounded}"
     yield f"         logits on {result.prompts} prompts: max diff {result.max_difference} against the {what}{rounded}"
 
@@ -199,7 +194,7 @@ def _as_json(plan: Conversion, found: RoleFolder, checked: Checked | None, dry_r
         "files": [file.name for file in plan.files],
         "tensors": len(plan.outputs),
         "bytes": plan.bytes,
-        "dtypes": [_type(dtype) for dtype in plan.dtypes],
+        "dtypes": [dtype.lower() for dtype in plan.dtypes],
         "notes": list(plan.notes),
         "verified": asdict(checked) if checked else None,
     }
@@ -224,11 +219,6 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
                 bar.stop()
 
         yield advance
-
-
-def _type(name: str) -> str:
-    """The common name of a type: bf16 for BF16, f32 for F32."""
-    return name.lower()
 
 
 def _duration(seconds: float) -> str:

@@ -55,11 +55,6 @@ class Resumed:
     longer: str | None = None
     """For a run that was already complete: the command that trains longer."""
 
-    @property
-    def was_over(self) -> bool:
-        """Whether the run was already complete."""
-        return self.longer is not None
-
 
 def resume_run(
     run_dir: Path,

@@ -24,11 +24,6 @@ class SweepRun:
     settings: tuple[str, ...]
     """The overrides specific to it: `ppo.kl_ctl=0.1`, `seed=2`."""
 
-    @property
-    def without_seed(self) -> tuple[str, ...]:
-        """The settings it shares with the runs of other seeds."""
-        return tuple(one for one in self.settings if not one.startswith("seed="))
-
 
 def sweep_runs(swept: Sequence[str], seeds: int | None, first_seed: int) -> list[SweepRun]:
     """The runs for every combination of the values (`KEY=VALUE,VALUE…`, one per key), each with `seeds` seeds starting

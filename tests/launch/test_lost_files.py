@@ -104,7 +104,7 @@ def test_without_its_status_a_run_is_resumed(train, resume, project, caplog, sta
     file = project / "run/status.json"
     run_id = json.loads(file.read_text())["run_id"]
     file.unlink() if status is None else file.write_text(status)
-    assert resume().was_over
+    assert resume().longer
     assert ("is missing" if status is None else "cannot be read") in caplog.text
     assert resume("train.steps=3").finished.exit_code == 0
     assert numbers(project / "run") == numbers(whole)

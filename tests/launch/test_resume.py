@@ -123,7 +123,7 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_anew(train, resume, 
 def test_a_run_that_is_done_stays_as_it_is(train, resume, project):
     train("train.steps=2")
     before = (project / "run/metrics.jsonl").read_bytes()
-    assert resume().was_over
+    assert resume().longer
     assert (project / "run/metrics.jsonl").read_bytes() == before
 
 
@@ -188,7 +188,7 @@ def test_killed_once_its_recipe_is_written_down_a_run_can_be_resumed(train, resu
 def test_a_run_of_epochs_that_is_done_stays_as_it_is(train, resume, project):
     train("train.steps=null", "train.epochs=1")
     before = (project / "run/metrics.jsonl").read_bytes()
-    assert resume().was_over
+    assert resume().longer
     assert (project / "run/metrics.jsonl").read_bytes() == before
     assert resume("train.epochs=2").finished.steps_done == 5  # 20 rows twice, 8 a step
 

@@ -67,7 +67,7 @@ def resume(run, *overrides):
 
 
 def test_ones_own_project_is_used_wherever_it_is(trained):
-    assert resume(trained).was_over
+    assert resume(trained).longer
 
 
 def test_a_project_that_another_has_planted_is_refused(trained, everybody, give_away, monkeypatch):
@@ -81,7 +81,7 @@ def test_a_project_that_another_has_planted_is_refused(trained, everybody, give_
     assert (trained / "status.json").read_bytes() == before
     assert "RLCLI_PROJECT" not in os.environ
     monkeypatch.setenv("RLCLI_PROJECT", str(home))  # what --project does
-    assert resume(trained).was_over
+    assert resume(trained).longer
 
 
 def test_a_run_that_another_has_planted_is_refused(trained, everybody, components, give_away, monkeypatch, tmp_path):
@@ -97,7 +97,7 @@ def test_a_run_that_another_has_planted_is_refused(trained, everybody, component
     assert caught.value.where == str(run)
     assert f"--project PROJECT resume {run}" in caught.value.hint
     monkeypatch.setenv("RLCLI_PROJECT", str(components))
-    assert resume(run).was_over
+    assert resume(run).longer
 
 
 def test_a_file_that_another_has_planted_in_ones_run_is_refused(trained, give_away):

@@ -129,16 +129,6 @@ def cancel(job_id: str, signal: str | None = None) -> None:
     ask_slurm(["scancel", *(["--batch", f"--signal={signal}"] if signal else []), job_id])
 
 
-def cluster_name() -> str | None:
-    """Name of the cluster that jobs are submitted to; None if Slurm does not report it."""
-    with contextlib.suppress(SlurmError):
-        for line in ask_slurm(["scontrol", "show", "config"]).splitlines():
-            name, _, value = line.partition("=")
-            if name.strip() == "ClusterName":
-                return value.strip()
-    return None
-
-
 def _whole(jobs: Iterable[Job], wanted: Sequence[str]) -> dict[str, Job]:
     """The wanted jobs by id; a heterogeneous one, whose parts Slurm lists, has the state of its first part."""
     found: dict[str, Job] = {}

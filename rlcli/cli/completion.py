@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -170,22 +171,17 @@ def _for_bash(one: Candidate, last: str, quote: str, breaks: str) -> str:
 
 def split_line(line: str) -> tuple[list[str], str]:
     """(the words of an unfinished command line, the quote that is open at its end)."""
+    end = "\0"  # no shell passes it on; it makes the word being typed the last one, empty or not
+    lexer = shlex.shlex(line + end, posix=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
     words: list[str] = []
-    word, quote, inside, escaped = "", "", False, False
-    for sign in line:
-        if escaped:
-            word, escaped = word + sign, False
-        elif sign == "\\" and quote != "'":
-            inside = escaped = True
-        elif quote:
-            quote, word = ("", word) if sign == quote else (quote, word + sign)
-        elif sign in "'\"":
-            quote, inside = sign, True
-        elif sign.isspace():
-            words, word, inside = ([*words, word] if word or inside else words), "", False
-        else:
-            word += sign
-    return [*words, word], quote
+    quote = ""
+    try:
+        words += lexer
+    except ValueError:  # a quote is open
+        words.append(lexer.token)
+        quote = str(vars(lexer)["state"])  # its type stub lacks it
+    return [*words[:-1], words[-1].removesuffix(end)], quote
 
 
 def _say(text: str) -> None:

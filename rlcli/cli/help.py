@@ -160,14 +160,13 @@ def _verb_rows(groups: Sequence[tuple[str, list[tuple[str, str]]]], width: int) 
     """Columns of groups, verbs and descriptions; on a narrow terminal, headings instead of the first column."""
     if width < NARROW:
         return "\n".join((f"{group}\n" if group else "") + _rows(verbs, width) for group, verbs in groups)
-    left = max(len(group) for group, _ in groups)
-    wide = max(len(name) for _, verbs in groups for name, _ in verbs)
-    lines = []
-    for group, verbs in groups:
-        for number, (name, what) in enumerate(verbs):
-            head = f"  {group if number == 0 else '':<{left}}{'  ' if left else ''}{name:<{wide}}  "
-            lines.append(wrapped(what, head, " " * len(head), width))
-    return "\n".join(lines)
+    left = max(len(f"{group}  ") if group else 0 for group, _ in groups)
+    rows = [
+        (f"{'' if number else group:<{left}}{name}", what)
+        for group, verbs in groups
+        for number, (name, what) in enumerate(verbs)
+    ]
+    return _rows(rows, width)
 
 
 def _rows(rows: Sequence[tuple[str, str]], width: int) -> str:

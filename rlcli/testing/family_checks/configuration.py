@@ -7,13 +7,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import pytest
 import torch
 
 from rlcli.api.family import HFFamily, ModelConfig
 from rlcli.errors import ModelError
 from rlcli.testing.contract import Contract, Violation, place_of
-from rlcli.testing.family_checks.examples import Example
+from rlcli.testing.family_checks.examples import Example, with_models
 from rlcli.testing.family_checks.forward import logits
 from rlcli.testing.family_checks.place import place_in
 
@@ -64,7 +63,7 @@ class ConfigurationChecks(Contract):
 
     def test_configuration_in_transformers(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """transformers reads the same configuration from ours"""
-        for example in _with_models(examples):
+        for example in with_models(examples):
             kind = type(example.model.config)
             written = family.config_to_hf(family.config_from_hf(example.hf))
             one, other = (kind.from_dict({**hf, "model_type": kind.model_type}) for hf in (example.hf, written))
@@ -78,7 +77,7 @@ class ConfigurationChecks(Contract):
 
     def test_defaults(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """keys that config.json lacks mean what they mean there"""
-        example = _with_models(examples)[0]
+        example = with_models(examples)[0]
         told = {"model_type": self.name, "architectures": example.hf["architectures"]}
         usual = type(example.model.config)().to_dict() | told
         bare, whole = (dataclasses.asdict(family.config_from_hf(hf)) for hf in (told, usual))
@@ -92,7 +91,7 @@ class ConfigurationChecks(Contract):
 
     def test_configuration_is_whole(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """our fields alone make a model of the same shapes"""
-        for example in _with_models(examples):
+        for example in with_models(examples):
             model: Any = example.model
             bare = family.config_to_hf(dataclasses.replace(family.config_from_hf(example.hf), others={}))
             kind = type(model.config)
@@ -111,7 +110,7 @@ class ConfigurationChecks(Contract):
     def test_logits(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """our configuration and weights give the same logits"""
         tokens = torch.randint(0, 97, (2, 20), generator=torch.Generator().manual_seed(1))
-        for example in _with_models(examples):
+        for example in with_models(examples):
             config = family.config_from_hf(example.hf)
             ours = family.sd_from_hf(example.tensors, config)
             with torch.no_grad():
@@ -157,13 +156,6 @@ class ConfigurationChecks(Contract):
                 "read sizes by size_in, and look activations up in ACTIVATIONS",
                 place_in(family, "config_from_hf"),
             )
-
-
-def _with_models(examples: Sequence[Example]) -> list[Example]:
-    found = [example for example in examples if example.model is not None]
-    if not found:
-        pytest.skip("not tried: transformers has no such model")
-    return found
 
 
 def _first_difference(one: Mapping[str, Any], other: Mapping[str, Any], leave_out: Sequence[str] = ()) -> str:

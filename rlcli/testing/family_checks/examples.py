@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -82,6 +83,14 @@ def made_examples(model_type: str) -> tuple[Example, ...]:
         head = {"num_labels": 1, "classifier_dropout": 0.0}
         made.append(_made(family, model_type, with_values, "a value head", head))
     return tuple(example for example in made if example is not None)
+
+
+def with_models(examples: Sequence[Example]) -> list[Example]:
+    """Those that transformers has a model of; the check is skipped if there are none."""
+    found = [example for example in examples if example.model is not None]
+    if not found:
+        pytest.skip("not tried: transformers has no such model")
+    return found
 
 
 def _with_value_head(architecture: str) -> str:

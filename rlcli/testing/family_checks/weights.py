@@ -7,13 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pytest
 import torch
 
 from rlcli.api.family import HFFamily, ModelConfig
 from rlcli.errors import ModelError
 from rlcli.testing.contract import Contract, Violation
-from rlcli.testing.family_checks.examples import Example
+from rlcli.testing.family_checks.examples import Example, with_models
 from rlcli.testing.family_checks.place import place_in
 
 Weights = Mapping[str, torch.Tensor]
@@ -42,7 +41,7 @@ class WeightChecks(Contract):
 
     def test_module_names(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """a module's names give the same parameters as files"""
-        for example in _with_models(examples):
+        for example in with_models(examples):
             config = family.config_from_hf(example.hf)
             module = {name: p.detach() for name, p in example.model.named_parameters()}
             ours = family.sd_from_hf(module, config, "module")
@@ -141,13 +140,6 @@ class WeightChecks(Contract):
             "leave that to Layout: weights that are silently lost are found when it is too late",
             place_in(family, "sd_from_hf"),
         )
-
-
-def _with_models(examples: Sequence[Example]) -> list[Example]:
-    found = [example for example in examples if example.model is not None]
-    if not found:
-        pytest.skip("not tried: transformers has no such model")
-    return found
 
 
 def _demand_same(found: Weights, expected: Weights, about: str, family: HFFamily) -> None:

@@ -36,10 +36,15 @@ def test_a_job_that_the_queue_has_forgotten_is_in_the_accounts(answers, said, st
     assert (job.state, job.nodes, job.starts) == (state, "node[1-2]", "2026-11-22T23:41:52")
 
 
-def test_without_accounts_a_job_that_the_queue_has_forgotten_is_unknown(answers):
+def test_without_accounts_a_job_that_the_queue_has_forgotten_is_unknown(answers, caplog):
     answers("squeue", errors="slurm_load_jobs error: Invalid job id specified")
     answers("sacct", errors="Slurm accounting storage is disabled")
     assert look_up(["7"]) == {}
+    assert not caplog.messages
+    answers("sacct", errors="sacct: fatal: Invalid field requested: \"Restarts\"")
+    assert look_up(["7"]) == look_up(["7"]) == {}
+    (said,) = caplog.messages
+    assert "Invalid field requested" in said
 
 
 def test_a_controller_that_does_not_answer_is_an_error(answers, monkeypatch):

@@ -10,8 +10,9 @@ A job that rlcli submitted is recorded in the folder of its run:
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -20,6 +21,8 @@ from typing import Literal
 
 from rlcli.files import known_object, replace_file
 from rlcli.launch.slurm.commands import SlurmError, ask_slurm
+
+log = logging.getLogger(__name__)
 
 JOB_FILE = "job.json"
 JOB_ID = re.compile(r"[1-9]\d{0,18}(_\d{1,9})?")
@@ -45,6 +48,7 @@ QUEUE = {"JobArrayID": 40, "State": 20, "Reason": 200, "StartTime": 24, "NodeLis
 """Columns of squeue, and their maximum width in characters."""
 ACCOUNTS = ("JobID", "State", "Start", "NodeList")
 """Columns of sacct, of those that every version has: it refuses all if it does not know one (22.05: `Restarts`)."""
+NO_ACCOUNTS = "accounting storage is disabled"
 NOTHING = ("", "N/A", "None", "Unknown", "None assigned", "(null)")
 
 
@@ -160,17 +164,28 @@ def _queued(job_ids: Sequence[str]) -> Iterator[Job]:
 
 
 def _accounted(job_ids: Sequence[str]) -> Iterator[Job]:
-    """Jobs from the accounting; none if the cluster keeps no accounting."""
+    """Jobs from the accounting; none, with a warning unless the cluster keeps no accounting, if it does not answer."""
     if not job_ids:
         return
     asked = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(job_ids)}",
              f"--format={','.join(ACCOUNTS)}"]  # fmt: skip
-    with contextlib.suppress(SlurmError):
-        for line in ask_slurm(asked).splitlines():
-            values = line.split("|")
-            if len(values) == len(ACCOUNTS):
-                job_id, state, starts, nodes = values
-                yield _job(job_id, state, "", starts, nodes, "")
+    try:
+        lines = ask_slurm(asked).splitlines()
+    except SlurmError as error:
+        if NO_ACCOUNTS not in error.what:
+            _warn(error.what)
+        return
+    for line in lines:
+        values = line.split("|")
+        if len(values) == len(ACCOUNTS):
+            job_id, state, starts, nodes = values
+            yield _job(job_id, state, "", starts, nodes, "")
+
+
+@functools.cache
+def _warn(what: str) -> None:
+    """Once per process, for a live view asks again and again."""
+    log.warning("how older jobs ended is known by the runs' own files alone: %s", what)
 
 
 def _job(job_id: str, state: str, reason: str, starts: str, nodes: str, restarts: str) -> Job:

@@ -41,7 +41,7 @@ def test_without_accounts_a_job_that_the_queue_has_forgotten_is_unknown(answers,
     answers("sacct", errors="Slurm accounting storage is disabled")
     assert look_up(["7"]) == {}
     assert not caplog.messages
-    answers("sacct", errors="sacct: fatal: Invalid field requested: \"Restarts\"")
+    answers("sacct", errors='sacct: fatal: Invalid field requested: "Restarts"')
     assert look_up(["7"]) == look_up(["7"]) == {}
     (said,) = caplog.messages
     assert "Invalid field requested" in said

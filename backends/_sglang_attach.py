@@ -163,8 +163,8 @@ def _logprobs(server: Server, expected: Expected, ids: list[int], temperature: f
     }  # fmt: skip
     answer = _ask(server, lambda at: at.post("/generate", body, expected.seconds))
     try:
-        (told,) = answer["meta_info"]["output_token_ids_logprobs"]
-        found = {int(one[1]): float(one[0]) for one in told}
+        (logged,) = answer["meta_info"]["output_token_ids_logprobs"]
+        found = {int(one[1]): float(one[0]) for one in logged}
         logprobs = [found[one] for one in ids]
     except (KeyError, TypeError, ValueError, IndexError) as problem:
         raise server.endpoint.hostile(f"does not give the log-probs of tokens: {problem!r}") from None

@@ -108,10 +108,10 @@ def _answer(raw: Any, sampling: Sampling, new_tokens: int) -> Answer:
 
 def _spans(meta: dict[str, Any], length: int) -> list[Span]:
     """The spans by version of the weights; older servers only report the last version."""
-    told = meta.get("weight_versions")
-    if told is None:
-        told = [{"version": meta["weight_version"], "start": 0, "end": length}]
-    spans = [Span(str(one["version"]), int(one["start"]), int(one["end"])) for one in told]
+    versions = meta.get("weight_versions")
+    if versions is None:
+        versions = [{"version": meta["weight_version"], "start": 0, "end": length}]
+    spans = [Span(str(one["version"]), int(one["start"]), int(one["end"])) for one in versions]
     edges = [0, *(span.end for span in spans)]
     if length and (edges[:-1] != [span.start for span in spans] or edges[-1] != length or edges != sorted(edges)):
         raise ValueError(f"whose versions of weights do not add up to its {length} tokens")

@@ -157,8 +157,8 @@ def _draw(rng: random.Random, level: int) -> Problem:
 def _story(rng: random.Random, first: int, operations: Sequence[Operation]) -> str:
     name, things = rng.choice(NAMES), rng.choice(THINGS)
     deeds = [f"{rng.choice(GAINS if sign == '+' else LOSSES)} {number}" for sign, number in operations]
-    told = " and ".join([", ".join(deeds[:-1]), deeds[-1]] if len(deeds) > 1 else deeds)
-    return f"{name} has {first} {things}, {told}. How many {things} now?"
+    story = " and ".join([", ".join(deeds[:-1]), deeds[-1]] if len(deeds) > 1 else deeds)
+    return f"{name} has {first} {things}, {story}. How many {things} now?"
 
 
 def _expression(first: int, operations: Sequence[Operation]) -> str:

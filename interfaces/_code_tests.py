@@ -99,8 +99,8 @@ class Standing:
 
 def names_for_tests(tests, entry_point):
     """Names available to tests: the program's functions and classes, which may not shadow builtins or the library."""
-    told = heard()
-    names = {name: Standing(name) for name in told if isinstance(name, str) and not hasattr(builtins, name)}
+    given = heard()
+    names = {name: Standing(name) for name in given if isinstance(name, str) and not hasattr(builtins, name)}
     for name in sys.stdlib_module_names:
         if any(name in test for test in tests):
             names.pop(name, None)

@@ -27,7 +27,7 @@ def prepare(settings: dict[str, Any]) -> Work:
         function = loaded(settings["path"], settings["function"], settings["folders"])
         wanted = Arguments(function)
     except BaseException as problem:
-        raise Broken(f"{type(problem).__name__}: {problem}", **told(problem)) from problem
+        raise Broken(f"{type(problem).__name__}: {problem}", **cause_of(problem)) from problem
 
     def work(task: dict[str, Any]) -> dict[str, Any]:
         row = task["row"]
@@ -38,7 +38,7 @@ def prepare(settings: dict[str, Any]) -> Work:
         except MemoryError:
             return {"limit": "memory"}
         except BaseException as problem:  # SystemExit too: a function must not end its process
-            return {"error": f"{type(problem).__name__}: {problem}", **told(problem)}
+            return {"error": f"{type(problem).__name__}: {problem}", **cause_of(problem)}
 
     return work
 
@@ -84,7 +84,7 @@ def number(value: Any) -> float:
     return score
 
 
-def told(problem: BaseException) -> dict[str, Any]:
+def cause_of(problem: BaseException) -> dict[str, Any]:
     """The traceback starting at the user's code, and its innermost location there."""
     frames = traceback.extract_tb(problem.__traceback__)
     users = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]

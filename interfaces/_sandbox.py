@@ -86,7 +86,7 @@ class Program:
         self.limits = limits
         self.folder = None if confined else tempfile.mkdtemp(prefix="rlcli-program-")
         self._deadline = time.monotonic() + limits.wall_s
-        trouble, told = os.pipe()
+        trouble, report = os.pipe()
         mapped, map_now = os.pipe()
         unshared, unshare_done = os.pipe()
         self.pid = os.fork()
@@ -94,12 +94,12 @@ class Program:
             try:
                 os.close(trouble)
                 start = _confined if confined else _limited
-                start(arguments, files, descriptors, limits, self.folder or WORK, (unshare_done, mapped, told))
+                start(arguments, files, descriptors, limits, self.folder or WORK, (unshare_done, mapped, report))
             except BaseException as problem:
-                os.write(told, f"{type(problem).__name__}: {problem}".encode()[:500])
+                os.write(report, f"{type(problem).__name__}: {problem}".encode()[:500])
             finally:
                 os._exit(125)
-        for descriptor in (told, mapped, unshare_done):
+        for descriptor in (report, mapped, unshare_done):
             os.close(descriptor)
         with os.fdopen(trouble, "rb") as troubles:
             if confined and os.read(unshared, 1) and os.geteuid() == 0:
@@ -176,7 +176,7 @@ def _confined(
     pipes: tuple[int, int, int],
 ) -> None:  # fmt: skip
     """In its own namespaces, under a process that kills them when the program or the parent ends."""
-    unshare_done, mapped, told = pipes
+    unshare_done, mapped, report = pipes
     is_root, own, group = os.geteuid() == 0, os.geteuid(), os.getegid()
     os.setsid()
     spaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWPID
@@ -208,10 +208,10 @@ def _confined(
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-    _become(arguments, descriptors, limits, folder, told)
+    _become(arguments, descriptors, limits, folder, report)
 
 
-def _become(arguments: Sequence[str], descriptors: Mapping[int, int], limits: Limits, folder: str, told: int) -> None:
+def _become(arguments: Sequence[str], descriptors: Mapping[int, int], limits: Limits, folder: str, report: int) -> None:
     os.chdir(folder)
     bounds = {
         resource.RLIMIT_CPU: (limits.cpu_s, limits.cpu_s + 1),
@@ -228,7 +228,7 @@ def _become(arguments: Sequence[str], descriptors: Mapping[int, int], limits: Li
     for number in range(1, signal.NSIG):  # signals that the run ignores must work in a program
         with suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_DFL)
-    os.dup2(told, _MOST_FILES - 1, inheritable=False)
+    os.dup2(report, _MOST_FILES - 1, inheritable=False)
     moved = {number: os.dup2(ours, _MOST_FILES // 2 + number) for number, ours in descriptors.items()}
     for number, descriptor in moved.items():
         os.dup2(descriptor, number)

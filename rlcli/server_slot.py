@@ -107,13 +107,13 @@ class ServerSlot:
 
     @property
     def wanted(self) -> Wanted:
-        told = known_object(self.folder / WANTED)
-        return Wanted(told["life"], tuple(told["command"]), told["environment"]) if told else Wanted(0)
+        found = known_object(self.folder / WANTED)
+        return Wanted(found["life"], tuple(found["command"]), found["environment"]) if found else Wanted(0)
 
     @property
     def serves(self) -> Serves | None:
-        told = known_object(self.folder / SERVES)
-        return Serves(**told) if told else None
+        found = known_object(self.folder / SERVES)
+        return Serves(**found) if found else None
 
     def give_up(self, why: str) -> None:
         """Record that there will be no agent any more; called by its starter once it has died too often."""

@@ -88,18 +88,18 @@ def check_free_space(folder: Path, needed: int, what: str = "a checkpoint", hint
     """Raise ResourceError F28 if `needed` bytes do not fit on the disk where a folder is or will be."""
     free = _free(folder)
     if free is not None and free < needed:
-        told = f"{what} needs {_mib(needed)}, {_mib(free)} are free"
-        raise ResourceError(told, where=str(folder), hint=hint, code="F28")
+        message = f"{what} needs {_mib(needed)}, {_mib(free)} are free"
+        raise ResourceError(message, where=str(folder), hint=hint, code="F28")
 
 
 def disk_failure(error: BaseException, place: Path) -> ResourceError | None:
     """The disk error at a place, with the id of the fault; None if it was not the disk."""
     if isinstance(error, ResourceError):
         return error
-    told = OS_ERROR.search(str(error))
-    if not isinstance(error, OSError) and told is None:
+    written = OS_ERROR.search(str(error))
+    if not isinstance(error, OSError) and written is None:
         return None
-    number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
+    number = error.errno if isinstance(error, OSError) else int(written[1]) if written else None
     what = os.strerror(number) if number else str(error)
     if number in (errno.ENOSPC, errno.EDQUOT):
         what += f", {_mib(_free(place) or 0)} free on the disk"

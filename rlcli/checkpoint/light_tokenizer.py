@@ -93,8 +93,8 @@ class LightTokenizer:
             raise ValueError("render with tokenize=False, then call the tokenizer with add_special_tokens=False")
         if self.chat_template is None:
             raise ValueError("the tokenizer has no chat template")
-        told = {**self.special_tokens_map, **variables}
-        return render_chat(self.chat_template, conversation, add_generation_prompt=add_generation_prompt, **told)
+        settings = {**self.special_tokens_map, **variables}
+        return render_chat(self.chat_template, conversation, add_generation_prompt=add_generation_prompt, **settings)
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
         return self.backend.token_to_id(token)
@@ -147,8 +147,8 @@ def read_light_tokenizer(folder: Path) -> LightTokenizer:
     _refuse_others(folder, config, backend)
     declared = {int(id_): _added(token) for id_, token in (config.get("added_tokens_decoder") or {}).items()}
     known = declared or backend.get_added_tokens_decoder()
-    told = config if declared else config | _json(folder / "special_tokens_map.json")
-    named, extra = _special_tokens(config, told, known)
+    settings = config if declared else config | _json(folder / "special_tokens_map.json")
+    named, extra = _special_tokens(config, settings, known)
     _declare(backend, declared, named, extra)
     return LightTokenizer(
         backend, {name: _content(token) for name, token in named.items()}, _chat_template(folder, config),
@@ -174,15 +174,15 @@ def _refuse_others(folder: Path, config: Mapping[str, Any], backend: Tokenizer) 
 
 
 def _special_tokens(
-    config: Mapping[str, Any], told: Mapping[str, Any], known: Mapping[int, AddedToken]
+    config: Mapping[str, Any], settings: Mapping[str, Any], known: Mapping[int, AddedToken]
 ) -> tuple[dict[str, AddedToken | str], list[AddedToken | str]]:
     """(name → special token, further special tokens), from a tokenizer's files and its `known` tokens."""
     by_text = {token.content: token for token in known.values()}
     names = [*NAMED, *(key for key, value in config.items() if key.endswith("_token") and isinstance(value, str))]
-    named = {name: token for name in names if (token := _token(told.get(name), by_text)) is not None}
+    named = {name: token for name in names if (token := _token(settings.get(name), by_text)) is not None}
     extra: list[AddedToken | str] = []
     for key in ("additional_special_tokens", "extra_special_tokens"):
-        more = told.get(key) or []
+        more = settings.get(key) or []
         if isinstance(more, dict):
             named |= {name: token for name, value in more.items() if (token := _token(value, by_text)) is not None}
         else:

@@ -49,8 +49,8 @@ def supervise(context: typer.Context, quiet: bool, as_json: bool, in_job: bool =
         *(["--debug"] if options.get("debug") else []),
         *(["--project", str(options["project"])] if options.get("project") else []),
     ]
-    told = {"--quiet": quiet, "--json": as_json, "--in-job": in_job}
-    after = [option for option, is_given in told.items() if is_given]
+    flags = {"--quiet": quiet, "--json": as_json, "--in-job": in_job}
+    after = [option for option, is_given in flags.items() if is_given]
     return supervisor.supervise(lambda run: [*before, "resume", *after, "--", run])
 
 

@@ -196,8 +196,8 @@ def _unheard_stops(subject: _Subject, role: str, tokenizer: Any) -> list[int]:
     file = Path(path).expanduser() / "generation_config.json" if path is not None else None
     if file is None or not file.is_file() or not _generates(subject.recipe.graph):
         return []
-    told = known_object(file).get("eos_token_id")  # a file that cannot be read is reported with the model
-    ids = told if isinstance(told, list) else [told]
+    end = known_object(file).get("eos_token_id")  # a file that cannot be read is reported with the model
+    ids = end if isinstance(end, list) else [end]
     return [id_ for id_ in ids if isinstance(id_, int) and id_ not in subject.stop_ids(tokenizer)]
 
 

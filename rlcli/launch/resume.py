@@ -241,8 +241,8 @@ def _digest(run: RunDirectory, recipe: Resolved, found: Sequence[Change], step: 
     file = run.path / DIGEST_FILE
     before = file.read_text().strip() if file.is_file() else digest(recipe)
     telling = [(change.key, change.now) for change in found if change.key.split(".")[0] not in WITHOUT_EFFECT]
-    told = json.dumps(telling, sort_keys=True)
-    return hashlib.sha256(f"{before} {step} {told}".encode()).hexdigest() if telling else before
+    text = json.dumps(telling, sort_keys=True)
+    return hashlib.sha256(f"{before} {step} {text}".encode()).hexdigest() if telling else before
 
 
 def _write_down(run: RunDirectory, resolved: Resolved, found: Sequence[Change], step: int, recipe_digest: str) -> None:

@@ -59,10 +59,10 @@ class Sweep:
     @classmethod
     def read(cls, folder: Path) -> Sweep | None:
         """Read the sweep of a folder; None if there is none that can be read."""
-        told = known_object(folder / SWEEP_FILE)
+        recorded = known_object(folder / SWEEP_FILE)
         try:
-            runs = tuple(SweepRun(str(one["name"]), _texts(one["settings"])) for one in told["runs"])
-            return cls(str(told["recipe"]), _texts(told["layers"]), _texts(told["overrides"]), runs)
+            runs = tuple(SweepRun(str(one["name"]), _texts(one["settings"])) for one in recorded["runs"])
+            return cls(str(recorded["recipe"]), _texts(recorded["layers"]), _texts(recorded["overrides"]), runs)
         except (KeyError, TypeError):
             return None
 

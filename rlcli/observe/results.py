@@ -70,6 +70,6 @@ def _was_interrupted(run: Overview) -> bool:
 
 def digest(resolved: Resolved) -> str:
     """Digest of everything in a recipe that its result depends on."""
-    told = {key: value for key, value in resolved.to_json().items() if key not in ("launch", "log", "checkpoint")}
-    told["starts"] = {start.role: [digest(start.source), start.source_role] for start in warm_starts(resolved)}
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    relevant = {key: value for key, value in resolved.to_json().items() if key not in ("launch", "log", "checkpoint")}
+    relevant["starts"] = {start.role: [digest(start.source), start.source_role] for start in warm_starts(resolved)}
+    return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()

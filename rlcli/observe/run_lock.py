@@ -79,16 +79,16 @@ class RunLock:
 
 def read_holder(path: Path) -> Holder | None:
     """The holder recorded in a lock file; None if it cannot be read."""
-    told = known_object(path, LARGEST)
-    owner = process_record(told.get("owner"))
-    return Holder(owner, process_record(told.get("supervisor"))) if owner is not None else None
+    recorded = known_object(path, LARGEST)
+    owner = process_record(recorded.get("owner"))
+    return Holder(owner, process_record(recorded.get("supervisor"))) if owner is not None else None
 
 
-def process_record(told: Any) -> ProcessRecord | None:
+def process_record(recorded: Any) -> ProcessRecord | None:
     """The process that a file describes; None if it could not be found again."""
-    if not isinstance(told, dict):
+    if not isinstance(recorded, dict):
         return None
-    host, pid, started = told.get("host"), told.get("pid"), told.get("started")
+    host, pid, started = recorded.get("host"), recorded.get("pid"), recorded.get("started")
     if not (isinstance(host, str) and isinstance(pid, int) and isinstance(started, int | float)):
         return None
     return ProcessRecord(host, pid, float(started)) if 1 < pid < 1 << 31 else None

@@ -124,10 +124,10 @@ def note_stop(folder: Path, holder: Holder) -> None:
 def read_processes(folder: Path) -> list[tuple[str, ProcessRecord]]:
     """Names and processes that a launcher started for the run the last time."""
     try:
-        told = json.loads(read_regular(folder / PROCESSES, LARGEST_RECORDS))
+        recorded = json.loads(read_regular(folder / PROCESSES, LARGEST_RECORDS))
     except (OSError, ValueError, RecursionError):
         return []
-    entries = [entry for entry in told if isinstance(entry, dict)] if isinstance(told, list) else []
+    entries = [entry for entry in recorded if isinstance(entry, dict)] if isinstance(recorded, list) else []
     found = [(str(entry.get("name")), process_record(entry)) for entry in entries]
     return [(name, process) for name, process in found if process is not None]
 

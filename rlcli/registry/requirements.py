@@ -48,11 +48,11 @@ def read_requirements() -> Requirements:
         needed = tuple(map(Requirement, project["dependencies"]))
         extras = {name: tuple(map(Requirement, of)) for name, of in project["optional-dependencies"].items()}
         return Requirements(project["requires-python"], needed, _useful(extras))
-    told = metadata.metadata("rlcli")
-    every = [Requirement(line) for line in told.get_all("Requires-Dist") or []]
-    named = {name: _of_extra(every, name) for name in told.get_all("Provides-Extra") or []}
+    package = metadata.metadata("rlcli")
+    every = [Requirement(line) for line in package.get_all("Requires-Dist") or []]
+    named = {name: _of_extra(every, name) for name in package.get_all("Provides-Extra") or []}
     needed = tuple(one for one in every if one.marker is None or one.marker.evaluate({"extra": ""}))
-    return Requirements(told["Requires-Python"], needed, _useful(named))
+    return Requirements(package["Requires-Python"], needed, _useful(named))
 
 
 def _of_extra(every: list[Requirement], extra: str) -> tuple[Requirement, ...]:

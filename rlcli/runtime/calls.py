@@ -321,8 +321,8 @@ class Calls:
             for answer in answers.values():
                 for what, of_samples in answer.items():
                     known[what] |= of_samples
-            told = [id_ for id_ in ids if id_ in known["texts"]]
-            then([line for id_ in told for line in _lines(names[id_], {w: known[w].get(id_) for w in DESCRIBED})])
+            with_text = [id_ for id_ in ids if id_ in known["texts"]]
+            then([line for id_ in with_text for line in _lines(names[id_], {w: known[w].get(id_) for w in DESCRIBED})])
 
         if args:
             self._requests.post("describe", args, described)

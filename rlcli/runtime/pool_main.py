@@ -136,8 +136,8 @@ class PoolWorker:
         promised = {key: mfc.output_key_remap.get(key, key) for key in mfc.output_keys}
         kept = checked_output(made, data, promised, origin, self._model.device)
         own = {name: values for name, values in kept.metadata.items() if name not in data.metadata}
-        told = {*read_counts(own, origin), *([DROPPED] if read_drops(kept, mfc.drops, origin) else [])}
-        kept.metadata = {name: list(values) for name, values in own.items() if name in told}
+        reported = {*read_counts(own, origin), *([DROPPED] if read_drops(kept, mfc.drops, origin) else [])}
+        kept.metadata = {name: list(values) for name, values in own.items() if name in reported}
         return packed(kept)
 
 

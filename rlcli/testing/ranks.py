@@ -62,11 +62,11 @@ class RankTimeout(TimeoutError):
     """Ranks did not finish in time. `stacks` shows where each of them was: (file, line, function), innermost first."""
 
     def __init__(self, size: int, timeout: float, stacks: dict[int, list[Frame]]):
-        told = [
+        lines = [
             f"rank {rank} stood at\n" + "\n".join(f"  {file}:{line} in {function}" for file, line, function in frames)
             for rank, frames in stacks.items()
         ]
-        super().__init__("\n".join([f"{len(stacks)} of {size} ranks did not finish within {timeout:g} s", *told]))
+        super().__init__("\n".join([f"{len(stacks)} of {size} ranks did not finish within {timeout:g} s", *lines]))
         self.stacks = stacks
 
 
@@ -136,8 +136,8 @@ class _Rank:
         """The rank's report; None if it did not finish."""
         if not self.answer.exists():
             return None
-        told: dict[str, Any] = json.loads(self.answer.read_text())
-        return told
+        result: dict[str, Any] = json.loads(self.answer.read_text())
+        return result
 
     def tell(self, **report: Any) -> None:
         """Write the report atomically: the parent may read it at any time."""

@@ -83,29 +83,29 @@ def _some_better_than_others() -> Iterator[None]:
 
 def make_small(resolved: Resolved, folder: Path) -> tuple[Resolved, tuple[str, ...]]:
     """The small recipe, written to `folder`, and what was replaced because it is not available on this machine."""
-    told = resolved.to_json()
+    document = resolved.to_json()
     prompts = max(2, *plan_topology(resolved.recipe).batch.minibatches.values())
     tokenizers = _Tokenizers(folder)
-    for name, role in told["models"].items():
+    for name, role in document["models"].items():
         if role["path"] is not None or role["scratch"] is not None:
             role |= {"path": None, "scratch": TINY_MODEL}
             role["tokenizer"] = tokenizers.local(*_source(resolved, name))
         elif role["tokenizer"] is not None:
             role["tokenizer"] = tokenizers.local(resolved, role["tokenizer"])
         role |= {"backend": _runnable(role["backend"]), "mesh": {}, "devices": None}
-    for dataset in told["datasets"].values():
+    for dataset in document["datasets"].values():
         _cut_rows(dataset, max(ROWS, STEPS * prompts), has_byte_tokens=bool(tokenizers.replaced))
     for section in ("generation", "graph", "train"):
-        _shorten(told[section])
-    few = min(told["train"]["microbatches"], 2)
-    told["train"] |= {"steps": STEPS, "epochs": None, "prompts_per_step": prompts, "microbatches": few}
-    told["train"]["eval"] |= {"every_steps": None, "at_start": False}
-    told |= {"cluster": {"device": "cpu"}, "launch": {"type": "inline"}}
-    told["checkpoint"] |= dict.fromkeys(("every_steps", "every_epochs", "every_seconds")) | {"at_end": False}
-    told["checkpoint"] |= {"keep_best": 0}
-    told["log"] |= {"dir": str(folder / "runs"), "tensorboard": False, "plot": False}
+        _shorten(document[section])
+    few = min(document["train"]["microbatches"], 2)
+    document["train"] |= {"steps": STEPS, "epochs": None, "prompts_per_step": prompts, "microbatches": few}
+    document["train"]["eval"] |= {"every_steps": None, "at_start": False}
+    document |= {"cluster": {"device": "cpu"}, "launch": {"type": "inline"}}
+    document["checkpoint"] |= dict.fromkeys(("every_steps", "every_epochs", "every_seconds")) | {"at_end": False}
+    document["checkpoint"] |= {"keep_best": 0}
+    document["log"] |= {"dir": str(folder / "runs"), "tensorboard": False, "plot": False}
     file = folder / f"{resolved.recipe.name}.yaml"
-    file.write_text(to_yaml(told), encoding="utf-8")
+    file.write_text(to_yaml(document), encoding="utf-8")
     return load_recipe(file), tuple(tokenizers.replaced)
 
 

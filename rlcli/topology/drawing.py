@@ -37,7 +37,7 @@ def draw(recipe: Recipe, topology: Topology) -> list[str]:
     blocks = list(_blocks(topology, _node_groups(topology)))
     for block in blocks:
         lines += [""] if lines else []
-        lines += _block_lines(recipe, topology, block, width, told=block is blocks[-1])
+        lines += _block_lines(recipe, topology, block, width, described=block is blocks[-1])
     return [*lines, f"{'':{width}}  {_legend(lines)}"]
 
 
@@ -80,7 +80,9 @@ def _ranks_title(topology: Topology, nodes: _Nodes) -> str:
     return f"rank {first}" if first == last else f"ranks {first}-{last}"
 
 
-def _block_lines(recipe: Recipe, topology: Topology, block: Sequence[_Nodes], width: int, *, told: bool) -> list[str]:
+def _block_lines(
+    recipe: Recipe, topology: Topology, block: Sequence[_Nodes], width: int, *, described: bool
+) -> list[str]:
     titles = (lambda nodes: nodes.title), (lambda nodes: _ranks_title(topology, nodes))
     lines = [
         " " * (width + 2) + "   ".join(f"{title(nodes):{_cell_width(topology, nodes)}}" for nodes in block)
@@ -88,7 +90,7 @@ def _block_lines(recipe: Recipe, topology: Topology, block: Sequence[_Nodes], wi
     ]
     for role in recipe.models:
         cells = "   ".join(f"{_cells(recipe, topology, nodes, role):{_cell_width(topology, nodes)}}" for nodes in block)
-        lines.append(f"{role:{width}}  {cells}" + (f"   {_about(recipe, topology, role)}" if told else ""))
+        lines.append(f"{role:{width}}  {cells}" + (f"   {_about(recipe, topology, role)}" if described else ""))
     return [line.rstrip() for line in lines]
 
 

@@ -107,9 +107,13 @@ def _on_cluster(resolved: Resolved, nodes: int | None, devices: int | None) -> R
         plan_topology(other)
     except DevicesError as error:
         raise UsageError(str(error), hint="give --nodes and --devices that the roles' devices and meshes fit") from None
-    told = {"cluster.nodes": cluster.nodes, "cluster.devices_per_node": cluster.devices_per_node, "launch": launch.type}
-    kept = [one for one in resolved.overrides if one.partition("=")[0] not in (*told, "launch.type")]
-    return replace(resolved, recipe=other, overrides=(*kept, *(f"{key}={value}" for key, value in told.items())))
+    given = {
+        "cluster.nodes": cluster.nodes,
+        "cluster.devices_per_node": cluster.devices_per_node,
+        "launch": launch.type,
+    }
+    kept = [one for one in resolved.overrides if one.partition("=")[0] not in (*given, "launch.type")]
+    return replace(resolved, recipe=other, overrides=(*kept, *(f"{key}={value}" for key, value in given.items())))
 
 
 def _keys(resolved: Resolved) -> dict[str, Any]:

@@ -160,12 +160,12 @@ def _micro_batch_lines(plan: Plan) -> Iterator[str]:
     from rlcli.topology.memory import micro_batches_of
 
     lengths = plan.memory.lengths
-    told = "assumed" if lengths.assumed else "at most"
+    bound = "assumed" if lengths.assumed else "at most"
     if lengths.prompt:
         response = lengths.sequence - lengths.prompt
-        yield f"sequences {told} {lengths.prompt} + {response} = {lengths.sequence} tokens, prompt and response"
+        yield f"sequences {bound} {lengths.prompt} + {response} = {lengths.sequence} tokens, prompt and response"
     else:
-        yield f"sequences {told} {lengths.sequence} tokens"
+        yield f"sequences {bound} {lengths.sequence} tokens"
     for name, call in plan.recipe.graph.items():
         if call.call == "train_step":
             tokens, count = micro_batches_of(plan.recipe, plan.topology, call)

@@ -73,10 +73,10 @@ class Submission:
             return None
         if not JOB_ID.fullmatch(str(texts["job_id"])):
             return None
-        told = {one.name: known[one.name] for one in fields(cls) if one.name in known}
+        values = {one.name: known[one.name] for one in fields(cls) if one.name in known}
         for name in ("cluster", "name"):
-            told[name] = told.get(name) if isinstance(told.get(name), str) else None
-        return cls(**told)
+            values[name] = values.get(name) if isinstance(values.get(name), str) else None
+        return cls(**values)
 
     @staticmethod
     def forget(run_dir: Path) -> None:

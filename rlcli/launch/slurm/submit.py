@@ -183,8 +183,8 @@ def _limit_of_partition(name: str | None) -> int | None:
         lines = [line.split() for line in ask_slurm(asked).splitlines()]
     except SlurmError:
         return None
-    told = [line for line in lines if len(line) == 3 and (name or line[0].endswith("*"))]
-    for limit in (told[0][1], told[0][2]) if told else ():
+    partitions = [line for line in lines if len(line) == 3 and (name or line[0].endswith("*"))]
+    for limit in (partitions[0][1], partitions[0][2]) if partitions else ():
         try:
             return seconds_of(limit)
         except (ValueError, ArithmeticError):  # `infinite`, `n/a`

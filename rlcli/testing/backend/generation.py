@@ -72,12 +72,12 @@ class GenerationChecks(BackendChecks):
             stop_token_ids=tuple(range(0, VOCABULARY, 5)),
         )  # fmt: skip
         seeds = range(2 * sample.bs)  # more than fit at once, ending at different times: some join others
-        told: list[list[int]] = [[] for _ in seeds]
+        pieces: list[list[int]] = [[] for _ in seeds]
         for number, token in engine.stream(sample, TinyTokenizer(), settings, seeds):
-            told[number].append(token)
+            pieces[number].append(token)
         whole = engine.generate(sample, TinyTokenizer(), settings, seeds).tokens
         cause = "yield (number of the response, its next token), each once, in the order of prompts and their groups"
-        _require_same([torch.tensor(tokens) for tokens in told], whole, "as a stream", cause, place(engine, "stream"))
+        _require_same([torch.tensor(tokens) for tokens in pieces], whole, "as a stream", cause, place(engine, "stream"))
 
     def test_recomputation_confirms_the_log_probs(self) -> None:
         """log-probs are those of a forward pass at the temperature"""

@@ -117,9 +117,9 @@ class StateChecks(BackendChecks):
         from transformers import AutoConfig, AutoModelForCausalLM
 
         kind: Any = AutoModelForCausalLM if head == "lm" else value_model_class(AutoConfig.from_pretrained(folder))
-        loaded, told = kind.from_pretrained(folder, output_loading_info=True)
+        loaded, report = kind.from_pretrained(folder, output_loading_info=True)
         where = place(engine, method.split()[-1])
-        wrong = {key: names for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if (names := told[key])}
+        wrong = {key: names for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if (names := report[key])}
         if wrong:
             raise Violation(f"the folder of {method} has {wrong}", "write every parameter once", where)
         weights = self.weights(engine)

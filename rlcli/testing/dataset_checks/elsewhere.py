@@ -48,7 +48,7 @@ def answers(trial: Trial, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[s
             yield seed, json.loads(out.splitlines()[-1])
 
 
-def told(dataset: Any) -> dict[str, Any]:
+def as_read(dataset: Any) -> dict[str, Any]:
     """Its first rows in JSON, by their previews if it has any."""
     rows: list[dict[str, Any]] = []
     for index in range(shown_rows(dataset)):
@@ -81,7 +81,7 @@ def _main(order: Mapping[str, Any]) -> None:
     tokenizer = LightTokenizer(Tokenizer.from_str(words.pop("backend")), **words)
     datasets = {name: DatasetAbstraction(*described) for name, described in order["datasets"].items()}
     util = DatasetUtility(1, 0, 1, suited(tokenizer, load("datasets", order["name"])), datasets)
-    print(json.dumps(told(by_number(make_dataset(DatasetAbstraction(order["name"], order["args"]), util)))))
+    print(json.dumps(as_read(by_number(make_dataset(DatasetAbstraction(order["name"], order["args"]), util)))))
 
 
 if __name__ == "__main__":

@@ -159,8 +159,8 @@ def _planted(trial: Trial, line: Line) -> Exception | None:
 
 
 def _demand_place(trial: Trial, error: Exception, what: str, line: int = 3) -> None:
-    told = f"{getattr(error, 'where', '')} {error}"
-    if isinstance(error, RlcliError) and re.search(rf"{re.escape(str(trial.file))}:{line}(?!\d)", told):
+    message = f"{getattr(error, 'where', '')} {error}"
+    if isinstance(error, RlcliError) and re.search(rf"{re.escape(str(trial.file))}:{line}(?!\d)", message):
         return
     what = f"{what}, in line {line}, ends in {refusal(error)!s:.150}, without {trial.file.name}:{line}"
     raise Violation(what, SAY_WHERE, trial.place_in(error)) from error

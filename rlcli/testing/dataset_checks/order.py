@@ -14,7 +14,7 @@ import pytest
 from rlcli.api.data import SequenceSample
 from rlcli.checkpoint.light_tokenizer import LightTokenizer
 from rlcli.testing.contract import Contract, Violation, place_of
-from rlcli.testing.dataset_checks.elsewhere import answers, told
+from rlcli.testing.dataset_checks.elsewhere import answers, as_read
 from rlcli.testing.dataset_checks.first_rows import LOOKED_AT, FirstRows, reader
 from rlcli.testing.dataset_checks.trial import (
     Trial,
@@ -93,7 +93,7 @@ class OrderChecks(Contract):
         if not isinstance(trial.tokenizer, LightTokenizer):
             pytest.skip("not tried: other processes know the tests' own tokenizer only")
         rows = trial.at_least(MANY_ROWS)
-        here = told(trial.demand(rows))
+        here = as_read(trial.demand(rows))
         for hash_seed, answer in answers(trial, rows):
             if answer["rows"] != here["rows"]:
                 pairs = enumerate(zip(here["rows"], answer["rows"], strict=False))

@@ -163,10 +163,10 @@ class SampleChecks(Contract):
                 place,
             )
         if hasattr(dataset, "preview"):
-            told = [(said.where, said.prompt) for said in map(dataset.preview, range(len(lengths)))]
-            if list(survey.prompts)[: len(told)] != told:
+            previewed = [(said.where, said.prompt) for said in map(dataset.preview, range(len(lengths)))]
+            if list(survey.prompts)[: len(previewed)] != previewed:
                 raise Violation(
-                    f"its prompts are {list(survey.prompts)[:1]}…, the previews say {told[:1]}…",
+                    f"its prompts are {list(survey.prompts)[:1]}…, the previews say {previewed[:1]}…",
                     "give (where, prompt) of every row, as the preview does",
                     place,
                 )

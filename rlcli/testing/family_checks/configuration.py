@@ -78,9 +78,9 @@ class ConfigurationChecks(Contract):
     def test_defaults(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """keys that config.json lacks mean what they mean there"""
         example = with_models(examples)[0]
-        told = {"model_type": self.name, "architectures": example.hf["architectures"]}
-        usual = type(example.model.config)().to_dict() | told
-        bare, whole = (dataclasses.asdict(family.config_from_hf(hf)) for hf in (told, usual))
+        minimal = {"model_type": self.name, "architectures": example.hf["architectures"]}
+        usual = type(example.model.config)().to_dict() | minimal
+        bare, whole = (dataclasses.asdict(family.config_from_hf(hf)) for hf in (minimal, usual))
         found = _first_difference(whole, bare, leave_out=("others",))
         if found:
             raise Violation(

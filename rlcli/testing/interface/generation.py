@@ -133,8 +133,8 @@ class GenerationChecks(CallSubject):
                 )
                 cause = "responses come prompt by prompt: response n answers prompt n // group"
                 raise Violation(what, cause, sampling.where)
-            told = torch.arange(len(one.tokens)) < len(one.prompt)
-            if len(one.mask) != len(told) or not torch.equal(one.mask, told):
+            is_prompt = torch.arange(len(one.tokens)) < len(one.prompt)
+            if len(one.mask) != len(is_prompt) or not torch.equal(one.mask, is_prompt):
                 what = f"prompt_mask marks {int(one.mask.sum())} tokens of a prompt of {len(one.prompt)}"
                 raise Violation(what, "True on the prompt's tokens, and on no other", sampling.where)
 

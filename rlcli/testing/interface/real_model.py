@@ -76,8 +76,8 @@ class RealModelChecks(InterfaceSubject):
             share = batch.select_indices(range(cut) if rank == 0 else range(cut, batch.bs))
             return {"steps": [_train(rehearsal, model, share) for _ in range(2)]}
 
-        for rank, told in enumerate(run_on_ranks(2, one_rank)):
-            for number, (one, two) in enumerate(zip(expected, told["steps"], strict=True)):
+        for rank, answer in enumerate(run_on_ranks(2, one_rank)):
+            for number, (one, two) in enumerate(zip(expected, answer["steps"], strict=True)):
                 for name, value in one.items():
                     if not abs(two[name] - value) <= 1e-3 * max(1.0, abs(value)):
                         raise Violation(

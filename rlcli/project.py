@@ -12,13 +12,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import logging
 import os
 import stat
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlcli.errors import ProjectError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+log = logging.getLogger(__name__)
 
 FOLDERS = ("interfaces", "backends", "datasets", "recipes")
 """The folders of a project that rlcli reads."""
@@ -51,20 +58,30 @@ def roots() -> list[Path]:
 def installed_roots() -> dict[str, Path]:
     """The folders that installed packages bring, by the name of the package. Nothing of them is imported.
 
-    Raises ProjectError for an entry point that does not name a package.
+    An entry point that names no package is warned of: it must not stop those who do not need it.
     """
+    found = {}
+    for name, entry, folder in installed_entry_points():
+        if folder is None:
+            log.warning("%s. rlcli doctor says more", misnamed(name, entry))
+        else:
+            found[name] = folder
+    return found
+
+
+def installed_entry_points() -> Iterator[tuple[str, EntryPoint, Path | None]]:
+    """(the package's name, its entry point, the folder of components; None if the entry point names none)."""
     from importlib.metadata import entry_points
 
-    found: dict[str, Path] = {}
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: (entry.name, entry.value)):
         folder = module_place(entry.value)
         name = entry.dist.name if entry.dist is not None else entry.name
-        if folder is None or not folder.is_dir():
-            what = f"the entry point {entry.name} of {name} names {entry.value!r}, which is not an installed package"
-            hint = f'write {ENTRY_POINTS!r} entry points as name = "package"; then install {name} again'
-            raise ProjectError(what, where=name, hint=hint)
-        found[name] = folder
-    return found
+        yield name, entry, folder if folder is not None and folder.is_dir() else None
+
+
+def misnamed(name: str, entry: EntryPoint) -> str:
+    """What is wrong with an entry point of a package."""
+    return f"the entry point {entry.name} of {name} names {entry.value!r}, which is not an installed package"
 
 
 def module_place(module: str) -> Path | None:

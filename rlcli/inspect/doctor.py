@@ -17,6 +17,7 @@ from rlcli.inspect.cores import available_cores
 from rlcli.inspect.devices import Gpu, list_gpus
 from rlcli.inspect.findings import Finding, failure
 from rlcli.inspect.processor import cpu_flags
+from rlcli.project import ENTRY_POINTS, current_project, installed_entry_points, misnamed
 from rlcli.registry.requirements import (
     Requirements,
     fits,
@@ -56,6 +57,7 @@ def examine() -> Iterator[Finding]:
         yield _check_shared_memory(bool(gpus))
     yield _check_open_files()
     yield from _check_project()
+    yield from _check_entry_points()
     yield _check_slurm()
 
 
@@ -237,9 +239,15 @@ def _gib(size: int) -> str:
 # -- surroundings ----------------------------------------------------------------------------------------
 
 
-def _check_project() -> Iterator[Finding]:
-    from rlcli.project import current_project
+def _check_entry_points() -> Iterator[Finding]:
+    """Installed packages whose components cannot be found."""
+    for name, entry, folder in installed_entry_points():
+        if folder is None:
+            fix = f'write {ENTRY_POINTS!r} entry points as name = "package"; then install {name} again'
+            yield Finding(level="warn", about=name, says=misnamed(name, entry), fix=fix)
 
+
+def _check_project() -> Iterator[Finding]:
     try:
         project = current_project()
     except RlcliError as error:

@@ -10,6 +10,7 @@ import pytest
 
 from rlcli import project, registry
 from rlcli.errors import ProjectError, UnknownComponent
+from rlcli.inspect.doctor import examine
 
 HOME = Path(__file__).parents[2]
 BREVITY = '''
@@ -127,10 +128,15 @@ def test_a_module_that_registers_nothing_is_not_imported(site):
         registry.load("interfaces", "their_lab.evil")
 
 
-def test_an_entry_point_that_names_nothing_is_told(site):
+def test_an_entry_point_that_names_nothing_is_warned_of_and_stops_nobody(site, caplog):
     (site / "my_lab-1.0.dist-info/entry_points.txt").write_text("[rlcli]\nmy_lab = my_lab.gone\n")
-    with pytest.raises(ProjectError, match=r"entry point my_lab of my-lab names 'my_lab\.gone'"):
-        registry.names("interfaces")
+    assert "short_words" not in registry.names("interfaces")
+    assert "ppo_actor" in registry.names("interfaces")
+    wrong = "the entry point my_lab of my-lab names 'my_lab.gone', which is not an installed package"
+    assert caplog.messages == [f"{wrong}. rlcli doctor says more"]
+    (found,) = [finding for finding in examine() if finding.about == "my-lab"]
+    assert (found.level, found.says) == ("warn", wrong)
+    assert "install my-lab again" in found.fix
 
 
 def test_a_recipe_uses_both(rlcli, site):

@@ -166,7 +166,7 @@ def _wait_for_files(temporary: Path, manifest: Manifest) -> None:
 
 
 def _disagreement(temporary: Path, manifest: Manifest) -> str | None:
-    """A file that is missing, that nobody sealed, or that has changed since; None if all is as it should be."""
+    """A file that is missing, that nobody sealed, or whose size is another one; None if all is as it should be."""
     there = {name: path.lstat().st_size for name, path in files_under(temporary).items()}
     sealed = {name: file.bytes for name, file in manifest.files.items()}
     return min((name for name, _ in there.items() ^ sealed.items()), default=None)

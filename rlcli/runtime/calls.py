@@ -37,7 +37,7 @@ PART = "reward/"
 
 
 @dataclass(frozen=True)
-class Running:
+class Answered:
     """A call that all its ranks have answered."""
 
     task: Task
@@ -49,7 +49,7 @@ class Running:
     updates: int = 0
     """Updates of its role's weights per training step; 0 if they never change."""
 
-    def and_then(self, later: Running) -> Running:
+    def and_then(self, later: Answered) -> Answered:
         """Merge with the same call on other samples of the step."""
         answers = {rank: _added(answer, later.answers[rank]) for rank, answer in self.answers.items()}
         return replace(later, answers=answers)
@@ -122,7 +122,7 @@ def updates_per_step(graph: Sequence[MFCDef]) -> dict[str, int]:
 
 
 def named_reports(
-    calls: Sequence[Running], reports: Callable[[Running], Mapping[str, T]], section: Callable[[MFCDef], str]
+    calls: Sequence[Answered], reports: Callable[[Answered], Mapping[str, T]], section: Callable[[MFCDef], str]
 ) -> dict[str, T]:
     """Reports of calls as `<section>/<name>`, or as `<call>/<name>` where several calls of a section report the same
     name: `math_inf/reward`."""
@@ -205,7 +205,7 @@ class Calls:
         """Sample → its dataset's name for it."""
         return {id_: self._names[id_] for id_ in ids}
 
-    def dispatch(self, task: Task, ids: Sequence[str], then: Callable[[Running], None]) -> None:
+    def dispatch(self, task: Task, ids: Sequence[str], then: Callable[[Answered], None]) -> None:
         """Send a call on some samples, at least one, to the workers of its role, and have inputs that they lack
         transferred to them. The samples of a training step are a batch, in its order. A call that runs in a pool leaves
         its ranks free for other calls."""
@@ -236,11 +236,11 @@ class Calls:
                 if answers[rank]["batch"] is not None:
                     self.buffer.add(rank, SequenceSample.from_json(answers[rank]["batch"]))
             self.times.count_call({rank: answers[rank]["seconds"] for rank in busy})
-            running = Running(task, mfc, placement, reports, updates=self._updates.get(mfc.model_name, 0))
+            answered = Answered(task, mfc, placement, reports, updates=self._updates.get(mfc.model_name, 0))
             if hook is None:
-                then(running)
+                then(answered)
             else:
-                self._copy_to_others(hook, copy, running, then)
+                self._copy_to_others(hook, copy, answered, then)
 
         def run() -> None:
             self._phase(task.call)
@@ -253,17 +253,17 @@ class Calls:
             self._held.append(copy)
 
     def _copy_to_others(
-        self, hook: ParamReallocHook, copy: Held, running: Running, then: Callable[[Running], None]
+        self, hook: ParamReallocHook, copy: Held, answered: Answered, then: Callable[[Answered], None]
     ) -> None:
         """A call is done once a role on other ranks that follows its role has the new weights."""
-        rests = any(isinstance(other, OffloadHook) for other in running.mfc.post_hooks)
-        args = {"source": running.mfc.model_name, "target": hook.target, "eta": hook.eta, "then_offload": rests}
+        rests = any(isinstance(other, OffloadHook) for other in answered.mfc.post_hooks)
+        args = {"source": answered.mfc.model_name, "target": hook.target, "eta": hook.eta, "then_offload": rests}
         followers = self._topology.placement(hook.target).ranks
-        ranks = tuple(sorted({*running.placement.ranks, *followers}))
+        ranks = tuple(sorted({*answered.placement.ranks, *followers}))
 
         def copied(answers: Answers) -> None:
             # The last rank to arrive did not wait for any other: its time is that of the transfer itself.
-            then(replace(running, copy_seconds=min(answer["seconds"] for answer in answers.values())))
+            then(replace(answered, copy_seconds=min(answer["seconds"] for answer in answers.values())))
 
         copy.ranks = ranks
         copy.run = lambda: self._requests.post("copy_weights", dict.fromkeys(ranks, args), copied)

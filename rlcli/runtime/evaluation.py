@@ -12,7 +12,7 @@ from rlcli.api.dataflow import ModelInterfaceType
 from rlcli.recipe.dataset_sizes import check_dataset_sizes
 from rlcli.recipe.graph import eval_graph
 from rlcli.recipe.schema import Recipe
-from rlcli.runtime.calls import Calls, Running, named_reports
+from rlcli.runtime.calls import Answered, Calls, named_reports
 from rlcli.runtime.data_order import evaluation_id
 from rlcli.runtime.lanes import lanes_of
 from rlcli.runtime.measures import Moments
@@ -58,12 +58,12 @@ def evaluate(
     dataset, graph = recipe.train.eval.dataset, eval_graph(recipe)
     assert dataset is not None
     began = time.perf_counter()
-    ids, is_loaded, finished = [evaluation_id(row) for row in range(rows)], list[bool](), deque[Running]()
+    ids, is_loaded, finished = [evaluation_id(row) for row in range(rows)], list[bool](), deque[Answered]()
     calls.load(graph, dataset, [(id_, row, 0) for row, id_ in enumerate(ids)], lambda: is_loaded.append(True))
     while not is_loaded:
         meanwhile()
         requests.wait()
-    reports: list[Running] = []
+    reports: list[Answered] = []
     scheduler = Scheduler(graph, 1)
     while not scheduler.finished:
         for task in scheduler.ready():
@@ -74,8 +74,8 @@ def evaluate(
             requests.wait()
         reports.append(finished.popleft())
         scheduler.finish(reports[-1].task)
-    scores = named_reports(reports, Running.averages, lambda _: "")
-    stats = named_reports(reports, Running.stats, lambda _: "")
+    scores = named_reports(reports, Answered.averages, lambda _: "")
+    stats = named_reports(reports, Answered.stats, lambda _: "")
     texts: list[dict[str, Any]] = []
     if any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in graph):
         texts = _texts(calls, requests, ids[:shown])

@@ -20,7 +20,7 @@ from rlcli.recipe.components import sources_of
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.admission import Ready
-from rlcli.runtime.calls import Calls, Running, named_reports
+from rlcli.runtime.calls import Answered, Calls, named_reports
 from rlcli.runtime.checkpoints import Checkpoints, RunState, Schedule, Start
 from rlcli.runtime.commits import RunIdentity
 from rlcli.runtime.evaluation import evaluate
@@ -71,9 +71,9 @@ class MasterWorker:
         self._opened = 0
         self._loaded: set[int] = set()
         """Steps whose last draw has been loaded onto the workers."""
-        self._finished: deque[tuple[Task, Running | None]] = deque()
+        self._finished: deque[tuple[Task, Answered | None]] = deque()
         """Finished calls; None for a call that had no samples."""
-        self._reports: dict[int, dict[str, Running]] = {}
+        self._reports: dict[int, dict[str, Answered]] = {}
         """Step → its finished calls, by name."""
         self._nonfinite = NonfiniteSteps(directory, display, recipe.train.max_nonfinite_streak)
         self._totals = Totals(self.calls.buffer, sources_of(recipe.datasets[recipe.train.dataset]))
@@ -250,18 +250,18 @@ class MasterWorker:
         self.flows.scheduler.start(task)
         ids = self.flows.samples.samples(task.step, task.call)
         if ids:
-            self.calls.dispatch(task, ids, lambda running: self._finished.append((task, running)))
+            self.calls.dispatch(task, ids, lambda answered: self._finished.append((task, answered)))
         else:
             self._finished.append((task, None))
 
-    def _take_in(self, task: Task, running: Running | None) -> None:
+    def _take_in(self, task: Task, answered: Answered | None) -> None:
         """Record a finished call."""
         step = task.step
-        if running is not None:
+        if answered is not None:
             reports = self._reports.setdefault(step, {})
             earlier = reports.get(task.call)
-            reports[task.call] = running if earlier is None else earlier.and_then(running)
-            self.flows.samples.drop(step, task.call, running.dropped())
+            reports[task.call] = answered if earlier is None else earlier.and_then(answered)
+            self.flows.samples.drop(step, task.call, answered.dropped())
         self.flows.scheduler.finish(task)
         if self.flows.scheduler.chooses(step):
             self._choose_batch(step)
@@ -338,7 +338,7 @@ class MasterWorker:
         ahead = self.flows.close_ahead(step, ids)
         reports = [*(ahead.reports if ahead is not None else ()), *reports]
         tokens = self._totals.count(ids)
-        record = named_reports(reports, Running.reports, lambda mfc: mfc.model_name)
+        record = named_reports(reports, Answered.reports, lambda mfc: mfc.model_name)
         record |= ahead.numbers if ahead is not None else {}
         record |= {f"time/{name}": took for one in reports for name, took in one.times().items()}
         record |= {**self.calls.times.report(seconds), "tokens_per_second": tokens / seconds}

@@ -12,7 +12,7 @@ from rlcli.errors import DataError
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.admission import Admission, Limits, Ready
-from rlcli.runtime.calls import Calls, Running
+from rlcli.runtime.calls import Answered, Calls
 from rlcli.runtime.data_order import StepSizes
 from rlcli.runtime.sample_flow import Draw, SampleQueue
 from rlcli.runtime.scheduler import Task
@@ -24,7 +24,7 @@ GENERATE = ModelInterfaceType.GENERATE
 class Ahead:
     """What was generated ahead of a step that is done."""
 
-    reports: list[Running]
+    reports: list[Answered]
     """Reports of the calls that made its samples."""
     numbers: Mapping[str, float]
     """Numbers for the metrics."""
@@ -53,7 +53,7 @@ class Rollouts:
         self._calls = calls
         self.failure: DataError | None = None
         """Why nothing more is generated: too many samples were dropped."""
-        self._reports: dict[int, dict[str, Running]] = {}
+        self._reports: dict[int, dict[str, Answered]] = {}
         """Chunk → its finished calls, by name."""
         self._last_expired = 0
         self._dropped: Counter[str] = Counter()
@@ -81,16 +81,16 @@ class Rollouts:
     def _start(self, task: Task) -> None:
         ids = self.admission.start(task)
         if ids:
-            self._calls.dispatch(task, ids, lambda running: self._take_in(task, running))
+            self._calls.dispatch(task, ids, lambda answered: self._take_in(task, answered))
         else:
             self._calls.forget(self.admission.finish(task, {}))
 
-    def _take_in(self, task: Task, running: Running) -> None:
-        self._reports.setdefault(task.step, {})[task.call] = running
-        samples = running.mfc.interface_type is GENERATE and running.updates
-        version = running.version if samples else None
+    def _take_in(self, task: Task, answered: Answered) -> None:
+        self._reports.setdefault(task.step, {})[task.call] = answered
+        samples = answered.mfc.interface_type is GENERATE and answered.updates
+        version = answered.version if samples else None
         try:
-            self._calls.forget(self.admission.finish(task, running.dropped(), version))
+            self._calls.forget(self.admission.finish(task, answered.dropped(), version))
         except DataError as error:
             self.failure = error
 
@@ -115,11 +115,11 @@ class Rollouts:
         self._dropped.update(line["reason"] for line in dropped)
         return dropped
 
-    def _reports_of(self, taken: Sequence[Ready]) -> list[Running]:
+    def _reports_of(self, taken: Sequence[Ready]) -> list[Answered]:
         """Reports of the chunks that these samples come from and of earlier ones, if not reported yet: the calls, added
         up."""
         newest = max((one.chunk for one in taken), default=-1)
-        merged: dict[str, Running] = {}
+        merged: dict[str, Answered] = {}
         for chunk in sorted(number for number in self._reports if number <= newest):
             for name, one in self._reports.pop(chunk).items():
                 merged[name] = merged[name].and_then(one) if name in merged else one

@@ -162,11 +162,9 @@ def _values_of(parameter: Any, line: Line, last: str) -> Iterator[Candidate]:
 
 
 def _recipes(line: Line, last: str) -> Iterator[Candidate]:
-    from rlcli.recipe.parsing.layers import recipe_names
+    from rlcli.recipe.parsing.layers import recipe_names, whole_recipe_names
 
-    yield from (
-        Candidate(name) for name in recipe_names() if not name.startswith(("base/", "profiles/")) or "/" in last
-    )
+    yield from map(Candidate, recipe_names() if "/" in last else whole_recipe_names())
     yield from _yaml_files(last)
 
 
@@ -205,10 +203,9 @@ def _datasets(line: Line, last: str) -> Iterator[Candidate]:
 
 
 def _profiles(line: Line, last: str) -> Iterator[Candidate]:
-    from rlcli.recipe.parsing.layers import recipe_names
+    from rlcli.recipe.parsing.layers import profile_names
 
-    names = (name for name in recipe_names() if name.startswith("profiles/"))
-    yield from (Candidate(name.removeprefix("profiles/")) for name in names)
+    yield from map(Candidate, profile_names())
     yield from _yaml_files(last)
 
 

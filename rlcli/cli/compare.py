@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlcli.cli.arguments import AsJson, RunsFolder, runs_and_metrics
-from rlcli.cli.output import print_json, print_table, print_talk, print_text
-from rlcli.cli.plot import picture, print_charts, usual_metrics
+from rlcli.cli.output import print_json, print_table, print_text
+from rlcli.cli.plot import print_charts, usual_metrics, write_picture
 from rlcli.observe.run_search import RUNS, find_run, find_runs, folder_of_runs
 from rlcli.observe.series import short
 
@@ -51,8 +51,7 @@ def compare(
     wanted = metrics or usual_metrics([records for group in groups for records in group.records])
     charts = [group_chart(metric, groups) for metric in wanted]
     if output is not None:
-        picture(charts, output, ", ".join(chart.title for chart in charts))
-        print_talk(f"wrote {output}")
+        write_picture(charts, output)
     if as_json:
         print_json({"groups": [as_document(group) for group in groups], "file": str(output) if output else None})
         return

@@ -70,14 +70,10 @@ def _print_names(found: Mapping[str, Sequence[tuple[str, Path, str]]]) -> None:
 def _entries(kind: Kind) -> list[tuple[str, Path, str]]:
     """(name, file, description)."""
     if kind in (Kind.RECIPES, Kind.PROFILES):
-        from rlcli.recipe.parsing.layers import recipe_names
+        from rlcli.recipe.parsing.layers import PROFILES, profile_names, recipe_names
 
-        folder = "profiles/"
-        return [
-            (name.removeprefix(folder), path, _first_comment(path))
-            for name, path in recipe_names().items()
-            if name.startswith(folder) == (kind is Kind.PROFILES)
-        ]
+        files = profile_names() if kind is Kind.PROFILES else recipe_names()
+        return [(name, file, _first_comment(file)) for name, file in files.items() if not name.startswith(PROFILES)]
     if kind is Kind.FAMILIES:
         from rlcli.testing.subjects import names
 

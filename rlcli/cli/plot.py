@@ -46,16 +46,11 @@ def plot(
     folders, metrics = runs_and_metrics(words, lambda word: [find_run(word, runs)])
     found = {short_name(folder, runs): _records(folder) for folder in folders}
     charts = [chart(metric, found) for metric in metrics or usual_metrics(list(found.values()))]
-    show_charts(charts, output, f"{', '.join(one.title for one in charts)}", as_json)
-
-
-def show_charts(charts: Sequence[Chart], output: Path | None, title: str, as_json: bool) -> None:
-    """Show charts in the terminal, as a picture, or as JSON."""
     if output is not None:
-        picture(charts, output, title)
-        print_talk(f"wrote {output}")
+        write_picture(charts, output)
     if as_json:
-        print_json({"charts": [_as_document(one) for one in charts], "file": str(output) if output else None})
+        documents = [{"metric": one.title, "lines": [asdict(line) for line in one.lines]} for one in charts]
+        print_json({"charts": documents, "file": str(output) if output else None})
     elif output is None:
         print_charts(charts)
 
@@ -88,18 +83,15 @@ def usual_metrics(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
     return known[:MOST_USUAL] or [USUAL[0]]
 
 
-def picture(charts: Sequence[Chart], file: Path, title: str) -> None:
-    """Write charts as a PNG. Raises UsageError, ResourceError F75."""
+def write_picture(charts: Sequence[Chart], file: Path) -> None:
+    """Write charts as a PNG, and say so. Raises UsageError, ResourceError F75."""
     from rlcli.files import not_writable, replace_file
     from rlcli.observe.chart_picture import draw_charts
 
     if file.suffix.lower() != ".png":
         raise UsageError(f"{file} is not the name of a picture", hint=f"-o {file.with_suffix('.png')}")
     try:
-        replace_file(file, draw_charts(charts, title))
+        replace_file(file, draw_charts(charts, ", ".join(one.title for one in charts)))
     except OSError as error:
         raise not_writable(file, error, "give another --output FILE.png") from None
-
-
-def _as_document(one: Chart) -> dict[str, Any]:
-    return {"metric": one.title, "lines": [asdict(line) for line in one.lines]}
+    print_talk(f"wrote {file}")

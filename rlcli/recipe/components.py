@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from collections.abc import Collection as ReadCollection
-from collections.abc import Iterator
 from collections.abc import Mapping as ReadMapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Any, cast, get_args
-
-from pydantic import BaseModel
+from functools import cache, partial
+from typing import Any, TypeVar, cast, get_args
 
 from rlcli import registry
 from rlcli.api import default_backends
@@ -35,6 +33,8 @@ from rlcli.recipe.parsing.tree import (
 from rlcli.recipe.schema import Call, Component, Role
 from rlcli.recipe.validation.unresolved import Unresolved
 from rlcli.recipe.validation.validate import check_against
+
+T = TypeVar("T")
 
 
 def with_backends(tree: Mapping, unresolved: Unresolved | None = None) -> Mapping:
@@ -118,7 +118,7 @@ def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) 
             result = with_value(result, (*path, "type"), name)
         if unresolved.about((*path, "type")):
             continue
-        signature = _known_signature(kind, name, problems)
+        signature = _read(partial(signature_of, kind, str(name.value)), name, problems)
         args = node.get("args") or Mapping({}, name.mark)
         if signature is None:
             unresolved.values.add((*path, "type"))
@@ -131,7 +131,7 @@ def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) 
             continue
         legal = tuple(argument.name for argument in signature.arguments)
         args = _own(args, legal, takers)
-        model = _checked_model(kind, signature, name, args, problems)
+        model = _read(partial(signature.model, only=args.entries), name, problems)
         if model is None:
             continue
         args = without_removed(model, args, problems, prefix=(*path, "args"))
@@ -192,10 +192,8 @@ def _takers(tree: Mapping) -> dict[Mark, _Takers]:
 
 def _legal(kind: str, name: str) -> tuple[str, ...] | None:
     """The arguments of a component; None if it is unknown, and may stand for any of its kind."""
-    try:
-        return tuple(argument.name for argument in signature_of(kind, name).arguments)
-    except UsageError:  # reported where the component is checked
-        return None
+    signature = known_signature(kind, name)
+    return tuple(argument.name for argument in signature.arguments) if signature is not None else None
 
 
 def _own(args: Mapping, legal: ReadCollection[str], takers: ReadMapping[Mark, _Takers]) -> Mapping:
@@ -209,71 +207,46 @@ def _places(tree: Mapping) -> Iterator[tuple[Path, str]]:
     return component_paths(lambda path: keys_at(tree, path))
 
 
-def _known_signature(kind: str, name: Scalar, problems: Problems) -> registry.Signature | None:
+def _read(read: Callable[[], T], name: Scalar, problems: Problems) -> T | None:
+    """What is read from the file of a component; None, with its fault reported where the recipe names the component."""
     try:
-        return signature_of(kind, str(name.value))
-    except UnknownComponent as error:
-        problems.add("R70", error.what, name.mark, error.hint)
-    except ProjectError as error:
-        _note_broken(error, name, problems)
-    return None
-
-
-def _checked_model(
-    kind: str, signature: registry.Signature, name: Scalar, args: Mapping, problems: Problems
-) -> type[BaseModel] | None:
-    try:
-        return _arguments_of(kind, signature.name, frozenset(args.entries))
-    except ProjectError as error:
-        _note_broken(error, name, problems)
-    return None
-
-
-def _note_broken(error: ProjectError, name: Scalar, problems: Problems) -> None:
-    """Report a fault in a component's file: at the recipe's mention of it; the text names the place in the file."""
-    problems.add(error.code, f"{error.where}: {error.what}" if error.where else error.what, name.mark, error.hint)
+        return read()
+    except (UnknownComponent, ProjectError) as error:
+        what = f"{error.where}: {error.what}" if error.where else error.what
+        problems.add(error.code, what, name.mark, error.hint)
+        return None
 
 
 @cache
 def signature_of(kind: str, name: str) -> registry.Signature:
-    """A component's signature, read once; `forget` clears the cache."""
+    """A component's signature. It is kept without looking whether files have changed, until `cache_clear`."""
     return registry.signature(kind, name)
 
 
-@cache
-def _arguments_of(kind: str, name: str, given: frozenset[str]) -> type[BaseModel]:
-    return signature_of(kind, name).model(only=given)
-
-
-def forget() -> None:
-    """Clear the cache, so that the components' files are read again."""
-    signature_of.cache_clear()
-    _arguments_of.cache_clear()
+def known_signature(kind: str, name: str) -> registry.Signature | None:
+    """A component's signature; None if it cannot be read, which `check_components` reports."""
+    try:
+        return signature_of(kind, name)
+    except UsageError:
+        return None
 
 
 def lacks_method(interface: str, method: str) -> bool:
     """Whether an interface is known not to have a method."""
-    try:
-        signature = signature_of("interfaces", interface)
-    except (UnknownComponent, ProjectError):
-        return False  # reported already
-    return method not in signature.methods and not signature.has_unread_bases
+    signature = known_signature("interfaces", interface)
+    return signature is not None and method not in signature.methods and not signature.has_unread_bases
 
 
-def has_method(interface: str, method: str) -> bool:
-    """Whether an interface is known to have an optional method."""
-    try:
-        return method in signature_of("interfaces", interface).methods
-    except (UnknownComponent, ProjectError):
-        return False  # reported already
+def has_method(kind: str, component: str, method: str) -> bool:
+    """Whether a component is known to have an optional method."""
+    signature = known_signature(kind, component)
+    return signature is not None and method in signature.methods
 
 
 def declared(kind: str, component: str, constant: str) -> Any:
     """A literal declared in a component's class, such as a dataset's KEYS; None if there is none."""
-    try:
-        return signature_of(kind, component).constants.get(constant)
-    except UsageError:
-        return None  # reported already
+    signature = known_signature(kind, component)
+    return signature.constants.get(constant) if signature is not None else None
 
 
 def declared_of_call(constant: str, call: Call) -> DeclaredKeys | None:
@@ -295,10 +268,27 @@ def declared_of_call(constant: str, call: Call) -> DeclaredKeys | None:
         return None  # `rlcli test interface` reports it
 
 
-def dataset_keys(datasets: ReadMapping[str, Component], name: str | None) -> tuple[str, ...] | None:
+def dataset_keys(
+    datasets: ReadMapping[str, Component], name: str | None, asking: tuple[str, ...] = ()
+) -> tuple[str, ...] | None:
     """The keys in the rows of one of a recipe's datasets, given its arguments: the tuple `KEYS` in its class, or the
-    keys of the datasets named by its argument `KEYS_OF`; None if not declared."""
-    return _keys(datasets, name, ()) if name is not None else None
+    keys of the datasets named by its argument `KEYS_OF`; None if not declared. `asking`: datasets made of this one."""
+    if name is None or name in asking:
+        return None
+    dataset = datasets.get(name, Component(type=name))
+    entries = declared("datasets", dataset.type, "KEYS")
+    if isinstance(entries, tuple | list):
+        try:
+            return declared_keys(entries, lambda key: argument_of("datasets", dataset.type, dataset.args, key)).needed
+        except (ValueError, TypeError):
+            return None  # `rlcli test dataset` reports it
+    argument = declared("datasets", dataset.type, "KEYS_OF")
+    others = argument_of("datasets", dataset.type, dataset.args, argument) if argument else None
+    if not others:
+        return None
+    named = [others] if isinstance(others, str) else others
+    found = [dataset_keys(datasets, str(other), (*asking, name)) for other in named]
+    return found[0] if all(one == found[0] for one in found) else None
 
 
 def with_sources(datasets: ReadMapping[str, Component], name: str) -> tuple[str, ...]:
@@ -320,23 +310,6 @@ def sources_of(dataset: Component) -> tuple[str, ...]:
     return tuple(map(str, named)) if isinstance(named, dict) else ()
 
 
-def _keys(datasets: ReadMapping[str, Component], name: str, asking: tuple[str, ...]) -> tuple[str, ...] | None:
-    dataset = datasets.get(name, Component(type=name))
-    entries = declared("datasets", dataset.type, "KEYS")
-    if isinstance(entries, tuple | list):
-        try:
-            return declared_keys(entries, lambda key: argument_of("datasets", dataset.type, dataset.args, key)).needed
-        except (ValueError, TypeError):
-            return None  # `rlcli test dataset` reports it
-    argument = declared("datasets", dataset.type, "KEYS_OF")
-    others = argument_of("datasets", dataset.type, dataset.args, argument) if argument else None
-    if not others or name in asking:
-        return None
-    named = [others] if isinstance(others, str) else others
-    found = [_keys(datasets, str(other), (*asking, name)) for other in named]
-    return found[0] if all(one == found[0] for one in found) else None
-
-
 def argument_of(kind: str, component: str, args: ReadMapping[str, Any], name: str) -> Any:
     """The value of a component's argument: given, or its default; None if there is no such argument."""
     if name in args:
@@ -347,8 +320,6 @@ def argument_of(kind: str, component: str, args: ReadMapping[str, Any], name: st
 
 def argument_named(kind: str, component: str, name: str) -> registry.Argument | None:
     """An argument of a component; None if it has none of that name, or cannot be read."""
-    try:
-        arguments = signature_of(kind, component).arguments
-    except UsageError:
-        return None
+    signature = known_signature(kind, component)
+    arguments = signature.arguments if signature is not None else ()
     return next((argument for argument in arguments if argument.name == name), None)

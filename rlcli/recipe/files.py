@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rlcli import registry
-from rlcli.errors import DataError, ModelError, ResourceError, RlcliError, UsageError, raise_all
-from rlcli.recipe.components import declared, signature_of
+from rlcli.errors import DataError, ModelError, ResourceError, RlcliError, raise_all
+from rlcli.recipe.components import declared, has_method
 from rlcli.recipe.parsing.layers import Layer
 from rlcli.recipe.parsing.tree import Mapping, Mark, dotted, nearest
 from rlcli.recipe.parsing.tree import Path as TreePath
@@ -173,18 +173,11 @@ class _Finder:
 
 
 def _check_builtin(name: str, key: str, where: str) -> None:
-    if _makes_tokenizer(name):
+    if has_method("datasets", name, "make_tokenizer"):
         return
-    able = [dataset for dataset in registry.names("datasets") if _makes_tokenizer(dataset)]
+    able = [dataset for dataset in registry.names("datasets") if has_method("datasets", dataset, "make_tokenizer")]
     hint = f"there is {', '.join(BUILTIN + dataset for dataset in able) or 'none'}"
     raise ModelError(f"{key}: no built-in tokenizer is named {name!r}", where=where, hint=hint)
-
-
-def _makes_tokenizer(dataset: str) -> bool:
-    try:
-        return "make_tokenizer" in signature_of("datasets", dataset).methods
-    except UsageError:
-        return False
 
 
 def _get(data: Any, path: TreePath) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from rlcli.errors import RlcliError, raise_all
 from rlcli.project import search_paths_kept
 from rlcli.recipe.call_keys import with_keys_of_calls
-from rlcli.recipe.components import check_components, forget, with_backends
+from rlcli.recipe.components import check_components, signature_of, with_backends
 from rlcli.recipe.files import with_found_files
 from rlcli.recipe.parsing.interpolation import interpolate, referenced_blocks
 from rlcli.recipe.parsing.layers import Layer, collect, find_recipe
@@ -171,7 +171,7 @@ def load_recipe(
     recipe:sft_math#actor`): that is a separate experiment, whose result can be reused. `fresh`: reread components.
     """
     if fresh:
-        forget()
+        signature_of.cache_clear()
     problems = Problems()
     path = find_recipe(recipe, problems)
     if path is None:

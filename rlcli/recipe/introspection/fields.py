@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from rlcli.errors import ProjectError, UsageError
+from rlcli.errors import ProjectError
 from rlcli.project import roots
 from rlcli.recipe.annotations import annotation_at, field_at, fields_of, inside, named_section_of, section_of
-from rlcli.recipe.components import signature_of
+from rlcli.recipe.components import known_signature
 from rlcli.recipe.introspection.docs import doc_of
 from rlcli.recipe.parsing.layers import shown
 from rlcli.recipe.parsing.places import component_paths, kind_at
@@ -83,10 +83,8 @@ def component_at(path: Path, recipe: Mapping[str, Any]) -> tuple[Signature, str]
         name = _value(recipe, (*path[:size], "type"))
         if kind is None or not isinstance(name, str):
             continue
-        try:
-            return signature_of(kind, name), ".".join(map(str, path[size + 1 :]))
-        except UsageError:
-            break
+        signature = known_signature(kind, name)
+        return (signature, ".".join(map(str, path[size + 1 :]))) if signature is not None else None
     return None
 
 
@@ -99,11 +97,9 @@ def components_in(recipe: Mapping[str, Any]) -> Iterator[tuple[Path, Signature]]
 
     for path, kind in component_paths(keys):
         name = _value(recipe, (*path, "type"))
-        try:
-            if isinstance(name, str):
-                yield path, signature_of(kind, name)
-        except UsageError:
-            continue
+        signature = known_signature(kind, name) if isinstance(name, str) else None
+        if signature is not None:
+            yield path, signature
 
 
 def completed(recipe: dict[str, Any]) -> dict[str, Any]:

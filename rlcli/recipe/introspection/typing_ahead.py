@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -150,14 +149,9 @@ def _arguments(tree: Mapping, path: Path, kind: str) -> Keys:
     if not isinstance(name, Scalar):
         return {}
     try:
-        return _fields(_model(kind, name.text or str(name.value)))
+        return _fields(signature_of(kind, name.text or str(name.value)).model())
     except RlcliError:
         return {}
-
-
-@cache
-def _model(kind: str, name: str) -> type[BaseModel]:
-    return signature_of(kind, name).model()
 
 
 def _own_blocks(tree: Mapping) -> list[str]:

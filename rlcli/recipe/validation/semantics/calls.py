@@ -169,7 +169,7 @@ def _pooled(notes: Notes, call: Call, path: Path) -> None:
     if call.call != "inference":
         what = f"{dotted(path)} ({call.call}) cannot run in a pool, which does inference"
         notes.note("R71", what, backend, f"models.{call.model}.backend={WEIGHTLESS}", needs=needs)
-    elif has_method(interface, "state_dict"):
+    elif has_method("interfaces", interface, "state_dict"):
         what = f"{dotted(path)} cannot run in a pool: the interface {interface} keeps a state"
         notes.note("R71", what, backend, f"models.{call.model}.backend={WEIGHTLESS}", needs=needs)
 

@@ -10,14 +10,13 @@ The second names arguments that make the steps depend on the length of the run, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from rlcli.recipe.components import argument_of, declared
 from rlcli.recipe.parsing.places import covers
-from rlcli.recipe.parsing.tree import dotted
+from rlcli.recipe.parsing.tree import Path, dotted, plain_leaves
 from rlcli.recipe.schema import Component, Recipe
 
 
@@ -82,7 +81,7 @@ class Change:
 
 def changes(before: Recipe, now: Recipe) -> list[Change]:
     """The differences between two recipes, in the order of their keys."""
-    old, new = (dict(_leaves((), recipe.model_dump(mode="json"))) for recipe in (before, now))
+    old, new = _values(before), _values(now)
     follows = follows_length(before)
     return [
         Change(dotted(path), old.get(path), new.get(path), _kind(path, now, follows))
@@ -102,7 +101,7 @@ def longer(run: str, recipe: Recipe) -> str:
     return f"rlcli resume {run} {key}=N{' --accept-changes' if follows_length(recipe) else ''}"
 
 
-def _kind(path: tuple[str, ...], now: Recipe, follows: bool) -> Kind:
+def _kind(path: Path, now: Recipe, follows: bool) -> Kind:
     return Kind.ALTERS if follows and dotted(path) in LENGTH else kind_of_change(path, now)
 
 
@@ -111,10 +110,10 @@ def _follows_length(backend: Component) -> bool:
     return any(argument_of("backends", backend.type, backend.args, name) != value for name, value in steady.items())
 
 
-def kind_of_change(path: tuple[str, ...], recipe: Recipe) -> Kind:
+def kind_of_change(path: Path, recipe: Recipe) -> Kind:
     """Decided by the backend for its own arguments, otherwise by the longest rule that is a prefix of the path."""
     match path:
-        case ("models", role, "backend", "args", argument, *_) if role in recipe.models:
+        case ("models", str(role), "backend", "args", argument, *_) if role in recipe.models:
             backend = recipe.models[role].backend
             said = declared("backends", backend.type, "ON_RESUME") if backend is not None else None
             if said and argument in said:
@@ -123,9 +122,6 @@ def kind_of_change(path: tuple[str, ...], recipe: Recipe) -> Kind:
     return RULES[max(fitting, key=lambda rule: rule.count("."))]
 
 
-def _leaves(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if isinstance(value, dict):  # an empty dict says nothing: missing keys are listed by the other recipe
-        for key, inner in value.items():
-            yield from _leaves((*path, str(key)), inner)
-    else:
-        yield path, value
+def _values(recipe: Recipe) -> dict[Path, Any]:
+    """The values of a recipe. An empty dict says nothing: missing keys are listed by the other recipe."""
+    return {path: value for path, value in plain_leaves(recipe.model_dump(mode="json")) if value != {}}

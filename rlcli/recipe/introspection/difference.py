@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
-from rlcli.recipe.introspection.fields import completed, plain_leaves
-from rlcli.recipe.parsing.tree import DEFAULT, Path, dotted, is_default
+from rlcli.recipe.introspection.fields import completed
+from rlcli.recipe.parsing.tree import DEFAULT, Path, dotted, is_default, plain_leaves
 from rlcli.recipe.resolve import Resolved
 
 Kind = Literal["changed", "added", "removed"]
@@ -21,8 +22,9 @@ class Values:
     origins: Mapping[str, str]
     """Key → `file:line:col`; keys that no layer sets are missing."""
 
-    def origin(self, path: Path) -> str:
-        return self.origins.get(dotted(path), DEFAULT)
+    def origin(self, path: Path) -> str | None:
+        """Where a value was written; None for a key that the recipe does not have."""
+        return self.origins.get(dotted(path), DEFAULT) if path in self.of else None
 
 
 @dataclass(frozen=True)
@@ -66,16 +68,7 @@ def differences(before: Values, now: Values) -> list[Difference]:
         if is_old and is_new and _same(old, new):
             continue
         kind: Kind = "changed" if is_old and is_new else "removed" if is_old else "added"
-        found.append(
-            Difference(
-                dotted(path),
-                kind,
-                old,
-                new,
-                before.origin(path) if is_old else None,
-                now.origin(path) if is_new else None,
-            )
-        )
+        found.append(Difference(dotted(path), kind, old, new, before.origin(path), now.origin(path)))
     return found
 
 
@@ -105,18 +98,9 @@ def _pattern(keys: Sequence[str]) -> str:
     parts = [key.split(".") for key in keys]
     if len({len(one) for one in parts}) == 1:
         return ".".join(names[0] if len(set(names)) == 1 else "*" for names in zip(*parts, strict=True))
-    shared = _shared([one[::-1] for one in parts])[::-1]
-    return ".".join(["*", *shared])
-
-
-def _shared(lists: Sequence[Sequence[str]]) -> list[str]:
-    """The common prefix of all lists."""
-    result = []
-    for names in zip(*lists, strict=False):
-        if len(set(names)) > 1:
-            break
-        result.append(names[0])
-    return result
+    from_the_end = zip(*(one[::-1] for one in parts), strict=False)
+    shared = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, from_the_end)]
+    return ".".join(["*", *reversed(shared)])
 
 
 def sections_of_one(found: Sequence[Difference], before: Values, now: Values) -> dict[str, str]:

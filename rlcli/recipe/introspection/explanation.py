@@ -9,12 +9,12 @@ from typing import Any
 
 from rlcli.errors import UsageError
 from rlcli.recipe.changes import Kind, kind_of_change
-from rlcli.recipe.introspection.fields import Field, completed, field_of, plain_leaves, yaml_word
+from rlcli.recipe.introspection.fields import Field, completed, field_of, yaml_word
 from rlcli.recipe.parsing.interpolation import Reference, interpolate, references_in
 from rlcli.recipe.parsing.places import covers
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.removal import place_of, removed_at
-from rlcli.recipe.parsing.tree import DEFAULT, Mapping, Path, Scalar, at, dotted, leaves, plain
+from rlcli.recipe.parsing.tree import DEFAULT, Mapping, Node, Path, Scalar, at, dotted, leaves, plain, plain_leaves
 from rlcli.recipe.resolve import Resolved, Setting
 from rlcli.recipe.rollouts import as_role
 from rlcli.recipe.schema import SECTIONS
@@ -85,7 +85,8 @@ def explain(resolved: Resolved, key: str) -> Explanation | list[Leaf]:
         found = _explanation(resolved, path, {path: None})
         *earlier, last = (replace(step, wins=False) for step in found.steps)
         return replace(found, steps=(*earlier, replace(last, wins=True)), uses=(), removed=place_of(removed))
-    return [Leaf(dotted(found), known[found], origin_of(resolved, found)) for found in below]
+    places = {found: _written(resolved, found) for found in below}
+    return [Leaf(dotted(path), known[path], str(node.mark) if node else DEFAULT) for path, node in places.items()]
 
 
 def known_values(resolved: Resolved) -> dict[Path, Any]:
@@ -102,10 +103,9 @@ def known_values(resolved: Resolved) -> dict[Path, Any]:
     return {path: value for path, value in values.items() if not (value == {} and _is_prefix(path, values))}
 
 
-def origin_of(resolved: Resolved, path: Path) -> str:
-    """Where the effective value was written, also for keys of blocks."""
-    node = at(resolved.tree if path[0] in SECTIONS else _blocks(resolved), path)
-    return str(node.mark) if node is not None else DEFAULT
+def _written(resolved: Resolved, path: Path) -> Node | None:
+    """The effective value as some layer sets it, also for keys of blocks."""
+    return at(resolved.tree if path[0] in SECTIONS else _blocks(resolved), path)
 
 
 def _is_prefix(path: Path, values: dict[Path, Any]) -> bool:
@@ -122,22 +122,20 @@ def _blocks(resolved: Resolved) -> Mapping:
 
 
 def _explanation(resolved: Resolved, path: Path, known: dict[Path, Any]) -> Explanation:
-    document = resolved.to_json()
-    uses = [use for use in _uses(resolved.written, path) if "args" not in use.path or use.path in known]
-    carried = [use.path for use in uses if use.path[0] in SECTIONS]
+    uses = {use: through for use, through in _uses(resolved.written, path).items() if "args" not in use or use in known}
+    carried = [use for use in uses if use[0] in SECTIONS]
     meant = path if path[0] in SECTIONS else next(iter(carried), path)
-    field = field_of(meant, document)
+    field = field_of(meant, resolved.to_json())
     ours = [path] if path[0] in SECTIONS else []
     return Explanation(
         key=dotted(path),
         value=known[path],
         field=field,
         steps=tuple(_steps(resolved, path, field, known[path])),
-        uses=tuple(Use(dotted(p)) for p in ours if _is_read(p))
-        + tuple(Use(dotted(use.path), use.through) for use in uses if use.path[0] in SECTIONS),
+        uses=tuple(Use(dotted(p)) for p in ours if _is_read(p)) + tuple(Use(dotted(p), uses[p]) for p in carried),
         topology=_effect([*ours, *carried]),
         on_resume=max(
-            (kind_of_change(_names(p), resolved.recipe) for p in [*ours, *carried]),
+            (kind_of_change(p, resolved.recipe) for p in [*ours, *carried]),
             key=list(Kind).index,
             default=Kind.SAFE,
         ),
@@ -151,7 +149,7 @@ def _steps(resolved: Resolved, path: Path, field: Field | None, value: Any) -> I
         for _, node in leaves(tree)
         if isinstance(node, Scalar) and node.text
     }
-    node = at(resolved.tree if path[0] in SECTIONS else _blocks(resolved), path)
+    node = _written(resolved, path)
     history = resolved.history(path)
     mark = node.mark if node is not None else None
     winner = max((i for i, setting in enumerate(history) if setting.mark == mark), default=None)
@@ -185,28 +183,22 @@ def _is_read(path: Path) -> bool:
 # -- where it goes ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Reached:
-    path: Path
-    through: str
-
-
-def _uses(tree: Mapping, path: Path) -> Iterator[_Reached]:
-    """The keys that receive the value at a path through references, nearest first."""
+def _uses(tree: Mapping, path: Path) -> dict[Path, str]:
+    """The keys that receive the value at a path through references, nearest first, each with the last reference."""
     references = list(references_in(tree))
-    seen: set[Path] = {path}
+    found: dict[Path, str] = {}
     waiting = [path]
     while waiting:
         target = waiting.pop(0)
         for reference in references:
             place = _carried_to(reference, target)
-            if place is None or place in seen:
+            if place is None or place == path or place in found:
                 continue
             if place != reference.path and at(tree, place) is not None:
                 continue  # set there by a layer, on top of what the reference brings
-            seen.add(place)
             waiting.append(place)
-            yield _Reached(place, f"${{{'.'.join(map(str, reference.target))}}}")
+            found[place] = f"${{{'.'.join(map(str, reference.target))}}}"
+    return found
 
 
 def _carried_to(reference: Reference, target: Path) -> Path | None:
@@ -229,10 +221,6 @@ def _effect(paths: list[Path]) -> str:
         if any(covers(tuple(rule.split(".")), path) for rule in rules for path in paths):
             return word
     return "none"
-
-
-def _names(path: Path) -> tuple[str, ...]:
-    return tuple(str(part) for part in path)
 
 
 def _unknown(resolved: Resolved, key: str, known: dict[Path, Any]) -> UsageError:

@@ -21,12 +21,10 @@ from rlcli.recipe.components import known_signature
 from rlcli.recipe.introspection.docs import doc_of
 from rlcli.recipe.parsing.layers import shown
 from rlcli.recipe.parsing.places import component_paths, kind_at
-from rlcli.recipe.parsing.tree import dotted
+from rlcli.recipe.parsing.tree import Path, dotted
 from rlcli.recipe.schema import Call, Component, Recipe
 from rlcli.recipe.suggest import PLACEHOLDERS
 from rlcli.registry import COMPUTED, Argument, Signature
-
-Path = tuple["str | int", ...]
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,6 @@ class Field:
     type: str
     doc: str
     required: bool
-    default: Any
-    """The value; COMPUTED if only the source knows it; None if `required`."""
     default_text: str | None
     """As written in a recipe; None if `required`."""
     place: str | None = None
@@ -47,12 +43,13 @@ class Field:
 def field_of(path: Path, recipe: Mapping[str, Any]) -> Field | None:
     """The field behind a key of a recipe (as plain values, defaults included); None for a free-form key, or one that
     does not exist."""
-    found = component_at(path, recipe)
-    if found is None:
-        return _section_field(path)
-    signature, inside = found
-    argument = next((a for name, a in arguments_in(signature) if name == inside), None)
-    return _argument_field(signature, argument) if argument is not None else None
+    for size, part in enumerate(path):
+        kind = kind_at(path[:size]) if part == "args" else None
+        signature = known_signature(kind, _value(recipe, (*path[:size], "type"))) if kind is not None else None
+        argument = dict(arguments_in(signature)).get(dotted(path[size + 1 :])) if signature is not None else None
+        if signature is not None and argument is not None:
+            return _argument_field(signature, argument)
+    return _section_field(path)
 
 
 def fields_under(name: str) -> list[tuple[str, Field]]:
@@ -74,18 +71,6 @@ def _fields_in(annotation: Any, path: Path) -> Iterator[tuple[str, Field]]:
                 yield from deeper
             else:
                 yield dotted((*path, key)), _described(section, key, info)
-
-
-def component_at(path: Path, recipe: Mapping[str, Any]) -> tuple[Signature, str] | None:
-    """The component whose argument a key is, and the argument's dotted name."""
-    for size, part in enumerate(path[:-1]):
-        kind = kind_at(path[:size]) if part == "args" else None
-        name = _value(recipe, (*path[:size], "type"))
-        if kind is None or not isinstance(name, str):
-            continue
-        signature = known_signature(kind, name)
-        return (signature, ".".join(map(str, path[size + 1 :]))) if signature is not None else None
-    return None
 
 
 def components_in(recipe: Mapping[str, Any]) -> Iterator[tuple[Path, Signature]]:
@@ -128,15 +113,6 @@ def _with_defaults(arguments: tuple[Argument, ...], given: dict[str, Any]) -> di
 
 def _as_json(value: Any) -> Any:
     return [_as_json(item) for item in value] if isinstance(value, list | tuple | set | frozenset) else value
-
-
-def plain_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every value of a recipe that is set as a whole: everything except non-empty mappings."""
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from plain_leaves(item, (*path, key))
-    elif path and not (value == {} and path[-1] == "args"):
-        yield path, value
 
 
 def arguments_in(signature: Signature) -> Iterator[tuple[str, Argument]]:
@@ -182,7 +158,6 @@ def _argument_field(signature: Signature, argument: Argument) -> Field:
         type=argument_type(signature, argument),
         doc=" ".join(argument.doc.split()),
         required=argument.required,
-        default=argument.default,
         default_text=None if argument.required else default_text(argument),
         place=f"{_short(argument.path)}:{argument.line}",
     )
@@ -195,15 +170,8 @@ def _short(path: File) -> str:
 
 
 def _section_field(path: Path) -> Field | None:
-    annotation: Any = Recipe
-    field: FieldInfo | None = None
-    section: type[BaseModel] | None = None
-    for part in path:
-        section = section_of(annotation)
-        field = field_at(annotation, part)  # None for a user-defined name: models.<role>
-        annotation = inside(annotation, part)
-        if annotation is None and part != path[-1]:
-            return None
+    section = section_of(annotation_at(Recipe, path[:-1]))
+    field = field_at(section, path[-1])  # None for a user-defined name: models.<role>
     return _described(section, str(path[-1]), field) if field is not None and section is not None else None
 
 
@@ -217,13 +185,12 @@ def _described(section: type[BaseModel], key: str, field: FieldInfo) -> Field:
         type=type_text(field.annotation, field.metadata),
         doc=doc_of(section, key),
         required=field.is_required(),
-        default=list(plain) if isinstance(plain, tuple) else plain,
         default_text=text,
     )
 
 
 _WORDS: dict[Any, str] = {str: "text", File: "text", int: "int", float: "float", bool: "bool", Any: "anything"}
-_WORDS |= {type(None): "null", None: "null"}
+_WORDS |= dict.fromkeys((None, type(None)), "null")
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 

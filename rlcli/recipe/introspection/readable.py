@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcli.recipe.introspection.fields import completed, plain_leaves
-from rlcli.recipe.parsing.tree import DEFAULT, Mapping, Node, Scalar, dotted
+from rlcli.recipe.introspection.fields import completed
+from rlcli.recipe.parsing.tree import DEFAULT, Mapping, Node, Scalar, dotted, plain_leaves
 from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.resolve import Resolved
 
@@ -39,9 +39,7 @@ def defaults_left_out(resolved: Resolved) -> int:
 
 def with_origins(resolved: Resolved, document: dict[str, Any]) -> list[Line]:
     """The recipe as lines of YAML, each value with its origin."""
-    return [
-        replace(line, origin=line.origin and by_label(line.origin, resolved)) for line in _lines(document, (), resolved)
-    ]
+    return list(_lines(document, (), resolved))
 
 
 def by_label(text: str, resolved: Resolved) -> str:
@@ -75,5 +73,5 @@ def _lines(value: dict[str, Any], path: tuple[str, ...], resolved: Resolved) -> 
             yield from _lines(item, (*path, key), resolved)
             continue
         first, *rest = (indent + line for line in to_yaml({key: item}, room=COLUMN - len(indent)).splitlines())
-        yield Line(first, resolved.origins.get(dotted((*path, key)), DEFAULT))
+        yield Line(first, by_label(resolved.origins.get(dotted((*path, key)), DEFAULT), resolved))
         yield from (Line(line, None) for line in rest)

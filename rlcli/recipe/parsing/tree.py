@@ -165,6 +165,15 @@ def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
         yield path, node
 
 
+def plain_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The same of a recipe as plain values, but without empty `args`."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from plain_leaves(item, (*path, key))
+    elif path and not (value == {} and path[-1] == "args"):
+        yield path, value
+
+
 def nodes(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
     """Every value with its path, sections and lists before their contents."""
     yield path, node

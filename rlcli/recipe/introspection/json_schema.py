@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlcli import registry
+from rlcli.api.component import module_name
 from rlcli.errors import RlcliError, UsageError
 from rlcli.recipe import launch_section
 from rlcli.recipe import schema as sections
@@ -163,23 +164,11 @@ def _object(node: Schema, prefix: str = "") -> Schema:
     result["properties"] = {name: _value(field, prefix, name not in required) for name, field in fields.items()}
     result["properties"][REPLACE] = _ref("replace")
     if "patternProperties" in node:
-        result["patternProperties"] = {
-            pattern: {"anyOf": [_ref(_name(inner, prefix)), REFERENCE, REMOVED]}
-            if "$ref" in inner
-            else _value(inner, prefix)
-            for pattern, inner in node["patternProperties"].items()
-        }
-        result["additionalProperties"] = False
-    elif isinstance(node.get("additionalProperties"), dict):
-        result["additionalProperties"] = _value(node["additionalProperties"], prefix)
-    else:
-        result["additionalProperties"] = node.get("additionalProperties", True)
+        patterns = node["patternProperties"].items()
+        result["patternProperties"] = {pattern: _value(inner, prefix) for pattern, inner in patterns}
+    others = node.get("additionalProperties", "patternProperties" not in node)
+    result["additionalProperties"] = _value(others, prefix) if isinstance(others, dict) else others
     return result
-
-
-def _name(node: Schema, prefix: str) -> str:
-    name = str(node["$ref"].rpartition("/")[2])
-    return name if name in registry.KINDS else prefix + name
 
 
 # -- components -------------------------------------------------------------------------------------------
@@ -277,21 +266,14 @@ def _taker(reference: Reference, tree: Node) -> str | None:
         return None
     kind = kind_at(reference.path[:-1])
     named = at(tree, (*reference.path[:-1], "type"))
-    return f"{kind}.{_file_name(str(named.value))}" if kind and isinstance(named, Scalar) else None
-
-
-def _file_name(name: str) -> str:
-    """A component's name as spelt by its file."""
-    from rlcli.api.component import module_name
-
-    return module_name(name)
+    return f"{kind}.{module_name(str(named.value))}" if kind and isinstance(named, Scalar) else None
 
 
 # -- parts ------------------------------------------------------------------------------------------------
 
 
 def _component_arguments(what: str, schema: Schema) -> Schema | None:
-    homes = [f"{kind}.{_file_name(what)}" for kind in registry.KINDS]
+    homes = [f"{kind}.{module_name(what)}" for kind in registry.KINDS]
     found = [schema["$defs"][home] for home in homes if home in schema["$defs"]]
     return found[0] if len(found) == 1 else {"anyOf": found} if found else None
 
@@ -300,13 +282,12 @@ def _section(what: str, schema: Schema) -> Schema | None:
     """Follow a dotted key; a user-defined name (`models.actor`) matches any."""
     node = schema
     for part in what.split("."):
-        inner = list(_objects(node, schema["$defs"]))
-        candidates = [option.get("properties", {}).get(part) for option in inner]
-        candidates += [next(iter(option.get("patternProperties", {}).values()), None) for option in inner]
-        found = next((candidate for candidate in candidates if candidate is not None), None)
-        if found is None or part == REPLACE:
+        forms = list(_objects(node, schema["$defs"]))
+        found = [form["properties"][part] for form in forms if part in form["properties"]]
+        found += [named for form in forms for named in form.get("patternProperties", {}).values()]
+        if not found or part == REPLACE:
             return None
-        node = found
+        node = found[0]
     return node
 
 

@@ -21,7 +21,7 @@ SCHEMA_FILE = Path(".rlcli/recipe.schema.json")
 SETTINGS_FILE = Path(".vscode/settings.json")
 SETTING = "yaml.schemas"
 """Read by the YAML extension of VS Code, which other editors run as yaml-language-server."""
-RECIPES = "recipes/**/*.yaml"
+ENTRY = {f"./{SCHEMA_FILE.as_posix()}": ["recipes/**/*.yaml"]}
 MODELINE = "# yaml-language-server: $schema="
 
 State = Literal["new", "changed", "unchanged", "left alone"]
@@ -58,24 +58,23 @@ def install(folder: Path, changes: list[Change]) -> None:
 
 def with_entry(text: str) -> str | None:
     """VS Code settings (JSON with comments) with our entry inserted; None if that is not reliable."""
-    entry = {f"./{SCHEMA_FILE.as_posix()}": [RECIPES]}
+    if not text.strip():
+        return json.dumps({SETTING: ENTRY}, indent=2) + "\n"
     try:
-        settings = json.loads(_bare(text)) if text.strip() else {}
+        settings = json.loads(_bare(text))
     except ValueError:
         return None
-    if not text.strip():
-        return json.dumps({SETTING: entry}, indent=2) + "\n"
     if not isinstance(settings, dict) or not isinstance(settings.get(SETTING, {}), dict):
         return None
-    ((name, globs),) = entry.items()
-    if any(_same_file(known) for known in settings.get(SETTING, {})):
+    known = settings.get(SETTING, {})
+    if any(_same_file(name) for name in known):
         return text
     if SETTING in settings:
-        result = _inserted(text, _opening(text, SETTING), name, globs)
-        wanted = {**settings, SETTING: {**settings[SETTING], **entry}}
+        ((name, globs),) = ENTRY.items()
+        result = _inserted(text, _opening(_bare(text), SETTING), name, globs)
     else:
-        result = _inserted(text, _opening(text, None), SETTING, entry)
-        wanted = {**settings, SETTING: entry}
+        result = _inserted(text, _bare(text).index("{"), SETTING, ENTRY)
+    wanted = {**settings, SETTING: {**known, **ENTRY}}
     try:
         return result if json.loads(_bare(result)) == wanted else None
     except ValueError:
@@ -86,8 +85,7 @@ def _settings(folder: Path) -> Change:
     old = _read(folder, SETTINGS_FILE)
     new = with_entry(old or "")
     if new is None:
-        entry = json.dumps({SETTING: {f"./{SCHEMA_FILE.as_posix()}": [RECIPES]}})
-        return Change(SETTINGS_FILE, "left alone", entry + "\n")
+        return Change(SETTINGS_FILE, "left alone", json.dumps({SETTING: ENTRY}) + "\n")
     return Change(SETTINGS_FILE, "new" if old is None else "unchanged" if new == old else "changed", new)
 
 
@@ -97,7 +95,10 @@ def _same_file(name: str) -> bool:
 
 # -- JSON with comments -----------------------------------------------------------------------------------
 
-_TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/|[{}\[\]:,]', re.DOTALL)
+_STRING = r'"(?:[^"\\\n]|\\.)*"'
+_COMMENTS = re.compile(rf"{_STRING}|//[^\n]*|/\*.*?\*/", re.DOTALL)
+_TRAILING_COMMAS = re.compile(rf"{_STRING}|,(?=\s*[}}\]])")
+"""Each also finds strings, so that nothing is found within one."""
 
 
 def _bare(text: str) -> str:
@@ -105,27 +106,21 @@ def _bare(text: str) -> str:
 
     def blank(match: re.Match[str]) -> str:
         token = match.group()
-        return re.sub(r"[^\n]", " ", token) if token.startswith("/") else token
+        return token if token.startswith('"') else re.sub(r"[^\n]", " ", token)
 
-    bare = _TOKEN.sub(blank, text)
-    parts = re.split(r'("(?:[^"\\\n]|\\.)*")', bare)
-    # Trailing commas: only outside strings, which are the odd parts.
-    return "".join(part if odd % 2 else re.sub(r",(\s*[}\]])", r" \1", part) for odd, part in enumerate(parts))
+    return _TRAILING_COMMAS.sub(blank, _COMMENTS.sub(blank, text))
 
 
-def _opening(text: str, key: str | None) -> int:
-    """Where the outermost object opens, or the object under one of its keys."""
-    depth, last, named = 0, "", False
-    for match in _TOKEN.finditer(text):
-        token = match.group()
-        if token.startswith("/"):
-            continue
-        if token == "{" and ((key is None and depth == 0) or (depth == 1 and named)):
-            return match.start()
-        named = depth == 1 and token == ":" and last.startswith('"') and json.loads(last) == key
-        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(token, 0)
-        last = token
-    return -1
+def _opening(bare: str, wanted: str) -> int:
+    """Where the object opens that is the value of an outermost key; there must be one."""
+    decoder, place = json.JSONDecoder(), 0
+    while True:
+        key, place = decoder.raw_decode(bare, bare.index('"', place))
+        place = bare.index(":", place) + 1
+        place += len(bare[place:]) - len(bare[place:].lstrip())
+        if key == wanted and bare[place] == "{":
+            return place
+        _, place = decoder.raw_decode(bare, place)
 
 
 def _inserted(text: str, opening: int, key: str, value: Any) -> str:

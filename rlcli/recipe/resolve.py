@@ -19,6 +19,7 @@ from rlcli.recipe.parsing.interpolation import interpolate, referenced_blocks
 from rlcli.recipe.parsing.layers import Layer, collect, find_recipe
 from rlcli.recipe.parsing.merge import merge, spell_out_types, whole_reference
 from rlcli.recipe.parsing.overrides import parse_overrides
+from rlcli.recipe.parsing.places import GRAPHS
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.removal import is_entry, removed_at, without_removed
 from rlcli.recipe.parsing.tree import (
@@ -31,6 +32,7 @@ from rlcli.recipe.parsing.tree import (
     default_mark,
     dotted,
     key_mark,
+    keys_at,
     leaves,
     nodes,
     plain,
@@ -233,11 +235,10 @@ def _missing_of_sources(resolved: Resolved) -> list[RlcliError]:
 
 def _refuse_absurd_counts(tree: Mapping, problems: Problems) -> None:
     """More roles, datasets or calls than any real recipe has would only cost time to check."""
-    for path in (("models",), ("datasets",), ("graph",), ("train", "eval", "graph")):
-        section = at(tree, path)
-        if isinstance(section, Mapping) and len(section.entries) > MAX_NAMES:
-            what = f"{dotted(path)} holds {len(section.entries)} names; at most {MAX_NAMES}"
-            problems.add("R35", what, key_mark(tree, path) or section.mark)
+    for path in (("models",), ("datasets",), *GRAPHS):
+        names = keys_at(tree, path)
+        if len(names) > MAX_NAMES:
+            problems.add("R35", f"{dotted(path)} holds {len(names)} names; at most {MAX_NAMES}", key_mark(tree, path))
             problems.is_cut_off = True
 
 

@@ -30,6 +30,12 @@ def close_to(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None
     return near[0] if near else None
 
 
+def did_you_mean(word: str, names: Iterable[str], otherwise: str | None = None) -> str | None:
+    """The hint for a wrong name: the nearest one, or something else if none is near."""
+    near = close_to(word, names)
+    return f"did you mean {near}?" if near else otherwise
+
+
 def lookalike(word: str) -> tuple[str, str] | None:
     """(the word in Latin letters, the foreign characters as U+XXXX), or None if all letters are Latin."""
     if word.isascii():

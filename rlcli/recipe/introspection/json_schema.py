@@ -25,7 +25,7 @@ from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse, read_file
 from rlcli.recipe.parsing.tree import Node, Scalar, at
 from rlcli.recipe.schema import SECTIONS, Component, Recipe
-from rlcli.recipe.suggest import close_to
+from rlcli.recipe.suggest import did_you_mean
 
 Schema = dict[str, Any]
 
@@ -65,8 +65,7 @@ def schema_of(what: str | None = None) -> Schema:
     found = _component_arguments(what, schema) or _section(what, schema)
     if found is None:
         names = [*SECTIONS, *(name for kind in registry.KINDS for name in registry.names(kind))]
-        near = close_to(what.rpartition(".")[2], names)
-        hint = f"did you mean {near}?" if near else f"sections: {', '.join(SECTIONS)}"
+        hint = did_you_mean(what.rpartition(".")[2], names, f"sections: {', '.join(SECTIONS)}")
         raise UsageError(f"no section and no component is named {what}", hint=hint, code="R42")
     definitions = {name: schema["$defs"][name] for name in _reachable(found, schema["$defs"])}
     return {"$schema": DRAFT, "title": what, **found, **({"$defs": definitions} if definitions else {})}

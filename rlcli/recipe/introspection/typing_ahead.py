@@ -13,7 +13,7 @@ from rlcli.recipe.components import signature_of, with_backends
 from rlcli.recipe.introspection.candidate import Candidate
 from rlcli.recipe.introspection.docs import doc_of
 from rlcli.recipe.parsing.layers import collect, find_recipe, recipe_names
-from rlcli.recipe.parsing.merge import merge, whole_reference
+from rlcli.recipe.parsing.merge import merge, reference_below
 from rlcli.recipe.parsing.overrides import parse_overrides
 from rlcli.recipe.parsing.places import Pattern, component_paths, kind_at, matches
 from rlcli.recipe.parsing.problems import Problems
@@ -123,7 +123,8 @@ def _words(kind: Any) -> Iterator[str]:
 
 def _keys_at(tree: Mapping, path: Path) -> Keys:
     """The keys of a section in this recipe."""
-    keys: Keys = {**_fields(Recipe), **dict.fromkeys(_own_blocks(tree), (BLOCK, ""))}
+    blocks = [name for name in tree.entries if name not in Recipe.model_fields]
+    keys: Keys = {**_fields(Recipe), **dict.fromkeys(blocks, (BLOCK, ""))}
     for depth, part in enumerate(path, start=1):
         here = path[:depth]
         kind, _ = keys.get(str(part), (None, ""))
@@ -154,22 +155,13 @@ def _arguments(tree: Mapping, path: Path, kind: str) -> Keys:
         return {}
 
 
-def _own_blocks(tree: Mapping) -> list[str]:
-    return [name for name in tree.entries if name not in Recipe.model_fields]
-
-
 def _block(tree: Mapping, block: str) -> Keys:
     """The keys of a block such as `ppo`: the arguments of the components that use it as a whole."""
     keys: Keys = dict.fromkeys(keys_at(tree, (block,)), (Any, ""))
     for path, kind in component_paths(lambda path: keys_at(tree, path)):
-        if whole_reference(_args_as_written(tree, path)) == block:
+        if reference_below(at(tree, (*path, "args"))) == block:
             keys = {**keys, **_arguments(tree, path, kind)}
     return keys
-
-
-def _args_as_written(tree: Mapping, path: Path) -> Node | None:
-    args = at(tree, (*path, "args"))
-    return args.under if isinstance(args, Mapping) else args
 
 
 def _is_section(kind: Any) -> bool:

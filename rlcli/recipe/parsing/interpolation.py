@@ -18,9 +18,9 @@ from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import MAX_DEPTH, MAX_NODES, MAX_TEXT
 from rlcli.recipe.parsing.removal import null_means, place_of, removed_at
 from rlcli.recipe.parsing.scalars import ScalarError, core_scalar
-from rlcli.recipe.parsing.tree import Entry, Listing, Mapping, Mark, Node, Path, Scalar, at, kind_of, nodes
+from rlcli.recipe.parsing.tree import Entry, Listing, Mapping, Mark, Node, Path, Scalar, keys_at, kind_of, nodes
 from rlcli.recipe.schema import Recipe
-from rlcli.recipe.suggest import close_to
+from rlcli.recipe.suggest import did_you_mean
 
 MAX_TEXT_IN_ALL = 4 * 1024 * 1024
 MAX_HOPS = 64
@@ -107,7 +107,8 @@ class _Interpolator:
             return node
         reference = whole_reference(node)
         if reference is not None and not node.value.startswith("$$"):
-            return self.recounted(self.target(reference, node.mark, depth), depth)
+            target = self.target(reference, node.mark, depth)
+            return target if isinstance(target, Scalar) else self.value(target, depth)  # each copy counts
         return self.text(node, depth)
 
     def over_reference(self, node: Mapping, depth: int) -> Mapping:
@@ -122,17 +123,11 @@ class _Interpolator:
         assert isinstance(merged, Mapping)
         return merged
 
-    def recounted(self, node: Node, depth: int) -> Node:
-        """Resolved already, but each copy counts towards the limits."""
-        if isinstance(node, Scalar):
-            return node
-        return self.value(node, depth)
-
     def target(self, reference: str, mark: Mark, depth: int) -> Node:
         """The resolved target of `${reference}`."""
         nothing = Scalar(None, mark, valid=False)
-        if reference.startswith("env:"):
-            return self.variable(reference, mark)
+        if variable := _VARIABLE.fullmatch(reference):
+            return self.variable(variable[1], mark)
         if not _KEYS.fullmatch(reference):
             hint = "nesting and defaults (:-) are not part of the language"
             self.problems.add("R63", f"${{{reference}}} is not a valid reference", mark, hint)
@@ -182,29 +177,23 @@ class _Interpolator:
     def nothing_there(self, reference: str, path: tuple[str, ...], mark: Mark) -> None:
         *walked, part = path
         place = f"under {'.'.join(walked)}" if walked else "at the top level"
-        above = at(self.root, tuple(walked))
-        near = close_to(part, above.entries) if isinstance(above, Mapping) else None
-        hint = f"did you mean {near}?" if near else None
+        hint = did_you_mean(part, keys_at(self.root, tuple(walked)))
         if removed := removed_at(self.root, tuple(walked)):
             hint = f"{'.'.join(walked)} is removed {place_of(removed)}"
         elif "args" in walked:
             hint = hint or "a component's defaults cannot be referred to; write the value out"
         self.problems.add("R61", f"${{{reference}}}: nothing is set at {part} {place}", mark, hint)
 
-    def variable(self, reference: str, mark: Mark) -> Node:
-        match = _VARIABLE.fullmatch(reference)
-        value = self.environment.get(match.group(1)) if match else None
-        if match is None:
-            hint = "nesting and defaults (:-) are not part of the language"
-            self.problems.add("R63", f"${{{reference}}} is not a valid reference", mark, hint)
-        elif _SECRET.search(match.group(1)):
-            what = f"{match.group(1)} looks like a secret; recipes are copied into run directories"
+    def variable(self, name: str, mark: Mark) -> Node:
+        value = self.environment.get(name)
+        if _SECRET.search(name):
+            what = f"{name} looks like a secret; recipes are copied into run directories"
             self.problems.add("R62", what, mark, "programs that need it read it from the environment themselves")
         elif not value:
             state = "is not set" if value is None else "is empty"
-            self.problems.add("R62", f"the environment variable {match.group(1)} {state}", mark)
+            self.problems.add("R62", f"the environment variable {name} {state}", mark)
         elif len(value) > MAX_TEXT or not value.isprintable():
-            self.problems.add("R62", f"the environment variable {match.group(1)} holds no plain text", mark)
+            self.problems.add("R62", f"the environment variable {name} holds no plain text", mark)
         else:
             try:
                 return Scalar(core_scalar(value), mark, value)

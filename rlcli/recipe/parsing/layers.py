@@ -49,26 +49,24 @@ def recipe_roots() -> list[Path]:
     return roots
 
 
-def recipe_names(roots: list[Path] | None = None) -> dict[str, Path]:
+def recipe_names() -> dict[str, Path]:
     """Every recipe's name (`ppo_math`, `base/ppo`), with its file."""
     found: dict[str, Path] = {}
-    for root in recipe_roots() if roots is None else roots:
+    for root in recipe_roots():
         for path in sorted(root.rglob("*.yaml")):
             if not any(part.startswith(".") for part in path.relative_to(root).parts):
                 found.setdefault(path.relative_to(root).with_suffix("").as_posix(), path)
     return dict(sorted(found.items()))
 
 
-def profile_names(roots: list[Path] | None = None) -> dict[str, Path]:
+def profile_names() -> dict[str, Path]:
     """Names that `--with` accepts (`gpu8`), with their files."""
-    return {
-        name.removeprefix(PROFILES): path for name, path in recipe_names(roots).items() if name.startswith(PROFILES)
-    }
+    return {name.removeprefix(PROFILES): path for name, path in recipe_names().items() if name.startswith(PROFILES)}
 
 
-def whole_recipe_names(roots: list[Path] | None = None) -> dict[str, Path]:
+def whole_recipe_names() -> dict[str, Path]:
     """The recipes that can be trained, without layers that are only parts of one."""
-    return {name: path for name, path in recipe_names(roots).items() if not name.startswith((PROFILES, *PARTS))}
+    return {name: path for name, path in recipe_names().items() if not name.startswith((PROFILES, *PARTS))}
 
 
 def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:
@@ -81,14 +79,12 @@ def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:
     name = text.removesuffix(".yaml")
     if name in names and not name.startswith(PROFILES):
         return names[name]
-    from rlcli.recipe.suggest import close_to
+    from rlcli.recipe.suggest import did_you_mean
 
-    profile = name.removeprefix(PROFILES)
-    close, known = close_to(name, whole_recipe_names()), ", ".join(whole_recipe_names())
+    profile, known = name.removeprefix(PROFILES), whole_recipe_names()
+    hint = did_you_mean(name, known, f"available: {', '.join(known)}" if known else None)
     if profile in profile_names():
-        hint: str | None = f"{profile} is a profile; apply it to a recipe: RECIPE --with {profile}"
-    else:
-        hint = f"did you mean {close}?" if close else f"available: {known}" if known else None
+        hint = f"{profile} is a profile; apply it to a recipe: RECIPE --with {profile}"
     problems.add("R51", f"recipe {text!r} not found (not a file, and no recipe has that name)", hint=hint)
     return None
 
@@ -104,10 +100,9 @@ def find_profile(profile: str, problems: Problems) -> Path | None:
     for known in (profiles, recipe_names()):
         if name in known:
             return known[name]
-    from rlcli.recipe.suggest import close_to
+    from rlcli.recipe.suggest import did_you_mean
 
-    near = close_to(name, profiles)
-    hint = f"did you mean {near}?" if near else f"profiles: {', '.join(profiles)}" if profiles else None
+    hint = did_you_mean(name, profiles, f"profiles: {', '.join(profiles)}" if profiles else None)
     problems.add("R51", f"layer {profile!r} not found (not a file, and no profile has that name)", mark, hint)
     return None
 

@@ -28,6 +28,11 @@ def whole_reference(node: Node | None) -> str | None:
     return None
 
 
+def reference_below(node: Node | None) -> str | None:
+    """`a.b` if the value is only `${a.b}`, or entries set on top of that."""
+    return whole_reference(node.under if isinstance(node, Mapping) else node)
+
+
 def spell_out_types(node: Node, path: tuple[str, ...] = ()) -> Node:
     """Turn the shorthand `backend: fsdp` into `backend: {type: fsdp}` wherever a component is expected."""
     if isinstance(node, Scalar):

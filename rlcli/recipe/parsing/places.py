@@ -8,12 +8,13 @@ from rlcli.recipe.parsing.tree import Path
 
 Pattern = tuple[str, ...]
 
+GRAPHS: tuple[tuple[str, ...], ...] = (("graph",), ("train", "eval", "graph"))
+
 COMPONENTS: tuple[tuple[Pattern, str], ...] = (
     (("datasets", "*"), "datasets"),
     (("models", "*", "backend"), "backends"),
     (("models", "*", "rollout", "backend"), "backends"),
-    (("graph", "*", "interface"), "interfaces"),
-    (("train", "eval", "graph", "*", "interface"), "interfaces"),
+    *(((*graph, "*", "interface"), "interfaces") for graph in GRAPHS),
 )
 """Where a recipe names components, and of which kind."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlcli.errors import Problem, RecipeError, escape_control
-from rlcli.recipe.parsing.tree import COMMAND_LINE, Mark, Node, dotted, key_mark, nodes
+from rlcli.recipe.parsing.tree import COMMAND_LINE, Mapping, Mark, default_mark, dotted, key_mark, nodes
 
 MAX_SHOWN = 40
 
@@ -18,7 +18,7 @@ class Problems:
         self.sources: dict[str, list[str]] = {}
         self.pulled_in_by: dict[str, Mark] = {}
         """File → the `extends:` entry or the option that names it."""
-        self.written: Node | None = None
+        self.written = Mapping({}, default_mark())
         """All layers merged, references as written."""
         self.values = 0
         """Values read so far, from all layers and overrides."""
@@ -53,11 +53,8 @@ class Problems:
 
     def name_at(self, mark: Mark, of_key: bool = False) -> str | None:
         """The key written at a place, from where a reference may have carried it elsewhere."""
-        written = self.written
-        if written is None:
-            return None
-        for path, node in nodes(written):
-            if (key_mark(written, path) if of_key else node.mark) == mark:
+        for path, node in nodes(self.written):
+            if (key_mark(self.written, path) if of_key else node.mark) == mark:
                 return dotted(path)
         return None
 

@@ -15,7 +15,7 @@ from rlcli.recipe.annotations import annotation_at, field_at, inside, options
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import COMMAND_LINE, Entry, Mapping, Mark, Node, Path, Scalar, at, dotted
 from rlcli.recipe.schema import Recipe
-from rlcli.recipe.suggest import close_to
+from rlcli.recipe.suggest import did_you_mean
 
 Meaning = Literal["value", "default", "gone"]
 
@@ -40,47 +40,36 @@ def is_entry(path: Path) -> bool:
 def without_removed(model: Any, tree: Mapping, problems: Problems, prefix: Path = ()) -> Mapping:
     """The tree without what null removes; `prefix` is its path in the recipe. A name that no layer below has is
     reported: it was probably misspelt."""
-    return _Remover(model, problems, prefix).without(tree, ())
-
-
-class _Remover:
-    def __init__(self, model: Any, problems: Problems, prefix: Path):
-        self.model = model
-        self.problems = problems
-        self.prefix = prefix
-
-    def without(self, section: Mapping, path: Path) -> Mapping:
-        entries = {key: self.kept(entry, section, (*path, key)) for key, entry in section.entries.items()}
-        return replace(section, entries={key: entry for key, entry in entries.items() if entry is not None})
-
-    def kept(self, entry: Entry, section: Mapping, path: Path) -> Entry | None:
-        node = entry.node
+    entries: dict[str, Entry] = {}
+    for key, entry in tree.entries.items():
+        node, path = entry.node, (*prefix, key)
         if isinstance(node, Mapping):
-            return Entry(entry.key, self.without(node, path))
+            entries[key] = Entry(entry.key, without_removed(inside(model, key), node, problems, path))
+            continue
         if not isinstance(node, Scalar) or node.value is not None:
-            return entry
-        meaning = null_means(self.model, path)
-        is_block = not self.prefix and len(path) == 1 and node.over is not None
-        if meaning == "value" and not (is_block and inside(self.model, path[0]) is None):
-            return entry
-        if meaning == "gone" and node.over is None:
-            name, others = str(path[-1]), [key for key in section.entries if key != path[-1]]
-            near = close_to(name, others)
-            hint = f"did you mean {near}?" if near else f"there is {', '.join(others) or 'none'}"
-            what = f"null removes {dotted((*self.prefix, *path))}, which no layer below has"
-            self.problems.add("R42", what, entry.key, hint, width=len(name))
-        return None
+            entries[key] = entry
+            continue
+        meaning = null_means(model, (key,))
+        is_block = len(path) == 1 and inside(model, key) is None and node.over is not None
+        if meaning == "value" and not is_block:
+            entries[key] = entry
+        elif meaning == "gone" and node.over is None:
+            others = [other for other in tree.entries if other != key]
+            hint = did_you_mean(key, others, f"there is {', '.join(others) or 'none'}")
+            what = f"null removes {dotted(path)}, which no layer below has"
+            problems.add("R42", what, entry.key, hint, width=len(key))
+    return replace(tree, entries=entries)
 
 
-def removed_at(written: Node | None, path: Path) -> Mark | None:
+def removed_at(written: Node, path: Path) -> Mark | None:
     """Where an entry is removed; `written`: all layers, merged."""
-    node = at(written, path) if written is not None else None
+    node = at(written, path)
     return node.mark if isinstance(node, Scalar) and node.value is None and node.over is not None else None
 
 
-def removed_calls(written: Node | None, graph: Path) -> Iterator[tuple[str, Mapping, Mark]]:
+def removed_calls(written: Node, graph: Path) -> Iterator[tuple[str, Mapping, Mark]]:
     """The calls that null removes from a graph: name, what the layers below say about it, where."""
-    section = at(written, graph) if written is not None else None
+    section = at(written, graph)
     for name, entry in section.entries.items() if isinstance(section, Mapping) else ():
         if isinstance(entry.node, Scalar) and isinstance(entry.node.over, Mapping):
             yield name, entry.node.over, entry.node.mark

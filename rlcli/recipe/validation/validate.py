@@ -24,6 +24,7 @@ from rlcli.recipe.parsing.tree import (
     default_mark,
     dotted,
     key_mark,
+    keys_at,
     kind_of,
     leaves,
     nearest,
@@ -151,8 +152,7 @@ class _Checker:
     @property
     def roles(self) -> list[str]:
         """The names of the recipe's roles, if it got that far."""
-        models = at(self.problems.written, ("models",)) if self.problems.written is not None else None
-        return list(models.entries) if isinstance(models, Mapping) else []
+        return keys_at(self.problems.written, ("models",))
 
     @cached_property
     def words(self) -> dict[str, str]:
@@ -205,8 +205,7 @@ class _Checker:
 
     def written_homes(self, path: Path) -> list[str]:
         """Where else in the recipe a key of that name is written: in a role, a call, or a block's argument."""
-        written = self.problems.written
-        found = [one for one, _ in nodes(written) if one and one[-1] == path[-1]] if written is not None else []
+        found = [one for one, _ in nodes(self.problems.written) if one and one[-1] == path[-1]]
         homes = [one for one in found if len(one) > 1 and not any(isinstance(part, int) for part in one)]
         return [dotted(one) for one in sorted(homes, key=len) if one != (*self.prefix, *path)]
 
@@ -231,7 +230,7 @@ class _Checker:
 
     def user_of(self, path: Path) -> Scalar | None:
         """Where the reference `${…}` is written that is itself the value at a path; None if it came another way."""
-        written = at(self.problems.written, (*self.prefix, *path)) if self.problems.written is not None else None
+        written = at(self.problems.written, (*self.prefix, *path))
         return written if isinstance(written, Scalar) and whole_reference(written) is not None else None
 
     def repaired(self, errors: Sequence[Any], tree: Mapping, path: Path) -> Mapping:

@@ -12,7 +12,7 @@ from rlcli.recipe.components import lacks_method
 from rlcli.recipe.parsing.removal import place_of, removed_calls
 from rlcli.recipe.parsing.tree import Path, dotted
 from rlcli.recipe.schema import Call
-from rlcli.recipe.suggest import close_to
+from rlcli.recipe.suggest import close_to, did_you_mean
 from rlcli.recipe.validation.semantics.notes import Notes
 
 VERBS: ReadMapping[Field, str] = {"inputs": "read", "outputs": "write"}
@@ -53,9 +53,9 @@ def check_written(notes: Notes, call: Call, path: Path) -> None:
     for index, key in enumerate(call.outputs):
         if key not in keys.all:
             what = f"{dotted(path)} lists the output {key}, which {call.call} of {call.interface.type} does not write"
-            near = close_to(key, [other for other in keys.all if other not in call.outputs])
             does = "returns numbers for the log" if call.call in RETURN_NUMBERS else f"writes {', '.join(keys.all)}"
-            hint = f"did you mean {near}?" if near else f"{call.call if not keys.all else 'it'} {does}"
+            unlisted = [other for other in keys.all if other not in call.outputs]
+            hint = did_you_mean(key, unlisted, f"{call.call if not keys.all else 'it'} {does}")
             notes.note("R71", what, (*path, "outputs", index), hint, _basis(path))
             notes.unresolved.values.add((*path, "outputs"))
 
@@ -77,9 +77,8 @@ def check_renames(notes: Notes, call: Call, path: Path) -> None:
                     continue  # `check_read` reports what the call lacks because of that
                 name, others = (meant, keys.all if keys else ()) if field == "inputs" else (key, listed)
                 why = f"and {call.call} of {call.interface.type} does not {VERBS[field]} {name}"
-            near = close_to(name, others)
-            what, hint = f"{dotted((*path, remap))} renames {key}, {why}", f"did you mean {near}?" if near else None
-            notes.note("R71", what, (*path, remap, key), hint, needs=[(*path, field)])
+            what = f"{dotted((*path, remap))} renames {key}, {why}"
+            notes.note("R71", what, (*path, remap, key), did_you_mean(name, others), needs=[(*path, field)])
 
 
 def check_read(notes: Notes, call: Call, path: Path, makers: ReadMapping[str, list[str]]) -> None:

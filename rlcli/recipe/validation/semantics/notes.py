@@ -7,9 +7,9 @@ from collections.abc import Mapping as ReadMapping
 
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.removal import place_of, removed_at
-from rlcli.recipe.parsing.tree import Mapping, Mark, Path, at, key_mark, nearest
+from rlcli.recipe.parsing.tree import Mapping, Mark, Path, at, key_mark, keys_at, nearest
 from rlcli.recipe.schema import Recipe
-from rlcli.recipe.suggest import close_to
+from rlcli.recipe.suggest import did_you_mean
 from rlcli.recipe.validation.unresolved import Unresolved
 
 
@@ -82,11 +82,9 @@ class Notes:
         """Report a name missing from a section of names. `instead`: what helps if a layer removed it."""
         if self.unresolved.about(section):
             return
-        node = at(self.tree, section)
-        known = list(node.entries) if isinstance(node, Mapping) else []
-        near = close_to(name, known)
-        hint = f"did you mean {near}?" if near else f"there is {', '.join(known) or 'none'}"
         if removed := removed_at(self.problems.written, (*section, name)):
             self.note("R71", f"the {what} {name} is removed {place_of(removed)}", path, instead)
         else:
+            known = keys_at(self.tree, section)
+            hint = did_you_mean(name, known, f"there is {', '.join(known) or 'none'}")
             self.note("R71", f"no {what} is named {name!r}", path, hint)

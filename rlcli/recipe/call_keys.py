@@ -7,14 +7,13 @@ those available: from the dataset, or from a call that does not wait for this on
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import RETURN_NUMBERS
 from rlcli.recipe.components import dataset_keys, declared, declared_of_call
 from rlcli.recipe.graph import producers, waits_for
-from rlcli.recipe.parsing.tree import Entry, Listing, Node, Path, Scalar, at, default_mark, plain, with_value
+from rlcli.recipe.parsing.tree import Entry, Node, Path, at, default_mark, node_of, plain, with_entry
 from rlcli.recipe.parsing.tree import Mapping as Tree
 from rlcli.recipe.schema import Call, Recipe
 from rlcli.recipe.validation.unresolved import Unresolved
@@ -111,6 +110,12 @@ def graphs_of(recipe: Recipe) -> Iterator[tuple[Path, Mapping[str, Call], str | 
     yield ("train", "eval", "graph"), train.eval.graph, train.eval.dataset
 
 
+def calls_of(recipe: Recipe) -> Iterator[tuple[Path, Call]]:
+    """The calls of all graphs, with their paths."""
+    for path, calls, _ in graphs_of(recipe):
+        yield from (((*path, name), call) for name, call in calls.items())
+
+
 def with_keys_of_calls(recipe: Recipe, tree: Tree, unresolved: Unresolved) -> tuple[Recipe, Tree]:
     """The recipe and its tree, with every call's keys filled in. Keys derived from doubtful values are doubtful."""
     graphs: list[dict[str, Call]] = []
@@ -135,9 +140,7 @@ def _judge(path: Path, field: Field, tree: Tree, unresolved: Unresolved) -> None
 
 
 def _with_list(tree: Tree, path: Path, field: Field, call: Call) -> Tree:
-    node = at(tree, path)
-    if not isinstance(node, Tree):
+    if not isinstance(at(tree, path), Tree):
         return tree
     mark = default_mark(f"{DECLARED_IN[field]} of {call.interface.type}")
-    keys = Listing(tuple(Scalar(key, mark, key, plain=False) for key in getattr(call, field)), mark)
-    return cast(Tree, with_value(tree, path, replace(node, entries={**node.entries, field: Entry(mark, keys)})))
+    return with_entry(tree, (*path, field), Entry(mark, node_of(getattr(call, field), mark)))

@@ -10,7 +10,7 @@ from typing import Any
 from rlcli.errors import ResourceError, UsageError
 from rlcli.recipe.parsing.layers import Layer, find_profile, recipe_names, recipe_roots, shown
 from rlcli.recipe.parsing.problems import Problems
-from rlcli.recipe.parsing.tree import Entry, Listing, Mapping, Node, Scalar
+from rlcli.recipe.parsing.tree import Entry, Listing, Mapping, Node, Scalar, leaves, with_entry
 from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.resolve import Resolved
 from rlcli.recipe.schema import NAME_PATTERN
@@ -28,11 +28,10 @@ def child_of(parent: Resolved, path: Path, profiles: Sequence[str] = ()) -> str:
         assert found is not None  # the parent was loaded with it
         names.append(name_from(path, found))
     document: dict[str, Any] = {"extends": names[0] if len(names) == 1 else names}
-    given: Node = Mapping({}, parent.tree.mark)
-    for tree in parent.override_trees:
-        given = _joined(given, tree)
+    given = Mapping({}, parent.tree.mark)
+    for path_set, node in (leaf for tree in parent.override_trees for leaf in leaves(tree)):
+        given = with_entry(given, path_set, Entry(node.mark, node))
     lines = [*_description(parent), to_yaml(document).rstrip("\n")]
-    assert isinstance(given, Mapping)
     if given.entries:
         # References must stay references: undo the escaping of `to_yaml`.
         lines += ["", to_yaml(_as_written(given)).replace("$${", "${").rstrip("\n")]
@@ -96,17 +95,6 @@ def _description(parent: Resolved) -> list[str]:
             break
         lines.append(line.rstrip())
     return lines or [f"# As {own.path.stem}, with what is written below."]
-
-
-def _joined(lower: Node, upper: Node) -> Node:
-    """Both trees combined, markers kept; no two overrides set the same key."""
-    if not isinstance(lower, Mapping) or not isinstance(upper, Mapping):
-        return upper
-    entries = dict(lower.entries)
-    for key, entry in upper.entries.items():
-        below = entries.get(key)
-        entries[key] = Entry(entry.key, _joined(below.node, entry.node)) if below else entry
-    return Mapping(entries, upper.mark)
 
 
 class _Number(float):

@@ -27,7 +27,9 @@ from rlcli.recipe.parsing.tree import (
     default_mark,
     keys_at,
     kind_of,
+    node_of,
     plain,
+    with_entry,
     with_value,
 )
 from rlcli.recipe.schema import Call, Component, Role
@@ -39,22 +41,23 @@ T = TypeVar("T")
 
 def with_backends(tree: Mapping, unresolved: Unresolved | None = None) -> Mapping:
     """Give every role without a backend in any layer its default one; a doubtful guess is recorded."""
-    models = tree.get("models")
-    for name in models.entries if isinstance(models, Mapping) else ():
-        role = at(tree, ("models", name))
-        if not isinstance(role, Mapping):
-            continue
-        if _names_no_backend(role):
+    for name in keys_at(tree, ("models",)):
+        role, rollout = at(tree, ("models", name)), at(tree, ("models", name, "rollout"))
+        if isinstance(role, Mapping) and _names_no_backend(role):
             kind = _default_backend(tree, name, role)
             if unresolved is not None and not _is_sure(tree, name, role, kind, unresolved):
                 unresolved.values.add(("models", name, "backend", "type"))
-            role = _with_backend(role, kind)
-        rollout = role.get("rollout")
+            tree = _with_backend(tree, ("models", name, "backend"), kind)
         if isinstance(rollout, Mapping) and _names_no_backend(rollout):
-            rollout = _with_backend(rollout, default_backends.UNTRAINED)
-            role = replace(role, entries={**role.entries, "rollout": replace(role.entries["rollout"], node=rollout)})
-        tree = cast(Mapping, with_value(tree, ("models", name), role))
+            tree = _with_backend(tree, ("models", name, "rollout", "backend"), default_backends.UNTRAINED)
     return tree
+
+
+def _with_backend(tree: Mapping, path: Path, kind: str) -> Mapping:
+    given, mark = at(tree, path), default_mark()
+    backend = given if isinstance(given, Mapping) else Mapping({}, mark)
+    typed = {"type": Entry(mark, node_of(kind, mark))}
+    return with_entry(tree, path, Entry(backend.mark, replace(backend, entries={**typed, **backend.entries})))
 
 
 def _names_no_backend(section: Mapping) -> bool:
@@ -62,15 +65,6 @@ def _names_no_backend(section: Mapping) -> bool:
     if isinstance(given, Mapping):
         return "type" not in given.entries
     return given is None or (isinstance(given, Scalar) and given.value is None)
-
-
-def _with_backend(section: Mapping, kind: str) -> Mapping:
-    given, mark = section.get("backend"), default_mark()
-    if not isinstance(given, Mapping):
-        given = Mapping({}, given.mark if given is not None else mark)
-    typed = {"type": Entry(mark, Scalar(kind, mark, kind, plain=False))}
-    backend = replace(given, entries={**typed, **given.entries})
-    return replace(section, entries={**section.entries, "backend": Entry(backend.mark, backend)})
 
 
 def _default_backend(tree: Mapping, name: str, role: Mapping) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlcli import registry
 from rlcli.errors import DataError, ModelError, ResourceError, RlcliError, raise_all
+from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.components import declared, has_method
 from rlcli.recipe.parsing.layers import Layer
 from rlcli.recipe.parsing.tree import Mapping, Mark, dotted, nearest
@@ -33,7 +34,7 @@ def with_found_files(recipe: Recipe, tree: Mapping, path: Path, layers: Sequence
     wanted += [(place, finder.of_backend) for place in _backend_files(recipe)]
     for place, find in wanted:
         try:
-            _put(data, place, find(place, _get(data, place)))
+            _get(data, place[:-1])[place[-1]] = find(place, _get(data, place))
         except RlcliError as error:
             missing.append(error)
     raise_all(missing)
@@ -47,7 +48,7 @@ def for_any_folder(recipe: Recipe) -> Recipe:
     for place in named:
         text = _get(data, place)
         if not text.startswith((HUB, BUILTIN)) and Path(text).exists():
-            _put(data, place, str(Path(text).absolute()))
+            _get(data, place[:-1])[place[-1]] = str(Path(text).absolute())
     return Recipe.model_validate(data)
 
 
@@ -66,13 +67,13 @@ def _model_folders(recipe: Recipe) -> Iterator[TreePath]:
             yield ("models", name, "path")
         if role.tokenizer is not None:
             yield ("models", name, "tokenizer")
-    for place, call in _calls(recipe):
+    for place, call in calls_of(recipe):
         if model_of_call(call) is not None:
             yield (*place, "interface", "args", "path")
 
 
 def _interface_files(recipe: Recipe) -> Iterator[TreePath]:
-    for place, call in _calls(recipe):
+    for place, call in calls_of(recipe):
         for name in _file_arguments(call):
             if isinstance(call.interface.args.get(name), str):
                 yield (*place, "interface", "args", name)
@@ -82,12 +83,9 @@ def _backend_files(recipe: Recipe) -> Iterator[TreePath]:
     """Names without a folder are not looked up: they are commands, found through PATH."""
     for role, described in recipe.models.items():
         if (backend := described.backend) is not None:
-            named = {name: backend.args.get(name) for name in declared("backends", backend.type, "FILES") or ()}
-            yield from (
-                ("models", role, "backend", "args", name)
-                for name, text in named.items()
-                if isinstance(text, str) and "/" in text
-            )
+            for name in declared("backends", backend.type, "FILES") or ():
+                if isinstance(text := backend.args.get(name), str) and "/" in text:
+                    yield ("models", role, "backend", "args", name)
 
 
 def model_of_call(call: Call) -> str | None:
@@ -99,12 +97,6 @@ def model_of_call(call: Call) -> str | None:
 def _file_arguments(call: Call) -> Sequence[str]:
     names = declared("interfaces", call.interface.type, "FILES")
     return names if isinstance(names, tuple | list) else ()
-
-
-def _calls(recipe: Recipe) -> Iterator[tuple[TreePath, Call]]:
-    for place, calls in ((("graph",), recipe.graph), (("train", "eval", "graph"), recipe.train.eval.graph)):
-        for name, call in calls.items():
-            yield (*place, name), call
 
 
 class _Finder:
@@ -184,9 +176,3 @@ def _get(data: Any, path: TreePath) -> Any:
     for part in path:
         data = data[part]
     return data
-
-
-def _put(data: Any, path: TreePath, value: str) -> None:
-    for part in path[:-1]:
-        data = data[part]
-    data[path[-1]] = value

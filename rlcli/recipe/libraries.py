@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rlcli.errors import ResourceError
-from rlcli.recipe.call_keys import graphs_of
+from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.components import signature_of
 from rlcli.registry.requirements import missing_libraries
 
@@ -34,6 +34,5 @@ def components_of(recipe: Recipe) -> Iterator[tuple[Path, str, Component]]:
     for name, role in recipe.models.items():
         if role.backend is not None:
             yield ("models", name, "backend"), "backends", role.backend
-    for graph, calls, _ in graphs_of(recipe):
-        for name, call in calls.items():
-            yield (*graph, name, "interface"), "interfaces", call.interface
+    for path, call in calls_of(recipe):
+        yield (*path, "interface"), "interfaces", call.interface

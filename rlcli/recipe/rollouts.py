@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rlcli.recipe.call_keys import graphs_of
+from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.mesh import DevicesError, devices_of, world_of
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import (
     Entry,
     Mapping,
-    Mark,
-    Node,
     Path,
-    Scalar,
     at,
     default_mark,
     key_mark,
     nearest,
+    node_of,
     plain,
+    with_entry,
 )
 from rlcli.recipe.schema import Recipe
 from rlcli.recipe.validation.unresolved import Unresolved
@@ -32,7 +31,7 @@ def with_rollouts(recipe: Recipe, tree: Mapping, problems: Problems, unresolved:
 
     An impossible rollout is reported and left out; what follows from something doubtful is doubtful.
     """
-    spelt_out: Node = tree
+    spelt_out = tree
     for name, role in recipe.models.items():
         place: Path = ("models", name, "rollout")
         if role.rollout is None:
@@ -47,7 +46,6 @@ def with_rollouts(recipe: Recipe, tree: Mapping, problems: Problems, unresolved:
     if spelt_out is tree:
         return recipe, tree
     spelt_out = _others_elsewhere(recipe, spelt_out)
-    assert isinstance(spelt_out, Mapping)
     return Recipe.model_validate(plain(spelt_out)), spelt_out
 
 
@@ -72,8 +70,7 @@ def _follower(role: str) -> str:
 
 
 def _calls(recipe: Recipe, role: str, kind: str) -> Iterator[Path]:
-    for path, calls, _ in graphs_of(recipe):
-        yield from ((*path, name) for name, call in calls.items() if (call.model, call.call) == (role, kind))
+    yield from (path for path, call in calls_of(recipe) if (call.model, call.call) == (role, kind))
 
 
 def _refusal(recipe: Recipe, role: str) -> tuple[str, str] | None:
@@ -90,27 +87,26 @@ def _refusal(recipe: Recipe, role: str) -> tuple[str, str] | None:
     return None
 
 
-def _spelt_out(recipe: Recipe, tree: Node, role: str) -> Node:
+def _spelt_out(recipe: Recipe, tree: Mapping, role: str) -> Mapping:
     section = at(tree, ("models", role))
     assert isinstance(section, Mapping)
     mark = default_mark(f"models.{role}.rollout")
     given = section.entries["rollout"]
-    settings: dict[str, Entry] = {
-        key: section.entries[key] for key in ("devices", "tokenizer") if key in section.entries
-    }
     assert isinstance(given.node, Mapping)
-    entries: dict[str, Entry] = {"init": _text(role, mark), **settings, **given.node.entries}
+    settings = {key: entry for key, entry in section.entries.items() if key in ("devices", "tokenizer")}
+    entries: dict[str, Entry] = {"init": Entry(mark, node_of(role, mark)), **settings, **given.node.entries}
     rest = {key: entry for key, entry in section.entries.items() if key != "rollout"}
-    tree = _put(tree, ("models", role), Entry(mark, replace(section, entries=rest)))
-    tree = _put(tree, ("models", _follower(role)), Entry(given.key, replace(given.node, entries=entries)))
+    tree = with_entry(tree, ("models", role), Entry(mark, replace(section, entries=rest)))
+    tree = with_entry(tree, ("models", _follower(role)), Entry(given.key, replace(given.node, entries=entries)))
+    follower = Entry(mark, node_of(_follower(role), mark))
     for path in _calls(recipe, role, "generate"):
-        tree = _put(tree, (*path, "model"), _text(_follower(role), mark))
+        tree = with_entry(tree, (*path, "model"), follower)
     for path in _calls(recipe, role, "train_step"):
-        tree = _put(tree, (*path, "hooks", "copy_to"), _text(_follower(role), mark))
+        tree = with_entry(tree, (*path, "hooks", "copy_to"), follower)
     return tree
 
 
-def _others_elsewhere(recipe: Recipe, tree: Node) -> Node:
+def _others_elsewhere(recipe: Recipe, tree: Mapping) -> Mapping:
     """Give roles without their own devices those not used by rollouts."""
     named = {name: role.rollout.devices for name, role in recipe.models.items() if role.rollout is not None}
     try:
@@ -122,20 +118,6 @@ def _others_elsewhere(recipe: Recipe, tree: Node) -> Node:
     chosen_by = next((name for name, devices in named.items() if devices), "")
     for name in recipe.models if taken and left else ():
         if recipe.models[name].devices is None:
-            entry = _text(left, default_mark(f"models.{chosen_by}.rollout.devices"))
-            tree = _put(tree, ("models", name, "devices"), entry)
+            mark = default_mark(f"models.{chosen_by}.rollout.devices")
+            tree = with_entry(tree, ("models", name, "devices"), Entry(mark, node_of(left, mark)))
     return tree
-
-
-def _text(value: str, mark: Mark) -> Entry:
-    return Entry(mark, Scalar(value, mark, value, plain=False))
-
-
-def _put(node: Node | None, path: Path, entry: Entry) -> Node:
-    """A copy of the tree with an entry at a path; missing sections on the way are created."""
-    section = node if isinstance(node, Mapping) else Mapping({}, entry.key)
-    key, rest = str(path[0]), path[1:]
-    if rest:
-        below = section.entries.get(key)
-        entry = Entry(below.key if below else entry.key, _put(below.node if below else None, rest, entry))
-    return replace(section, entries={**section.entries, key: entry})

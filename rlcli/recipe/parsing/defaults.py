@@ -7,10 +7,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from rlcli.recipe.annotations import field_at, inside
-from rlcli.recipe.parsing.tree import Listing, Mapping, Node, Scalar, default_mark
+from rlcli.recipe.parsing.tree import Node, default_mark, node_of
 from rlcli.recipe.schema import Recipe
-
-_MARK = default_mark()
 
 
 def default_at(path: tuple[str, ...], walked: int) -> Node | None:
@@ -32,11 +30,4 @@ def default_at(path: tuple[str, ...], walked: int) -> Node | None:
         annotation = inside(annotation, part)
         if annotation is None:
             return None
-    return Mapping({}, _MARK) if isinstance(default, BaseModel | dict) else _node(default)
-
-
-def _node(value: Any) -> Node:
-    if isinstance(value, list | tuple):
-        return Listing(tuple(_node(item) for item in value), _MARK)
-    text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    return Scalar(value, _MARK, text)
+    return node_of({} if isinstance(default, BaseModel) else default, default_mark())

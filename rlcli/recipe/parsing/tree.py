@@ -99,6 +99,16 @@ def plain(node: Node) -> Any:
     return node.value
 
 
+def node_of(value: Any, mark: Mark) -> Node:
+    """The tree of a plain value, all of it written at one place."""
+    if isinstance(value, dict):
+        return Mapping({key: Entry(mark, node_of(item, mark)) for key, item in value.items()}, mark)
+    if isinstance(value, list | tuple):
+        return Listing(tuple(node_of(item, mark) for item in value), mark)
+    text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return Scalar(value, mark, text)
+
+
 def at(node: Node, path: Path) -> Node | None:
     """The node at a path, or None if the path does not exist."""
     for part in path:
@@ -154,6 +164,16 @@ def with_value(node: Node, path: Path, value: Node | None) -> Node:
     items = list(node.items)
     items[head : head + 1] = [] if value is None and not rest else [with_value(items[head], rest, value)]
     return replace(node, items=tuple(items))
+
+
+def with_entry(node: Node | None, path: Path, entry: Entry) -> Mapping:
+    """A copy of the tree with an entry at a path; missing sections on the way are created."""
+    section = node if isinstance(node, Mapping) else Mapping({}, entry.key)
+    key, rest = str(path[0]), path[1:]
+    if rest:
+        below = section.entries.get(key)
+        entry = Entry(below.key if below else entry.key, with_entry(below.node if below else None, rest, entry))
+    return replace(section, entries={**section.entries, key: entry})
 
 
 def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:

@@ -15,7 +15,6 @@ from rlcli.recipe.parsing.merge import whole_reference
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import (
     Entry,
-    Listing,
     Mapping,
     Node,
     Path,
@@ -28,8 +27,10 @@ from rlcli.recipe.parsing.tree import (
     kind_of,
     leaves,
     nearest,
+    node_of,
     nodes,
     plain,
+    with_entry,
     with_value,
 )
 from rlcli.recipe.suggest import A_SLIP, close_to, suggest_key
@@ -253,14 +254,11 @@ class _Checker:
 
     def with_stand_in(self, tree: Mapping, path: Path) -> Mapping:
         """The tree with a stand-in for a missing required key."""
-        mark = default_mark()
-        value = stand_in(annotation_at(self.model, path))
-        node: Node = Mapping({}, mark) if value == {} else Listing((), mark) if value == [] else Scalar(value, mark)
-        above = at(tree, path[:-1])
+        above, mark = at(tree, path[:-1]), default_mark()
         if not isinstance(above, Mapping):
             return tree
-        holder = replace(above, entries={**above.entries, str(path[-1]): Entry(mark, node)})
-        return cast(Mapping, with_value(tree, path[:-1], holder))
+        value = node_of(stand_in(annotation_at(self.model, path)), mark)
+        return cast(Mapping, with_value(tree, path[:-1], with_entry(above, path[-1:], Entry(mark, value))))
 
 
 def _blamed(error: Any, node: Mapping) -> str | None:

@@ -56,7 +56,6 @@ RULES: dict[str, Kind] = {
     "train.microbatches": Kind.SAFE,
     "train.max_tokens_per_microbatch": Kind.SAFE,
     "train.max_redraws": Kind.SAFE,
-    "train.max_staleness": Kind.ALTERS,
     "train.max_nonfinite_streak": Kind.SAFE,
     "train.eval": Kind.SAFE,
     "train.dataset": Kind.FORBIDDEN,

@@ -11,6 +11,7 @@ from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.interface import cut_of
 from rlcli.files import known_object
 from rlcli.recipe.components import argument_named, argument_of, declared, with_sources
+from rlcli.recipe.role_sources import weights_origin
 from rlcli.recipe.schema import Call, Component, Recipe
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -104,11 +105,7 @@ def positions_of(recipe: Recipe, role: str, known: Mapping[str, int] | None = No
     model is on the Hub, or is the result of another recipe and not among `known`."""
     if role not in recipe.models or not recipe.models[role].has_weights:
         return None
-    seen: list[str] = []
-    while (source := recipe.models[role].init) in recipe.models and source not in seen:
-        assert source is not None
-        seen.append(role)
-        role = source
+    role = weights_origin(recipe, role)
     if known and role in known:
         return known[role], role
     section = recipe.models[role]

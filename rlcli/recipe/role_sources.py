@@ -7,8 +7,12 @@ from rlcli.recipe.schema import Recipe
 
 
 def weights_origin(recipe: Recipe, role: str) -> str:
-    """The role whose weights a role starts from: itself, or the end of its chain of `init`."""
-    while (source := recipe.models[role].init) is not None:
+    """The role whose weights a role starts from: itself, or the end of its chain of `init`, which in a recipe that is
+    still being checked may lead in a circle or to a role that does not exist."""
+    seen: list[str] = []
+    while (source := recipe.models[role].init) in recipe.models and source not in seen:
+        assert source is not None
+        seen.append(role)
         role = source
     return role
 

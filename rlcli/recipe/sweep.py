@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,9 +37,7 @@ def sweep_runs(swept: Sequence[str], seeds: int | None, first_seed: int) -> list
         if keys.count(key) > 1:
             hint = "drop --seeds, which sets it too" if key == "seed" else f"--sweep {key}=VALUE,VALUE,VALUE"
             raise UsageError(f"{key} is swept twice", hint=hint)
-    count = 1
-    for _, values in axes:
-        count *= len(values)
+    count = math.prod(len(values) for _, values in axes)
     if count > MOST_RUNS:
         raise UsageError(f"this sweep has {count} runs, more than {MOST_RUNS}", hint="sweep fewer values at a time")
     combinations = itertools.product(*(values for _, values in axes))

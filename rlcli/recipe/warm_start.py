@@ -47,10 +47,8 @@ def warm_starts(resolved: Resolved) -> list[WarmStart]:
 
 def _check_lengths(resolved: Resolved, starts: list[WarmStart]) -> None:
     """Sequences must fit into the models produced by other recipes, whose sizes are known only now."""
-    positions: dict[str, int] = {}
-    for start in starts:
-        if (known := positions_of(start.source.recipe, start.source_role)) is not None:
-            positions[start.role] = known[0]
+    found = {start.role: positions_of(start.source.recipe, start.source_role) for start in starts}
+    positions = {role: known[0] for role, known in found.items() if known is not None}
     if positions:
         problems = _problems_of(resolved)
         lengths.check(Notes(resolved.recipe, resolved.tree, problems, Unresolved(), positions))

@@ -53,21 +53,15 @@ def referenced_blocks(node: Node) -> set[str]:
     return found.union(*(referenced_blocks(one) for one in removed))
 
 
-def references_in(node: Node, path: Path = ()) -> Iterator[Reference]:
+def references_in(tree: Node) -> Iterator[Reference]:
     """Every reference in a tree with unresolved references."""
-    if isinstance(node, Mapping):
-        if node.under is not None:
-            yield from references_in(node.under, path)
-        for key, entry in node.entries.items():
-            yield from references_in(entry.node, (*path, key))
-    elif isinstance(node, Listing):
-        for index, item in enumerate(node.items):
-            yield from references_in(item, (*path, index))
-    elif isinstance(node.value, str) and "${" in node.value:
-        whole = whole_reference(node) is not None
-        for match in _TOKEN.finditer(node.value):
-            if match.group(1) is not None:
-                yield Reference(path, tuple(match.group(1).strip().split(".")), whole)
+    for path, node in nodes(tree):
+        scalar = node.under if isinstance(node, Mapping) else node
+        if isinstance(scalar, Scalar) and isinstance(scalar.value, str):
+            whole = whole_reference(scalar) is not None
+            for match in _TOKEN.finditer(scalar.value):
+                if match.group(1) is not None:
+                    yield Reference(path, tuple(match.group(1).strip().split(".")), whole)
 
 
 def interpolate(root: Mapping, problems: Problems, environment: Environment[str, str]) -> Mapping:

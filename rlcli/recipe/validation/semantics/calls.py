@@ -27,11 +27,12 @@ from rlcli.recipe.validation.semantics.notes import Notes
 MODELLESS_CALLS = ("inference", "evaluate")
 """Calls that an interface may answer without a model."""
 
-ABILITIES = (
-    (("train_step",), "TRAINS", "train"),
-    (("inference", "evaluate"), "SCORES", "score"),
-    (("generate",), "GENERATES", "generate"),
-)
+ABILITIES = {
+    "train_step": ("TRAINS", "train"),
+    "inference": ("SCORES", "score"),
+    "evaluate": ("SCORES", "score"),
+    "generate": ("GENERATES", "generate"),
+}
 """For each call, what the backend must declare for it, and a verb for it."""
 
 
@@ -153,13 +154,12 @@ def _role(notes: Notes, call: Call, path: Path) -> None:
     if call.call == "generate" and role.head == "value":
         what = f"models.{name} has the head value; {dotted(path)} generates, which needs the head lm"
         notes.note("R71", what, ("models", name, "head"), needs=[asked, (*path, "model")])
-    for kinds, able, verb in ABILITIES:
-        if call.call in kinds and declared("backends", backend, able) is False:
-            if able == "SCORES" and written_beyond(call) is not None:
-                continue  # its interface answers by generating
-            what = f"the backend {backend} of models.{name} cannot {verb}, which {dotted(path)} asks of it"
-            place = ("models", name, "backend", "type")
-            notes.note("R71", what, place, f"for example {TRAINED}", needs=[asked, (*path, "model")])
+    able, verb = ABILITIES[call.call]
+    answers_by_generating = able == "SCORES" and written_beyond(call) is not None
+    if declared("backends", backend, able) is False and not answers_by_generating:
+        what = f"the backend {backend} of models.{name} cannot {verb}, which {dotted(path)} asks of it"
+        place = ("models", name, "backend", "type")
+        notes.note("R71", what, place, f"for example {TRAINED}", needs=[asked, (*path, "model")])
 
 
 def _pooled(notes: Notes, call: Call, path: Path) -> None:

@@ -34,19 +34,18 @@ def check(notes: Notes) -> None:
 
 def _role(notes: Notes, name: str, role: Role, world: int) -> None:
     where: Path = ("models", name)
+    needs = [*CLUSTER, (*where, "mesh"), (*where, "devices")]
     try:
         ranks = devices_of(name, role.devices, world)
         mesh = mesh_of(name, role.mesh, len(ranks))
     except DevicesError as error:
         code = "R50" if error.missing else "R49"
-        needs = [*CLUSTER, (*where, "mesh"), (*where, "devices")]
         notes.note(code, str(error), (*where, error.key), error.hint, needs=needs)
         return
     rows = notes.recipe.train.prompts_per_step
     if mesh.dp > rows:
         what = f"train.prompts_per_step is {rows}, but {name} has {mesh.dp} data-parallel ranks"
         hint = f"use at least {mesh.dp}, or models.{name}.devices=0-{rows - 1}"
-        needs = [*CLUSTER, (*where, "mesh"), (*where, "devices")]
         notes.note("R49", what, ("train", "prompts_per_step"), hint, needs=needs)
     backend = role.backend.type if role.backend is not None else ""
     _device_of(notes, name, backend)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlcli.api.key_meaning import SEQUENCES
+from rlcli.recipe.call_keys import graphs_of
 from rlcli.recipe.components import dataset_keys
 from rlcli.recipe.lengths import (
     cache_of,
@@ -19,13 +20,9 @@ from rlcli.recipe.validation.semantics.notes import Notes
 
 
 def check(notes: Notes) -> None:
-    train = notes.recipe.train
-    graphs = [(("graph",), notes.recipe.graph, train.dataset)]
-    if train.eval.dataset is not None:
-        graphs.append((("train", "eval", "graph"), train.eval.graph, train.eval.dataset))  # type: ignore[arg-type]
-    for path, calls, dataset in graphs:
+    for path, calls, dataset in graphs_of(notes.recipe):
         for name, call in calls.items():
-            if call.call == "generate":
+            if call.call == "generate" and dataset is not None:
                 _positions(notes, call, (*path, name), dataset)
                 _cache(notes, call, (*path, name), dataset)
     for name, call in notes.recipe.graph.items():

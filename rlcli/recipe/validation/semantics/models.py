@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from rlcli.api.default_backends import WEIGHTLESS
+from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.components import declared
+from rlcli.recipe.parsing.places import GRAPHS
 from rlcli.recipe.parsing.removal import place_of, removed_calls
 from rlcli.recipe.parsing.tree import Path, Scalar, dotted
 from rlcli.recipe.schema import Role
@@ -71,18 +71,14 @@ def _circles(notes: Notes) -> None:
 
 
 def _in_use(notes: Notes) -> None:
-    graphs: list[tuple[Path, list[str]]] = [
-        (("graph",), list(notes.recipe.graph)),
-        (("train", "eval", "graph"), list(notes.recipe.train.eval.graph)),
-    ]
-    calls = [*notes.recipe.graph.values(), *notes.recipe.train.eval.graph.values()]
-    used = {call.model for call in calls} | {role.init for role in notes.recipe.models.values()}
+    calls = dict(calls_of(notes.recipe))
+    used = {call.model for call in calls.values()} | {role.init for role in notes.recipe.models.values()}
     needs: list[Path] = [("models", name, "init") for name in notes.recipe.models]
-    needs += [(*path, name, "model") for path, names in graphs for name in names]
+    needs += [(*path, "model") for path in calls]
     strangers = {name for name in used if name is not None and name not in notes.recipe.models}
-    if strangers or any(notes.unresolved.about_entries(path) for path, _ in graphs):
+    if strangers or any(notes.unresolved.about_entries(path) for path in GRAPHS):
         return  # one of them may have been intended
-    removed = _removed_calls(notes, [path for path, _ in graphs])
+    removed = _removed_calls(notes)
     for name in notes.recipe.models:
         if name not in used:
             hint = f"models.{name}=null removes it too" if name in removed else f"models.{name}=null removes it"
@@ -90,10 +86,10 @@ def _in_use(notes: Notes) -> None:
             notes.note("R71", f"no call uses the role {name}{last}", ("models", name), hint, needs=needs)
 
 
-def _removed_calls(notes: Notes, graphs: Iterable[Path]) -> dict[str, str]:
+def _removed_calls(notes: Notes) -> dict[str, str]:
     """Role → which of its calls a null removes, and where."""
     found: dict[str, str] = {}
-    for path in graphs:
+    for path in GRAPHS:
         for name, call, mark in removed_calls(notes.problems.written, path):
             role = call.get("model")
             if isinstance(role, Scalar):

@@ -133,22 +133,15 @@ def _tree_path(error: Any, tree: Node) -> Path:
     return path
 
 
+@dataclass
 class _Checker:
     """Reports pydantic's errors in terms of recipes, and removes their causes from the tree."""
 
-    def __init__(
-        self,
-        model: type[BaseModel],
-        problems: Problems,
-        unresolved: Unresolved,
-        prefix: Path,
-        top: list[str],
-    ):
-        self.model = model
-        self.problems = problems
-        self.unresolved = unresolved
-        self.prefix = prefix
-        self.top = top
+    model: type[BaseModel]
+    problems: Problems
+    unresolved: Unresolved
+    prefix: Path
+    top: list[str]
 
     @property
     def roles(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Mapping as ReadMapping
+from dataclasses import dataclass, field
 
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.removal import place_of, removed_at
@@ -13,24 +14,18 @@ from rlcli.recipe.suggest import did_you_mean
 from rlcli.recipe.validation.unresolved import Unresolved
 
 
+@dataclass
 class Notes:
     """A recipe, and where to report its problems."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        tree: Mapping,
-        problems: Problems,
-        unresolved: Unresolved,
-        positions: ReadMapping[str, int] | None = None,
-    ):
-        self.recipe = recipe
-        self.tree = tree
-        self.problems = problems
-        self.unresolved = unresolved
-        self.positions = positions or {}
-        """Positions of models of roles that start from another recipe, once that is loaded."""
-        self.told: set[tuple[object, ...]] = set()
+    recipe: Recipe
+    tree: Mapping
+    problems: Problems
+    unresolved: Unresolved
+    positions: ReadMapping[str, int] = field(default_factory=dict)
+    """Positions of models of roles that start from another recipe, once that is loaded."""
+    told: set[tuple[object, ...]] = field(default_factory=set)
+    """What `note_once` has reported."""
 
     def note(
         self,

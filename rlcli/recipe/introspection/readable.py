@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,9 +36,19 @@ def defaults_left_out(resolved: Resolved) -> int:
     return every - sum(1 for _ in plain_leaves(what_is_set(resolved)))
 
 
-def with_origins(resolved: Resolved, document: dict[str, Any]) -> list[Line]:
-    """The recipe as lines of YAML, each value with its origin."""
-    return list(_lines(document, (), resolved))
+def with_origins(resolved: Resolved, document: dict[str, Any], path: tuple[str, ...] = ()) -> list[Line]:
+    """The recipe, or its section at a path, as lines of YAML, each value with its origin."""
+    indent = "  " * len(path)
+    lines: list[Line] = []
+    for key, item in document.items():
+        if isinstance(item, dict) and item:
+            lines.append(Line(indent + to_yaml({key: {}}).removesuffix(" {}\n"), None))
+            lines += with_origins(resolved, item, (*path, key))
+            continue
+        first, *rest = (indent + line for line in to_yaml({key: item}, room=COLUMN - len(indent)).splitlines())
+        lines.append(Line(first, by_label(resolved.origins.get(dotted((*path, key)), DEFAULT), resolved)))
+        lines += [Line(line, None) for line in rest]
+    return lines
 
 
 def by_label(text: str, resolved: Resolved) -> str:
@@ -63,15 +72,3 @@ def _set_only(node: Node, value: Any) -> Any:
 
 def _is_empty_default(node: Node) -> bool:
     return isinstance(node, Scalar) and node.value is None and node.mark.is_default
-
-
-def _lines(value: dict[str, Any], path: tuple[str, ...], resolved: Resolved) -> Iterator[Line]:
-    indent = "  " * len(path)
-    for key, item in value.items():
-        if isinstance(item, dict) and item:
-            yield Line(indent + to_yaml({key: {}}).removesuffix(" {}\n"), None)
-            yield from _lines(item, (*path, key), resolved)
-            continue
-        first, *rest = (indent + line for line in to_yaml({key: item}, room=COLUMN - len(indent)).splitlines())
-        yield Line(first, by_label(resolved.origins.get(dotted((*path, key)), DEFAULT), resolved))
-        yield from (Line(line, None) for line in rest)

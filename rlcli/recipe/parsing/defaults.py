@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlcli.recipe.annotations import field_at, inside
+from rlcli.recipe.annotations import annotation_at, field_at
 from rlcli.recipe.parsing.tree import Node, default_mark, node_of
 from rlcli.recipe.schema import Recipe
 
@@ -17,17 +17,10 @@ def default_at(path: tuple[str, ...], walked: int) -> Node | None:
 
     A section is empty: a section that references it gets the same defaults for its keys.
     """
-    annotation: Any = Recipe
     default: Any = None
-    for depth, part in enumerate(path):
-        field = field_at(annotation, part)
-        if field is None and depth >= walked:
+    for depth in range(walked, len(path)):
+        field = field_at(annotation_at(Recipe, path[:depth]), path[depth])
+        if field is None or field.is_required():
             return None
-        if field is not None:
-            if field.is_required() and depth >= walked:
-                return None
-            default = None if field.is_required() else field.get_default(call_default_factory=True)
-        annotation = inside(annotation, part)
-        if annotation is None:
-            return None
+        default = field.get_default(call_default_factory=True)
     return node_of({} if isinstance(default, BaseModel) else default, default_mark())

@@ -29,8 +29,9 @@ def child_of(parent: Resolved, path: Path, profiles: Sequence[str] = ()) -> str:
         names.append(name_from(path, found))
     document: dict[str, Any] = {"extends": names[0] if len(names) == 1 else names}
     given = Mapping({}, parent.tree.mark)
-    for path_set, node in (leaf for tree in parent.override_trees for leaf in leaves(tree)):
-        given = with_entry(given, path_set, Entry(node.mark, node))
+    for tree in parent.override_trees:
+        for place, node in leaves(tree):
+            given = with_entry(given, place, Entry(node.mark, node))
     lines = [*_description(parent), to_yaml(document).rstrip("\n")]
     if given.entries:
         # References must stay references: undo the escaping of `to_yaml`.

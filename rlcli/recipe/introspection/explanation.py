@@ -85,7 +85,7 @@ def explain(resolved: Resolved, key: str) -> Explanation | list[Leaf]:
         found = _explanation(resolved, path, {path: None})
         *earlier, last = (replace(step, wins=False) for step in found.steps)
         return replace(found, steps=(*earlier, replace(last, wins=True)), uses=(), removed=place_of(removed))
-    places = {found: _written(resolved, found) for found in below}
+    places = {found: _effective(resolved, found) for found in below}
     return [Leaf(dotted(path), known[path], str(node.mark) if node else DEFAULT) for path, node in places.items()]
 
 
@@ -103,7 +103,7 @@ def known_values(resolved: Resolved) -> dict[Path, Any]:
     return {path: value for path, value in values.items() if not (value == {} and _is_prefix(path, values))}
 
 
-def _written(resolved: Resolved, path: Path) -> Node | None:
+def _effective(resolved: Resolved, path: Path) -> Node | None:
     """The effective value as some layer sets it, also for keys of blocks."""
     return at(resolved.tree if path[0] in SECTIONS else _blocks(resolved), path)
 
@@ -149,7 +149,7 @@ def _steps(resolved: Resolved, path: Path, field: Field | None, value: Any) -> I
         for _, node in leaves(tree)
         if isinstance(node, Scalar) and node.text
     }
-    node = _written(resolved, path)
+    node = _effective(resolved, path)
     history = resolved.history(path)
     mark = node.mark if node is not None else None
     winner = max((i for i, setting in enumerate(history) if setting.mark == mark), default=None)

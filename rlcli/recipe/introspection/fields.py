@@ -20,7 +20,7 @@ from rlcli.recipe.annotations import annotation_at, field_at, fields_of, inside,
 from rlcli.recipe.components import known_signature
 from rlcli.recipe.introspection.docs import doc_of
 from rlcli.recipe.parsing.layers import shown
-from rlcli.recipe.parsing.places import component_paths, kind_at
+from rlcli.recipe.parsing.places import component_paths
 from rlcli.recipe.parsing.tree import Path, dotted
 from rlcli.recipe.schema import Call, Component, Recipe
 from rlcli.recipe.suggest import PLACEHOLDERS
@@ -43,12 +43,10 @@ class Field:
 def field_of(path: Path, recipe: Mapping[str, Any]) -> Field | None:
     """The field behind a key of a recipe (as plain values, defaults included); None for a free-form key, or one that
     does not exist."""
-    for size, part in enumerate(path):
-        kind = kind_at(path[:size]) if part == "args" else None
-        signature = known_signature(kind, _value(recipe, (*path[:size], "type"))) if kind is not None else None
-        argument = dict(arguments_in(signature)).get(dotted(path[size + 1 :])) if signature is not None else None
-        if signature is not None and argument is not None:
-            return _argument_field(signature, argument)
+    for place, signature in components_in(recipe):
+        for name, argument in arguments_in(signature):
+            if path == (*place, "args", *name.split(".")):
+                return _argument_field(signature, argument)
     return _section_field(path)
 
 
@@ -190,7 +188,7 @@ def _described(section: type[BaseModel], key: str, field: FieldInfo) -> Field:
 
 
 _WORDS: dict[Any, str] = {str: "text", File: "text", int: "int", float: "float", bool: "bool", Any: "anything"}
-_WORDS |= dict.fromkeys((None, type(None)), "null")
+_WORDS |= {type(None): "null", None: "null"}
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 

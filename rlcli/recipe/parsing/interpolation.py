@@ -57,7 +57,7 @@ def references_in(tree: Node) -> Iterator[Reference]:
     """Every reference in a tree with unresolved references."""
     for path, node in nodes(tree):
         scalar = node.under if isinstance(node, Mapping) else node
-        if isinstance(scalar, Scalar) and isinstance(scalar.value, str):
+        if isinstance(scalar, Scalar) and isinstance(scalar.value, str) and "${" in scalar.value:
             whole = whole_reference(scalar) is not None
             for match in _TOKEN.finditer(scalar.value):
                 if match.group(1) is not None:

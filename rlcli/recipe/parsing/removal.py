@@ -37,26 +37,26 @@ def is_entry(path: Path) -> bool:
     return null_means(Recipe, path) == "gone" or (len(path) == 1 and inside(Recipe, path[0]) is None)
 
 
-def without_removed(model: Any, tree: Mapping, problems: Problems, prefix: Path = ()) -> Mapping:
-    """The tree without what null removes; `prefix` is its path in the recipe. A name that no layer below has is
-    reported: it was probably misspelt."""
+def without_removed(model: Any, tree: Mapping, problems: Problems, prefix: Path = (), above: Path = ()) -> Mapping:
+    """The tree without what null removes. `prefix` is the path of the model in the recipe, `above` that of the tree in
+    the model. A name that no layer below has is reported: it was probably misspelt."""
     entries: dict[str, Entry] = {}
     for key, entry in tree.entries.items():
-        node, path = entry.node, (*prefix, key)
+        node, path = entry.node, (*above, key)
         if isinstance(node, Mapping):
-            entries[key] = Entry(entry.key, without_removed(inside(model, key), node, problems, path))
+            entries[key] = Entry(entry.key, without_removed(model, node, problems, prefix, path))
             continue
         if not isinstance(node, Scalar) or node.value is not None:
             entries[key] = entry
             continue
-        meaning = null_means(model, (key,))
-        is_block = len(path) == 1 and inside(model, key) is None and node.over is not None
+        meaning = null_means(model, path)
+        is_block = not prefix and len(path) == 1 and inside(model, key) is None and node.over is not None
         if meaning == "value" and not is_block:
             entries[key] = entry
         elif meaning == "gone" and node.over is None:
             others = [other for other in tree.entries if other != key]
             hint = did_you_mean(key, others, f"there is {', '.join(others) or 'none'}")
-            what = f"null removes {dotted(path)}, which no layer below has"
+            what = f"null removes {dotted((*prefix, *path))}, which no layer below has"
             problems.add("R42", what, entry.key, hint, width=len(key))
     return replace(tree, entries=entries)
 

@@ -32,7 +32,7 @@ from rlcli.recipe.parsing.tree import (
     with_entry,
     with_value,
 )
-from rlcli.recipe.schema import Call, Component, Role
+from rlcli.recipe.schema import WEIGHTS, Call, Component, Role
 from rlcli.recipe.validation.unresolved import Unresolved
 from rlcli.recipe.validation.validate import check_against
 
@@ -68,7 +68,7 @@ def _names_no_backend(section: Mapping) -> bool:
 
 
 def _default_backend(tree: Mapping, name: str, role: Mapping) -> str:
-    weights = (role.get(key) for key in ("path", "init", "scratch"))
+    weights = (role.get(key) for key in WEIGHTS)
     settings = at(role, ("backend", "args"))
     is_set_up = isinstance(settings, Mapping) and bool(settings.entries)
     if not is_set_up and all(node is None or (isinstance(node, Scalar) and node.value is None) for node in weights):
@@ -83,9 +83,7 @@ def _is_sure(tree: Mapping, name: str, role: Mapping, guess: str, unresolved: Un
     """Whether everything that the guess of a role's backend depends on was understood."""
     if guess == default_backends.WEIGHTLESS:
         misspelt = any(key not in Role.model_fields for key in role.entries)
-        return not misspelt and not any(
-            unresolved.about_part(("models", name, key)) for key in ("path", "init", "scratch")
-        )
+        return not misspelt and not any(unresolved.about_part(("models", name, key)) for key in WEIGHTS)
     if guess == default_backends.TRAINED:
         return True
     graph, models = tree.get("graph"), tree.get("models")

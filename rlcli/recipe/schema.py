@@ -58,6 +58,10 @@ class Rollout(Section):
     """Ranks that hold it, such as `4-7`; null: those of the role. Roles without devices of their own get the rest."""
 
 
+WEIGHTS = ("path", "init", "scratch")
+"""The keys of a role that say where its weights come from: one of these."""
+
+
 class Role(Section):
     """A model: its backend, and its weights from exactly one of path, init and scratch (or none at all)."""
 
@@ -84,7 +88,7 @@ class Role(Section):
     @property
     def has_weights(self) -> bool:
         """Whether there is a model to load at all."""
-        return self.path is not None or self.init is not None or self.scratch is not None
+        return any(getattr(self, key) is not None for key in WEIGHTS)
 
     @property
     def warm_start(self) -> tuple[str, str] | None:

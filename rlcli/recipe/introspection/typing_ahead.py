@@ -15,7 +15,7 @@ from rlcli.recipe.introspection.docs import doc_of
 from rlcli.recipe.parsing.layers import collect, find_recipe, recipe_names
 from rlcli.recipe.parsing.merge import merge, reference_below
 from rlcli.recipe.parsing.overrides import parse_overrides
-from rlcli.recipe.parsing.places import Pattern, component_paths, kind_at, matches
+from rlcli.recipe.parsing.places import GRAPHS, Pattern, component_paths, kind_at, matches
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.removal import null_means, without_removed
 from rlcli.recipe.parsing.tree import Mapping, Mark, Node, Path, Scalar, at, keys_at
@@ -29,8 +29,7 @@ BLOCK = object()
 """The type of a block, such as `ppo`: its keys depend on which components refer to it."""
 
 _ROLES: tuple[Pattern, ...] = (
-    ("graph", "*", "model"),
-    ("train", "eval", "graph", "*", "model"),
+    *((*graph, "*", "model") for graph in GRAPHS),
     ("models", "*", "init"),
     ("graph", "*", "hooks", "copy_to"),
 )

@@ -8,11 +8,8 @@ from rlcli.recipe.components import declared
 from rlcli.recipe.parsing.places import GRAPHS
 from rlcli.recipe.parsing.removal import place_of, removed_calls
 from rlcli.recipe.parsing.tree import Path, Scalar, dotted
-from rlcli.recipe.schema import Role
+from rlcli.recipe.schema import WEIGHTS, Role
 from rlcli.recipe.validation.semantics.notes import Notes
-
-SOURCES = ("path", "init", "scratch")
-"""Possible sources of weights: one of these."""
 
 
 def check(notes: Notes) -> None:
@@ -24,13 +21,13 @@ def check(notes: Notes) -> None:
 
 def sources(role: str) -> list[Path]:
     """The keys that determine where a role's weights come from, and whether it has any."""
-    return [*(("models", role, source) for source in SOURCES), ("models", role, "backend", "type")]
+    return [*(("models", role, source) for source in WEIGHTS), ("models", role, "backend", "type")]
 
 
 def _weights(notes: Notes, role: Role, path: Path) -> None:
     name = str(path[-1])
     kind = role.backend.type if role.backend is not None else ""
-    given = [key for key in SOURCES if getattr(role, key) is not None]
+    given = [key for key in WEIGHTS if getattr(role, key) is not None]
     if len(given) > 1:
         places = ", ".join(f"{key} at {notes.mark((*path, key))}" for key in given)
         notes.note("R47", f"{dotted(path)} has {' and '.join(given)}; keep one ({places})", (*path, given[-1]))

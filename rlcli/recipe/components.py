@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Collection as ReadCollection
 from collections.abc import Mapping as ReadMapping
 from dataclasses import dataclass, field, replace
@@ -99,7 +99,7 @@ def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) 
     """Check every named component. Returns the tree, with arguments converted to their types."""
     result: Node = tree
     takers = _takers(tree)
-    for path, kind in _places(tree):
+    for path, kind in component_paths(tree):
         node = at(result, path)
         if not isinstance(node, Mapping) or not isinstance(name := node.get("type"), Scalar):
             continue  # the schema reports what is wrong
@@ -168,7 +168,7 @@ def _takers(tree: Mapping) -> dict[Mark, _Takers]:
     """By the place where an argument is written."""
     found: dict[Mark, _Takers] = {}
     unknown: set[str] = set()
-    for path, kind in _places(tree):
+    for path, kind in component_paths(tree):
         name, args = at(tree, (*path, "type")), at(tree, (*path, "args"))
         legal = _legal(kind, str(getattr(name, "value", "")))
         unknown |= {kind} if legal is None else set()
@@ -193,10 +193,6 @@ def _own(args: Mapping, legal: ReadCollection[str], takers: ReadMapping[Mark, _T
     be refused."""
     others = {key for key, entry in args.entries.items() if key not in legal and key in takers[entry.key].legal}
     return replace(args, entries={key: entry for key, entry in args.entries.items() if key not in others})
-
-
-def _places(tree: Mapping) -> Iterator[tuple[Path, str]]:
-    return component_paths(lambda path: keys_at(tree, path))
 
 
 def _read(read: Callable[[], T], name: Scalar, problems: Problems) -> T | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +29,15 @@ def with_found_files(recipe: Recipe, tree: Mapping, path: Path, layers: Sequence
     """The recipe with its paths resolved for the working directory: looked up there, otherwise next to the layer
     that names them. Raises DataError, ModelError or ResourceError that lists all missing files."""
     finder = _Finder(tree, path, layers)
-    data = recipe.model_dump()
+    data: Any = recipe.model_dump()
     missing: list[RlcliError] = []
     wanted = [(place, finder.file) for place in (*_dataset_files(recipe), *_interface_files(recipe))]
     wanted += [(place, finder.model_folder) for place in _model_folders(recipe)]
     wanted += [(place, finder.of_backend) for place in _backend_files(recipe)]
     for place, find in wanted:
         try:
-            _get(data, place[:-1])[place[-1]] = find(place, _get(data, place))
+            section = reduce(getitem, place[:-1], data)
+            section[place[-1]] = find(place, section[place[-1]])
         except RlcliError as error:
             missing.append(error)
     raise_all(missing)
@@ -43,12 +46,13 @@ def with_found_files(recipe: Recipe, tree: Mapping, path: Path, layers: Sequence
 
 def for_any_folder(recipe: Recipe) -> Recipe:
     """The same, for processes that may run in another folder: paths of found files are absolute."""
-    data = recipe.model_dump()
+    data: Any = recipe.model_dump()
     named = (*_dataset_files(recipe), *_interface_files(recipe), *_model_folders(recipe), *_backend_files(recipe))
     for place in named:
-        text = _get(data, place)
+        section = reduce(getitem, place[:-1], data)
+        text = section[place[-1]]
         if not text.startswith((HUB, BUILTIN)) and Path(text).exists():
-            _get(data, place[:-1])[place[-1]] = str(Path(text).absolute())
+            section[place[-1]] = str(Path(text).absolute())
     return Recipe.model_validate(data)
 
 
@@ -170,9 +174,3 @@ def _check_builtin(name: str, key: str, where: str) -> None:
     able = [dataset for dataset in registry.names("datasets") if has_method("datasets", dataset, "make_tokenizer")]
     hint = f"there is {', '.join(BUILTIN + dataset for dataset in able) or 'none'}"
     raise ModelError(f"{key}: no built-in tokenizer is named {name!r}", where=where, hint=hint)
-
-
-def _get(data: Any, path: TreePath) -> Any:
-    for part in path:
-        data = data[part]
-    return data

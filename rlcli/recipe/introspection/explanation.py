@@ -125,7 +125,7 @@ def _explanation(resolved: Resolved, path: Path, known: dict[Path, Any]) -> Expl
     uses = {use: through for use, through in _uses(resolved.written, path).items() if "args" not in use or use in known}
     carried = [use for use in uses if use[0] in SECTIONS]
     meant = path if path[0] in SECTIONS else next(iter(carried), path)
-    field = field_of(meant, resolved.to_json())
+    field = field_of(meant, resolved.tree)
     ours = [path] if path[0] in SECTIONS else []
     return Explanation(
         key=dotted(path),

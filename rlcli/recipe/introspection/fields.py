@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import sys
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path as File
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -21,7 +23,7 @@ from rlcli.recipe.components import known_signature
 from rlcli.recipe.introspection.docs import doc_of
 from rlcli.recipe.parsing.layers import shown
 from rlcli.recipe.parsing.places import component_paths
-from rlcli.recipe.parsing.tree import Path, dotted
+from rlcli.recipe.parsing.tree import Node, Path, Scalar, at, default_mark, dotted, node_of
 from rlcli.recipe.schema import Call, Component, Recipe
 from rlcli.recipe.suggest import PLACEHOLDERS
 from rlcli.registry import COMPUTED, Argument, Signature
@@ -40,10 +42,9 @@ class Field:
     """`file:line` of a component's argument."""
 
 
-def field_of(path: Path, recipe: Mapping[str, Any]) -> Field | None:
-    """The field behind a key of a recipe (as plain values, defaults included); None for a free-form key, or one that
-    does not exist."""
-    for place, signature in components_in(recipe):
+def field_of(path: Path, tree: Node) -> Field | None:
+    """The field behind a key of a recipe; None for a free-form key, or one that does not exist."""
+    for place, signature in components_in(tree):
         for name, argument in arguments_in(signature):
             if path == (*place, "args", *name.split(".")):
                 return _argument_field(signature, argument)
@@ -71,25 +72,20 @@ def _fields_in(annotation: Any, path: Path) -> Iterator[tuple[str, Field]]:
                 yield dotted((*path, key)), _described(section, key, info)
 
 
-def components_in(recipe: Mapping[str, Any]) -> Iterator[tuple[Path, Signature]]:
+def components_in(tree: Node) -> Iterator[tuple[Path, Signature]]:
     """Every component that a recipe names, with the path of its section."""
-
-    def keys(path: Path) -> Collection[str]:
-        section = _value(recipe, path)
-        return section if isinstance(section, dict) else ()
-
-    for path, kind in component_paths(keys):
-        name = _value(recipe, (*path, "type"))
-        signature = known_signature(kind, name) if isinstance(name, str) else None
+    for path, kind in component_paths(tree):
+        name = at(tree, (*path, "type"))
+        signature = known_signature(kind, str(name.value)) if isinstance(name, Scalar) else None
         if signature is not None:
             yield path, signature
 
 
 def completed(recipe: dict[str, Any]) -> dict[str, Any]:
     """A recipe as plain values, with the defaults of all component arguments."""
-    result = copy.deepcopy(recipe)
-    for path, signature in components_in(recipe):
-        section = _value(result, path)
+    result: Any = copy.deepcopy(recipe)
+    for path, signature in components_in(node_of(recipe, default_mark())):
+        section = reduce(getitem, path, result)
         section["args"] = _with_defaults(signature.arguments, section.get("args") or {})
     return result
 
@@ -216,11 +212,3 @@ def type_text(annotation: Any, metadata: Any = ()) -> str:
         raise _Wordless
     bounds = [f"{sign} {getattr(d, name)}" for d in metadata for name, sign in _BOUNDS.items() if hasattr(d, name)]
     return " ".join([_WORDS[annotation], *(bounds if annotation in (int, float) else ())])
-
-
-def _value(value: Any, path: Path) -> Any:
-    for part in path:
-        if not isinstance(value, dict) or part not in value:
-            return None
-        value = value[part]
-    return value

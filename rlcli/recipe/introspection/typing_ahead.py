@@ -157,7 +157,7 @@ def _arguments(tree: Mapping, path: Path, kind: str) -> Keys:
 def _block(tree: Mapping, block: str) -> Keys:
     """The keys of a block such as `ppo`: the arguments of the components that use it as a whole."""
     keys: Keys = dict.fromkeys(keys_at(tree, (block,)), (Any, ""))
-    for path, kind in component_paths(lambda path: keys_at(tree, path)):
+    for path, kind in component_paths(tree):
         if reference_below(at(tree, (*path, "args"))) == block:
             keys = {**keys, **_arguments(tree, path, kind)}
     return keys

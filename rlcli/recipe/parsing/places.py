@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
-from rlcli.recipe.parsing.tree import Path
+from rlcli.recipe.parsing.tree import Node, Path, keys_at
 
 Pattern = tuple[str, ...]
 
@@ -42,11 +42,10 @@ def kind_at(path: Path) -> str | None:
     return next((kind for pattern, kind in COMPONENTS if matches(pattern, path)), None)
 
 
-def component_paths(keys: Callable[[Path], Iterable[str]]) -> Iterator[tuple[Path, str]]:
-    """The sections of components in a recipe, each with its kind. `keys(path)` lists the keys of the section there, and
-    nothing where there is no section."""
+def component_paths(tree: Node) -> Iterator[tuple[Path, str]]:
+    """The sections of components in a recipe, each with its kind."""
     for pattern, kind in COMPONENTS:
         paths: list[Path] = [()]
         for part in pattern:
-            paths = [(*path, key) for path in paths for key in keys(path) if part in ("*", key)]
+            paths = [(*path, key) for path in paths for key in keys_at(tree, path) if part in ("*", key)]
         yield from ((path, kind) for path in paths)

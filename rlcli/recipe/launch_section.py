@@ -68,7 +68,8 @@ class Slurm(Nodes):
     """Time limit of each start: `90m`, `8h`, `2d`, or in Slurm's notation; null: the partition's limit."""
     parts: list[Part] = Field(default_factory=list)
     """Parts of a heterogeneous job, whose nodes differ: `[{nodes: 2}, {nodes: 1, partition: infer}]`. A part takes its
-    number of nodes and, if they differ from the job's, any key from partition to cpus_per_task."""
+    number of nodes and, if they differ from the job's, any key from partition to cpus_per_task (`rlcli show
+    launch.slurm.parts`)."""
     mail_type: Word | None = None
     """When to send mail (`END,FAIL`)."""
     mail_user: Word | None = None

@@ -78,3 +78,13 @@ def test_a_component_takes_no_more(rlcli, arguments):
     code, out, err = rlcli("show", *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("error[USAGE]")
+
+
+def test_a_list_of_sections_has_the_keys_of_each(rlcli):
+    code, out, _ = rlcli("show", "launch.slurm.parts", "--json")
+    keys = {one["name"]: one for one in json.loads(out)["keys"]}
+    assert (code, next(iter(keys))) == (0, "launch.slurm.parts")
+    assert keys["launch.slurm.parts[].nodes"]["type"] == "int >= 1"
+    assert keys["launch.slurm.parts[].nodes"]["default"] is None  # required
+    assert "launch.slurm.parts[].gres" in keys
+    assert not any("[]" in one["name"] for one in json.loads(rlcli("show", "launch.slurm", "--json")[1])["keys"])

@@ -52,12 +52,14 @@ def field_of(path: Path, tree: Node) -> Field | None:
 
 
 def fields_under(name: str) -> list[tuple[str, Field]]:
-    """The keys of a schema section, nested sections included, or the single key of that name; none if there is no such
-    section. `<role>` stands for a user-defined name."""
+    """The keys of a schema section, nested sections included, or the single key of that name and, if it is a list of
+    sections, theirs; none if there is no such section. `<role>` stands for a user-defined name."""
     path = tuple(name.split("."))
-    found = _section_field(path)
-    below = list(_fields_in(annotation_at(Recipe, path), path)) if annotation_at(Recipe, path) is not None else []
-    return [(dotted(path), found)] if found is not None and not below else below
+    annotation, found = annotation_at(Recipe, path), _section_field(path)
+    below = list(_fields_in(annotation, path))
+    if found is None or below:
+        return below
+    return [(name, found), *_fields_in(inside(annotation, 0), (*path[:-1], f"{path[-1]}[]"))]
 
 
 def _fields_in(annotation: Any, path: Path) -> Iterator[tuple[str, Field]]:

@@ -31,6 +31,9 @@ SCORES = (
 )
 LOOP = f"graph: {{loop: {{{SCORES.replace('[packed_input_ids]', '[packed_input_ids, packed_ref_logprobs]')}}}}}\n"
 
+BLOCKS = "".join(f"b{n}: {{a: 1}}\n" for n in (5, 3, 1, 4, 2))
+BLOCKS += "name: 'r${b5.a}${b3.a}${b1.a}${b4.a}${b2.a}'\n"
+
 CASES = [
     # id, recipe, place, what the hint or the message must name
     ("R02", "- a\n", "bad.yaml:1:1", "a list"),
@@ -91,6 +94,7 @@ CASES = [
     ("R71", "extends: sft_math\ngraph: {sft_train: {model: actr}}\n", "bad.yaml:2:28", "did you mean actor?"),
     ("R42", TOP + "train: {stepz: 3}\n", "bad.yaml:2:9", "did you mean steps?"),
     ("R42", TOP + "train: {zzz: 3}\n", "bad.yaml:2:9", "legal here: steps"),
+    ("R42", TOP + BLOCKS + "zzz: 3\n", "bad.yaml:8:1", "checkpoint, log, b1, b2, b3, b4, b5"),
     ("R42", TOP + "learning_rate: 1e-4\n", "bad.yaml:2:1", "models.<role>.backend.args.lr"),
     ("R43", TOP + "seed: 1\nmax_new_tokens: 5\n", "bad.yaml:3:1", "generation.max_new_tokens"),
     ("R43", TOP + "train: {STEPS: 5}\n", "bad.yaml:2:9", "steps"),

@@ -81,7 +81,7 @@ def check_against(
 ) -> Checked:
     """Validate `tree`; `prefix` is its path in the recipe, for messages. `legal`: keys allowed at its top, if the
     model does not have them all; `blocks`: the recipe's own."""
-    top = [*(legal or fields_of(model)), *blocks]
+    top = [*(legal or fields_of(model)), *sorted(blocks)]
     checker = _Checker(model, problems, unresolved, prefix, top if prefix else ["extends", *top])
     for _ in range(MAX_REPAIRS):
         tree, errors, value = _validated(model, tree)

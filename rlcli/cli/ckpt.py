@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlcli.cli.arguments import AsJson
-from rlcli.cli.help import VerbCommand, new_typer
 from rlcli.cli.output import print_error, print_json, print_table, print_text
 from rlcli.cli.units import age, count, size
+from rlcli.cli.verbs import VerbCommand, new_typer
 from rlcli.errors import RlcliError, UsageError
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ import typer
 from rlcli import __version__
 from rlcli.cli import output
 from rlcli.cli.completion import ANSWER, answer
-from rlcli.cli.help import LazyVerbs, new_typer
 from rlcli.cli.mistakes import as_usage_error
 from rlcli.cli.output import (
     OutputClosed,
@@ -31,6 +30,7 @@ from rlcli.cli.output import (
     silence,
 )
 from rlcli.cli.supervision import WATCHED, WHOLE_PROCESS, report_verdict, watch_fork
+from rlcli.cli.verbs import LazyVerbs, new_typer
 from rlcli.errors import Errors, RecipeError, ResourceError, RlcliError, escape_control
 from rlcli.garbage import collect_rarely
 from rlcli.launch import lifeline

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rlcli.cli.help import argument_name, split_example
 from rlcli.errors import UsageError
 
 
@@ -22,8 +23,6 @@ def unknown_verb(path: str, name: str, verbs: Iterable[str]) -> UsageError:
 
 def as_usage_error(error: Any, arguments: list[str]) -> UsageError:
     """The parser's error as ours, recognised by its class name, because typer brings its own copy of click."""
-    from rlcli.cli.help import argument_name, split_example
-
     context = getattr(error, "ctx", None)
     command = context.command if context is not None else None
     path = context.command_path if context is not None else "rlcli"
@@ -67,8 +66,6 @@ def _unknown_option(path: str, option: str, command: Any, context: Any, given: l
 
 
 def _bad_value(error: Any, path: str) -> UsageError:
-    from rlcli.cli.help import argument_name
-
     parameter = error.param
     name = None
     if parameter is not None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import DataError, ResourceError, RlcliError, raise_all
+from rlcli.inspect.constructors import component_faults
 
 if TYPE_CHECKING:
     from rlcli.inspect.rows import OpenDataset
@@ -55,28 +55,6 @@ def _look_at_rows(resolved: Resolved, datasets: dict[str, OpenDataset], warn: Ca
     for one in found:
         if one.level == "warn":
             warn(f"{one.about}: {one.says}{f'; {one.fix}' if one.fix else ''}")
-
-
-def component_faults(resolved: Resolved) -> Iterator[RlcliError]:
-    """Errors that interfaces and backends raise about their arguments when they are made: some invalid combinations are
-    found no other way. Imports their files, and thus torch; datasets are opened when they are read."""
-    from rlcli import registry
-    from rlcli.api.config import ModelBackendAbstraction, ModelInterfaceAbstraction
-    from rlcli.recipe.libraries import components_of
-
-    reported: set[str] = set()
-    for path, kind, component in components_of(resolved.recipe):
-        try:
-            if kind == "interfaces":
-                registry.make_interface(ModelInterfaceAbstraction(component.type, component.args))
-            elif kind == "backends":
-                registry.make_backend(ModelBackendAbstraction(component.type, component.args))
-        except RlcliError as error:
-            if error.what not in reported:
-                reported.add(error.what)
-                named = [key for key in component.args if key in re.findall(r"\w+", error.what)]
-                place = resolved.origin((*path, "args", named[0]) if named else (*path, "type"))
-                yield type(error)(error.what, where=error.where or str(place), hint=error.hint, code=error.code)
 
 
 def _open_datasets(resolved: Resolved) -> tuple[dict[str, OpenDataset], list[RlcliError]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlcli.api.data import Preview
 from rlcli.errors import ModelError, RlcliError
 from rlcli.files import known_object
+from rlcli.inspect.constructors import component_faults
 from rlcli.inspect.devices import list_gpus
 from rlcli.inspect.doubtful import recipe_warnings
 from rlcli.inspect.findings import Finding, count, failure, grouped
@@ -117,7 +118,6 @@ def _check_recipe(resolved: Resolved) -> Finding:
 
 def _check_components(resolved: Resolved) -> Iterator[Finding]:
     """Whether each interface and backend accepts its arguments together, also in the recipes that run first."""
-    from rlcli.inspect.before_start import component_faults
     from rlcli.recipe.warm_start import chain
 
     faults = [error for one in (*chain(resolved), resolved) for error in component_faults(one)]

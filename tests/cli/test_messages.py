@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rlcli.cli.help import command_of
 from rlcli.cli.main import VERBS
 from rlcli.cli.output import _error_lines, print_error
+from rlcli.cli.verbs import command_of
 from rlcli.errors import Problem, RecipeError, UsageError
 from rlcli.recipe.resolve import load_recipe
 

@@ -1,0 +1,33 @@
+"""Errors that are only found by making a recipe's components."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rlcli import registry
+from rlcli.api.config import ModelBackendAbstraction, ModelInterfaceAbstraction
+from rlcli.errors import RlcliError
+from rlcli.recipe.libraries import components_of
+
+if TYPE_CHECKING:
+    from rlcli.recipe.resolve import Resolved
+
+
+def component_faults(resolved: Resolved) -> Iterator[RlcliError]:
+    """Errors that interfaces and backends raise about their arguments when they are made: some invalid combinations are
+    found no other way. Imports their files, and thus torch; datasets are opened when they are read."""
+    reported: set[str] = set()
+    for path, kind, component in components_of(resolved.recipe):
+        try:
+            if kind == "interfaces":
+                registry.make_interface(ModelInterfaceAbstraction(component.type, component.args))
+            elif kind == "backends":
+                registry.make_backend(ModelBackendAbstraction(component.type, component.args))
+        except RlcliError as error:
+            if error.what not in reported:
+                reported.add(error.what)
+                named = [key for key in component.args if key in re.findall(r"\w+", error.what)]
+                place = resolved.origin((*path, "args", named[0]) if named else (*path, "type"))
+                yield type(error)(error.what, where=error.where or str(place), hint=error.hint, code=error.code)

@@ -96,7 +96,8 @@ def _spelt_out(recipe: Recipe, tree: Mapping, role: str) -> Mapping:
     settings = {key: entry for key, entry in section.entries.items() if key in ("devices", "tokenizer")}
     entries: dict[str, Entry] = {"init": Entry(mark, node_of(role, mark)), **settings, **given.node.entries}
     rest = {key: entry for key, entry in section.entries.items() if key != "rollout"}
-    tree = with_entry(tree, ("models", role), Entry(mark, replace(section, entries=rest)))
+    key = key_mark(tree, ("models", role)) or mark
+    tree = with_entry(tree, ("models", role), Entry(key, replace(section, entries=rest)))
     tree = with_entry(tree, ("models", _follower(role)), Entry(given.key, replace(given.node, entries=entries)))
     follower = Entry(mark, node_of(_follower(role), mark))
     for path in _calls(recipe, role, "generate"):

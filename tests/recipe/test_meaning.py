@@ -324,7 +324,10 @@ def test_two_lines_put_a_classifier_into_ppo(folder: Path):
         ("graph.actor_train.hooks.copy_to=reff", "reff"),
         ("graph.actor_train.hooks.copy_to=actor", "trained by itself"),
         ("graph.actor_train.hooks.copy_to=critic", "trained by itself"),
-        ("graph.critic_train.hooks.copy_to=ref", "same head"),
+        (
+            "graph.critic_train.hooks.copy_to=ref",
+            "critic has the head value, but ref, which follows it, has the head lm",
+        ),
         ("graph.actor_train.hooks.copy_to=reward", "reward has no weights and cannot follow actor"),
         ("graph.reward_inf.hooks.copy_to=ref", "reward has no weights to copy"),
         ("graph.reward_inf.hooks.offload=true", "reward has no weights to offload"),

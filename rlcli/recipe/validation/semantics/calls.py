@@ -217,5 +217,7 @@ def _hooks(notes: Notes, call: Call, path: Path) -> None:
             what = f"{target} has no weights and cannot follow {call.model}"
             notes.note("R71", what, place, needs=sources(target))
         elif source is not None and role.head != source.head:
-            what = f"{call.model} and {target} must have the same head"
-            notes.note("R71", what, place, needs=[("models", name, "head") for name in (call.model, target)])
+            what = f"{call.model} has the head {source.head}, but {target}, which follows it, has the head {role.head}"
+            heads: list[Path] = [("models", name, "head") for name in (call.model, target)]
+            is_of_rollout = notes.mark(place).is_default
+            notes.note("R71", what, heads[0] if is_of_rollout else place, needs=heads)

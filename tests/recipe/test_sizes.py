@@ -88,6 +88,7 @@ def numeric_keys(resolved: Resolved) -> dict[str, None]:
     return dict.fromkeys(found)
 
 
+@pytest.mark.timeout(400)  # many hundred recipes, perhaps on a busy machine
 @pytest.mark.parametrize("name", RECIPES)
 def test_no_number_is_a_bug_takes_long_or_takes_much(data, name):
     resolved, given = loadable(name)

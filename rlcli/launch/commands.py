@@ -37,20 +37,20 @@ def node_commands(
 ) -> list[NodeCommand]:
     """One command for each node; the first node's starts the run. `recipe` and `with_` are as the user gave them;
     `run_dir`: the folder that all nodes share, by default a new one."""
-    folder = Path.cwd()
+    folder, project = Path.cwd(), current_project()
     run_dir = (run_dir or _new_folder(resolved)).absolute()
     has_nodes = topology.nodes > 1
     layers = [part for layer in with_ for part in ("--with", place_of(layer, folder))]
     overrides = [*resolved.overrides, *([BY_HAND] if has_nodes and BY_HAND not in resolved.overrides else [])]
     options = ["--run-dir", str(run_dir), *layers]
     train = [sys.executable, "-P", "-m", "rlcli", "train", *options, "--", place_of(recipe, folder), *overrides]
-    first = f"cd {shlex.quote(str(folder))} && {_with_project(train)}"
+    first = f"cd {shlex.quote(str(folder))} && {_with_project(train, project)}"
     (ranks,) = (group for group in process_groups(resolved.recipe, topology) if group.kind == "ranks")
     deadline = resolved.recipe.launch.startup_deadline
     about = f"waits for the others, up to {deadline:g} s (launch.startup_deadline)" if has_nodes else "all there is"
     commands = [NodeCommand(0, ranks.on_node(0), first, f"the master too; {about}")]
     for node in range(1, topology.nodes):
-        command = _with_project(agent_command(run_dir, node))
+        command = _with_project(agent_command(run_dir, node), project)
         commands.append(NodeCommand(node, ranks.on_node(node), command, "must see the same run folder"))
     return commands
 
@@ -71,9 +71,8 @@ def place_of(name: str, folder: Path) -> str:
     return next((str((folder / file).resolve()) for file in (name, f"{name}.yaml") if (folder / file).is_file()), name)
 
 
-def _with_project(command: Sequence[str]) -> str:
+def _with_project(command: Sequence[str], project: Path | None) -> str:
     """Add the project to a command, so that it finds the same components."""
-    project = current_project()
     return shlex.join(["env", f"{VARIABLE}={project}", *command] if project is not None else command)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -45,7 +46,15 @@ class Group:
 
     def on_node(self, node: int) -> tuple[int, ...]:
         """The indices of its processes on a node."""
-        return tuple(index for index, place in enumerate(self.nodes) if place == node)
+        return tuple(self._on_nodes.get(node, ()))
+
+    @cached_property
+    def _on_nodes(self) -> dict[int, list[int]]:
+        """Node → the indices of its processes."""
+        found: dict[int, list[int]] = {}
+        for index, node in enumerate(self.nodes):
+            found.setdefault(node, []).append(index)
+        return found
 
 
 def process_groups(recipe: Recipe, topology: Topology) -> tuple[Group, ...]:

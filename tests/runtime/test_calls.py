@@ -3,7 +3,7 @@
 from rlcli.api.config import ModelInterfaceAbstraction
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType
 from rlcli.recipe.mesh import Mesh
-from rlcli.runtime.calls import Running, named_reports
+from rlcli.runtime.calls import Answered, named_reports
 from rlcli.runtime.scheduler import Task
 from rlcli.topology import RolePlacement
 
@@ -12,7 +12,7 @@ def running(name, role, sums, stats=None):
     mfc = MFCDef(name=name, model_name=role, interface_type=ModelInterfaceType.INFERENCE,
                  interface_impl=ModelInterfaceAbstraction("x"))  # fmt: skip
     answers = {0: {"scores": sums, "counts": {}, "stats": stats or {}, "seconds": 1.0, "dropped": {}}}
-    return Running(Task(0, 0, name), mfc, RolePlacement(role, (0,), Mesh()), answers)
+    return Answered(Task(0, 0, name), mfc, RolePlacement(role, (0,), Mesh()), answers)
 
 
 REWARDS = [
@@ -22,7 +22,7 @@ REWARDS = [
 
 
 def by_role(calls):
-    return named_reports(calls, Running.reports, lambda mfc: mfc.model_name)
+    return named_reports(calls, Answered.reports, lambda mfc: mfc.model_name)
 
 
 def test_reports_of_two_calls_of_one_role_do_not_overwrite_each_other():
@@ -34,8 +34,8 @@ def test_reports_of_two_calls_of_one_role_do_not_overwrite_each_other():
 
 def test_one_call_reports_under_its_section():
     assert by_role(REWARDS[:1]) == {"reward/reward": 0.75}
-    assert named_reports(REWARDS[:1], Running.reports, lambda _: "") == {"reward": 0.75}
-    assert set(named_reports(REWARDS, Running.reports, lambda _: "")) == {"math_inf/reward", "short_inf/reward"}
+    assert named_reports(REWARDS[:1], Answered.reports, lambda _: "") == {"reward": 0.75}
+    assert set(named_reports(REWARDS, Answered.reports, lambda _: "")) == {"math_inf/reward", "short_inf/reward"}
 
 
 def test_a_call_on_several_draws_of_a_step_reports_once():

@@ -44,11 +44,11 @@ def explain(
 
     Example: rlcli explain ppo_math ppo.kl_ctl
     """
-    from rlcli.recipe.introspection.explanation import explain as explained
-
     if key is None:
         _explain_code(recipe.upper(), as_json)
         return
+    from rlcli.recipe.introspection.explanation import explain as explained
+
     resolved = load(recipe, overrides, with_)
     found = explained(resolved, key)
     if isinstance(found, list):

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, OffloadHook, ParamReallocHook
 from rlcli.api.key_meaning import NOT_ENDED, PROMPT_MASK, REWARDS, SAMPLED_LOGPROBS, SEQUENCES
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.schema import Recipe
+from rlcli.runtime.answered import Answered
 from rlcli.runtime.buffer import Buffer, Transfer
-from rlcli.runtime.measures import Moments
+from rlcli.runtime.call_order import CallOrder, Pending
 from rlcli.runtime.messages import COMPUTE, MOVE, MOVES
-from rlcli.runtime.partition import owners, share_by_rank
+from rlcli.runtime.partition import share_by_rank
 from rlcli.runtime.requests import Answers, Requests
 from rlcli.runtime.scheduler import Task
 from rlcli.runtime.step_times import StepTimes
 from rlcli.runtime.weight_flow import remote_copy
-from rlcli.topology import RolePlacement, Topology
+from rlcli.topology import Topology
 from rlcli.topology.groups import pool_name, pooled_roles
-
-T = TypeVar("T")
 
 DESCRIBED: Mapping[str, tuple[str, ...]] = {
     "texts": (SEQUENCES, PROMPT_MASK),
@@ -32,82 +31,6 @@ DESCRIBED: Mapping[str, tuple[str, ...]] = {
     "likelihoods": (SAMPLED_LOGPROBS, PROMPT_MASK, SEQUENCES),
 }
 """What is shown of responses, and the keys that each part requires."""
-PART = "reward/"
-"""Name prefix of the parts of a reward, which are reported even if they are 0."""
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A call that all its ranks have answered."""
-
-    task: Task
-    mfc: MFCDef
-    placement: RolePlacement
-    answers: Mapping[int, Mapping[str, Any]]
-    copy_seconds: float | None = None
-    """Seconds to copy its weights to other ranks."""
-    updates: int = 0
-    """Updates of its role's weights per training step; 0 if they never change."""
-
-    def and_then(self, later: Answered) -> Answered:
-        """Merge with the same call on other samples of the step."""
-        answers = {rank: _added(answer, later.answers[rank]) for rank, answer in self.answers.items()}
-        return replace(later, answers=answers)
-
-    def dropped(self) -> dict[str, str]:
-        """Sample → why the call drops it."""
-        return {id_: why for rank in owners(self.placement) for id_, why in self.answers[rank]["dropped"].items()}
-
-    def stats(self) -> dict[str, float]:
-        """Statistics reported by the interface, which has already reduced them over the ranks."""
-        return dict(self.answers[self.placement.ranks[0]]["stats"])
-
-    def averages(self) -> dict[str, Moments]:
-        """Scores over all ranks' outputs, and counts of errors and the like if there were any."""
-        counts, scores = (self._sum_over_ranks(what) for what in ("counts", "scores"))
-        return {name: one for name, one in counts.items() if one.total or name.startswith(PART)} | scores
-
-    def _sum_over_ranks(self, what: str) -> dict[str, Moments]:
-        totals: dict[str, Moments] = {}
-        for rank in owners(self.placement):
-            for name, moments in self.answers[rank][what].items():
-                totals[name] = totals.get(name, Moments()) + Moments(*moments)
-        return {name: moments for name, moments in totals.items() if moments.count}
-
-    def reports(self) -> dict[str, float]:
-        """Everything to record about the call."""
-        return {name: moments.mean for name, moments in self.averages().items()} | self.stats()
-
-    @property
-    def version(self) -> int:
-        """Version of the role's weights when the call began: the number of training steps behind them."""
-        return int(self.answers[self.placement.ranks[0]]["version"]) // max(self.updates, 1)
-
-    def times(self) -> dict[str, float]:
-        """Seconds of the slowest rank, by name; also of copying its weights."""
-        times = {self.mfc.name: max(self.answers[rank]["seconds"] for rank in self.placement.ranks)}
-        return times if self.copy_seconds is None else times | {f"{self.mfc.name}.copy_to": self.copy_seconds}
-
-
-def _added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """A rank's answers for two draws of a step, merged."""
-    sums: dict[str, dict[str, Moments]] = {}
-    for what in ("counts", "scores"):
-        sums[what] = {name: Moments(*moments) for name, moments in one[what].items()}
-        for name, moments in other[what].items():
-            sums[what][name] = sums[what].get(name, Moments()) + Moments(*moments)
-    sums_as_sent = {what: {name: astuple(m) for name, m in of.items()} for what, of in sums.items()}
-    return {**other, **sums_as_sent, "seconds": one["seconds"] + other["seconds"]}
-
-
-@dataclass(eq=False)
-class Held:
-    """A call that has not started yet: it waits for its inputs, or for earlier calls of its ranks."""
-
-    role: str
-    ranks: tuple[int, ...]
-    run: Callable[[], None] = lambda: None
-    has_inputs: bool = False
 
 
 def updates_per_step(graph: Sequence[MFCDef]) -> dict[str, int]:
@@ -119,21 +42,6 @@ def updates_per_step(graph: Sequence[MFCDef]) -> dict[str, int]:
             if isinstance(hook, ParamReallocHook) and hook.target not in found:
                 found[hook.target] = found[mfc.model_name]
     return {role: count for role, count in found.items() if count}
-
-
-def named_reports(
-    calls: Sequence[Answered], reports: Callable[[Answered], Mapping[str, T]], section: Callable[[MFCDef], str]
-) -> dict[str, T]:
-    """Reports of calls as `<section>/<name>`, or as `<call>/<name>` where several calls of a section report the same
-    name: `math_inf/reward`."""
-    found = [(one.mfc, name, value) for one in calls for name, value in reports(one).items()]
-    uses = Counter((section(mfc), name) for mfc, name, _ in found)
-
-    def full(mfc: MFCDef, name: str) -> str:
-        prefix = section(mfc) if uses[section(mfc), name] == 1 else mfc.name
-        return f"{prefix}/{name}" if prefix else name
-
-    return {full(mfc, name): value for mfc, name, value in found}
 
 
 class Calls:
@@ -150,7 +58,7 @@ class Calls:
         self._mfcs = {mfc.name: mfc for mfc in (*train_graph(recipe), *eval_graph(recipe))}
         self._updates = updates_per_step(train_graph(recipe))
         self._pooled = pooled_roles(recipe)
-        self._held: list[Held] = []
+        self._order = CallOrder()
         self._working: Counter[int] = Counter()
         """Rank → the number of calls sent to it and not yet answered."""
         self._names: dict[str, str] = {}
@@ -214,28 +122,15 @@ class Calls:
         lane = pool_name(mfc.model_name) if mfc.model_name in self._pooled else COMPUTE
         busy = placement.ranks if lane == COMPUTE else ()
         shares = share_by_rank(ids, [self.buffer.load(id_, SEQUENCES) for id_ in ids], placement)
-        plan = self.buffer.transfers(shares, mfc.input_keys)
-        self.buffer.count_transfers(plan)
-        places = {id_: place for place, id_ in enumerate(ids)}
-        args: dict[int, dict[str, Any]] = {}
-        for rank in placement.ranks:
-            args[rank] = {"call": task.call, "ids": shares[rank], "step": task.step}
-            if mfc.is_train:
-                args[rank]["places"] = [places[id_] for id_ in shares[rank]]
-            if not shares[rank]:
-                args[rank]["empty"] = self._empty(ids, mfc)
-        if mfc.interface_type is ModelInterfaceType.EVALUATE:
-            for rank, parts in self._evaluation_batches(mfc, shares).items():
-                args[rank]["parts"] = parts
+        moves = self.buffer.transfers(shares, mfc.input_keys)
+        self.buffer.count_transfers(moves)
+        requests = self._requests_of(task, mfc, ids, shares)
+        hook, copy = remote_copy(mfc, self._topology), Pending(mfc.model_name, placement.ranks)
 
         def done(answers: Answers) -> None:
             self._working.subtract(busy)
-            reports: Answers = {}
-            for rank in placement.ranks:
-                reports[rank] = {name: value for name, value in answers[rank].items() if name != "batch"}
-                if answers[rank]["batch"] is not None:
-                    self.buffer.add(rank, SequenceSample.from_json(answers[rank]["batch"]))
             self.times.count_call({rank: answers[rank]["seconds"] for rank in busy})
+            reports = self._take_outputs({rank: answers[rank] for rank in placement.ranks})
             answered = Answered(task, mfc, placement, reports, updates=self._updates.get(mfc.model_name, 0))
             if hook is None:
                 then(answered)
@@ -245,15 +140,38 @@ class Calls:
         def run() -> None:
             self._phase(task.call)
             self._working.update(busy)
-            self._requests.post("run_call", args, done, lane=lane)
+            self._requests.post("run_call", requests, done, lane=lane)
 
-        self._start_in_order(Held(mfc.model_name, busy, run), plan)
-        hook, copy = remote_copy(mfc, self._topology), Held(mfc.model_name, placement.ranks)
+        self._start_in_order(Pending(mfc.model_name, busy, run), moves)
         if hook is not None:  # its ranks copy the weights before they start later work
-            self._held.append(copy)
+            self._order.add(copy)
+
+    def _requests_of(
+        self, task: Task, mfc: MFCDef, ids: Sequence[str], shares: Mapping[int, list[str]]
+    ) -> dict[int, dict[str, Any]]:
+        """Rank → arguments of its `run_call`."""
+        places = {id_: place for place, id_ in enumerate(ids)}
+        args: dict[int, dict[str, Any]] = {}
+        for rank, share in shares.items():
+            args[rank] = {"call": task.call, "ids": share, "step": task.step}
+            if mfc.is_train:
+                args[rank]["places"] = [places[id_] for id_ in share]
+            if not share:
+                args[rank]["empty"] = self._empty(ids, mfc)
+        if mfc.interface_type is ModelInterfaceType.EVALUATE:
+            for rank, parts in self._evaluation_batches(mfc, shares).items():
+                args[rank]["parts"] = parts
+        return args
+
+    def _take_outputs(self, answers: Answers) -> Answers:
+        """Note which samples now have which outputs; returns the rest of the answers."""
+        for rank, answer in answers.items():
+            if answer["batch"] is not None:
+                self.buffer.add(rank, SequenceSample.from_json(answer["batch"]))
+        return {rank: {name: answer[name] for name in answer if name != "batch"} for rank, answer in answers.items()}
 
     def _copy_to_others(
-        self, hook: ParamReallocHook, copy: Held, answered: Answered, then: Callable[[Answered], None]
+        self, hook: ParamReallocHook, copy: Pending, answered: Answered, then: Callable[[Answered], None]
     ) -> None:
         """A call is done once a role on other ranks that follows its role has the new weights."""
         rests = any(isinstance(other, OffloadHook) for other in answered.mfc.post_hooks)
@@ -267,22 +185,15 @@ class Calls:
 
         copy.ranks = ranks
         copy.run = lambda: self._requests.post("copy_weights", dict.fromkeys(ranks, args), copied)
-        if any(self._working[rank] for rank in followers):
-            self._give_way(copy)
-        self._inputs_are_there(copy)
+        if any(self._working[rank] for rank in followers):  # its ranks would only wait for the followers
+            self._order.give_way(copy)
+        self._order.inputs_are_there(copy)
 
-    def _give_way(self, copy: Held) -> None:
-        """Let later calls of other roles go first: the copy's ranks would only wait for the followers."""
-        place = self._held.index(copy)
-        own = [call for call in self._held[place:] if call.role == copy.role]
-        self._held[place:] = [*(call for call in self._held[place:] if call not in own), *own]
-
-    def _start_in_order(self, call: Held, plan: Sequence[Transfer]) -> None:
-        """Start a call once its inputs have moved, and after earlier calls of the same ranks: their order decides which
-        weights they see and which collectives match up."""
-        self._held.append(call)
+    def _start_in_order(self, call: Pending, plan: Sequence[Transfer]) -> None:
+        """Start a call once its inputs have moved, and after earlier calls of the same ranks."""
+        self._order.add(call)
         if not plan:
-            self._inputs_are_there(call)
+            self._order.inputs_are_there(call)
             return
         moves: dict[int, dict[str, Any]] = {}
         for transfer in plan:
@@ -292,19 +203,9 @@ class Calls:
 
         def moved(answers: Answers) -> None:
             self.times.count_move(answer["seconds"] for answer in answers.values())
-            self._inputs_are_there(call)
+            self._order.inputs_are_there(call)
 
         self._requests.post(MOVE, moves, moved, lane=MOVES)
-
-    def _inputs_are_there(self, call: Held) -> None:
-        call.has_inputs = True
-        busy: set[int] = set()
-        for held in list(self._held):
-            if held.has_inputs and busy.isdisjoint(held.ranks):
-                self._held.remove(held)
-                held.run()
-            else:
-                busy.update(held.ranks)
 
     def describe(self, ids: Sequence[str], then: Callable[[list[dict[str, Any]]], object]) -> None:
         """`then(lines)`: the fields of a `SampleRecord`, except step and phase, for every response to these prompts."""

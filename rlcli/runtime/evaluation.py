@@ -12,7 +12,8 @@ from rlcli.api.dataflow import ModelInterfaceType
 from rlcli.recipe.dataset_sizes import check_dataset_sizes
 from rlcli.recipe.graph import eval_graph
 from rlcli.recipe.schema import Recipe
-from rlcli.runtime.calls import Answered, Calls, named_reports
+from rlcli.runtime.answered import Answered, named_reports
+from rlcli.runtime.calls import Calls
 from rlcli.runtime.data_order import evaluation_id
 from rlcli.runtime.lanes import lanes_of
 from rlcli.runtime.measures import Moments

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -10,10 +10,12 @@ from rlcli.api.dataflow import MFCDef, calls_ahead
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.admission import Admission, Ready
+from rlcli.runtime.answered import Answered
 from rlcli.runtime.calls import Calls
 from rlcli.runtime.checkpoints import RunState, Start
 from rlcli.runtime.data_order import DataOrder, StepSizes, StreamOrder
-from rlcli.runtime.rollouts import Ahead, Rollouts
+from rlcli.runtime.finished_step import FinishedStep
+from rlcli.runtime.rollouts import Rollouts
 from rlcli.runtime.sample_flow import Draw, SampleFlow, SampleQueue
 from rlcli.runtime.scheduler import Scheduler
 
@@ -52,11 +54,12 @@ class Flows:
             version = self.scheduler.version(self.rollouts.roles)
             self.rollouts.advance(self._limit(version, self.rollouts.admission))
 
-    def close_ahead(self, step: int, ids: Iterable[str]) -> Ahead | None:
-        """End a step's use of its samples; returns what was generated ahead of it."""
-        if self.rollouts is None:
-            return None
-        return self.rollouts.close(step, ids, self.scheduler.version(self.rollouts.roles))
+    def close(self, step: int, calls: Sequence[Answered]) -> FinishedStep:
+        """End a step, whose own calls these were."""
+        samples, ahead = self.samples.close(step), None
+        if self.rollouts is not None:
+            ahead = self.rollouts.close(step, samples.batch or [], self.scheduler.version(self.rollouts.roles))
+        return FinishedStep(samples, calls, ahead)
 
     def _limit(self, version: int, admission: Admission) -> int:
         """How many samples may be accepted while weights of `version` generate them. Once all rows are drawn: as many

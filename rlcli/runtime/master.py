@@ -20,10 +20,12 @@ from rlcli.recipe.components import sources_of
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.admission import Ready
-from rlcli.runtime.calls import Answered, Calls, named_reports
+from rlcli.runtime.answered import Answered
+from rlcli.runtime.calls import Calls
 from rlcli.runtime.checkpoints import Checkpoints, RunState, Schedule, Start
 from rlcli.runtime.commits import RunIdentity
 from rlcli.runtime.evaluation import evaluate
+from rlcli.runtime.finished_step import FinishedStep
 from rlcli.runtime.flows import Flows, make_flows
 from rlcli.runtime.lanes import lanes_of
 from rlcli.runtime.nonfinite import NonfiniteSteps
@@ -333,39 +335,36 @@ class MasterWorker:
 
     def _finish_step(self, step: int) -> None:
         seconds = self.calls.times.seconds
-        samples, reports = self.flows.samples.close(step), list(self._reports.pop(step).values())
-        ids = samples.batch or []
-        ahead = self.flows.close_ahead(step, ids)
-        reports = [*(ahead.reports if ahead is not None else ()), *reports]
-        tokens = self._totals.count(ids)
-        record = named_reports(reports, Answered.reports, lambda mfc: mfc.model_name)
-        record |= ahead.numbers if ahead is not None else {}
-        record |= {f"time/{name}": took for one in reports for name, took in one.times().items()}
-        record |= {**self.calls.times.report(seconds), "tokens_per_second": tokens / seconds}
-        record |= self._totals.numbers(self.flows.sizes.place(step + 1))
-        if self.flows.samples.drops:
-            record |= samples.counts(reason for mfc in train_graph(self.recipe) for reason in mfc.drops)
-        if self._checkpoint_seconds is not None:
-            record["time/checkpoint"], self._checkpoint_seconds = self._checkpoint_seconds, None
+        done = self.flows.close(step, list(self._reports.pop(step).values()))
+        record = self._record(step, done, seconds)
         if any(mfc.interface_type is GENERATE for mfc in train_graph(self.recipe)):
-            shown = ids[: self.recipe.log.samples_per_step]
+            shown = done.ids[: self.recipe.log.samples_per_step]
             self.calls.describe(shown, lambda texts: self._write_samples(step + 1, "train", texts))
-        self.calls.forget(ids)
+        self.calls.forget(done.ids)
         self._loaded.discard(step)
         self.steps_done = step + 1
         self._end_early()
         record |= self._evaluate(self.steps_done) if self._is_evaluation_due() else {}
         self._last_record = record
         self.outputs.metrics.write(self.steps_done, record)
-        versions = {one.mfc.name: one.version for one in reports if one.mfc.interface_type is GENERATE and one.updates}
-        of_sample = ahead.versions if ahead is not None else dict.fromkeys(ids, versions)
-        state = "trained" if self.recipe.trained_roles else "done"
-        for line in [*(ahead.dropped if ahead is not None else ()), *samples.ledger(state, of_sample)]:
+        for line in done.ledger("trained" if self.recipe.trained_roles else "done"):
             self.outputs.ledger.write({"step": self.steps_done, **line})
         self.display.step({"step": self.steps_done, **record})
         self.directory.write_status("running", self.steps_done, self.steps)
-        self._nonfinite.watch(self.steps_done, record, ids)
+        self._nonfinite.watch(self.steps_done, record, done.ids)
         self.calls.times.begin()
+
+    def _record(self, step: int, done: FinishedStep, seconds: float) -> dict[str, float]:
+        """The metrics of a step that took `seconds`, without its evaluation."""
+        tokens = self._totals.count(done.ids)
+        record = done.numbers()
+        record |= {**self.calls.times.report(seconds), "tokens_per_second": tokens / seconds}
+        record |= self._totals.numbers(self.flows.sizes.place(step + 1))
+        if self.flows.samples.drops:
+            record |= done.samples.counts(reason for mfc in train_graph(self.recipe) for reason in mfc.drops)
+        if self._checkpoint_seconds is not None:
+            record["time/checkpoint"], self._checkpoint_seconds = self._checkpoint_seconds, None
+        return record
 
     def _is_evaluation_due(self) -> bool:
         ev = self.recipe.train.eval

@@ -12,7 +12,8 @@ from rlcli.errors import DataError
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.admission import Admission, Limits, Ready
-from rlcli.runtime.calls import Answered, Calls
+from rlcli.runtime.answered import Answered
+from rlcli.runtime.calls import Calls
 from rlcli.runtime.data_order import StepSizes
 from rlcli.runtime.sample_flow import Draw, SampleQueue
 from rlcli.runtime.scheduler import Task

@@ -197,32 +197,18 @@ class ModelWorker:
         """
         mfc = self.calls[call]
         began = time.perf_counter()
-        pool = self._pools.get(mfc.model_name)
-        if pool is None:
+        is_pooled = mfc.model_name in self._pools
+        if not is_pooled:
             seed_global_streams(self.recipe.seed, call, step, self.rank)
+        self._check_weights(mfc.model_name)
         data = self.samples.gather(ids, mfc.input_keys) if empty is None else _without_samples(empty, self.device)
         data.remap_keys_({old: new for old, new in mfc.input_key_remap.items() if old in data.keys})
         if places is not None:
             data.metadata[PLACE] = list(places)
-        if mfc.model_name in self._torn:
-            what = f"{mfc.model_name} has weights of two versions, for a copy to it failed"
-            hint = "resume the run from its last checkpoint"
-            raise WorkerError(what, where=f"rank {self.rank}", hint=hint, code="F18")
-        model, interface = self.models[mfc.model_name], self._interfaces.of(mfc)
-        version = model.version.global_step
-        kept, stats = Kept(), dict[str, float]()
-        origin = self._origin(mfc)
-        if mfc.interface_type is ModelInterfaceType.TRAIN_STEP:
-            stats = read_stats(call_interface(interface, "train_step", model, data, mfc.mb_spec), origin)
-        elif mfc.interface_type is ModelInterfaceType.EVALUATE:
-            batches = [data.select_indices(part) for part in parts or []]
-            stats = read_stats(call_interface(interface, "evaluate", model, batches), origin)
-        else:
-            kind = mfc.interface_type.value
-            made = pool.run(call, step, data) if pool else call_interface(interface, kind, model, data, mfc.mb_spec)
-            kept = self._keep(mfc, data, made, origin)
+        version = self.models[mfc.model_name].version.global_step
+        kept, stats = self._compute(mfc, data, parts, step)
         self._run_hooks(mfc)
-        if self.device.type == "cuda" and pool is None:
+        if self.device.type == "cuda" and not is_pooled:
             torch.cuda.synchronize(self.device)
         return {
             "batch": kept.batch.as_json() if kept.batch is not None else None,
@@ -233,6 +219,27 @@ class ModelWorker:
             "version": version,
             "seconds": time.perf_counter() - began,
         }
+
+    def _check_weights(self, role: str) -> None:
+        if role in self._torn:
+            what = f"{role} has weights of two versions, for a copy to it failed"
+            hint = "resume the run from its last checkpoint"
+            raise WorkerError(what, where=f"rank {self.rank}", hint=hint, code="F18")
+
+    def _compute(
+        self, mfc: MFCDef, data: SequenceSample, parts: Sequence[Sequence[int]] | None, step: int
+    ) -> tuple[Kept, dict[str, float]]:
+        """Call the interface, in this process or in the role's pool; returns what is kept of its outputs, or its
+        statistics."""
+        model, interface, pool = self.models[mfc.model_name], self._interfaces.of(mfc), self._pools.get(mfc.model_name)
+        kind, origin = mfc.interface_type.value, self._origin(mfc)
+        if mfc.interface_type is ModelInterfaceType.TRAIN_STEP:
+            return Kept(), read_stats(call_interface(interface, kind, model, data, mfc.mb_spec), origin)
+        if mfc.interface_type is ModelInterfaceType.EVALUATE:
+            batches = [data.select_indices(part) for part in parts or []]
+            return Kept(), read_stats(call_interface(interface, kind, model, batches), origin)
+        made = pool.run(mfc.name, step, data) if pool else call_interface(interface, kind, model, data, mfc.mb_spec)
+        return self._keep(mfc, data, made, origin), {}
 
     def _keep(self, mfc: MFCDef, data: SequenceSample, made: Any, origin: Origin) -> Kept:
         """Store the outputs sample by sample."""

@@ -3,7 +3,7 @@
 from rlcli.api.config import ModelInterfaceAbstraction
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType
 from rlcli.recipe.mesh import Mesh
-from rlcli.runtime.calls import Answered, named_reports
+from rlcli.runtime.answered import Answered, named_reports
 from rlcli.runtime.scheduler import Task
 from rlcli.topology import RolePlacement
 

@@ -247,11 +247,20 @@ def _closing_line(error: RecipeError | Errors, arguments: list[str]) -> str:
     said = [f"{count} problems"] if count > 1 else []
     said += ["nothing was started"] if _verb(arguments) in VERBS["Train"] else []
     sentences = ["; ".join(said)] if said else []
-    if any(problem.code in ABOUT_KEYS for problem in error.problems):
-        words = " ".join(problem.what for problem in error.problems if problem.code in ABOUT_KEYS)
-        named = re.findall(r"\b(datasets|models|graph|train|generation|cluster|launch|checkpoint|log)\.\w", words)
-        sentences.append(f"List the keys: rlcli show {named[0] if named else 'SECTION'}")
+    if wrong := [problem.what for problem in error.problems if problem.code in ABOUT_KEYS]:
+        sentences.append(f"List the keys: {_command_that_lists(wrong)}")
     return ". ".join(sentences)
+
+
+def _command_that_lists(wrong: list[str]) -> str:
+    """The command for the keys of the first section that the problems name; otherwise of the first one's block."""
+    from rlcli.recipe.schema import SECTIONS
+
+    sections = "|".join(SECTIONS)
+    if section := re.search(rf"\b({sections})\.\w|^({sections}) (?:is|must be)\b", "\n".join(wrong), re.MULTILINE):
+        return f"rlcli show {section[1] or section[2]}"
+    block = re.match(r"(?:unknown key )?(\w+)\.\w", wrong[0])
+    return f"rlcli explain RECIPE {block[1]}" if block else "rlcli show SECTION"
 
 
 def _verb(arguments: list[str]) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping as ReadMapping
+
 from rlcli.recipe.components import declared
 from rlcli.recipe.mesh import DIMENSIONS, DevicesError, devices_of, mesh_of, world_of
 from rlcli.recipe.parsing.tree import Path
 from rlcli.recipe.schema import Role
-from rlcli.recipe.validation.semantics.notes import Notes
+from rlcli.recipe.validation.semantics.notes import Notes, in_words
 
 CLUSTER: tuple[Path, ...] = (("cluster", "nodes"), ("cluster", "devices_per_node"))
 
@@ -28,25 +30,34 @@ def check(notes: Notes) -> None:
         what = f"the parts of the job have {parts} nodes, but the cluster has {cluster.nodes}"
         key = ("launch", "slurm", "parts")
         notes.note("R49", what, key, f"write cluster.nodes={parts}", needs=[CLUSTER[0], key])
-    for name, role in notes.recipe.models.items():
-        _role(notes, name, role, world)
+    _prompts(notes, {name: _role(notes, name, role, world) for name, role in notes.recipe.models.items()})
 
 
-def _role(notes: Notes, name: str, role: Role, world: int) -> None:
+def _prompts(notes: Notes, replicas: ReadMapping[str, int]) -> None:
+    """Every data-parallel rank needs a prompt. `replicas`: role → its data-parallel ranks."""
+    rows = notes.recipe.train.prompts_per_step
+    wide = {name: ranks for name, ranks in replicas.items() if ranks > rows}
+    if not wide:
+        return
+    most = max(wide.values())
+    has, fewer = ("have" if len(set(wide.values())) == 1 else "have up to"), "fewer devices"
+    if len(wide) == 1:
+        has, fewer = "has", f"models.{next(iter(wide))}.devices=0-{rows - 1}"
+    what = f"train.prompts_per_step is {rows}, but {in_words(wide)} {has} {most} data-parallel ranks"
+    notes.note("R49", what, ("train", "prompts_per_step"), f"use at least {most}, or {fewer}", needs=CLUSTER)
+
+
+def _role(notes: Notes, name: str, role: Role, world: int) -> int:
+    """Check the devices of a role; returns its number of data-parallel ranks, 0 if they are wrong or in doubt."""
     where: Path = ("models", name)
-    needs = [*CLUSTER, (*where, "mesh"), (*where, "devices")]
+    layout: list[Path] = [(*where, "mesh"), (*where, "devices")]
     try:
         ranks = devices_of(name, role.devices, world)
         mesh = mesh_of(name, role.mesh, len(ranks))
     except DevicesError as error:
         code = "R50" if error.missing else "R49"
-        notes.note(code, str(error), (*where, error.key), error.hint, needs=needs)
-        return
-    rows = notes.recipe.train.prompts_per_step
-    if mesh.dp > rows:
-        what = f"train.prompts_per_step is {rows}, but {name} has {mesh.dp} data-parallel ranks"
-        hint = f"use at least {mesh.dp}, or models.{name}.devices=0-{rows - 1}"
-        notes.note("R49", what, ("train", "prompts_per_step"), hint, needs=needs)
+        notes.note(code, str(error), (*where, error.key), error.hint, needs=[*CLUSTER, *layout])
+        return 0
     backend = role.backend.type if role.backend is not None else ""
     _device_of(notes, name, backend)
     able = declared("backends", backend, "DIMENSIONS")
@@ -56,6 +67,7 @@ def _role(notes: Notes, name: str, role: Role, world: int) -> None:
             what = f"the backend {backend} of {name} knows no {dimension}, which is to be {size}"
             hint = f"it knows {', '.join(able) or 'one device'}"
             notes.note("R49", what, (*where, "mesh", dimension), hint, needs=[(*where, "backend", "type")])
+    return 0 if any(map(notes.is_doubtful, layout)) else mesh.dp
 
 
 def _device_of(notes: Notes, name: str, backend: str) -> None:

@@ -13,7 +13,7 @@ from rlcli.recipe.parsing.removal import place_of, removed_calls
 from rlcli.recipe.parsing.tree import Path, dotted
 from rlcli.recipe.schema import Call
 from rlcli.recipe.suggest import close_to, did_you_mean
-from rlcli.recipe.validation.semantics.notes import Notes
+from rlcli.recipe.validation.semantics.notes import Notes, in_words
 
 VERBS: ReadMapping[Field, str] = {"inputs": "read", "outputs": "write"}
 
@@ -116,7 +116,7 @@ def check_made(
     for remedy, keys in remedies.items():
         readers = list(dict.fromkeys(name for key in keys for name in unmade[key]))
         reads = "read" if len(readers) > 1 else "reads"
-        what = f"{_listed(readers)} {reads} {_listed(keys)}, which no call produces and the dataset does not bring"
+        what = f"{in_words(readers)} {reads} {in_words(keys)}, which no call produces and the dataset does not bring"
         argument = _due_to(keys[0], calls[readers[0]]) if len(keys) == 1 else None
         hint = f"{remedy}, or change {argument}" if argument else remedy
         needs = [*made, *((*graph, name, "inputs") for name in readers)]
@@ -136,12 +136,6 @@ def _due_to(key: str, call: Call) -> str | None:
     """The argument that makes a call read a key."""
     keys = keys_of("inputs", call)
     return keys.due_to.get(call.input_key_remap.get(key, key)) if keys is not None else None
-
-
-def _listed(names: Iterable[str]) -> str:
-    """`a, b and c`."""
-    *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 def removed_maker(notes: Notes, graph: Path, key: str) -> str | None:

@@ -83,3 +83,9 @@ class Notes:
             known = keys_at(self.tree, section)
             hint = did_you_mean(name, known, f"there is {', '.join(known) or 'none'}")
             self.note("R71", f"no {what} is named {name!r}", path, hint)
+
+
+def in_words(names: Iterable[str]) -> str:
+    """`a, b and c`."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last

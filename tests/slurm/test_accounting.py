@@ -94,7 +94,8 @@ def is_running(cluster, job):
 def end_otherwise(cluster, ids):
     for name in ("cancelled", "held"):
         cluster.run("scancel", ids[name])
-    cluster.run("scontrol", "update", f"jobid={ids['late']}", "endtime=now")
+    # the controller refuses a time that has passed, and `now` has if the second ends on the way to it
+    cluster.run("scontrol", "update", f"jobid={ids['late']}", "endtime=now+2seconds")
     cluster.lose_node(LOST)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, TypeVar
 
@@ -51,10 +51,7 @@ class Answered:
         return {name: one for name, one in counts.items() if one.total or name.startswith(PART)} | scores
 
     def _sum_over_ranks(self, what: str) -> dict[str, Moments]:
-        totals: dict[str, Moments] = {}
-        for rank in owners(self.placement):
-            for name, moments in self.answers[rank][what].items():
-                totals[name] = totals.get(name, Moments()) + Moments(*moments)
+        totals = _sums(self.answers[rank][what] for rank in owners(self.placement))
         return {name: moments for name, moments in totals.items() if moments.count}
 
     def reports(self) -> dict[str, float]:
@@ -74,13 +71,20 @@ class Answered:
 
 def _added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """A rank's answers for two draws of a step, merged."""
-    sums: dict[str, dict[str, Moments]] = {}
-    for what in ("counts", "scores"):
-        sums[what] = {name: Moments(*moments) for name, moments in one[what].items()}
-        for name, moments in other[what].items():
-            sums[what][name] = sums[what].get(name, Moments()) + Moments(*moments)
-    sums_as_sent = {what: {name: astuple(m) for name, m in of.items()} for what, of in sums.items()}
-    return {**other, **sums_as_sent, "seconds": one["seconds"] + other["seconds"]}
+    sums = {
+        what: {name: astuple(moments) for name, moments in _sums((one[what], other[what])).items()}
+        for what in ("counts", "scores")
+    }
+    return {**other, **sums, "seconds": one["seconds"] + other["seconds"]}
+
+
+def _sums(reports: Iterable[Mapping[str, Sequence[Any]]]) -> dict[str, Moments]:
+    """The moments of each name, as ranks send them, added up."""
+    totals: dict[str, Moments] = {}
+    for report in reports:
+        for name, moments in report.items():
+            totals[name] = totals.get(name, Moments()) + Moments(*moments)
+    return totals
 
 
 def named_reports(
